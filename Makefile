@@ -1,0 +1,29 @@
+# make demo: the pipeline on the sample data, from nothing.   make test: the tests.   make check: lint, format, types.
+# Each sets up .venv by itself, on any machine with Python 3.11+ and a package index; a GPU is used where there is one.
+PYTHON ?= python3
+PY = .venv/bin/python
+
+.PHONY: demo test check lint format types clean
+
+demo: .venv/.installed
+	PY=$(PY) scripts/demo.sh
+
+test: .venv/.installed
+	$(PY) -m pytest
+
+check: lint format types
+
+lint: .venv/.installed
+	$(PY) -m ruff check .
+
+format: .venv/.installed
+	$(PY) -m ruff format --check .
+
+types: .venv/.installed
+	$(PY) -m mypy
+
+.venv/.installed: scripts/install.sh $(wildcard requirements*.txt)
+	PYTHON=$(PYTHON) scripts/install.sh
+
+clean:
+	rm -rf .venv data models runs

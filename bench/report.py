@@ -1,0 +1,28 @@
+"""What every benchmark ends with: one line of measured figures against their bars, and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A measured figure and the least it must reach."""
+
+    name: str
+    figure: float
+    least: float
+
+    @property
+    def reached(self) -> bool:
+        return self.figure >= self.least
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.figure:.4g} (bar {self.least:g}) {'ok' if self.reached else 'SHORT'}"
+
+
+def finish(bars: list[Bar]) -> None:
+    """Print the bars as one line and end the process, with status 1 where one falls short."""
+    print("; ".join(map(str, bars)), flush=True)
+    sys.exit(0 if all(bar.reached for bar in bars) else 1)

@@ -1,0 +1,106 @@
+"""Documents and questions: the two record types that every stage exchanges, and their JSONL.
+
+A document is one page (or, where its page could not be had, the data set's own answers for it). A question knows
+the documents and, once they are chunked, the chunks that answer it; those ids are what retrieval rewards compare.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+from core.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text to search in. `source` says where the text came from: 'page', 'answer' or 'corpus'.
+
+    `sections` are offsets into `text` at which a new section starts; no chunk crosses one. Example: a text
+    "Asthma\\nA long-term disease.\\n\\nTreatment\\nInhalers." with sections (0, 30) is chunked as two sections.
+    """
+
+    id: str
+    title: str
+    text: str
+    url: str = ""
+    source: str = "page"
+    sections: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with its reference answer and the ids of what answers it."""
+
+    id: str
+    question: str
+    answer: str
+    question_type: str = ""
+    focus: str = ""
+    relevant_doc_ids: tuple[str, ...] = ()
+    relevant_chunk_ids: tuple[str, ...] = ()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Write a text file so that a reader, or a crash, never sees half of it: temporary name, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
+    """Write dataclasses or mappings, one a line, atomically; return how many."""
+    count = 0
+    with replacing(path) as file:
+        for row in rows:
+            record = row if isinstance(row, Mapping) else asdict(row)
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """(line number, value) of each non-blank line of a .jsonl or .jsonl.gz; a broken line raises with its number."""
+    number = 0
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}:{number}: not JSON ({error}); mend or delete that line") from error
+        except (gzip.BadGzipFile, EOFError) as error:
+            raise UserError(f"{path}: damaged after line {number} ({error}); get the file again") from error
+
+
+def read_documents(path: Path) -> list[Document]:
+    """documents.jsonl as written by data_prep.py."""
+    return [Document(**_fields(row, Document, path, number)) for number, row in json_lines(path)]
+
+
+def read_questions(path: Path) -> list[Question]:
+    """train.jsonl or eval.jsonl as written by data_prep.py."""
+    return [Question(**_fields(row, Question, path, number)) for number, row in json_lines(path)]
+
+
+def _fields(row: Any, kind: type, path: Path, number: int) -> dict[str, Any]:
+    """The fields of `kind` in a row; unknown keys are left aside, so that newer files stay readable."""
+    names = [field.name for field in fields(kind)]
+    missing = [name for name in names[:3] if not isinstance(row, dict) or name not in row]
+    if missing:
+        raise UserError(f"{path}:{number}: no {', '.join(missing)}; is this a file that data_prep.py wrote?")
+    return {name: tuple(row[name]) if isinstance(row[name], list) else row[name] for name in names if name in row}

@@ -1,0 +1,425 @@
+"""DocumentStore: chunk documents, embed them, and search them by meaning, by words, or by both.
+
+    python document_store.py build --documents data/documents.jsonl --store data/store
+    python document_store.py search --store data/store "how is gout noticed"
+    python document_store.py serve --store data/store --port 8000
+    python document_store.py info --store data/store
+
+Files of a store: store.json (format, embedder, options; written last), chunks.jsonl, bm25.npz, chroma/ (or a
+collection on a Chroma server). Any number of processes may read one store; one at a time may build it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from core.bm25 import BM25, Tokenizer
+from core.chunking import Chunk, chunk_document
+from core.corpus import Document, json_lines, read_documents, write_jsonl
+from core.embedder import Embedder, Reranker
+from core.errors import UserError, run_script
+from core.ranking import Ranking, reciprocal_rank_fusion, weighted_score_fusion
+from core.retrieval_server import make_server
+from core.store_card import FORMAT, NO_EMBEDDER, StoreCard, StoreOptions, build_lock, read_card, write_card
+from core.vectors import DenseIndex, VectorCollection, text_key
+
+EMBED_GROUP = 512  # chunks embedded between two writes: what a killed build loses at most
+PROBE = "The heart pumps blood through the body."
+
+Mode = Literal["hybrid", "dense", "sparse"]
+Fusion = Literal["weighted", "rrf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk that answers a query; `rank` counts from 1."""
+
+    chunk_id: str
+    doc_id: str
+    title: str
+    text: str
+    score: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """What a build had to embed: chunks that had no vector yet, and how long that took."""
+
+    chunks: int
+    seconds: float
+
+
+class DocumentStore:
+    """A searchable store on disk; made by `build`, opened by `open`."""
+
+    def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25) -> None:
+        self.path = path
+        self.card = card
+        self.options = card.options
+        self.chunks = chunks
+        self.embedded = Embedded(0, 0.0)
+        self._bm25 = bm25
+        self._tokenize = Tokenizer(card.options.stem, card.options.stop_words)
+
+    @cached_property
+    def chunk_by_id(self) -> dict[str, Chunk]:
+        return {chunk.id: chunk for chunk in self.chunks}
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The store's embedder, loaded at the first use; refuses another model under the same name."""
+        if self.options.embedder == NO_EMBEDDER:
+            raise UserError(f"{self.path} has no vectors (embedder none); search it with mode sparse, or build it anew")
+        embedder = Embedder(self.options.embedder)
+        probe_D, now_D = np.array(self.card.probe), embedder.encode_queries([PROBE])[0]
+        if now_D.shape != probe_D.shape or float(now_D @ probe_D) < 0.999:
+            raise UserError(f"{self.path}: embedder {embedder.name!r} is not the model it was built with; rebuild it")
+        return embedder
+
+    @cached_property
+    def dense(self) -> DenseIndex:
+        """The vectors, loaded at the first use."""
+        keys = [text_key(text) for text in embed_texts(self.chunks, self.options, self.embedder)]
+        return DenseIndex(_open_collection(self.path, self.card), keys, self.card.dimension, self.options.exact_up_to)
+
+    # Building
+
+    @classmethod
+    def build(
+        cls, path: Path | str, documents: Sequence[Document], options: StoreOptions | None = None
+    ) -> DocumentStore:
+        """Make the store at `path`, or bring it up to date; only what has no vector yet is embedded.
+
+        So a killed build goes on where it stopped, and a new document costs its own chunks.
+        """
+        path, options = Path(path), options or StoreOptions()
+        if not documents:
+            raise UserError("no documents to build a store from")
+        path.mkdir(parents=True, exist_ok=True)
+        with build_lock(path):
+            embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
+            options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
+            chunks = _chunk(documents, options, embedder)
+            name = _collection_name(path, options)
+            card = StoreCard(FORMAT, False, name, options, documents=len(documents), chunks=len(chunks))
+            write_card(path, card)
+            store = cls(path, card, chunks, _build_bm25(chunks, options))
+            write_jsonl(path / "chunks.jsonl", chunks)
+            store._bm25.save(path / "bm25.npz")
+            if embedder:
+                texts = embed_texts(chunks, options, embedder)
+                store.embedded = _embed_missing(_open_collection(path, card), texts, embedder)
+                card = replace(card, dimension=embedder.dimension, probe=embedder.encode_queries([PROBE])[0].tolist())
+            store.card = replace(card, complete=True)
+            write_card(path, store.card)
+        return store
+
+    @classmethod
+    def open(cls, path: Path | str, embedder: str | None = None) -> DocumentStore:
+        """Open a finished store; refuses another embedder, a newer format or a missing part, and says which."""
+        path = Path(path)
+        card = read_card(path)
+        if not card.complete:
+            raise UserError(f"{path}: its build did not finish; run the same build again, it goes on where it stopped")
+        built_with = card.options.embedder
+        if embedder not in (None, "auto", built_with):
+            raise UserError(f"{path} was built with embedder {built_with!r}, not {embedder!r}; build it anew")
+        vectors_inside = built_with != NO_EMBEDDER and not card.options.chroma_url
+        for part in ["chunks.jsonl", "bm25.npz", *(["chroma"] if vectors_inside else [])]:
+            if not (path / part).exists():
+                raise UserError(f"{path}: {part} is missing; run the build again")
+        chunks = [Chunk(**row) for _, row in json_lines(path / "chunks.jsonl")]
+        try:
+            bm25 = BM25.load(path / "bm25.npz")
+        except ValueError as error:
+            raise UserError(f"{error}; run the build again") from error
+        if not len(chunks) == bm25.size == card.chunks:
+            counts = f"store.json counts {card.chunks} chunks, chunks.jsonl {len(chunks)}, bm25.npz {bm25.size}"
+            raise UserError(f"{path}: {counts}; run the build again")
+        return cls(path, card, chunks, bm25)
+
+    # Searching
+
+    def search(
+        self,
+        queries: Sequence[str],
+        k: int = 5,
+        mode: Mode = "hybrid",
+        *,
+        fusion: Fusion = "weighted",
+        dense_weight: float = 0.5,
+        depth: int = 100,
+        query_vectors: NDArray[np.float32] | None = None,
+        reranker: Reranker | None = None,
+    ) -> list[list[Hit]]:
+        """The k best chunks for each query, best first; a blank query has none.
+
+        `depth` chunks of each of dense and sparse go into the fusion; a `reranker` reorders the first `depth` of the
+        result. `query_vectors` are the queries' embeddings, where the caller has them already.
+        """
+        rankings = self.rank(
+            queries, max(k, depth) if reranker else k, mode,
+            fusion=fusion, dense_weight=dense_weight, depth=depth, query_vectors=query_vectors,
+        )  # fmt: skip
+        if reranker:
+            rankings = self._rerank(queries, rankings, reranker)
+        return [self._hits(ranking, k) for ranking in rankings]
+
+    def rank(
+        self,
+        queries: Sequence[str],
+        k: int,
+        mode: Mode = "hybrid",
+        *,
+        fusion: Fusion = "weighted",
+        dense_weight: float = 0.5,
+        depth: int = 100,
+        query_vectors: NDArray[np.float32] | None = None,
+    ) -> list[Ranking]:
+        """As `search`, but chunk numbers and scores instead of hits. Equal queries of a batch are ranked once."""
+        if k < 1 or depth < 1 or not 0 <= dense_weight <= 1:
+            raise UserError(f"k {k} and depth {depth} must be at least 1, dense_weight {dense_weight} within 0 and 1")
+        unique = {query: row for row, query in reversed(list(enumerate(queries))) if query.strip()}
+        texts = list(unique)
+        depth = max(depth, k) if mode == "hybrid" else k
+        sparse = [self._bm25.rank(self._tokenize(text), depth) for text in texts] if mode != "dense" else []
+        if mode != "sparse" and texts:
+            vectors_QD = self.embed_queries(texts) if query_vectors is None else query_vectors[list(unique.values())]
+            dense = self.dense.nearest(vectors_QD, depth)
+        if mode == "hybrid" and texts:
+            weights = (dense_weight, 1 - dense_weight)
+            fuse = weighted_score_fusion if fusion == "weighted" else reciprocal_rank_fusion
+            ranked = [fuse(pair, weights) for pair in zip(dense, sparse, strict=True)]
+        else:
+            ranked = dense if mode == "dense" and texts else sparse
+        ranking_of = dict(zip(texts, ranked, strict=True))
+        return [_first(ranking_of[query], k) if query in ranking_of else NO_HITS for query in queries]
+
+    def embed_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """(queries, dimension) vectors, for callers that search the same queries more than once."""
+        return self.embedder.encode_queries(queries)
+
+    def _rerank(self, queries: Sequence[str], rankings: Sequence[Ranking], reranker: Reranker) -> list[Ranking]:
+        reranked = []
+        for query, ranking in zip(queries, rankings, strict=True):
+            scores = reranker.scores(query, [search_text(self.chunks[i], self.options) for i in ranking.ids])
+            order = np.argsort(-scores, kind="stable")
+            reranked.append(Ranking(ranking.ids[order], scores[order]))
+        return reranked
+
+    def _hits(self, ranking: Ranking, k: int) -> list[Hit]:
+        chunks = (self.chunks[i] for i in ranking.ids[:k].tolist())
+        return [
+            Hit(chunk.id, chunk.doc_id, chunk.title, chunk.text, score, rank)
+            for rank, (chunk, score) in enumerate(zip(chunks, ranking.scores.tolist(), strict=False), 1)
+        ]
+
+
+NO_HITS = Ranking(np.zeros(0, np.int64), np.zeros(0))
+
+
+def search_text(chunk: Chunk, options: StoreOptions) -> str:
+    """What of a chunk is searched: its text, by choice with the title in front."""
+    return f"{chunk.title}\n{chunk.text}" if options.title_in_chunk and chunk.title else chunk.text
+
+
+def embed_texts(chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedder) -> list[str]:
+    """What of each chunk is embedded: as `search_text`, its title cut so that nothing of the chunk itself is."""
+    room = embedder.max_tokens - options.chunk_tokens
+    titles = sorted({chunk.title for chunk in chunks if options.title_in_chunk})
+    short = {
+        title: _cut(title, count, room) for title, count in zip(titles, embedder.count_tokens(titles), strict=True)
+    }
+    return [f"{short[c.title]}\n{c.text}".strip() if short.get(c.title) else c.text.strip() for c in chunks]
+
+
+def _cut(title: str, tokens: int, room: int) -> str:
+    """The title's first words, as many as surely fit: a share of its words that its tokens leave room for."""
+    words = title.split()
+    return title if tokens <= room else " ".join(words[: len(words) * room // tokens])
+
+
+def _chunk(documents: Sequence[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
+    """All chunks; without an embedder a token is a word."""
+    if embedder and options.chunk_tokens > embedder.max_tokens:
+        raise UserError(
+            f"--chunk-tokens {options.chunk_tokens} is over the {embedder.max_tokens} tokens that {embedder.name} reads"
+        )
+    seen: set[str] = set()
+    for document in documents:
+        if document.id in seen:
+            raise UserError(f"document id {document.id!r} occurs twice; ids must be unique")
+        seen.add(document.id)
+    count = embedder.count_tokens if embedder else lambda texts: [len(text.split()) for text in texts]
+    return [
+        chunk
+        for document in documents
+        for chunk in chunk_document(document, count, options.chunk_tokens, options.chunk_overlap)
+    ]
+
+
+def _build_bm25(chunks: Sequence[Chunk], options: StoreOptions) -> BM25:
+    tokenize = Tokenizer(options.stem, options.stop_words)
+    return BM25.build(tokenize(search_text(chunk, options)) for chunk in chunks)
+
+
+def _collection_name(path: Path, options: StoreOptions) -> str:
+    """The collection to build in: the store's present one if it is of the same embedder and place, else a new one."""
+    if (path / "store.json").exists():
+        card = read_card(path)
+        if (card.options.embedder, card.options.chroma_url) == (options.embedder, options.chroma_url):
+            return card.collection
+        if card.options.embedder != NO_EMBEDDER:
+            _open_collection(path, card).drop()
+    return f"chunks-{uuid.uuid4().hex[:12]}"
+
+
+def _open_collection(path: Path, card: StoreCard) -> VectorCollection:
+    return VectorCollection(card.collection, path / "chroma", card.options.chroma_url)
+
+
+def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder: Embedder) -> Embedded:
+    """Bring the collection to hold just these texts' vectors: add what is new, then remove what is no longer there."""
+    started = time.perf_counter()
+    text_of = {text_key(text): text for text in texts}
+    present = collection.keys()
+    # Longest first: a batch of one length wastes nothing on padding, and memory runs out at the start if at all.
+    missing = sorted(text_of.keys() - present, key=lambda key: (-len(text_of[key]), key))
+    done = len(text_of) - len(missing)
+    # To a log file a line every quarter of a minute; a terminal gets a moving bar.
+    interval = 0.2 if sys.stderr.isatty() else 15
+    with tqdm(total=len(text_of), initial=done, desc="embedding", unit="chunk", mininterval=interval) as bar:
+        for first in range(0, len(missing), EMBED_GROUP):
+            keys = missing[first : first + EMBED_GROUP]
+            collection.add(keys, embedder.encode_passages([text_of[key] for key in keys]))
+            bar.update(len(keys))
+    collection.remove(sorted(present - text_of.keys()))
+    return Embedded(len(missing), time.perf_counter() - started)
+
+
+def _first(ranking: Ranking, k: int) -> Ranking:
+    return Ranking(ranking.ids[:k], ranking.scores[:k])
+
+
+# The command line
+
+
+@dataclass
+class Build:
+    """Make a store from documents.jsonl, or bring it up to date."""
+
+    documents: Path
+    """documents.jsonl with id, title and text a line."""
+    store: Path
+    """Folder of the store."""
+    options: Annotated[StoreOptions, tyro.conf.arg(name="")] = field(default_factory=StoreOptions)
+
+
+@dataclass
+class Search:
+    """Print the best chunks for a query as a table."""
+
+    query: Annotated[str, tyro.conf.Positional]
+    """What to look for."""
+    store: Path = Path("data/store")
+    """Folder of the store."""
+    k: int = 5
+    """How many hits."""
+    mode: Mode = "hybrid"
+    """By meaning, by words, or by both."""
+    fusion: Fusion = "weighted"
+    """How hybrid makes one ranking of two: scaled scores, or reciprocal ranks."""
+    dense_weight: float = 0.5
+    """Share of the dense ranking in the fusion, 0 to 1."""
+    reranker: str = ""
+    """Cross-encoder (folder or hub name) that reorders the best 100."""
+
+
+@dataclass
+class Serve:
+    """Answer searches over HTTP, POST /retrieve, as Search-R1's retrieval server does."""
+
+    store: Path = Path("data/store")
+    """Folder of the store."""
+    host: str = "127.0.0.1"
+    """Address to listen on; other machines reach it only if you widen this."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    topk: int = 3
+    """Hits for a request that names no topk."""
+    mode: Mode = "hybrid"
+    """By meaning, by words, or by both."""
+
+
+@dataclass
+class Info:
+    """Print what a store holds."""
+
+    store: Path = Path("data/store")
+    """Folder of the store."""
+
+
+def main(command: Build | Search | Serve | Info) -> None:
+    if isinstance(command, Build):
+        store = DocumentStore.build(command.store, read_documents(command.documents), command.options)
+        print(f"{command.store}: {store.card.documents} documents, {store.card.chunks} chunks")
+    elif isinstance(command, Search):
+        print_hits(command)
+    elif isinstance(command, Serve):
+        serve(command)
+    else:
+        print_info(command.store)
+
+
+def print_hits(command: Search) -> None:
+    store = DocumentStore.open(command.store)
+    reranker = Reranker(command.reranker) if command.reranker else None
+    [hits] = store.search(
+        [command.query], command.k, command.mode,
+        fusion=command.fusion, dense_weight=command.dense_weight, reranker=reranker,
+    )  # fmt: skip
+    table = Table("", "score", "chunk", "title", "text", title=command.query)
+    for hit in hits:
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", hit.chunk_id, hit.title, " ".join(hit.text.split())[:240])
+    Console().print(table if hits else f"nothing found for {command.query!r}")
+
+
+def serve(command: Serve) -> None:
+    store = DocumentStore.open(command.store)
+    store.search([PROBE], 1, command.mode)  # load what the first request would otherwise wait for
+    try:
+        server = make_server(lambda q, k: store.search(q, k, command.mode), command.host, command.port, command.topk)
+    except OSError as error:
+        raise UserError(
+            f"can't listen on {command.host}:{command.port} ({error.strerror}); choose another --port"
+        ) from error
+    print(f"serving {command.store} on http://{command.host}:{server.server_port}/retrieve", flush=True)
+    server.serve_forever()
+
+
+def print_info(path: Path) -> None:
+    card = read_card(path)
+    table = Table("", "", show_header=False, title=str(path))
+    for name, value in {"format": card.format, "complete": card.complete, "documents": card.documents,
+                        "chunks": card.chunks, "dimension": card.dimension, **vars(card.options)}.items():  # fmt: skip
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)

