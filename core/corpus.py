@@ -47,6 +47,12 @@ class Question:
     relevant_chunk_ids: tuple[str, ...] = ()
 
 
+def clean(text: str) -> str:
+    """White space as a reader sees it: one space between words, single line breaks between lines."""
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
     """Write a text file so that a reader, or a crash, never sees half of it: temporary name, fsync, rename."""

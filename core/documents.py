@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlparse
 
-from core.corpus import Document
+from core.corpus import Document, clean
+from core.page_text import Page
 from core.qa_rows import QARow
 from core.relevance import shared_share, trigrams
 
@@ -17,7 +18,7 @@ ON_PAGE = 0.5
 
 
 @dataclass(frozen=True)
-class Page:
+class PageText:
     """The text of one fetched page, with the offsets at which its sections start."""
 
     title: str
@@ -37,7 +38,7 @@ class Library:
     """Documents left out because another has the same text."""
 
 
-def assemble(rows: Sequence[QARow], pages: Mapping[str, Page]) -> Library:
+def assemble(rows: Sequence[QARow], pages: Mapping[str, PageText]) -> Library:
     """One document for each URL (for each row, where it has none); equal texts are kept once."""
     by_place: dict[str, list[QARow]] = {}
     for row in rows:
@@ -61,7 +62,7 @@ def assemble(rows: Sequence[QARow], pages: Mapping[str, Page]) -> Library:
     return Library(documents, doc_of_row, added, duplicates)
 
 
-def _document(place: str, rows: Sequence[QARow], page: Page | None) -> tuple[Document, int]:
+def _document(place: str, rows: Sequence[QARow], page: PageText | None) -> tuple[Document, int]:
     """The document of one place, and how many answers were added to what its page holds."""
     title = next((row.focus for row in rows if row.focus), "") or (page.title if page else "")
     url = rows[0].url
@@ -87,10 +88,21 @@ def _with_sections(document: Document, texts: Iterable[str]) -> Document:
     return replace(document, text=text, sections=tuple(sections))
 
 
-def clean(text: str) -> str:
-    """White space as a reader sees it: one space between words, single line breaks between lines."""
-    lines = (" ".join(line.split()) for line in text.splitlines())
-    return "\n".join(line for line in lines if line)
+def page_text(page: Page) -> PageText:
+    """A block a line; a section starts, after a blank line, at each heading that follows other text.
+
+    Example: h1 "Asthma", h2 "Care", p "Rest.", h2 "Drugs" -> "Asthma\nCare\nRest.\n\nDrugs", sections (0, 19).
+    """
+    text, sections, previous = "", [0], None
+    for block in page.blocks:
+        if previous and block.is_heading and not previous.is_heading:
+            text += "\n\n"
+            sections.append(len(text))
+        elif previous:
+            text += "\n"
+        text += block.text
+        previous = block
+    return PageText(page.title, text, tuple(sections))
 
 
 def document_id(place: str, url: str) -> str:

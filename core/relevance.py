@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from core.chunking import Chunk
-from core.corpus import Question
+from core.corpus import Question, clean
 from core.qa_rows import QARow
 
 WORD = re.compile(r"\w+")
@@ -71,7 +71,7 @@ def make_questions(
         first = same[0][0]
         docs = tuple(dict.fromkeys(doc_id for _, doc_id, _ in same))
         found = tuple(dict.fromkeys(chunk_id for _, _, relevant in same for chunk_id in relevant))
-        questions.append(Question(first.id, first.question, first.answer, first.type, first.focus, docs, found))
+        questions.append(Question(first.id, first.question, clean(first.answer), first.type, first.focus, docs, found))
     left_out["same question, merged"] = sum(len(same) - 1 for same in merged.values())
     return questions, +left_out
 
@@ -86,16 +86,15 @@ def split_by_document(
 ) -> tuple[list[Question], list[Question]]:
     """(train, eval) such that no document answers questions of both.
 
-    Documents that share a question stay together. Which side such a group falls on is a hash of the seed and its
-    first document's id, so that adding documents moves no other question.
+    Documents that share a question stay together. Groups are put in the order of a hash of the seed and their first
+    document's id, and the first of them, `eval_share` of all, are held out: another run makes the same split, and added
+    documents move only groups that are near the cut.
     """
     leader = _groups(questions)
-    train: list[Question] = []
-    held_out: list[Question] = []
-    for question in questions:
-        draw = hashlib.sha256(f"{seed}:{leader[question.relevant_doc_ids[0]]}".encode()).digest()
-        side = held_out if int.from_bytes(draw[:8], "big") < eval_share * 2**64 else train
-        side.append(question)
+    groups = sorted(set(leader.values()), key=lambda doc_id: hashlib.sha256(f"{seed}:{doc_id}".encode()).digest())
+    held = set(groups[: max(1, round(eval_share * len(groups)))])
+    train = [question for question in questions if leader[question.relevant_doc_ids[0]] not in held]
+    held_out = [question for question in questions if leader[question.relevant_doc_ids[0]] in held]
     return train, held_out
 
 
