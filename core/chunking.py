@@ -88,8 +88,9 @@ def chunk_spans(text: str, count: CountTokens, size: int, overlap: int) -> list[
 
 
 def _section_spans(document: Document) -> Iterator[Span]:
-    starts = sorted({0, *document.sections} & set(range(len(document.text))))
-    yield from zip(starts, [*starts[1:], len(document.text)], strict=True)
+    size = len(document.text)
+    starts = sorted({0, *(start for start in document.sections if 0 < start < size)})
+    yield from zip(starts, [*starts[1:], size], strict=True)
 
 
 def _sentence_spans(text: str) -> Iterator[Span]:
