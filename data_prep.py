@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from core.content_folder import PageRecord
 from core.corpus import Document, Question, write_jsonl
 from core.documents import Library, PageText, assemble, page_text
 from core.errors import UserError, run_script
@@ -29,7 +30,7 @@ from core.qa_rows import Columns, QARow, read_records, to_rows
 from core.relevance import make_questions, split_by_document
 from core.rewriter_data import export_rewriter_data, import_rewriter_data
 from core.sample import QUESTIONS, sample_sites
-from core.scrape import PageRecord, ScrapeOptions, scrape
+from core.scrape import ScrapeOptions, scrape
 from core.store_card import StoreOptions
 from document_store import DocumentStore
 

@@ -32,7 +32,7 @@ from core.chunking import Chunk, chunk_document
 from core.corpus import Document, json_lines, read_documents, write_jsonl
 from core.embedder import Embedder, Reranker
 from core.errors import UserError, run_script
-from core.ranking import Ranking, reciprocal_rank_fusion, weighted_score_fusion
+from core.ranking import Fusion, Ranking
 from core.retrieval_server import make_server
 from core.store_card import FORMAT, NO_EMBEDDER, StoreCard, StoreOptions, build_lock, read_card, write_card
 from core.vectors import DenseIndex, VectorCollection, text_key
@@ -41,7 +41,6 @@ EMBED_GROUP = 512  # chunks embedded between two writes: what a killed build los
 PROBE = "The heart pumps blood through the body."
 
 Mode = Literal["hybrid", "dense", "sparse"]
-Fusion = Literal["weighted", "rrf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +160,17 @@ class DocumentStore:
         k: int = 5,
         mode: Mode = "hybrid",
         *,
-        fusion: Fusion = "weighted",
-        dense_weight: float = 0.5,
-        depth: int = 100,
+        fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
         query_vectors: NDArray[np.float32] | None = None,
         reranker: Reranker | None = None,
     ) -> list[list[Hit]]:
         """The k best chunks for each query, best first; a blank query has none.
 
-        `depth` chunks of each of dense and sparse go into the fusion; a `reranker` reorders the first `depth` of the
-        result. `query_vectors` are the queries' embeddings, where the caller has them already.
+        `query_vectors` are the queries' embeddings, where the caller has them already. A `reranker` puts the first
+        `fusion.depth` of any mode's result in a new order.
         """
-        rankings = self.rank(
-            queries, max(k, depth) if reranker else k, mode,
-            fusion=fusion, dense_weight=dense_weight, depth=depth, query_vectors=query_vectors,
-        )  # fmt: skip
+        wanted = max(k, fusion.depth) if reranker else k
+        rankings = self.rank(queries, wanted, mode, fusion=fusion, query_vectors=query_vectors)
         if reranker:
             rankings = self._rerank(queries, rankings, reranker)
         return [self._hits(ranking, k) for ranking in rankings]
@@ -186,29 +181,49 @@ class DocumentStore:
         k: int,
         mode: Mode = "hybrid",
         *,
-        fusion: Fusion = "weighted",
-        dense_weight: float = 0.5,
-        depth: int = 100,
+        fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
         query_vectors: NDArray[np.float32] | None = None,
     ) -> list[Ranking]:
         """As `search`, but chunk numbers and scores instead of hits. Equal queries of a batch are ranked once."""
-        if k < 1 or depth < 1 or not 0 <= dense_weight <= 1:
-            raise UserError(f"k {k} and depth {depth} must be at least 1, dense_weight {dense_weight} within 0 and 1")
+        if k < 1:
+            raise UserError(f"k {k} must be at least 1")
+        fusion.check()
         unique = {query: row for row, query in reversed(list(enumerate(queries))) if query.strip()}
         texts = list(unique)
-        depth = max(depth, k) if mode == "hybrid" else k
-        sparse = [self._bm25.rank(self._tokenize(text), depth) for text in texts] if mode != "dense" else []
-        if mode != "sparse" and texts:
-            vectors_QD = self.embed_queries(texts) if query_vectors is None else query_vectors[list(unique.values())]
-            dense = self.dense.nearest(vectors_QD, depth)
-        if mode == "hybrid" and texts:
-            weights = (dense_weight, 1 - dense_weight)
-            fuse = weighted_score_fusion if fusion == "weighted" else reciprocal_rank_fusion
-            ranked = [fuse(pair, weights) for pair in zip(dense, sparse, strict=True)]
-        else:
-            ranked = dense if mode == "dense" and texts else sparse
-        ranking_of = dict(zip(texts, ranked, strict=True))
+        if query_vectors is not None:
+            query_vectors = query_vectors[list(unique.values())]
+        ranking_of = dict(zip(texts, self._rank(texts, k, mode, fusion, query_vectors), strict=True))
         return [_first(ranking_of[query], k) if query in ranking_of else NO_HITS for query in queries]
+
+    def _rank(
+        self, texts: list[str], k: int, mode: Mode, fusion: Fusion, vectors_QD: NDArray[np.float32] | None
+    ) -> list[Ranking]:
+        words = [self._tokenize(text) for text in texts]
+        if mode == "sparse" or not texts:
+            return [self._bm25.rank(query_words, k) for query_words in words]
+        if vectors_QD is None:
+            vectors_QD = self.embed_queries(texts)
+        if mode == "dense":
+            return self.dense.nearest(vectors_QD, k)
+        depth = max(fusion.depth, k)
+        dense = self.dense.nearest(vectors_QD, depth)
+        return [fusion.fuse(*self._three(*pair, depth)) for pair in zip(dense, words, strict=True)]
+
+    def _three(self, dense: Ranking, words: Sequence[str], depth: int) -> tuple[Ranking, Ranking, Ranking]:
+        """(dense, sparse, title), the last one of all that the first two hold."""
+        sparse = self._bm25.rank(words, depth)
+        index, title_of_chunk = self._titles
+        ids = np.union1d(dense.ids, sparse.ids)
+        # Squared: a title that fits half as well as the best one counts a quarter, for a name shared in part misleads.
+        scores = np.square(index.scores(words))[title_of_chunk[ids]]
+        order = np.lexsort((ids, -scores))
+        return dense, sparse, Ranking(ids[order], scores[order])
+
+    @cached_property
+    def _titles(self) -> tuple[BM25, NDArray[np.int64]]:
+        """An index of all titles, and which of them is each chunk's."""
+        titles = {title: number for number, title in enumerate(dict.fromkeys(chunk.title for chunk in self.chunks))}
+        return BM25.build(map(self._tokenize, titles)), np.array([titles[chunk.title] for chunk in self.chunks])
 
     def embed_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """(queries, dimension) vectors, for callers that search the same queries more than once."""
@@ -342,12 +357,9 @@ class Search:
     """How many hits."""
     mode: Mode = "hybrid"
     """By meaning, by words, or by both."""
-    fusion: Fusion = "weighted"
-    """How hybrid makes one ranking of two: scaled scores, or reciprocal ranks."""
-    dense_weight: float = 0.5
-    """Share of the dense ranking in the fusion, 0 to 1."""
     reranker: str = ""
-    """Cross-encoder (folder or hub name) that reorders the best 100."""
+    """Cross-encoder (folder or hub name) that reorders the best."""
+    fusion: Fusion = field(default_factory=Fusion)
 
 
 @dataclass
@@ -364,6 +376,7 @@ class Serve:
     """Hits for a request that names no topk."""
     mode: Mode = "hybrid"
     """By meaning, by words, or by both."""
+    fusion: Fusion = field(default_factory=Fusion)
 
 
 @dataclass
@@ -389,10 +402,7 @@ def main(command: Build | Search | Serve | Info) -> None:
 def print_hits(command: Search) -> None:
     store = DocumentStore.open(command.store)
     reranker = Reranker(command.reranker) if command.reranker else None
-    [hits] = store.search(
-        [command.query], command.k, command.mode,
-        fusion=command.fusion, dense_weight=command.dense_weight, reranker=reranker,
-    )  # fmt: skip
+    [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion, reranker=reranker)
     table = Table("", "score", "chunk", "title", "text", title=command.query)
     for hit in hits:
         table.add_row(str(hit.rank), f"{hit.score:.3f}", hit.chunk_id, hit.title, " ".join(hit.text.split())[:240])
@@ -401,9 +411,13 @@ def print_hits(command: Search) -> None:
 
 def serve(command: Serve) -> None:
     store = DocumentStore.open(command.store)
-    store.search([PROBE], 1, command.mode)  # load what the first request would otherwise wait for
+
+    def search(queries: Sequence[str], k: int) -> list[list[Hit]]:
+        return store.search(queries, k, command.mode, fusion=command.fusion)
+
+    search([PROBE], 1)  # load now what the first request would otherwise wait for
     try:
-        server = make_server(lambda q, k: store.search(q, k, command.mode), command.host, command.port, command.topk)
+        server = make_server(search, command.host, command.port, command.topk)
     except OSError as error:
         raise UserError(
             f"can't listen on {command.host}:{command.port} ({error.strerror}); choose another --port"

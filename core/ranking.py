@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from core.errors import UserError
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float64]
@@ -47,27 +50,67 @@ def kth_bound(scores: NDArray[np.floating], k: int) -> float:
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
-    """Sum over rankings of weight / (constant + rank), rank from 1.
+    """Sum over rankings of weight / (constant + rank), rank from 1, equal scores sharing the better one.
 
     Cormack, Clarke and Buettcher 2009, https://doi.org/10.1145/1571941.1572114. Example, weights 1 and 1: an id first
     in both scores 2/61; an id that only one ranking holds, second there, scores 1/62.
     """
-    ranks = [1.0 + np.arange(len(ranking.ids), dtype=np.float64) for ranking in rankings]
+    # Scores fall, so their negatives rise, and the first place of an equal one is how many are better.
+    ranks = [1 + np.searchsorted(-r.scores, -r.scores).astype(np.float64) for r in rankings]
     return _fuse(rankings, [weight / (constant + rank) for weight, rank in zip(weights, ranks, strict=True)])
 
 
-def weighted_score_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
-    """Weighted sum of scores, each ranking's scaled so that its best is 1 and its last 0; what it lacks counts 0.
+def weighted_score_fusion(
+    rankings: Sequence[Ranking], weights: Sequence[float], floors: Sequence[float | None]
+) -> Ranking:
+    """Weighted sum of scores, each ranking's scaled so that its best is 1 and its floor 0; what it lacks counts 0.
 
-    Example, weights .5 and .5, scores [4, 2, 0] and [.9, .8]: 4 -> 1, 2 -> .5, 0 -> 0; .9 -> 1, .8 -> 0.
+    A floor is the score of what does not fit at all: 0 for BM25; where there is no such score, as for cosines, None
+    takes the ranking's last. Example, weights .5 and .5, floors 0 and None, scores [4, 2, 1] and [.9, .8]:
+    4 -> 1, 2 -> .5, 1 -> .25; .9 -> 1, .8 -> 0.
     """
-    return _fuse(rankings, [weight * _unit_scaled(r.scores) for r, weight in zip(rankings, weights, strict=True)])
+    scaled = [_scaled(ranking.scores, floor) for ranking, floor in zip(rankings, floors, strict=True)]
+    return _fuse(rankings, [weight * scores for weight, scores in zip(weights, scaled, strict=True)])
 
 
-def _unit_scaled(scores: Scores) -> Scores:
-    if len(scores) == 0 or scores[0] == scores[-1]:  # best first, so all are equal: all are best
-        return np.ones_like(scores)
-    scaled: Scores = (scores - scores[-1]) / (scores[0] - scores[-1])
+@dataclass(frozen=True)
+class Fusion:
+    """How hybrid search makes one ranking out of dense, sparse and title; sparse has what is left of 1."""
+
+    fusion: Literal["weighted", "rrf"] = "weighted"
+    """By scaled scores, or by reciprocal ranks."""
+    # The default weights were chosen on MedQuAD's training questions by bench/retrieval.py.
+    dense_weight: float = 0.4
+    """Share of the ranking by meaning."""
+    title_weight: float = 0.5
+    """Share of how well the query's words fit the document's title."""
+    depth: int = 100
+    """How many of the best of dense and of sparse are put in order, and how many a reranker puts in order."""
+
+    def check(self) -> None:
+        if self.depth < 1:
+            raise UserError(f"depth {self.depth} must be at least 1")
+        if min(self.dense_weight, self.title_weight) < 0 or self.dense_weight + self.title_weight > 1:
+            raise UserError(
+                f"dense_weight {self.dense_weight} and title_weight {self.title_weight} must be at least 0 and "
+                "together at most 1"
+            )
+
+    def fuse(self, dense: Ranking, sparse: Ranking, title: Ranking) -> Ranking:
+        rankings = (dense, sparse, title)
+        weights = (self.dense_weight, 1 - self.dense_weight - self.title_weight, self.title_weight)
+        if self.fusion == "rrf":
+            return reciprocal_rank_fusion(rankings, weights)
+        return weighted_score_fusion(rankings, weights, floors=(None, 0.0, 0.0))
+
+
+def _scaled(scores: Scores, floor: float | None) -> Scores:
+    if len(scores) == 0:
+        return scores
+    low = scores[-1] if floor is None else floor  # best first
+    if scores[0] == low:  # all alike: all the best there is, unless that is nothing
+        return np.full_like(scores, 0.0 if floor is not None else 1.0)
+    scaled: Scores = (scores - low) / (scores[0] - low)
     return scaled
 
 

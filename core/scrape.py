@@ -38,12 +38,8 @@ robots.txt is read by urllib.robotparser: the first rule that fits counts, and '
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import hashlib
 import ipaddress
-import json
-import os
 import random
 import re
 import ssl
@@ -51,19 +47,20 @@ import time
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated
 from urllib.parse import urljoin
 from urllib.robotparser import RobotFileParser
 
 import httpx
+import tyro
 
 from core.addresses import Unfetchable, look_up, parse_url
-from core.corpus import json_lines, replacing
+from core.content_folder import ContentFolder, PageRecord
 from core.errors import UserError
 from core.page_text import read_page
 
@@ -85,8 +82,8 @@ ReadBody = Callable[[httpx.Response], Awaitable[bytes]]
 class ScrapeOptions:
     """How fast, how patiently and how much to fetch."""
 
-    in_flight: int = 100
-    """Requests in flight over all hosts."""
+    in_flight: Annotated[int, tyro.conf.Suppress] = 100
+    """Requests in flight over all hosts; on the command line it is --batch-size."""
     per_host: int = 2
     """Connections to one host at a time."""
     delay: float = 0.5
@@ -145,32 +142,6 @@ def _connect_to(target: str) -> tuple[str, int]:
     return str(ipaddress.ip_address(address.strip("[]"))), int(port)
 
 
-@dataclass(frozen=True, slots=True)
-class PageRecord:
-    """What became of one URL: a row of the manifest."""
-
-    url: str
-    status: int | None  # of the last answer, if there was one
-    cause: str
-    detail: str
-    bytes: int  # of the decompressed body, as far as it was read
-    sha256: str | None
-    path: str | None  # relative to content_dir
-    charset: str | None  # by the header
-    time: str  # UTC, of the end
-
-    def is_settled(self, content_dir: Path, options: ScrapeOptions) -> bool:
-        """Whether a run need not ask again."""
-        if self.cause == "ok":
-            file = content_dir / (self.path or "")
-            return file.is_file() and file.stat().st_size == self.bytes
-        if self.cause == "private_address":
-            return not options.allow_local
-        if self.cause == "too_large":
-            return options.max_bytes < self.bytes
-        return self.cause not in TRANSIENT
-
-
 def scrape(
     urls: Iterable[str],
     content_dir: Path,
@@ -185,11 +156,11 @@ def scrape(
     """
     options.check()
     wanted = list(dict.fromkeys(urls))
-    with closing(_ContentFolder(content_dir)) as folder:
+    with closing(ContentFolder(content_dir)) as folder:
         to_fetch = []
         for url in wanted:
             known = folder.rows.get(url) if skip_existing else None
-            if known is None or not known.is_settled(content_dir, options):
+            if known is None or not _is_settled(known, content_dir, options):
                 to_fetch.append(url)
             elif on_page:
                 on_page(known)
@@ -201,9 +172,21 @@ def scrape(
         return {url: folder.rows[url] for url in wanted}
 
 
+def _is_settled(record: PageRecord, content_dir: Path, options: ScrapeOptions) -> bool:
+    """Whether a run need not ask again."""
+    if record.cause == "ok":
+        file = content_dir / (record.path or "")
+        return file.is_file() and file.stat().st_size == record.bytes
+    if record.cause == "private_address":
+        return not options.allow_local
+    if record.cause == "too_large":
+        return options.max_bytes < record.bytes
+    return record.cause not in TRANSIENT
+
+
 async def _scrape(
     urls: list[str],
-    folder: _ContentFolder,
+    folder: ContentFolder,
     options: ScrapeOptions,
     on_page: Callable[[PageRecord], None] | None,
 ) -> None:
@@ -284,7 +267,7 @@ class _Fetcher:
     a bad one raises errors of its own.
     """
 
-    def __init__(self, options: ScrapeOptions, transport: httpx.AsyncBaseTransport, folder: _ContentFolder) -> None:
+    def __init__(self, options: ScrapeOptions, transport: httpx.AsyncBaseTransport, folder: ContentFolder) -> None:
         self.options = options
         self.transport = transport
         self.folder = folder
@@ -599,84 +582,3 @@ def _is_tls(error: BaseException | None) -> bool:
 def _record(url: str, cause: str, detail: str, status: int | None, size: int) -> PageRecord:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return PageRecord(url, status, cause, detail[:300], size, sha256=None, path=None, charset=None, time=now)
-
-
-class _ContentFolder:
-    """Pages and manifest on disk, in which a kill at any moment leaves nothing that the next run can't go on from."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.manifest = path / "manifest.jsonl"
-        self.rows: dict[str, PageRecord] = {}
-        with self._disk_errors(), ExitStack() as opened:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock(opened.enter_context((path / ".lock").open("w")))
-            for left_over in path.glob(f".{self.manifest.name}.*.part"):
-                left_over.unlink()
-            # Unbuffered: a row is one write, and closing has nothing left to write when the disk is full.
-            self.file = opened.enter_context(self.manifest.open("ab+", buffering=0))
-            self._cut_torn_row()
-            for number, row in json_lines(self.manifest):
-                record = self._row(row, number)
-                self.rows[record.url] = record
-            self.close = opened.pop_all().close
-
-    def _lock(self, file: TextIO) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{self.path}: another run is scraping into this folder; wait for its end") from error
-
-    def _cut_torn_row(self) -> None:
-        """Drop a last row whose writer was killed in the middle of it."""
-        self.file.seek(0)
-        data = self.file.read()
-        if not data.endswith(b"\n"):
-            self.file.truncate(data.rfind(b"\n") + 1)
-
-    def _row(self, row: object, number: int) -> PageRecord:
-        names = [column.name for column in fields(PageRecord)]
-        if not isinstance(row, dict) or not set(names) <= set(row):
-            raise UserError(f"{self.manifest}:{number}: not a row of a manifest; delete that line")
-        return PageRecord(**{name: row[name] for name in names})
-
-    def store(self, url: str, body: bytes) -> str:
-        """Keep a page under a name made of its URL; no fsync, since a page lost in a power cut is fetched again."""
-        name = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        folder = self.path / name[:2]
-        partial = folder / f".{name}.part"
-        with self._disk_errors():
-            folder.mkdir(exist_ok=True)
-            try:
-                partial.write_bytes(body)
-                partial.replace(folder / f"{name}.html")
-            finally:
-                partial.unlink(missing_ok=True)
-        return f"{name[:2]}/{name}.html"
-
-    def add(self, record: PageRecord) -> None:
-        line = _line(record)
-        with self._disk_errors():
-            if self.file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.rows[record.url] = record
-
-    def compact(self, wanted: list[str]) -> None:
-        """One row per URL: those of earlier runs first, then those of this one in its order."""
-        asked = set(wanted)
-        order = [url for url in self.rows if url not in asked] + wanted
-        with self._disk_errors(), replacing(self.manifest) as file:
-            file.writelines(_line(self.rows[url]).decode("ascii") for url in order)
-
-    @contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: {error.strerror or error}; make room there or choose another folder, then run again"
-            ) from error
-
-
-def _line(record: PageRecord) -> bytes:
-    return json.dumps(asdict(record)).encode("ascii") + b"\n"  # ASCII, for a URL can hold half a surrogate pair

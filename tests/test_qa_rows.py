@@ -11,10 +11,19 @@ from core import hub, qa_rows
 from core.errors import UserError
 from core.qa_rows import Columns, QARow, find_columns, read_records, to_rows
 
-MEDQUAD = (
-    "document_id document_source document_url category umls_cui synonyms question_id question_focus question_type "
-    "question answer"
-).split()
+MEDQUAD = [
+    "document_id",
+    "document_source",
+    "document_url",
+    "category",
+    "umls_cui",
+    "synonyms",
+    "question_id",
+    "question_focus",
+    "question_type",
+    "question",
+    "answer",
+]
 
 
 def test_medquads_layouts_are_recognised():

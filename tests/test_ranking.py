@@ -40,17 +40,31 @@ def test_reciprocal_rank_fusion_by_hand():
     assert fused.scores.tolist() == pytest.approx([1 / 62 + 1 / 61, 1 / 61, 1 / 62])
 
 
+def test_equal_scores_share_a_reciprocal_rank():
+    fused = reciprocal_rank_fusion([ranking(d1=5, d2=5, d3=4)], (1.0,))
+    assert fused.scores.tolist() == pytest.approx([1 / 61, 1 / 61, 1 / 63])
+
+
 def test_weighted_score_fusion_by_hand():
-    fused = weighted_score_fusion([ranking(d1=4, d2=2, d3=0), ranking(d2=0.9, d1=0.8)], (0.5, 0.5))
-    # d2: .5 * .5 + .5 * 1; d1: .5 * 1 + .5 * 0; d3: 0
+    rankings = [ranking(d1=4, d2=2, d3=1), ranking(d2=0.9, d1=0.8)]
+    fused = weighted_score_fusion(rankings, (0.5, 0.5), floors=(0, None))
+    # d2: .5 * 2 / 4 + .5 * 1; d1: .5 * 1 + .5 * 0; d3: .5 * 1 / 4
     assert fused.ids.tolist() == [2, 1, 3]
-    assert fused.scores.tolist() == pytest.approx([0.75, 0.5, 0.0])
+    assert fused.scores.tolist() == pytest.approx([0.75, 0.5, 0.125])
+    lowest = weighted_score_fusion(rankings, (0.5, 0.5), floors=(None, None))
+    # d2: .5 * (2 - 1) / (4 - 1) + .5; d1: .5; d3: 0
+    assert lowest.scores.tolist() == pytest.approx([0.5 / 3 + 0.5, 0.5, 0.0])
+
+
+def test_a_ranking_of_nothing_but_its_floor_adds_nothing():
+    fused = weighted_score_fusion([ranking(d1=0, d2=0), ranking(d2=3)], (0.5, 0.5), floors=(0, None))
+    assert (fused.ids.tolist(), fused.scores.tolist()) == ([2, 1], [0.5, 0.0])
 
 
 def test_fusion_breaks_ties_by_id_and_takes_empty_rankings():
     empty = Ranking(np.zeros(0, np.int64), np.zeros(0))
-    assert weighted_score_fusion([ranking(d4=1, d2=1), empty], (0.5, 0.5)).ids.tolist() == [2, 4]
-    assert weighted_score_fusion([empty, empty], (0.5, 0.5)).ids.tolist() == []
+    assert weighted_score_fusion([ranking(d4=1, d2=1), empty], (0.5, 0.5), (0, 0)).ids.tolist() == [2, 4]
+    assert weighted_score_fusion([empty, empty], (0.5, 0.5), (0, None)).ids.tolist() == []
 
 
 def test_exact_neighbours_do_not_depend_on_the_batch():

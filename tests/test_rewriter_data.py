@@ -46,10 +46,17 @@ def test_every_bad_row_is_named_by_its_line(tmp_path):
     data = import_rewriter_data(*write(tmp_path, corpus, rows))
     assert [q.relevant_doc_ids for q in data.questions] == [("a",), ("b",)]
     said = "\n".join(data.problems)
-    for words in (
-        "entry 3 repeats doc_id 'a'", "entry 4 has no text", "entry 5 has no doc_id", "t.jsonl:2: no query",
-        "t.jsonl:3: no relevant_doc_ids", "t.jsonl:4: none of its", "t.jsonl:5: 1 relevant_doc_ids", "t.jsonl:6: no query",
-    ):  # fmt: skip
+    expected = (
+        "entry 3 repeats doc_id 'a'",
+        "entry 4 has no text",
+        "entry 5 has no doc_id",
+        "t.jsonl:2: no query",
+        "t.jsonl:3: no relevant_doc_ids",
+        "t.jsonl:4: none of its",
+        "t.jsonl:5: 1 relevant_doc_ids",
+        "t.jsonl:6: no query",
+    )
+    for words in expected:
         assert words in said
     assert len(data.problems) == 8
 

@@ -26,9 +26,10 @@ from hypothesis import strategies as st
 from misbehaving_server import MisbehavingServer
 
 from core.addresses import Unfetchable, is_public, look_up, parse_url
+from core.content_folder import PageRecord
 from core.errors import UserError
 from core.page_text import read_page
-from core.scrape import PageRecord, ScrapeOptions, _join, _retry_after, scrape
+from core.scrape import ScrapeOptions, _join, _retry_after, scrape
 
 QUICK = {"delay": 0, "retries": 2, "max_wait": 0.05, "timeout": 1.0, "page_timeout": 2.0, "max_bytes": 200_000}
 REPO = Path(__file__).parent.parent

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The pipeline on the sample data, from nothing, in runs/demo. PY is the interpreter of .venv.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+started=$SECONDS
+data=runs/demo/data
+
+"$PY" data_prep.py --dataset-name sample --output-dir $data --content-dir $data/pages --cache-dir $data/cache
+"$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3
+"$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3 --mode sparse
+
+echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training and" \
+  "$(wc -l <$data/eval.jsonl) eval questions in $((SECONDS - started)) s; files in $data"
