@@ -24,6 +24,7 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
@@ -403,10 +404,12 @@ def print_hits(command: Search) -> None:
     store = DocumentStore.open(command.store)
     reranker = Reranker(command.reranker) if command.reranker else None
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion, reranker=reranker)
-    table = Table("", "score", "chunk", "title", "text", title=command.query)
+    table = Table("", "score", "chunk", "text", title=escape(command.query))
+    table.columns[2].no_wrap = True
     for hit in hits:
-        table.add_row(str(hit.rank), f"{hit.score:.3f}", hit.chunk_id, hit.title, " ".join(hit.text.split())[:240])
-    Console().print(table if hits else f"nothing found for {command.query!r}")
+        text = " ".join(f"{hit.title}: {hit.text}".split())
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", hit.chunk_id, escape(text[:200]))
+    Console().print(table if hits else f"nothing found for {command.query!r}", markup=False)
 
 
 def serve(command: Serve) -> None:

@@ -1,0 +1,74 @@
+"""Files that are whole or not there, and errors as one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.report import Bar, finish
+from core.corpus import Document, Question, clean, json_lines, read_documents, read_questions, replacing, write_jsonl
+from core.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    documents = [Document("d", "Gout", "Tophi – é", "http://x.example/", "page", (0, 7)), Document("e", "", "x")]
+    questions = [Question("q", "What?", "That.", "information", "Gout", ("d",), ("d#0", "d#1"))]
+    assert write_jsonl(tmp_path / "d.jsonl", documents) == 2
+    write_jsonl(tmp_path / "new" / "q.jsonl", questions)
+    assert read_documents(tmp_path / "d.jsonl") == documents
+    assert read_questions(tmp_path / "new" / "q.jsonl") == questions
+
+
+def test_unknown_keys_are_left_aside_and_missing_ones_told(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"id": "d", "title": "t", "text": "x", "newer": 1}\n\n{"id": "e"}\n')
+    rows = json_lines(tmp_path / "d.jsonl")
+    assert [number for number, _ in rows] == [1, 3]
+    with pytest.raises(UserError, match=r"d\.jsonl:3: no title, text"):
+        read_documents(tmp_path / "d.jsonl")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+
+    def fail_half_way():
+        with replacing(path) as file:
+            file.write("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_clean_keeps_lines_and_single_spaces():
+    assert clean("  Key   points\n \n\t- A\u00a0b \n") == "Key points\n- A b"
+
+
+def test_bars_decide_the_exit_status(capsys):
+    with pytest.raises(SystemExit) as ended:
+        finish([Bar("speed", 2.5, 2), Bar("quality", 1, 1)])
+    assert ended.value.code == 0
+    with pytest.raises(SystemExit) as ended:
+        finish([Bar("speed", 2.5, 2), Bar("quality", 0.99, 1)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "speed 2.5 (bar 2) ok; quality 0.99 (bar 1) SHORT"
+
+
+def test_a_script_ends_with_one_line_and_a_status(tmp_path):
+    script = (
+        "from core.errors import UserError, run_script\n"
+        "def main(name: str) -> None:\n"
+        "    raise UserError(f'{name} is missing') if name != 'key' else KeyboardInterrupt\n"
+        "run_script(main)\n"
+    )
+    for name, says in (("store", "error: store is missing\n"), ("key", "stopped; run the same command again")):
+        done = subprocess.run(
+            [sys.executable, "-c", script, "--name", name], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(says)
