@@ -86,8 +86,7 @@ class DocumentStore:
         if self.options.embedder == NO_EMBEDDER:
             raise UserError(f"{self.path} has no vectors (embedder none); search it with mode sparse, or build it anew")
         embedder = Embedder(self.options.embedder)
-        probe_D, now_D = np.array(self.card.probe), embedder.encode_queries([PROBE])[0]
-        if now_D.shape != probe_D.shape or float(now_D @ probe_D) < 0.999:
+        if not _probe_fits(self.card, embedder):
             raise UserError(f"{self.path}: embedder {embedder.name!r} is not the model it was built with; rebuild it")
         return embedder
 
@@ -115,7 +114,7 @@ class DocumentStore:
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
             chunks = _chunk(documents, options, embedder)
-            name = _collection_name(path, options)
+            name = _collection_name(path, options, embedder)
             card = StoreCard(FORMAT, False, name, options, documents=len(documents), chunks=len(chunks))
             write_card(path, card)
             store = cls(path, card, chunks, _build_bm25(chunks, options))
@@ -258,16 +257,16 @@ def embed_texts(chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedd
     """What of each chunk is embedded: as `search_text`, its title cut so that nothing of the chunk itself is."""
     room = embedder.max_tokens - options.chunk_tokens
     titles = sorted({chunk.title for chunk in chunks if options.title_in_chunk})
-    short = {
-        title: _cut(title, count, room) for title, count in zip(titles, embedder.count_tokens(titles), strict=True)
-    }
+    short = {title: _cut(title, room, embedder) for title in titles}
     return [f"{short[c.title]}\n{c.text}".strip() if short.get(c.title) else c.text.strip() for c in chunks]
 
 
-def _cut(title: str, tokens: int, room: int) -> str:
-    """The title's first words, as many as surely fit: a share of its words that its tokens leave room for."""
+def _cut(title: str, room: int, embedder: Embedder) -> str:
+    """As many of the title's first words as fit into `room` tokens."""
     words = title.split()
-    return title if tokens <= room else " ".join(words[: len(words) * room // tokens])
+    while words and embedder.count_tokens([" ".join(words)])[0] > room:
+        words.pop()
+    return " ".join(words)
 
 
 def _chunk(documents: Sequence[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
@@ -294,15 +293,23 @@ def _build_bm25(chunks: Sequence[Chunk], options: StoreOptions) -> BM25:
     return BM25.build(tokenize(search_text(chunk, options)) for chunk in chunks)
 
 
-def _collection_name(path: Path, options: StoreOptions) -> str:
-    """The collection to build in: the store's present one if it is of the same embedder and place, else a new one."""
+def _collection_name(path: Path, options: StoreOptions, embedder: Embedder | None) -> str:
+    """The collection to build in: the store's present one if the same model filled it, else a new one."""
     if (path / "store.json").exists():
         card = read_card(path)
-        if (card.options.embedder, card.options.chroma_url) == (options.embedder, options.chroma_url):
+        same_place = (card.options.embedder, card.options.chroma_url) == (options.embedder, options.chroma_url)
+        # A build that did not finish has no probe yet.
+        if same_place and (not card.probe or embedder is None or _probe_fits(card, embedder)):
             return card.collection
         if card.options.embedder != NO_EMBEDDER:
             _open_collection(path, card).drop()
     return f"chunks-{uuid.uuid4().hex[:12]}"
+
+
+def _probe_fits(card: StoreCard, embedder: Embedder) -> bool:
+    """Does the embedder see the probe sentence as it did when the store was built?"""
+    then_D, now_D = np.array(card.probe), embedder.encode_queries([PROBE])[0]
+    return then_D.shape == now_D.shape and float(then_D @ now_D) >= 0.999
 
 
 def _open_collection(path: Path, card: StoreCard) -> VectorCollection:

@@ -67,7 +67,7 @@ def read_card(path: Path) -> StoreCard:
         values = json.loads(card.read_text(encoding="utf-8"))
         number = int(values["format"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{card} is damaged ({error}); delete it and run the build again, vectors are kept") from error
+        raise UserError(f"{card} is damaged ({error}); delete the folder and run the build again") from error
     if number > FORMAT:
         raise UserError(
             f"{path} has store format {number}, this code reads up to {FORMAT}; update the code or build anew"

@@ -148,6 +148,11 @@ def test_long_titles_are_cut_and_chunks_are_not(store):
     [text] = embed_texts([chunk], options, store.embedder)
     assert text.endswith("sore " * 229 + "sore")
     assert text.startswith("word")
+    [text] = embed_texts(
+        [replace(chunk, title="Pneumonoultramicroscopicsilicovolcanoconiosis " * 3)], options, store.embedder
+    )
+    assert text.startswith("Pneumo")
+    assert store.embedder.count_tokens([text])[0] <= store.embedder.max_tokens
     assert store.embedder.count_tokens([text])[0] <= store.embedder.max_tokens
 
 
@@ -169,6 +174,12 @@ def test_a_second_build_embeds_only_what_is_new_or_changed(tmp_path):
     assert len(VectorCollection(second.card.collection, tmp_path / "store" / "chroma").keys()) == 4
     fresh = DocumentStore.build(tmp_path / "fresh", changed, OPTIONS)
     assert ids(second.search(["toe", "rash"], 4)) == ids(fresh.search(["toe", "rash"], 4))
+
+
+def test_another_model_under_the_same_name_embeds_everything_anew(tmp_path):
+    DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
+    edit_card(tmp_path / "store", probe=[1.0] + [0.0] * 383)
+    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded.chunks == 4
 
 
 # Builds a store in groups of 4 chunks, but never gets past the first group; argv: store, mark, documents.
