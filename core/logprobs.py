@@ -1,0 +1,66 @@
+"""Log-probabilities of given tokens, without ever holding logits for a whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from core.errors import UserError
+
+# Settings by which a model changes its logits after the output layer; what skips its forward would miss them.
+LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Token sequences of one length, padded at the end.
+
+    Example: prompt 5 6, sampled 7 8, one padding token: ids [5, 6, 7, 8, 0], attention [1, 1, 1, 1, 0],
+    sampled [0, 0, 1, 1, 0].
+    """
+
+    ids_BT: Tensor
+    attention_BT: Tensor
+    """1 = a token, 0 = padding."""
+    sampled_BT: Tensor
+    """1 = chosen by the policy: its log-probability is wanted."""
+
+
+def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature: float = 1.0) -> Tensor:
+    """(B, T) fp32: at each sampled token its log-probability given the tokens before it, elsewhere 0.
+
+    The output layer runs over `chunk` positions at a time, in fp32 from the logits on, and again in backward, so that
+    at most (chunk, vocabulary) logits are alive. Positions before tokens that were not sampled are never put through it.
+    """
+    # A sequence's first token has nothing before it that could predict it.
+    rows, columns = batch.sampled_BT[:, 1:].nonzero(as_tuple=True)
+    decoder, head = decoder_and_head(model)
+    hidden_BTD = decoder(input_ids=batch.ids_BT, attention_mask=batch.attention_BT, use_cache=False).last_hidden_state
+    hidden_ND, tokens_N = hidden_BTD[rows, columns], batch.ids_BT[rows, columns + 1]
+    parts = [
+        checkpoint(_chunk_logprobs, head, hidden, tokens, temperature, use_reentrant=False)
+        for hidden, tokens in zip(hidden_ND.split(chunk), tokens_N.split(chunk), strict=True)
+    ]
+    logprobs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=hidden_BTD.device)
+    return logprobs_BT.index_put((rows, columns + 1), torch.cat(parts)) if parts else logprobs_BT
+
+
+def _chunk_logprobs(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
+    logits_NV = head(hidden_ND).float() / temperature
+    chosen_N = logits_NV.gather(1, tokens_N[:, None]).squeeze(1)
+    return chosen_N - logits_NV.logsumexp(dim=1)
+
+
+def decoder_and_head(model: Any) -> tuple[Any, Any]:
+    """The parts of a causal language model, with or without a PEFT adapter around it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    changed = [name for name in LOGIT_SETTINGS if getattr(base.config, name, None) not in (None, 1.0)]
+    if changed:
+        raise UserError(
+            f"{base.config.model_type} models change their logits by {changed[0]}, which is not supported yet"
+        )
+    return base.get_decoder(), base.get_output_embeddings()
