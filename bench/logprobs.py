@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -60,17 +59,9 @@ def main(bench: BenchOptions) -> None:
 
 
 def run_alone(way: str, bench: BenchOptions) -> tuple[float, float, float]:
-    command = [
-        sys.executable,
-        __file__,
-        "--way",
-        way,
-        "--sequences",
-        str(bench.sequences),
-        "--tokens",
-        str(bench.tokens),
-    ]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sizes = ["--sequences", str(bench.sequences), "--tokens", str(bench.tokens)]
+    command = [sys.executable, __file__, "--way", way, *sizes]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     mebibytes, seconds, value = map(float, printed.split())
     return mebibytes, seconds, value
 
@@ -98,7 +89,7 @@ def measure(bench: BenchOptions) -> tuple[float, float, float]:
 
 def plain_logprobs(model: LlamaForCausalLM, batch: TokenBatch) -> torch.Tensor:
     """The formula as it is written down: logits of everything, log-softmax, the tokens' entries."""
-    logits = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits.float()
+    logits: torch.Tensor = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits.float()
     return logits.log_softmax(-1)[:, :-1].gather(2, batch.ids_BT[:, 1:, None]).squeeze(2)
 
 

@@ -34,7 +34,7 @@ def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature:
     """(B, T) fp32: at each sampled token its log-probability given the tokens before it, elsewhere 0.
 
     The output layer runs over `chunk` positions at a time, in fp32 from the logits on, and again in backward, so that
-    at most (chunk, vocabulary) logits are alive. Positions before tokens that were not sampled are never put through it.
+    at most (chunk, vocabulary) logits are alive. Positions before other tokens are never put through it.
     """
     # A sequence's first token has nothing before it that could predict it.
     rows, columns = batch.sampled_BT[:, 1:].nonzero(as_tuple=True)
@@ -43,14 +43,14 @@ def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature:
     hidden_ND, tokens_N = hidden_BTD[rows, columns], batch.ids_BT[rows, columns + 1]
     parts = [
         checkpoint(_chunk_logprobs, head, hidden, tokens, temperature, use_reentrant=False)
-        for hidden, tokens in zip(hidden_ND.split(chunk), tokens_N.split(chunk), strict=True)
+        for hidden, tokens in zip(torch.split(hidden_ND, chunk), torch.split(tokens_N, chunk), strict=True)
     ]
     logprobs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=hidden_BTD.device)
     return logprobs_BT.index_put((rows, columns + 1), torch.cat(parts)) if parts else logprobs_BT
 
 
 def _chunk_logprobs(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
-    logits_NV = head(hidden_ND).float() / temperature
+    logits_NV: Tensor = head(hidden_ND).float() / temperature
     chosen_N = logits_NV.gather(1, tokens_N[:, None]).squeeze(1)
     return chosen_N - logits_NV.logsumexp(dim=1)
 
@@ -60,7 +60,6 @@ def decoder_and_head(model: Any) -> tuple[Any, Any]:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     changed = [name for name in LOGIT_SETTINGS if getattr(base.config, name, None) not in (None, 1.0)]
     if changed:
-        raise UserError(
-            f"{base.config.model_type} models change their logits by {changed[0]}, which is not supported yet"
-        )
+        kind = base.config.model_type
+        raise UserError(f"{kind} models change their logits by {changed[0]}, which token_logprobs does not know")
     return base.get_decoder(), base.get_output_embeddings()
