@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -129,7 +130,7 @@ def check_completion(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     question = [{"role": "user", "content": CHECK_QUESTION}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]

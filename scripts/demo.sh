@@ -8,6 +8,7 @@ data=runs/demo/data
 "$PY" data_prep.py --dataset-name sample --output-dir $data --content-dir $data/pages --cache-dir $data/cache
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3 --mode sparse
+"$PY" create_lora_model.py --output-dir runs/demo/policy --overwrite
 
-echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training and" \
-  "$(wc -l <$data/eval.jsonl) eval questions in $((SECONDS - started)) s; files in $data"
+echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training," \
+  "$(wc -l <$data/eval.jsonl) eval questions and a 4-bit model in $((SECONDS - started)) s; files in runs/demo"
