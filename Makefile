@@ -1,6 +1,8 @@
 # make demo: the pipeline on the sample data, from nothing.   make test: the tests.   make check: lint, format, types.
 # Each sets up .venv by itself, on any machine with Python 3.11+ and a package index; a GPU is used where there is one.
 PYTHON ?= python3
+# Idle threads sleep: two processes that spin for the same cores (a trainer beside a server) are six times slower.
+export OMP_WAIT_POLICY ?= PASSIVE
 PY = .venv/bin/python
 
 .PHONY: demo test check lint format types clean

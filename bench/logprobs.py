@@ -24,7 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.report import Bar, finish
 from core.errors import run_script
-from core.logprobs import TokenBatch, token_logprobs
+from core.logprobs import token_logprobs
+from core.packing import TokenBatch
 
 VOCABULARY = 49_152
 
@@ -78,7 +79,9 @@ def measure(bench: BenchOptions) -> tuple[float, float, float]:
     ids = torch.randint(0, VOCABULARY, (bench.sequences, bench.tokens))
     sampled = torch.ones_like(ids)
     sampled[:, 0] = 0
-    batch = TokenBatch(ids, torch.ones_like(ids), sampled)
+    positions = torch.arange(bench.tokens).expand_as(ids)
+    sequence = torch.arange(bench.sequences)[:, None].expand_as(ids)
+    batch = TokenBatch(ids, positions, sampled, sequence, torch.ones_like(ids))
     for parameter in model.parameters():  # gradients are held before and after, so they are no part of the peak
         parameter.grad = torch.zeros_like(parameter)
     before, started = peak_mebibytes(), time.perf_counter()

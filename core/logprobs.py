@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,24 +9,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from core.errors import UserError
+from core.packing import TokenBatch
 
 # Settings by which a model changes its logits after the output layer; what skips its forward would miss them.
 LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Token sequences of one length, padded at the end.
-
-    Example: prompt 5 6, sampled 7 8, one padding token: ids [5, 6, 7, 8, 0], attention [1, 1, 1, 1, 0],
-    sampled [0, 0, 1, 1, 0].
-    """
-
-    ids_BT: Tensor
-    attention_BT: Tensor
-    """1 = a token, 0 = padding."""
-    sampled_BT: Tensor
-    """1 = chosen by the policy: its log-probability is wanted."""
 
 
 def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature: float = 1.0) -> Tensor:
@@ -37,9 +22,11 @@ def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature:
     at most (chunk, vocabulary) logits are alive. Positions before other tokens are never put through it.
     """
     # A sequence's first token has nothing before it that could predict it.
-    rows, columns = batch.sampled_BT[:, 1:].nonzero(as_tuple=True)
+    rows, columns = (batch.sampled_BT * (batch.positions_BT > 0))[:, 1:].nonzero(as_tuple=True)
     decoder, head = decoder_and_head(model)
-    hidden_BTD = decoder(input_ids=batch.ids_BT, attention_mask=batch.attention_BT, use_cache=False).last_hidden_state
+    hidden_BTD = decoder(
+        input_ids=batch.ids_BT, attention_mask=batch.attention_BT, position_ids=batch.positions_BT, use_cache=False
+    ).last_hidden_state
     hidden_ND, tokens_N = hidden_BTD[rows, columns], batch.ids_BT[rows, columns + 1]
     parts = [
         checkpoint(_chunk_logprobs, head, hidden, tokens, temperature, use_reentrant=False)

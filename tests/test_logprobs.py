@@ -9,7 +9,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from core.errors import UserError
-from core.logprobs import TokenBatch, _chunk_logprobs, token_logprobs
+from core.logprobs import _chunk_logprobs, token_logprobs
+from core.packing import TokenBatch
 
 
 def tiny_model(**settings):
@@ -29,7 +30,13 @@ def batch_of(lengths=(9, 6), prompts=(3, 2), width=10):
         attention[row, :length] = 1
         sampled[row, prompt:length] = 1
     sampled[0, 5] = 0  # a tool's token in between
-    return TokenBatch(ids, attention, sampled)
+    return made_of(ids, attention, sampled)
+
+
+def made_of(ids, attention, sampled):
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    sequence = torch.arange(ids.shape[0])[:, None].expand_as(ids)
+    return TokenBatch(ids, positions, sampled, sequence, attention)
 
 
 def plain(model, batch, temperature=1.0):
@@ -83,17 +90,17 @@ def test_only_positions_before_sampled_tokens_reach_the_output_layer():
 
 def test_nothing_sampled_gives_zeros_and_a_first_token_has_no_logprob():
     model, batch = tiny_model(), batch_of()
-    nothing = TokenBatch(batch.ids_BT, batch.attention_BT, torch.zeros_like(batch.sampled_BT))
+    nothing = made_of(batch.ids_BT, batch.attention_BT, torch.zeros_like(batch.sampled_BT))
     assert token_logprobs(model, nothing).abs().sum() == 0
     first = torch.zeros_like(batch.sampled_BT)
     first[:, 0] = 1
-    assert token_logprobs(model, TokenBatch(batch.ids_BT, batch.attention_BT, first)).abs().sum() == 0
+    assert token_logprobs(model, made_of(batch.ids_BT, batch.attention_BT, first)).abs().sum() == 0
 
 
 def test_padding_does_not_change_the_values():
     model, batch = tiny_model(), batch_of()
     padded = token_logprobs(model, batch)
-    row = TokenBatch(batch.ids_BT[1:, :6], batch.attention_BT[1:, :6], batch.sampled_BT[1:, :6])
+    row = made_of(batch.ids_BT[1:, :6], batch.attention_BT[1:, :6], batch.sampled_BT[1:, :6])
     torch.testing.assert_close(token_logprobs(model, row)[0], padded[1, :6], atol=1e-5, rtol=0)
 
 

@@ -1,0 +1,46 @@
+"""Adapters of a policy or run folder: adapters/v000000, v000001, ..., each there whole or not at all."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from core.errors import UserError
+
+NAME = re.compile(r"v(\d{6})")
+
+
+def adapter_path(folder: Path, version: int) -> Path:
+    return folder / "adapters" / f"v{version:06d}"
+
+
+def versions(folder: Path) -> list[int]:
+    """Versions that are there, oldest first."""
+    found = (NAME.fullmatch(path.name) for path in (folder / "adapters").glob("v*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def newest_adapter(folder: Path) -> Path:
+    """The newest adapter of a policy or run folder."""
+    there = versions(folder)
+    if not there:
+        raise UserError(f"{folder} holds no adapters/v000000; make one with create_lora_model.py")
+    return adapter_path(folder, there[-1])
+
+
+def publish_adapter(policy: Any, folder: Path, version: int) -> Path:
+    """Save a PEFT model's adapter as the given version: under another name first, so that no reader sees half of it."""
+    target = adapter_path(folder, version)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        policy.save_pretrained(partial)
+        (partial / "README.md").unlink(missing_ok=True)  # PEFT's form, with every line left to be filled in
+        partial.chmod(0o755)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target

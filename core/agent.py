@@ -1,0 +1,209 @@
+"""Agent: plays episodes. Generate until a call or an answer, run the search, append its result as tokens, go on.
+
+Every episode is a coroutine at its own turn: none waits for another's tool call, engines batch what is generated at the
+same time, and the searches that wait at the same time are answered as one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol as Interface
+
+from core.corpus import Question
+from core.engines import Engine, EngineError, Request, Sample, Sampling
+from core.episode import Episode, Search, Stop, Turn
+from core.errors import UserError
+from core.protocol import CALL_FAULTS, NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn
+
+
+class Found(Interface):
+    """A hit of a search, as DocumentStore gives it."""
+
+    @property
+    def chunk_id(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+
+
+SearchMany = Callable[[Sequence[str]], Sequence[Sequence[Found]]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far an episode may go."""
+
+    max_turns: int = 4
+    """Turns of the policy, the answer included."""
+    max_turn_tokens: int = 160
+    """Tokens the policy may sample in one turn."""
+    max_tokens: int = 2048
+    """Tokens of a whole episode, prompt and results included."""
+    max_calls: int = 2
+    """Searches in one turn; further ones are refused."""
+    max_query: int = 300
+    """Characters of a query."""
+
+    def check(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise UserError(f"--{name.replace('_', '-')} {value} must be at least 1")
+
+
+class BatchedSearch:
+    """Answers the queries that wait together as one batch, in a thread, so that episodes go on meanwhile."""
+
+    def __init__(self, search_many: SearchMany) -> None:
+        self.search_many = search_many
+        self._one_at_a_time = asyncio.Lock()
+        self._open: tuple[list[str], asyncio.Task[Sequence[Sequence[Found]]]] | None = None
+
+    async def __call__(self, query: str) -> Sequence[Found]:
+        if self._open is None:
+            queries: list[str] = []
+            self._open = queries, asyncio.create_task(self._answer(queries))
+        queries, answers = self._open
+        queries.append(query)
+        place = len(queries) - 1
+        return (await asyncio.shield(answers))[place]
+
+    async def _answer(self, queries: list[str]) -> Sequence[Sequence[Found]]:
+        async with self._one_at_a_time:  # while one batch is searched, the next one fills
+            await asyncio.sleep(0)
+            self._open = None
+            return await asyncio.to_thread(self.search_many, queries)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A policy with a search tool."""
+
+    engine: Engine
+    protocol: Protocol
+    search: BatchedSearch
+    limits: Limits = field(default_factory=Limits)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    async def play(self, question: Question, sample: int = 0, seed: int = 0) -> Episode:
+        """One episode; equal seeds and samples draw equal tokens."""
+        episode = _Growing(f"{question.id}/{sample}", self.protocol.prompt(question.question), self.engine.adapter)
+        stop: Stop = "turns"
+        for number in range(self.limits.max_turns):
+            room = min(self.limits.max_turn_tokens, self.limits.max_tokens - len(episode.ids))
+            if room < 1:
+                stop = "tokens"
+                break
+            try:
+                sampled = await self._sample(episode, room, turn_seed(seed, episode.id, number))
+            except EngineError as error:
+                episode.cause, stop = str(error), "engine"
+                break
+            reading = self._read(sampled.ids)
+            episode.add_sampled(sampled, reading)
+            if sampled.finish == "length":
+                stop = "turn_tokens" if room == self.limits.max_turn_tokens else "tokens"
+                break
+            if reading.answer is not None:
+                stop = "answer"
+                break
+            if number + 1 == self.limits.max_turns:  # nobody would read a result
+                break
+            if not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # it was told so in vain
+                stop = "no_action"
+                break
+            given = self.protocol.join(await self._results(reading, episode), sampled.ids[-1])
+            if len(episode.ids) + len(given) >= self.limits.max_tokens:
+                stop = "tokens"
+                break
+            episode.add_given(given)
+        self.engine.release(episode.id)
+        return episode.finished(question.id, stop, self.protocol)
+
+    async def _sample(self, episode: _Growing, room: int, seed: int) -> Sample:
+        started = time.perf_counter()
+        ids, stop_ids = tuple(episode.ids), self.protocol.stop_ids
+        sampled = await self.engine.generate(Request(ids, room, stop_ids, seed, self.sampling, episode.id))
+        episode.seconds["generate"] += time.perf_counter() - started
+        return sampled
+
+    def _read(self, ids: Sequence[int]) -> Reading:
+        text = self.protocol.text(ids)
+        reading = read_turn(text, max_calls=self.limits.max_calls, max_query=self.limits.max_query)
+        if self.protocol.forges(ids):
+            return Reading(reading.calls, reading.answer, (*reading.faults, "control_token"))
+        return reading
+
+    async def _results(self, reading: Reading, episode: _Growing) -> list[str]:
+        """What the tool says to each call; a call that can't be run gets the reason."""
+        if not reading.calls:
+            return [f"error: {NO_ACTION_TEXT}"]
+        started = time.perf_counter()
+        results = await asyncio.gather(*(self._result(call, episode) for call in reading.calls))
+        episode.seconds["search"] += time.perf_counter() - started
+        return list(results)
+
+    async def _result(self, call: Call, episode: _Growing) -> str:
+        if call.fault:
+            return f"error: {CALL_FAULTS[call.fault]}"
+        number = episode.reserve_search(call.query)
+        hits = await self.search(call.query)
+        episode.fill_search(number, hits)
+        return self.protocol.show(Passage(hit.title, hit.text) for hit in hits)
+
+
+def turn_seed(seed: int, episode: str, turn: int) -> int:
+    """A seed of its own for every turn, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{episode}/{turn}".encode(), digest_size=6).digest(), "big")
+
+
+@dataclass
+class _Growing:
+    """An episode in the making."""
+
+    id: str
+    prompt: list[int]
+    adapter: str
+    turns: list[Turn] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    answer: str = ""
+    cause: str = ""
+    seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "search": 0.0})
+    started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.ids, self.mask, self.logprobs = list(self.prompt), [0] * len(self.prompt), [0.0] * len(self.prompt)
+
+    def add_sampled(self, sampled: Sample, reading: Reading) -> None:
+        self.turns.append(Turn(len(self.ids), len(self.ids) + len(sampled.ids), reading.faults))
+        self.ids += sampled.ids
+        self.mask += [1] * len(sampled.ids)
+        self.logprobs += sampled.logprobs
+        self.answer = reading.answer or ""
+
+    def add_given(self, ids: Sequence[int]) -> None:
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    def reserve_search(self, query: str) -> int:
+        """Searches stand in the order of the calls, whichever comes back first."""
+        self.searches.append(Search(len(self.turns) - 1, query))
+        return len(self.searches) - 1
+
+    def fill_search(self, number: int, hits: Iterable[Found]) -> None:
+        search = self.searches[number]
+        self.searches[number] = Search(search.turn, search.query, tuple(hit.chunk_id for hit in hits))
+
+    def finished(self, question_id: str, stop: Stop, protocol: Protocol) -> Episode:
+        seconds = {**self.seconds, "total": time.perf_counter() - self.started}
+        return Episode(
+            id=self.id, question_id=question_id, ids=tuple(self.ids), mask=tuple(self.mask),
+            logprobs=tuple(self.logprobs), turns=tuple(self.turns), searches=tuple(self.searches), answer=self.answer,
+            stop=stop, cause=self.cause, adapter=self.adapter, transcript=protocol.tokenizer.decode(self.ids),
+            seconds=seconds,
+        )  # fmt: skip

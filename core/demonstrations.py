@@ -1,0 +1,121 @@
+"""Demonstrations: episodes a teacher plays with gold data, through the real search, in the agent's own protocol."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from core.agent import Agent, BatchedSearch, Found, Limits
+from core.corpus import Question
+from core.engines import Request, Sample
+from core.episode import Episode
+from core.protocol import Protocol, write_answer, write_call
+
+# Words that a question has and a query does not need.
+IDLE = frozenset(
+    (
+        "a an and are as be by can could do does for from has have how i if in is it many me much my of on or should "
+        "tell that the there they this to was what when where which who why will with would you your"
+    ).split()  # noqa: SIM905
+)
+SENTENCE = re.compile(r"(?<=[.!?])\s+")
+
+
+def queries_of(question: Question) -> list[str]:
+    """Queries one could look for the answer by, the most telling first.
+
+    Example: "What are the symptoms of gout?", focus "Gout", type "symptoms" gives "Gout symptoms", "symptoms gout",
+    "Gout", and the question itself.
+    """
+    words = re.findall(r"[\w'-]+", question.question)
+    telling = " ".join(word for word in words if word.lower() not in IDLE)
+    kind = "" if question.question_type in ("", "information") else question.question_type
+    candidates = [f"{question.focus} {kind}", telling, question.focus, question.question]
+    return [query for query in dict.fromkeys(" ".join(candidate.split()) for candidate in candidates) if query]
+
+
+def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
+    """The first sentences of an answer that fit into `most` tokens; of a first one too long, its first words."""
+    sentences = SENTENCE.split(" ".join(answer.split()))
+    for number in range(len(sentences), 0, -1):
+        text = " ".join(sentences[:number])
+        if count(text) <= most:
+            return text
+    words = sentences[0].split()
+    while len(words) > 1 and count(" ".join(words)) > most:
+        words.pop()
+    return " ".join(words)
+
+
+def plan(question: Question, ranks: Mapping[str, int | None], answer: str, choose: random.Random) -> list[str] | None:
+    """The teacher's turns, given at which place each query finds a chunk that answers; None if none does.
+
+    One search with a query that finds it, or, for a third of the questions where another one does not, first that one:
+    so the policy sees that it may search again. Then which passage it is, and the answer.
+    """
+    good = [query for query, rank in ranks.items() if rank is not None]
+    bad = [query for query, rank in ranks.items() if rank is None]
+    if not good:
+        return None
+    best = min(ranks[query] or 0 for query in good)
+    query = choose.choice([query for query in good if ranks[query] == best])
+    searches = [choose.choice(bad), query] if bad and choose.random() < 1 / 3 else [query]
+    return [*map(write_call, searches), f"Passage {best} answers this.\n{write_answer(answer)}"]
+
+
+class Teacher:
+    """An engine that says what it was told to, for the agent's loop to play: so demonstrations are like rollouts."""
+
+    adapter = "teacher"
+
+    def __init__(self, protocol: Protocol, turns: Mapping[str, Sequence[str]]) -> None:
+        self._protocol = protocol
+        self._left = {episode: list(texts) for episode, texts in turns.items()}
+
+    async def generate(self, request: Request) -> Sample:
+        ids = self._protocol.turn_ids(self._left[request.episode].pop(0))
+        if len(ids) > request.max_tokens:
+            return Sample(tuple(ids[: request.max_tokens]), (0.0,) * request.max_tokens, "length")
+        return Sample(tuple(ids), (0.0,) * len(ids), "stop")
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        raise NotImplementedError("a teacher has no adapter")
+
+    def release(self, episode: str) -> None:
+        self._left.pop(episode)
+
+
+async def demonstrate(
+    questions: Sequence[Question], search_many: Callable[[Sequence[str]], Sequence[Sequence[Found]]],
+    protocol: Protocol, limits: Limits, answer_tokens: int, seed: int,
+) -> list[Episode]:  # fmt: skip
+    """A well-formed episode that finds the answer for each question where a query does."""
+    candidates = {question.id: queries_of(question) for question in questions}
+    queries = sorted({query for several in candidates.values() for query in several})
+    found = dict(zip(queries, search_many(queries), strict=True))
+    choose = random.Random(seed)
+    turns, played = {}, []
+    for question in questions:
+        ranks = {query: first_relevant(found[query], question) for query in candidates[question.id]}
+        answer = short_answer(question.answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
+        planned = plan(question, ranks, answer, choose)
+        if planned and len(planned) <= limits.max_turns:
+            turns[f"{question.id}/0"] = planned
+            played.append(question)
+    agent = Agent(Teacher(protocol, turns), protocol, BatchedSearch(search_many), limits)
+    episodes = [await agent.play(question) for question in played]
+    return [episode for episode in episodes if episode.well_formed]
+
+
+def first_relevant(hits: Iterable[Found], question: Question) -> int | None:
+    """Place, from 1, of the first hit that answers the question."""
+    relevant = set(question.relevant_chunk_ids)
+    return next((place for place, hit in enumerate(hits, 1) if hit.chunk_id in relevant), None)
+
+
+def accepted(episode: Episode, question: Question, similarity: Callable[[str, str], float], least: float) -> bool:
+    """Rejection sampling: is this episode of the policy's worth learning from?"""
+    found = bool(set(episode.hits) & set(question.relevant_chunk_ids))
+    return episode.well_formed and found and similarity(episode.answer, question.answer) >= least

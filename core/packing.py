@@ -1,0 +1,97 @@
+"""Packing: sequences of tokens into batches of a bounded number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Tokens(Protocol):
+    """What is packed: an Episode, for one."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def mask(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Sequences as rows padded at the end, or, padding-free, as one row behind one another.
+
+    Example, prompt 5 6 and sampled 7 8 beside prompt 5 and sampled 9:
+
+        padded      ids [[5, 6, 7, 8], [5, 9, 0, 0]]   attention [[1, 1, 1, 1], [1, 1, 0, 0]]
+                    sampled [[0, 0, 1, 1], [0, 1, 0, 0]]   sequence [[0, 0, 0, 0], [1, 1, 1, 1]]
+        one row     ids [[5, 6, 7, 8, 5, 9]]   positions [[0, 1, 2, 3, 0, 1]]   no attention
+                    sampled [[0, 0, 1, 1, 0, 1]]   sequence [[0, 0, 0, 0, 1, 1]]
+    """
+
+    ids_BT: Tensor
+    positions_BT: Tensor
+    """A token's place in its sequence; where it falls back to 0, attention begins anew."""
+    sampled_BT: Tensor
+    """1 = chosen by the policy: its log-probability is wanted."""
+    sequence_BT: Tensor
+    """Which of the sequences given to `pack` a token belongs to."""
+    attention_BT: Tensor | None = None
+    """1 = a token, 0 = padding; None in a single row, which has none."""
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        return TokenBatch(
+            self.ids_BT.to(device), self.positions_BT.to(device), self.sampled_BT.to(device),
+            self.sequence_BT.to(device), None if self.attention_BT is None else self.attention_BT.to(device),
+        )  # fmt: skip
+
+
+def pack(sequences: Sequence[Tokens], budget: int, *, padding_free: bool = False) -> list[TokenBatch]:
+    """Batches of at most `budget` tokens, padding counted; a longer sequence is a batch of its own.
+
+    Padded, the longest sequences come first and those of like length together, so that little is padding and memory
+    runs out at once or never. `padding_free` needs a model whose attention keeps to `positions` (flash attention, or
+    transformers' sdpa and eager for models of full attention); it saves the padding where kernels skip what is masked.
+    """
+    make = _join if padding_free else _pad
+    return [make(sequences, group) for group in _groups([len(s.ids) for s in sequences], budget, padding_free)]
+
+
+def _groups(lengths: Sequence[int], budget: int, padding_free: bool) -> list[list[int]]:
+    """Which sequences go together: longest first, each into the first group that has room for it."""
+    groups: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
+        for group in groups:
+            # Padded, the first of a group is its longest, and every row costs as much.
+            cost = sum(lengths[n] for n in group) if padding_free else len(group) * lengths[group[0]]
+            if cost + (lengths[number] if padding_free else lengths[group[0]]) <= budget:
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return groups
+
+
+def _pad(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:
+    ids_BT = _rows([sequences[number].ids for number in group])
+    attention_BT = _rows([[1] * len(sequences[number].ids) for number in group])
+    sampled_BT = _rows([sequences[number].mask for number in group])
+    positions_BT = torch.arange(ids_BT.shape[1]).expand_as(ids_BT)
+    return TokenBatch(ids_BT, positions_BT, sampled_BT, torch.tensor(group)[:, None].expand_as(ids_BT), attention_BT)
+
+
+def _join(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:
+    lengths = torch.tensor([len(sequences[number].ids) for number in group])
+    return TokenBatch(
+        torch.cat([torch.tensor(sequences[number].ids) for number in group])[None],
+        torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
+        torch.cat([torch.tensor(sequences[number].mask) for number in group])[None],
+        torch.tensor(group).repeat_interleave(lengths)[None],
+    )
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])

