@@ -28,7 +28,7 @@ STOP_WORDS = frozenset(
     a an and are as at be been but by can did do does for from had has have how if in into is it its may
     more most no not of on or other over should so such than that the their them then there these they
     this those to was were what when where which who why will with would you your
-    """.split()  # noqa: SIM905 a word list reads better as words
+    """.split()
 )
 K1, B, EPSILON = 1.5, 0.75, 0.25  # BM25Okapi's defaults
 # A row with a score for a quarter of the texts or more is added as a whole: faster than by its indices.

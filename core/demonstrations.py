@@ -18,7 +18,7 @@ IDLE = frozenset(
     (
         "a an and are as be by can could do does for from has have how i if in is it many me much my of on or should "
         "tell that the there they this to was what when where which who why will with would you your"
-    ).split()  # noqa: SIM905
+    ).split()
 )
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 

