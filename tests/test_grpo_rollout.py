@@ -1,0 +1,248 @@
+"""Rewards by hand; steps that are shared, resumed and never played twice; the service that follows adapters."""
+
+import asyncio
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import grpo_rollout
+from core.claims import Claims
+from core.corpus import Question, write_jsonl
+from core.engines import Sample, Sampling
+from core.episode import append_episodes
+from core.errors import UserError
+from core.protocol import write_answer, write_call
+from core.rollout_view import RolloutView
+from grpo_rollout import (
+    Rollout,
+    RolloutOptions,
+    get_answer_similarity,
+    get_format_reward,
+    get_mrr,
+    get_token_f1,
+    play_step,
+    played_questions,
+    step_episodes,
+)
+from tests.test_agent import search_many
+from tests.test_episode import EXAMPLE
+
+QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
+
+
+# Rewards
+
+
+@pytest.mark.parametrize(
+    ("relevant", "expected"), [(("a",), 1.0), (("b",), 1 / 2), (("c", "z"), 1 / 3), (("z",), 0.0), ((), 0.0)]
+)
+def test_mrr_by_hand(relevant, expected):
+    # The example saw a, b and then b, c: each chunk counts once, where it was first seen.
+    assert get_mrr([EXAMPLE], [replace(QUESTION, relevant_chunk_ids=relevant)]) == [expected]
+
+
+def test_searching_more_cannot_beat_searching_well():
+    good = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("c", "a")),))
+    more = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("a", "b", "c")),) * 3)
+    assert get_mrr([good, more], [QUESTION] * 2) == [1.0, 1 / 3]
+
+
+def test_similarity_by_hand():
+    vectors = {"same": [1, 0], "near": [0.6, 0.8], "against": [-1, 0], "": [1, 0], "Rest and ice.": [1, 0]}
+    embedder = SimpleNamespace(encode_passages=lambda texts: np.array([vectors[text] for text in texts], np.float32))
+    episodes = [replace(EXAMPLE, answer=answer) for answer in ("same", "near", "against", "")]
+    found = get_answer_similarity(episodes, [QUESTION] * 4, embedder)
+    assert found == pytest.approx([1, 0.6, 0, 0])
+
+
+def test_similarity_of_the_real_embedder(embedder):
+    answers = ["Rest and ice.", "Ice packs, and resting.", "Paris is in France.", ""]
+    found = get_answer_similarity([replace(EXAMPLE, answer=a) for a in answers], [QUESTION] * 4, embedder)
+    assert found[0] == pytest.approx(1, abs=1e-3)
+    assert 1 > found[1] > 0.5 > found[2] >= found[3] == 0
+
+
+def test_token_f1_by_hand():
+    assert get_token_f1([replace(EXAMPLE, answer="ice, rest")], [QUESTION]) == pytest.approx([0.8])
+
+
+def test_format_by_hand():
+    first, second = EXAMPLE.turns
+    broken = replace(first, faults=("bad_json",))
+    cases = [
+        (EXAMPLE, 1.0),
+        (replace(EXAMPLE, turns=(broken, second)), (1 + 1 + 1 / 2) / 3),
+        (replace(EXAMPLE, searches=()), 2 / 3),
+        (replace(EXAMPLE, stop="turns", turns=(broken, broken)), 1 / 3),
+        (replace(EXAMPLE, stop="no_action", searches=(), turns=(broken,)), 0.0),
+        (replace(EXAMPLE, stop="tokens", searches=(), turns=()), 0.0),
+    ]
+    assert get_format_reward([e for e, _ in cases], [QUESTION] * 6) == pytest.approx([r for _, r in cases])
+
+
+# Steps
+
+
+class Game:
+    """An engine that searches for the question's id and then answers, and counts what it was asked for."""
+
+    adapter = "run-v000000"
+
+    def __init__(self, protocol):
+        self.protocol, self.asked, self.loaded = protocol, [], []
+
+    async def generate(self, request):
+        await asyncio.sleep(0.001)
+        self.asked.append(request.episode)
+        first = "tool_response>\n[" not in self.protocol.tokenizer.decode(request.ids)
+        ids = self.protocol.turn_ids(write_call(request.episode) if first else write_answer("rest"))
+        return Sample(tuple(ids), (-0.5,) * len(ids), "stop")
+
+    async def load_adapter(self, name, folder):
+        self.adapter = name
+        self.loaded.append((name, folder.name))
+
+    def release(self, episode): ...
+
+
+@pytest.fixture
+def rollout(protocol, tmp_path, monkeypatch, embedder):
+    write_jsonl(
+        tmp_path / "train.jsonl", [replace(QUESTION, id=f"q{n}", relevant_chunk_ids=(f"q{n}/0#1",)) for n in range(5)]
+    )
+    store = SimpleNamespace(
+        embedder=embedder, options=SimpleNamespace(embedder="x"), search=lambda queries, k, mode: search_many(queries)
+    )
+    return Rollout(RolloutOptions(data=tmp_path, num_rollouts=2, batch_size=3), Game(protocol), protocol, store)
+
+
+def test_a_step_is_played_rewarded_and_written(rollout, tmp_path):
+    asyncio.run(play_step(rollout, tmp_path / "run", 0, "w"))
+    episodes = step_episodes(tmp_path / "run" / "episodes" / "000000")
+    assert sorted({e.question_id for e in episodes}) == sorted(q.id for q in rollout.of_step(0))
+    assert len(episodes) == len({e.id for e in episodes}) == 6
+    for episode in episodes:
+        # Only the first sample's own search finds the chunk that answers, in second place.
+        mrr = 0.5 if episode.id.endswith("/0") else 0.0
+        assert episode.rewards["mrr"] == mrr
+        assert episode.rewards["format"] == 1.0
+        assert episode.reward == pytest.approx((mrr + 1 + episode.rewards["answer_similarity"]) / 3)
+    assert {e.adapter for e in episodes} == {"run-v000000"}
+
+
+def test_all_questions_come_once_before_any_comes_again(rollout):
+    rollout.options = replace(rollout.options, batch_size=5)
+    rounds = [[question.id for question in rollout.of_step(step)] for step in range(4)]
+    assert all(sorted(ids) == [f"q{n}" for n in range(5)] for ids in rounds)
+    assert len({tuple(ids) for ids in rounds}) > 1
+    rollout.options = replace(rollout.options, batch_size=3)
+    assert [q.id for q in rollout.of_step(0)] == rounds[0][:3]
+    assert [q.id for q in rollout.of_step(1)][:2] == rounds[0][3:]  # and then the next round's, none of them twice
+    assert len(set(rollout.of_step(1))) == len(rollout.of_step(1))
+
+
+def test_two_workers_share_a_step_and_play_nothing_twice(rollout, tmp_path):
+    async def run():
+        await asyncio.gather(*(play_step(rollout, tmp_path, 0, worker, poll=0.01) for worker in ("a", "b")))
+
+    asyncio.run(run())
+    assert len(step_episodes(tmp_path / "episodes" / "000000")) == 6
+    assert len(rollout.engine.asked) == 12  # two turns an episode
+
+
+def test_a_step_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
+    folder = tmp_path / "episodes" / "000000"
+    done, half, *_ = rollout.of_step(0)
+    claims = Claims(folder / "claims", "dead")
+    assert claims.take(done.id)
+    assert claims.take(half.id)
+    append_episodes(
+        folder / "dead.jsonl", [replace(EXAMPLE, id=f"{done.id}/{n}", question_id=done.id) for n in range(2)]
+    )
+    os.utime(folder / "claims" / half.id, (0, 0))
+    asyncio.run(play_step(rollout, tmp_path, 0, "w"))
+    assert done.id not in {asked.split("/")[0] for asked in rollout.engine.asked}
+    assert played_questions(folder) == {question.id for question in rollout.of_step(0)}
+    assert len(step_episodes(folder)) == 6
+
+
+def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_path):
+    folder = tmp_path / "episodes" / "000000"
+    real = rollout.play
+
+    async def slow(question, step, view):
+        episodes = await real(question, step, view)
+        path = folder / "claims" / question.id
+        if path.read_text() == "w":  # while it played, its claims were taken over
+            path.write_text("other")
+            append_episodes(folder / "other.jsonl", episodes)
+        return episodes
+
+    rollout.play = slow
+    asyncio.run(play_step(rollout, tmp_path, 0, "w"))
+    assert not (folder / "w.jsonl").exists()
+    assert len(step_episodes(folder)) == 6
+
+
+def test_the_service_follows_the_adapters(rollout, tmp_path, monkeypatch):
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def opened(options):
+        yield rollout
+
+    monkeypatch.setattr(grpo_rollout, "open_rollout", opened)
+    run_dir = tmp_path / "run"
+
+    async def trainer():
+        for version in range(3):
+            (run_dir / "adapters" / f"v{version:06d}").mkdir(parents=True)
+            while len(played_questions(run_dir / "episodes" / f"{version:06d}")) < len(rollout.of_step(version)):
+                await asyncio.sleep(0.01)
+
+    async def run():
+        options = grpo_rollout.Options(rollout.options, run_dir, follow=True, worker="w", max_steps=2, poll=0.01)
+        await asyncio.wait_for(asyncio.gather(trainer(), grpo_rollout.main_async(options)), 60)
+
+    asyncio.run(run())
+    assert rollout.engine.loaded == [(f"run-v{n:06d}", f"v{n:06d}") for n in range(3)]
+    for step in range(3):
+        episodes = step_episodes(run_dir / "episodes" / f"{step:06d}")
+        assert {e.adapter for e in episodes} == {f"run-v{step:06d}"}
+
+
+def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout, monkeypatch):
+    monkeypatch.setattr(
+        grpo_rollout, "get_reward_functions", lambda embedder: {"mine": lambda e, q: [float("nan")] * len(e)}
+    )
+    with pytest.raises(UserError, match="reward 'mine' gave nan"):
+        Rollout(rollout.options, rollout.engine, rollout.agent.protocol, rollout.store)
+    assert rollout.engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"num_rollouts": 0}, "--num-rollouts 0"),
+        ({"sampling": Sampling(top_p=0.5)}, "make the log-probabilities wrong"),
+        ({"weights": (1.0,)}, "must be 3 numbers"),
+    ],
+)
+def test_bad_options_are_told(rollout, wrong, says):
+    options = replace(rollout.options, **wrong)
+    with pytest.raises(UserError, match=says):  # noqa: PT012 either may say it
+        options.check()
+        Rollout(options, rollout.engine, rollout.agent.protocol, rollout.store)
+
+
+def test_the_view_counts(capsys):
+    with RolloutView("step 3", 4) as view:
+        view.played(EXAMPLE)
+        view.played(replace(EXAMPLE, stop="turns", searches=()))
+        view.rewarded([EXAMPLE])
+    line = capsys.readouterr().out
+    assert line.startswith("step 3: episodes 2 of 4; tokens/s ")
+    assert "searches 1.00; ended by: answer 1, turns 1; mrr 0.500" in line.replace("ended by ", "ended by: ")
