@@ -9,6 +9,8 @@ data=runs/demo/data
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3 --mode sparse
 "$PY" create_lora_model.py --output-dir runs/demo/policy --overwrite
+"$PY" sft_train.py --data $data --policy runs/demo/policy --output-dir runs/demo/warm --overwrite
+"$PY" merge_lora.py --lora-model runs/demo/warm --output-path runs/demo/merged --overwrite
 
 echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training," \
-  "$(wc -l <$data/eval.jsonl) eval questions and a 4-bit model in $((SECONDS - started)) s; files in runs/demo"
+  "$(wc -l <$data/eval.jsonl) eval questions and a warm-started policy in $((SECONDS - started)) s; files in runs/demo"

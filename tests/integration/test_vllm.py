@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,18 +116,16 @@ def test_a_swap_takes_under_a_second_and_no_token_is_the_old_adapters(server, ba
         for version in (1, 2, 1):
             started = time.perf_counter()
             await engine.load_adapter(f"swap{len(samples)}-v{version:06d}", adapters / f"v{version:06d}")
-            first = await engine.generate(requests[0])
+            await engine.generate(replace(requests[0], max_tokens=1))
             seconds = time.perf_counter() - started
-            alone = time.perf_counter()
-            await engine.generate(requests[0])
             samples[version, len(samples)] = (
-                [first, *await asyncio.gather(*(engine.generate(request) for request in requests[1:]))],
-                seconds - (time.perf_counter() - alone),
+                await asyncio.gather(*(engine.generate(request) for request in requests)),
+                seconds,
             )
         return samples
 
     for (version, _), (samples, seconds) in with_engine(server, act).items():
-        print(f"adapter v{version:06d}: serving after {seconds:.3f} s")
+        print(f"adapter v{version:06d}: first token after {seconds:.3f} s")
         assert seconds < 1
         assert differences(policy_of(base, adapters, version), requests, samples).mean() < 0.02
         other = differences(policy_of(base, adapters, 3 - version), requests, samples)

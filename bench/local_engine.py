@@ -1,0 +1,96 @@
+"""LocalEngine beside `model.generate` on the un-merged PEFT model, question group by question group.
+
+    python bench/local_engine.py --data runs/demo/data --policy runs/demo/policy
+
+8 questions, 8 episodes of each, with the turns and results of a teacher's episodes. Both sample as many tokens as each
+turn has from the same prompts. The plain way is what a first script does: a group's prompts padded to the left,
+generate, the next turn, the next group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from bench.replay import teacher_episodes, tokens_of, turn_requests
+from bench.report import Bar, finish
+from core.adapters import newest_adapter
+from core.episode import Episode
+from core.errors import run_script
+from core.local_engine import LocalEngine
+from core.policy import load_base, load_policy, load_tokenizer, read_policy_card
+from core.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure on."""
+
+    data: Path = Path("runs/demo/data")
+    """Folder that data_prep.py wrote."""
+    policy: Path = Path("runs/demo/policy")
+    """Policy folder; one whose base is not quantised."""
+    questions: int = 8
+    """Groups."""
+    group: int = 8
+    """Episodes of each question."""
+
+
+def main(bench: BenchOptions) -> None:
+    card = read_policy_card(bench.policy)
+    protocol = Protocol(load_tokenizer(card), passage_tokens=64)
+    _, chosen = teacher_episodes(bench.data, protocol, bench.questions)
+    episodes = [replace(episode, id=f"{n}/{m}") for n, episode in enumerate(chosen) for m in range(bench.group)]
+    tokens = tokens_of(episodes)
+    ours = measure_ours(LocalEngine(load_base(card)), newest_adapter(bench.policy), episodes)
+    print(f"ours  {tokens / ours:7.1f} tokens/s ({ours:.1f} s)", flush=True)
+    plain = measure_plain(load_policy(card).eval(), episodes, bench.group, protocol)
+    print(f"plain {tokens / plain:7.1f} tokens/s ({plain:.1f} s)")
+    print(f"{len(episodes)} episodes, {tokens} tokens sampled, {sum(len(e.ids) for e in episodes)} in all")
+    finish([Bar("ours / plain tokens/s", plain / ours, 3)])
+
+
+def measure_ours(engine: LocalEngine, adapter: Path, episodes: list[Episode]) -> float:
+    async def chain(episode: Episode) -> None:
+        for request in turn_requests(episode, episode.id):
+            await engine.generate(request)
+        engine.release(episode.id)
+
+    async def run() -> None:
+        await asyncio.gather(*map(chain, episodes))
+
+    started = time.perf_counter()
+    asyncio.run(engine.load_adapter("bench", adapter))  # merging is part of what it costs
+    asyncio.run(run())
+    return time.perf_counter() - started
+
+
+@torch.no_grad()
+def measure_plain(policy: Any, episodes: list[Episode], group: int, protocol: Protocol) -> float:
+    started = time.perf_counter()
+    for first in range(0, len(episodes), group):
+        together = [turn_requests(episode, episode.id) for episode in episodes[first : first + group]]
+        for requests in zip(*together, strict=True):
+            longest = max(len(request.ids) for request in requests)
+            ids_BT = torch.tensor([[0] * (longest - len(request.ids)) + list(request.ids) for request in requests])
+            attention_BT = torch.tensor(
+                [[0] * (longest - len(request.ids)) + [1] * len(request.ids) for request in requests]
+            )
+            count = requests[0].max_tokens
+            policy.generate(
+                input_ids=ids_BT, attention_mask=attention_BT, do_sample=True, min_new_tokens=count,
+                max_new_tokens=count, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+            )  # fmt: skip
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)

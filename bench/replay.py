@@ -1,0 +1,42 @@
+"""Episodes to measure engines on: the teacher's, of sample questions, with the lengths and results of real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.agent import Limits
+from core.corpus import Question, read_questions
+from core.demonstrations import demonstrate
+from core.engines import Request, Sampling
+from core.episode import Episode
+from core.errors import UserError
+from core.protocol import Protocol
+from document_store import DocumentStore
+
+
+def teacher_episodes(data: Path, protocol: Protocol, count: int, k: int = 3) -> tuple[list[Question], list[Episode]]:
+    """So many questions with an episode each; questions are repeated where there are too few."""
+    store = DocumentStore.open(data / "store")
+    questions = [question for question in read_questions(data / "train.jsonl") if question.relevant_chunk_ids]
+    episodes = asyncio.run(
+        demonstrate(questions[: 2 * count], lambda queries: store.search(queries, k), protocol, Limits(), 64, 0)
+    )
+    if not episodes:
+        raise UserError(f"{data} has no question whose answer is found; make it by data_prep.py")
+    by_id = {question.id: question for question in questions}
+    chosen = [episodes[number % len(episodes)] for number in range(count)]
+    return [by_id[episode.question_id] for episode in chosen], chosen
+
+
+def turn_requests(episode: Episode, name: str, seed: int = 0) -> list[Request]:
+    """What an engine is asked for at each turn of the episode, to the last token, whatever it samples."""
+    return [
+        Request(episode.ids[: turn.start], turn.end - turn.start, (), seed + number, Sampling(), name)
+        for number, turn in enumerate(episode.turns)
+    ]
+
+
+def tokens_of(episodes: Sequence[Episode]) -> int:
+    return sum(episode.sampled for episode in episodes)
