@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Starts a vLLM server for machines without a GPU out of .venv-vllm, with adapters that can be loaded while it runs.
 #   MODEL  folder of the base (default: SmolLM2-135M-Instruct out of its package)
+#   LORA_RANK   rank of the adapters (default 16): on CPUs vLLM works on so much for every token, used or not
 #   PORT, HOST, API_KEY, MAX_LEN, KV_GIB   where it listens, who may ask, tokens of an episode, memory for keys and values
 # Further arguments go to vLLM as they are.
 set -euo pipefail
@@ -22,4 +23,4 @@ export KMP_BLOCKTIME=${KMP_BLOCKTIME:-1} # idle threads sleep, so that a trainer
 # processed_logprobs: the log-probabilities are those of the distribution that is sampled from, temperature included.
 exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name policy \
   --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}" --dtype "$dtype" --max-model-len "${MAX_LEN:-2048}" \
-  --enable-lora --max-lora-rank 64 --max-loras 2 --logprobs-mode processed_logprobs "$@"
+  --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 --logprobs-mode processed_logprobs "$@"

@@ -1,5 +1,6 @@
 """A real vLLM server on this machine, out of .venv-vllm, which is set up where it is missing (about two minutes)."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ class Server:
         self.url, self.model, self.log, self.process = f"http://127.0.0.1:{self.port}", model, log, None
 
     def start(self):
-        environment = os.environ | {"MODEL": str(self.model), "PORT": str(self.port), "KV_GIB": "1"}
+        environment = os.environ | {"MODEL": str(self.model), "PORT": str(self.port), "KV_GIB": "1", "LORA_RANK": "8"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [ROOT / "scripts" / "vllm_cpu.sh"], env=environment, stdout=log, stderr=log, start_new_session=True
@@ -47,7 +48,8 @@ class Server:
     def kill(self):
         """SIGKILL, the engine's own process included."""
         if self.process:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 

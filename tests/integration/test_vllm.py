@@ -40,7 +40,7 @@ def adapters(base, tmp_path_factory):
         )
         for name, weight in policy.named_parameters():
             if "lora_B" in name:
-                torch.nn.init.normal_(weight, std=0.02)
+                torch.nn.init.normal_(weight, std=0.05)
         policy.peft_config["default"].base_model_name_or_path = str(base)
         policy.save_pretrained(folder / f"v{version:06d}")
     return folder
@@ -127,9 +127,10 @@ def test_a_swap_takes_under_a_second_and_no_token_is_the_old_adapters(server, ba
     for (version, _), (samples, seconds) in with_engine(server, act).items():
         print(f"adapter v{version:06d}: first token after {seconds:.3f} s")
         assert seconds < 1
-        assert differences(policy_of(base, adapters, version), requests, samples).mean() < 0.02
+        own = differences(policy_of(base, adapters, version), requests, samples)
         other = differences(policy_of(base, adapters, 3 - version), requests, samples)
-        assert other.mean() > 0.1  # the test can tell them apart
+        assert own.mean() < other.mean() / 4  # the test can tell them apart
+        assert own.mean() < 0.02
 
 
 def test_a_sample_ends_with_the_token_that_stopped_it_and_seeds_repeat(server, protocol):

@@ -1,0 +1,68 @@
+"""A checkpoint puts weights, optimiser and random numbers back exactly; half-written ones do not count."""
+
+import pytest
+import torch
+from torch import nn
+
+from core.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from core.errors import UserError
+
+
+def made(size=3):
+    torch.manual_seed(0)
+    model = nn.Linear(size, 2)
+    model.bias.requires_grad_(False)
+    return model, torch.optim.AdamW([model.weight], lr=0.1)
+
+
+def steps(model, optimizer, count):
+    for _ in range(count):
+        (model(torch.randn(4, model.in_features)) * torch.rand(2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_going_on_equals_never_having_stopped(tmp_path):
+    model, optimizer = made()
+    steps(model, optimizer, 3)
+    save_checkpoint(tmp_path, 3, model, optimizer, {"rows": [1]})
+    steps(model, optimizer, 3)
+    again, second = made()
+    assert load_checkpoint(tmp_path, again, second) == (3, {"rows": [1]})
+    steps(again, second, 3)
+    assert torch.equal(model.weight, again.weight)
+
+
+def test_only_the_last_is_kept_and_a_half_written_one_does_not_count(tmp_path):
+    model, optimizer = made()
+    assert load_checkpoint(tmp_path, model, optimizer) is None
+    steps(model, optimizer, 1)
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, step, model, optimizer, step)
+    (tmp_path / ".partial.x").mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["000010"]
+    assert load_checkpoint(tmp_path, model, optimizer) == (10, 10)
+    save_checkpoint(tmp_path, 10, model, optimizer, "again")
+    assert load_checkpoint(tmp_path, model, optimizer) == (10, "again")
+
+
+def test_a_failed_write_leaves_the_one_before(tmp_path, monkeypatch):
+    model, optimizer = made()
+    steps(model, optimizer, 1)
+    save_checkpoint(tmp_path, 1, model, optimizer, 1)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("core.checkpoint.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, 2, model, optimizer, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001"]
+
+
+def test_another_models_checkpoint_is_refused(tmp_path):
+    model, optimizer = made()
+    steps(model, optimizer, 1)
+    save_checkpoint(tmp_path, 1, model, optimizer, 1)
+    with pytest.raises(UserError, match="of another model or adapter"):
+        load_checkpoint(tmp_path, *made(5))
