@@ -16,12 +16,13 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from asyncio import FIRST_COMPLETED as FIRST
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -117,6 +118,8 @@ class RolloutOptions:
     """Episodes of each question: a group, within which they are compared."""
     batch_size: int = 8
     """Questions of a step."""
+    at_once: int = 8
+    """Questions a worker plays at the same time; fewer where several workers share a step."""
     weights: tuple[float, ...] = ()
     """Weight of each reward, in the order of get_reward_functions; all equal if none is given."""
     k: int = 3
@@ -132,7 +135,7 @@ class RolloutOptions:
         """Fail before anything is loaded."""
         self.limits.check()
         self.sampling.check()
-        for name in ("num_rollouts", "batch_size", "k", "passage_tokens"):
+        for name in ("num_rollouts", "batch_size", "at_once", "k", "passage_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
 
@@ -246,21 +249,28 @@ def answers(server: ServerOptions) -> bool:
 
 
 async def play_step(rollout: Rollout, run_dir: Path, step: int, worker: str, *, poll: float = 1.0) -> None:
-    """Play what of a step's questions no other worker plays, and wait until all are played."""
+    """Play what of a step's questions no other worker plays, a few at once, and wait until all are played."""
     folder = run_dir / "episodes" / f"{step:06d}"
-    claims = Claims(folder / "claims", worker)
-    questions = rollout.of_step(step)
-    while missing := [q for q in questions if q.id not in played_questions(folder)]:
-        own = [question for question in missing if claims.take(question.id)]
-        if not own:
-            await asyncio.sleep(poll)  # others play the rest; if one of them dies, its claims fall free
-            continue
-        with RolloutView(f"step {step}, {rollout.engine.adapter}", len(own) * rollout.options.num_rollouts) as view:
-            keeper = asyncio.create_task(keep_fresh(claims, own))
-            try:
-                await asyncio.gather(*(play_question(rollout, q, step, claims, folder, view) for q in own))
-            finally:
-                keeper.cancel()
+    claims, questions = Claims(folder / "claims", worker), rollout.of_step(step)
+    playing: dict[asyncio.Task[None], Question] = {}
+    total = len(questions) * rollout.options.num_rollouts
+    with RolloutView(f"step {step}, {rollout.engine.adapter}", total) as view:
+        keeper = asyncio.create_task(keep_fresh(claims, playing))
+        try:
+            while missing := [q for q in questions if q.id not in played_questions(folder)]:
+                for question in missing:
+                    room = len(playing) < rollout.options.at_once and question not in playing.values()
+                    if room and claims.take(question.id):
+                        task = asyncio.create_task(play_question(rollout, question, step, claims, folder, view))
+                        playing[task] = question
+                # Where others play the rest, look again later: if one of them dies, its claims fall free.
+                done, _ = await asyncio.wait({*playing, asyncio.create_task(asyncio.sleep(poll))}, return_when=FIRST)
+                for task in done & playing.keys():
+                    del playing[task]
+                    task.result()
+        finally:
+            for task in (keeper, *playing):
+                task.cancel()
 
 
 async def play_question(
@@ -271,10 +281,10 @@ async def play_question(
         append_episodes(folder / f"{claims.worker}.jsonl", episodes)
 
 
-async def keep_fresh(claims: Claims, questions: Iterable[Question]) -> None:
+async def keep_fresh(claims: Claims, playing: Mapping[Any, Question]) -> None:
     while True:
         await asyncio.sleep(claims.lease / 4)
-        for question in questions:
+        for question in playing.values():
             claims.refresh(question.id)
 
 
@@ -300,7 +310,7 @@ async def main_async(options: Options) -> None:
             await play_step(rollout, options.run_dir, step, options.worker, poll=options.poll)
             if not options.follow:
                 break
-            step += 1
+            step = max(step + 1, next_step(options.run_dir))  # what training has left behind, nobody waits for
 
 
 def next_step(run_dir: Path) -> int:

@@ -7,7 +7,7 @@ Reads: the base's safetensors, one file at a time, so that memory holds one of t
 (LoRA, rsLoRA, DoRA, whole saved modules). Writes: --output-path, with the base's file and weight names, its tokenizer
 and settings, and a model card. Then log-probabilities of the folder are compared with those of base + adapter on fixed
 texts (that loads each in fp32, one after the other); where they differ, nothing is left. Rounding the merged weights
-makes them differ a little: --tolerance is about twice what it made on SmolLM2-135M, and a fraction of what a wrong scale
+makes them differ a little: --tolerance is about twice what it made on SmolLM2-135M, a fraction of what a wrong scale
 makes. An adapter so small that rounding loses half of its effect is refused too; --dtype float32 keeps it.
 """
 

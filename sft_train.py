@@ -7,7 +7,7 @@ demonstrations from training questions: by a teacher that knows which query find
 them are real), by the policy itself where --rejection-samples is given (only episodes that are well-formed, found the
 answer and gave it are kept), and out of files of episodes (--episodes). Trains on the policy's tokens only.
 Writes into --output-dir: model.json and adapters/v000000, so that it is a policy as the one read; demonstrations.jsonl,
-stats.jsonl, warm_start.png. A killed run goes on where it was when the same command is given again.
+stats.jsonl, warm_start.png, probes/ (episodes played on the way). A killed run goes on where it was when the same command is given again.
 """
 
 from __future__ import annotations
@@ -322,6 +322,9 @@ def measure(
     if probed:
         with tempfile.TemporaryDirectory() as folder:
             episodes = play.play(publish_adapter(policy, Path(folder), step), probed, 1, play.options.seed)
+        read_me = play.options.output_dir / "probes" / f"{step:06d}.jsonl"
+        read_me.unlink(missing_ok=True)
+        append_episodes(read_me, episodes)
         well_formed = sum(episode.well_formed for episode in episodes) / len(episodes)
         faults.update(fault for e in episodes if not e.well_formed for fault in set(e.faults or [f"stop: {e.stop}"]))
     return Row(step, time.perf_counter() - started, loss, held_out_loss, well_formed, dict(faults))

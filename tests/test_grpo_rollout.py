@@ -145,11 +145,14 @@ def test_all_questions_come_once_before_any_comes_again(rollout):
 
 
 def test_two_workers_share_a_step_and_play_nothing_twice(rollout, tmp_path):
+    rollout.options = replace(rollout.options, at_once=1)
+
     async def run():
         await asyncio.gather(*(play_step(rollout, tmp_path, 0, worker, poll=0.01) for worker in ("a", "b")))
 
     asyncio.run(run())
     assert len(step_episodes(tmp_path / "episodes" / "000000")) == 6
+    assert sorted(path.name for path in (tmp_path / "episodes" / "000000").glob("*.jsonl")) == ["a.jsonl", "b.jsonl"]
     assert len(rollout.engine.asked) == 12  # two turns an episode
 
 
