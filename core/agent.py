@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol as Interface
 
@@ -61,6 +62,7 @@ class BatchedSearch:
     def __init__(self, search_many: SearchMany) -> None:
         self.search_many = search_many
         self._one_at_a_time = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "search")  # always the same, for what libraries keep by thread
         self._open: tuple[list[str], asyncio.Task[Sequence[Sequence[Found]]]] | None = None
 
     async def __call__(self, query: str) -> Sequence[Found]:
@@ -76,7 +78,7 @@ class BatchedSearch:
         async with self._one_at_a_time:  # while one batch is searched, the next one fills
             await asyncio.sleep(0)
             self._open = None
-            return await asyncio.to_thread(self.search_many, queries)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self.search_many, queries)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from core.agent import Agent, BatchedSearch, Found, Limits
 from core.corpus import Question
 from core.engines import Request, Sample
 from core.episode import Episode
-from core.protocol import Protocol, write_answer, write_call
+from core.protocol import Passage, Protocol, write_answer, write_call
 
 # Words that a question has and a query does not need.
 IDLE = frozenset(
@@ -49,20 +49,28 @@ def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
     return " ".join(words)
 
 
-def plan(question: Question, ranks: Mapping[str, int | None], answer: str, choose: random.Random) -> list[str] | None:
-    """The teacher's turns, given at which place each query finds a chunk that answers; None if none does.
+def readable(answer: str, passage: str) -> str:
+    """The sentences of an answer that a passage shows; all of them where it shows none.
 
-    One search with a query that finds it, or, for a third of the questions where another one does not, first that one:
-    so the policy sees that it may search again. Then which passage it is, and the answer.
+    So the teacher reads out what was found. Example: "It hurts. Rest helps." with "Gout: Rest helps. [cut" gives
+    "Rest helps."
     """
-    good = [query for query, rank in ranks.items() if rank is not None]
+    sentences = SENTENCE.split(" ".join(answer.split()))
+    return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
+
+
+def plan(ranks: Mapping[str, int | None], choose: random.Random) -> list[str] | None:
+    """The teacher's queries, given at which place each candidate finds a chunk that answers; None if none does.
+
+    One that finds it best, or, for a tenth of the questions where another one does not find it, first that one: so the
+    policy sees that it may search again. (At a third, a small model learns to search on and on.)
+    """
+    good = {query: rank for query, rank in ranks.items() if rank is not None}
     bad = [query for query, rank in ranks.items() if rank is None]
     if not good:
         return None
-    best = min(ranks[query] or 0 for query in good)
-    query = choose.choice([query for query in good if ranks[query] == best])
-    searches = [choose.choice(bad), query] if bad and choose.random() < 1 / 3 else [query]
-    return [*map(write_call, searches), f"Passage {best} answers this.\n{write_answer(answer)}"]
+    query = choose.choice([query for query, rank in good.items() if rank == min(good.values())])
+    return [choose.choice(bad), query] if bad and choose.random() < 0.1 else [query]
 
 
 class Teacher:
@@ -99,10 +107,14 @@ async def demonstrate(
     turns, played = {}, []
     for question in questions:
         ranks = {query: first_relevant(found[query], question) for query in candidates[question.id]}
-        answer = short_answer(question.answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
-        planned = plan(question, ranks, answer, choose)
-        if planned and len(planned) <= limits.max_turns:
-            turns[f"{question.id}/0"] = planned
+        searches = plan(ranks, choose)
+        if searches and len(searches) < limits.max_turns:
+            place = ranks[searches[-1]] or 0
+            hit = found[searches[-1]][place - 1]
+            answer = readable(question.answer, protocol.show([Passage(hit.title, hit.text)]))
+            answer = short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
+            last = f"Passage {place} answers this.\n{write_answer(answer)}"
+            turns[f"{question.id}/0"] = [*map(write_call, searches), last]
             played.append(question)
     agent = Agent(Teacher(protocol, turns), protocol, BatchedSearch(search_many), limits)
     episodes = [await agent.play(question) for question in played]

@@ -199,14 +199,17 @@ class LocalEngine:
                 slot.episode = ""
 
     async def _run(self) -> None:
-        """Until nothing waits: admit what there is room for, then sample one token of each."""
+        """Until nothing waits: admit what there is room for, then sample one token of each.
+
+        In this thread: torch keeps a pool of threads for every thread that calls it, and two pools fight for the cores.
+        """
         await asyncio.sleep(0)  # requests that come in the same round are seen together
         while self._waiting or any(slot.request for slot in self.slots):
             while self._waiting and (slot := self._free_slot(self._waiting[0][0])):
-                await asyncio.to_thread(self._admit, slot, *self._waiting.pop(0))
+                self._admit(slot, *self._waiting.pop(0))
                 self._finish(slot)
             if any(slot.request for slot in self.slots):
-                await asyncio.to_thread(self._step)
+                self._step()
             for slot in self.slots:
                 self._finish(slot)
             await asyncio.sleep(0)

@@ -12,11 +12,10 @@ from core.agent import Limits
 from core.answer_scores import token_f1
 from core.checkpoint import checkpoints
 from core.corpus import Document, Question, write_jsonl
-from core.demonstrations import accepted, plan, queries_of, short_answer
+from core.demonstrations import accepted, plan, queries_of, readable, short_answer
 from core.episode import read_episodes
 from core.errors import UserError
 from core.packing import pack
-from core.protocol import read_turn
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from document_store import DocumentStore
@@ -42,13 +41,15 @@ def test_short_answers_are_whole_sentences_where_one_fits():
 
 
 def test_a_plan_by_hand():
-    turns = plan(GOUT, {"a": 2, "b": 3, "c": None}, "Red toe.", random.Random(1))
-    calls = [read_turn(turn).calls[0].query for turn in turns[:-1]]
-    assert calls in (["a"], ["c", "a"])
-    assert turns[-1] == "Passage 2 answers this.\n<answer>Red toe.</answer>"
-    both = {len(plan(GOUT, {"a": 2, "c": None}, "x", random.Random(seed))) for seed in range(20)}
-    assert both == {2, 3}
-    assert plan(GOUT, {"a": None}, "x", random.Random(1)) is None
+    plans = [plan({"a": 2, "b": 3, "c": None, "d": 2}, random.Random(seed)) for seed in range(200)]
+    assert {tuple(queries) for queries in plans} == {("a",), ("d",), ("c", "a"), ("c", "d")}
+    assert 5 <= sum(len(queries) == 2 for queries in plans) <= 40
+    assert plan({"a": None}, random.Random(1)) is None
+
+
+def test_the_teacher_reads_out_what_is_shown():
+    assert readable("It hurts.  Rest helps.", "[1] Gout: Rest helps. Also") == "Rest helps."
+    assert readable("It hurts. Rest helps.", "[1] Gout: nothing") == "It hurts. Rest helps."
 
 
 def test_token_f1_by_hand():
@@ -169,6 +170,7 @@ def test_demonstrations_are_episodes_with_real_results(ground, trained):
         assert set(episode.hits) <= known
         assert "is a disease." in episode.transcript.rpartition("<tool_response>")[2]
         assert episode.adapter == "teacher"
+        assert episode.answer in episode.transcript.rpartition("<tool_response>")[2]
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch):
