@@ -3,13 +3,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 started=$SECONDS
+rm -rf runs/demo/run
 data=runs/demo/data
 
 "$PY" data_prep.py --dataset-name sample --output-dir $data --content-dir $data/pages --cache-dir $data/cache
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3 --mode sparse
-"$PY" create_lora_model.py --output-dir runs/demo/policy --overwrite
-"$PY" sft_train.py --data $data --policy runs/demo/policy --output-dir runs/demo/warm --overwrite
+"$PY" create_lora_model.py --no-quantize --output-dir runs/demo/policy --overwrite
+"$PY" sft_train.py --data $data --policy runs/demo/policy --output-dir runs/demo/warm --max-steps 36 --batch-size 2 \
+  --eval-every 12 --answer-tokens 40 --max-turn-tokens 96 --temperature 0.7 --overwrite
+"$PY" grpo_rollout.py --data $data --policy runs/demo/warm --run-dir runs/demo/run --batch-size 4 --num-rollouts 4 \
+  --max-turn-tokens 96 --engine local
 "$PY" merge_lora.py --lora-model runs/demo/warm --output-path runs/demo/merged --overwrite
 
 echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training," \
