@@ -36,7 +36,8 @@ class SlotCache(Cache):
         heads = config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape, self.room = (config.num_hidden_layers, slots, heads, width), 0
-        self.keys: list[Tensor] = []  # a layer each: (slots, heads, room, width)
+        # A layer each: (slots, heads, room + 1, width). The last place is for tokens that nobody reads.
+        self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.view: Prefill | Decode = Prefill(0, 0, 0)
 
@@ -48,9 +49,9 @@ class SlotCache(Cache):
         room = -(-tokens // GROW) * GROW
         for kept in (self.keys, self.values):
             for layer in range(layers):
-                longer = like.new_zeros(slots, heads, room, width)
+                longer = like.new_zeros(slots, heads, room + 1, width)
                 if self.room:
-                    longer[:, :, : self.room] = kept[layer]
+                    longer[:, :, : self.room] = kept[layer][:, :, : self.room]
                     kept[layer] = longer
                 else:
                     kept.append(longer)
@@ -94,13 +95,14 @@ class Prefill:
 class Decode:
     """One token of each of the first slots is computed."""
 
-    positions_S: Tensor
+    places_S: Tensor
+    """Where its keys and values go."""
     unseen_SL: Tensor
     """0 where a slot's key is one of its tokens, else minus infinity."""
 
     def store(self, kept: Tensor, new: Tensor) -> Tensor:
         slots, longest = self.unseen_SL.shape
-        kept[torch.arange(slots, device=kept.device), :, self.positions_S] = new[:, :, 0]
+        kept[torch.arange(slots, device=kept.device), :, self.places_S] = new[:, :, 0]
         return kept[:slots, :, :longest]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -262,14 +264,14 @@ class LocalEngine:
         for slot in active:
             slot.ids.append(slot.next_token)
         device = self.model.get_input_embeddings().weight.device
-        # An inactive slot's token goes behind what it holds, where the next one of its own will be written over it.
-        positions = torch.tensor([len(slot.ids) - 1 if slot.request else len(slot.ids) for slot in slots]).to(device)
         longest = max(len(slot.ids) for slot in active)
-        positions_S = positions.clamp(max=longest - 1)
+        # An inactive slot's token must not touch what the slot holds for a later turn.
+        places_S = torch.tensor([len(slot.ids) - 1 if slot.request else self._cache.room for slot in slots]).to(device)
+        positions_S = torch.where(places_S < longest, places_S, 0)
         ids = torch.tensor([[slot.next_token if slot.request else 0] for slot in slots]).to(device)
         seen_SL = torch.arange(longest, device=device)[None] <= positions_S[:, None]
         unseen_SL = torch.zeros(seen_SL.shape, device=device).masked_fill(~seen_SL, -torch.inf)
-        hidden = self._forward(ids, positions_S[:, None], Decode(positions_S, unseen_SL))
+        hidden = self._forward(ids, positions_S[:, None], Decode(places_S, unseen_SL))
         self._choose(active, hidden[[slot.number for slot in active], -1])
 
     def _forward(self, ids: Tensor, positions: Tensor, view: Prefill | Decode) -> Tensor:

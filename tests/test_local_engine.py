@@ -118,6 +118,25 @@ def test_a_shared_prompt_is_computed_once():
         )
 
 
+def test_what_waits_is_untouched_by_what_is_decoded_beside_it():
+    """A long episode waits for its search while a shorter one in a later slot is sampled."""
+    engine = LocalEngine(tiny_model(), 3)
+    long = Request(tuple(range(1, 30)), 3, (), 1, episode="long")
+    short = Request((40, 41, 42), 6, (), 2, episode="short")
+
+    async def run():
+        first, _ = await asyncio.gather(engine.generate(long), engine.generate(short))
+        await engine.generate(Request((*short.ids, 43, 44), 8, (), 3, episode="short"))
+        second = Request((*long.ids, *first.ids, 9), 6, (), 4, episode="long")
+        return second, await engine.generate(second)
+
+    second, sample = asyncio.run(run())
+    assert engine.slots[0].ids[:30] == list(second.ids[:30])  # it was in the first slot all along
+    torch.testing.assert_close(
+        torch.tensor(sample.logprobs), logprobs_of(tiny_model(), second, sample), atol=2e-5, rtol=0
+    )
+
+
 def test_more_episodes_than_slots_and_turns_that_come_back_late():
     """Slots are taken from episodes that wait for a search; their next turn is computed anew, and is right."""
     engine = LocalEngine(tiny_model(), 2)
