@@ -10,8 +10,6 @@ Reads: the base model. Writes into --output-dir: model.json (which base, and how
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from core.errors import UserError, run_script
+from core.corpus import replacing_folder
+from core.errors import UserError, first_line, run_script
 from core.models import resolve_model
 
 
@@ -80,17 +79,8 @@ def main(options: Options) -> None:
     if Path(base).is_dir():  # model.json names it, and is read from other folders too
         base = str(Path(base).resolve())
     torch.manual_seed(options.seed)
-    options.output_dir.parent.mkdir(parents=True, exist_ok=True)
-    # Made under another name and renamed: a killed run leaves no folder that looks finished.
-    partial = Path(tempfile.mkdtemp(prefix=f".{options.output_dir.name}.", dir=options.output_dir.parent))
-    try:
+    with replacing_folder(options.output_dir, overwrite=True) as partial:
         before, after = write_model(base, partial, options)
-        if options.output_dir.exists():
-            shutil.rmtree(options.output_dir)
-        partial.chmod(0o755)
-        partial.rename(options.output_dir)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     print_sizes(base, before, after, options)
 
 
@@ -101,7 +91,7 @@ def write_model(base: str, folder: Path, options: Options) -> tuple[Sizes, Sizes
     try:
         full = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, low_cpu_mem_usage=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{base} can't be loaded as a causal language model ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{base} can't be loaded as a causal language model ({first_line(error)})") from error
     before = sizes(full)
     model = full
     if options.quantize:
@@ -142,7 +132,7 @@ def add_adapter(model: Any, base: str, options: Options) -> Any:
     try:
         policy = get_peft_model(model, config)
     except ValueError as error:
-        raise UserError(f"--target-modules {' '.join(options.target_modules)}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"--target-modules {' '.join(options.target_modules)}: {first_line(error)}") from error
     # The adapter belongs to the full base, into which it is merged, whatever form of it was loaded here.
     policy.peft_config["default"].base_model_name_or_path = base
     return policy

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import socket
 import time
 from asyncio import FIRST_COMPLETED as FIRST
@@ -35,11 +34,12 @@ from core.corpus import Question, read_questions
 from core.embedder import Embedder
 from core.engines import Engine, Sampling
 from core.episode import Episode, append_episodes, read_episodes
-from core.errors import UserError, run_script
+from core.errors import UserError, check_at_least_one, run_script
 from core.policy import load_base, load_tokenizer, read_policy_card
 from core.protocol import Protocol
 from core.rewards import RewardFunction, combine_rewards, reward_matrix, scored
 from core.rollout_view import RolloutView
+from core.rounds import in_rounds
 from core.store_card import NO_EMBEDDER
 from core.vllm_engine import ServerOptions, VLLMEngine, served_name
 from document_store import DocumentStore, Mode
@@ -135,9 +135,7 @@ class RolloutOptions:
         """Fail before anything is loaded."""
         self.limits.check()
         self.sampling.check()
-        for name in ("num_rollouts", "batch_size", "at_once", "k", "passage_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+        check_at_least_one(self, "num_rollouts", "batch_size", "at_once", "k", "passage_tokens")
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ class Rollout:
             return episode
 
         episodes = await asyncio.gather(*(one(sample) for sample in range(self.options.num_rollouts)))
-        episodes = await asyncio.to_thread(self.reward, episodes, [question] * len(episodes))
+        episodes = await self.agent.search.in_thread(self.reward, episodes, [question] * len(episodes))
         view.rewarded(episodes)
         return episodes
 
@@ -207,14 +205,8 @@ class Rollout:
         )
 
     def of_step(self, step: int) -> list[Question]:
-        """The questions of a step: all come once before any comes again, each round in another order."""
-        chosen = []
-        for place in range(step * self.options.batch_size, (step + 1) * self.options.batch_size):
-            turn, number = divmod(place, len(self.questions))
-            order = list(range(len(self.questions)))
-            random.Random(f"{self.options.seed}/{turn}").shuffle(order)
-            chosen.append(self.questions[order[number]])
-        return list(dict.fromkeys(chosen))
+        """The questions of a step, none of them twice."""
+        return list(dict.fromkeys(in_rounds(self.questions, step, self.options.batch_size, self.options.seed)))
 
 
 @asynccontextmanager
@@ -264,8 +256,11 @@ async def play_step(rollout: Rollout, run_dir: Path, step: int, worker: str, *, 
                         task = asyncio.create_task(play_question(rollout, question, step, claims, folder, view))
                         playing[task] = question
                 # Where others play the rest, look again later: if one of them dies, its claims fall free.
-                done, _ = await asyncio.wait({*playing, asyncio.create_task(asyncio.sleep(poll))}, return_when=FIRST)
-                for task in done & playing.keys():
+                if not playing:
+                    await asyncio.sleep(poll)
+                    continue
+                done, _ = await asyncio.wait(playing, timeout=poll, return_when=FIRST)
+                for task in done:
                     del playing[task]
                     task.result()
         finally:

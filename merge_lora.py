@@ -17,7 +17,6 @@ import json
 import math
 import re
 import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +29,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from core.errors import UserError, run_script
+from core.corpus import replacing_folder
+from core.errors import UserError, first_line, run_script
 from core.hub import hub_reachable
 from core.models import check_folder, resolve_model
 
@@ -142,18 +142,10 @@ def main(options: Options) -> None:
     base = find_base(options, adapter)
     changes = find_changes(adapter, base)
     check_output(options, adapter, base)
-    # Made under another name and renamed: a killed run leaves no folder that looks finished.
-    partial = Path(tempfile.mkdtemp(prefix=f".{options.output_path.name}.", dir=options.output_path.parent))
-    try:
+    with replacing_folder(options.output_path, overwrite=True) as partial:
         write_model(base, changes, partial, options.dtype)
         proof = prove(adapter, base, partial, options) if options.prove else None
         (partial / "README.md").write_text(model_card(adapter, base, proof, options), encoding="utf-8")
-        if options.output_path.exists():
-            shutil.rmtree(options.output_path)
-        partial.chmod(0o755)
-        partial.rename(options.output_path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     print(f"{len(changes)} of {len(base.shapes)} weights merged into {options.output_path}, {options.dtype}")
     if options.push_to_hub:
         push(options.push_to_hub, options.output_path)
@@ -434,10 +426,6 @@ def numbers(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         elif isinstance(value, int | float):
             found[prefix + name] = f"{value:.4g}" if isinstance(value, float) else value
     return found
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def push(repository: str, folder: Path) -> None:

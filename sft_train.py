@@ -36,12 +36,13 @@ from core.corpus import Question, read_questions, replacing, write_jsonl
 from core.demonstrations import accepted, demonstrate
 from core.engines import Sampling
 from core.episode import Episode, append_episodes, read_episodes
-from core.errors import UserError, run_script
+from core.errors import UserError, check_at_least_one, run_script
 from core.local_engine import LocalEngine
 from core.logprobs import token_logprobs
 from core.packing import pack
 from core.policy import PolicyCard, load_base, load_policy, load_tokenizer, read_policy_card, write_policy_card
 from core.protocol import Protocol
+from core.rounds import in_rounds
 from document_store import DocumentStore, Mode
 
 
@@ -102,9 +103,8 @@ class Options:
         """Fail before anything is loaded."""
         self.limits.check()
         self.sampling.check()
-        for name in ("k", "passage_tokens", "answer_tokens", "max_steps", "batch_size", "token_budget", "eval_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+        check_at_least_one(self, "k", "passage_tokens", "answer_tokens", "max_steps", "batch_size", "token_budget")
+        check_at_least_one(self, "eval_every")
         if not 0 < self.held_out < 1:
             raise UserError(f"--held-out {self.held_out} must lie between 0 and 1")
         if not (self.demonstrations or self.episodes):
@@ -129,10 +129,8 @@ def main(options: Options) -> None:
 
 def keep_options(options: Options) -> None:
     """A run is gone on with only under the options it was started with."""
-    path, now = (
-        options.output_dir / "config.json",
-        json.dumps(asdict(options) | {"overwrite": False}, default=str, indent=1),
-    )
+    path = options.output_dir / "config.json"
+    now = json.dumps(asdict(options) | {"overwrite": False}, default=str, indent=1)
     if path.exists() and path.read_text() != now:
         raise UserError(f"{options.output_dir} was started with other options ({path}); --overwrite starts anew")
     with replacing(path) as file:
@@ -273,15 +271,8 @@ def split(demonstrations: Sequence[Episode], options: Options) -> tuple[list[Epi
 
 
 def batch(learnt: Sequence[Episode], step: int, options: Options) -> list[Episode]:
-    """The demonstrations of an update: every one comes once before any comes again, each round in another order."""
-    places = range(step * options.batch_size, (step + 1) * options.batch_size)
-    chosen = []
-    for place in places:
-        turn, number = divmod(place, len(learnt))
-        order = list(range(len(learnt)))
-        random.Random(f"{options.seed}/{turn}").shuffle(order)
-        chosen.append(learnt[order[number]])
-    return chosen
+    """The demonstrations of an update."""
+    return in_rounds(learnt, step, options.batch_size, options.seed)
 
 
 def update(

@@ -52,7 +52,7 @@ def main(bench: BenchOptions) -> None:
     tokens = tokens_of(episodes)
     ours = measure_ours(LocalEngine(load_base(card)), newest_adapter(bench.policy), episodes)
     print(f"ours  {tokens / ours:7.1f} tokens/s ({ours:.1f} s)", flush=True)
-    plain = measure_plain(load_policy(card).eval(), episodes, bench.group, protocol)
+    plain = measure_plain(load_policy(card).eval(), episodes, bench.group)
     print(f"plain {tokens / plain:7.1f} tokens/s ({plain:.1f} s)")
     print(f"{len(episodes)} episodes, {tokens} tokens sampled, {sum(len(e.ids) for e in episodes)} in all")
     finish([Bar("ours / plain tokens/s", plain / ours, 3)])
@@ -74,7 +74,7 @@ def measure_ours(engine: LocalEngine, adapter: Path, episodes: list[Episode]) ->
 
 
 @torch.no_grad()
-def measure_plain(policy: Any, episodes: list[Episode], group: int, protocol: Protocol) -> float:
+def measure_plain(policy: Any, episodes: list[Episode], group: int) -> float:
     started = time.perf_counter()
     for first in range(0, len(episodes), group):
         together = [turn_requests(episode, episode.id) for episode in episodes[first : first + group]]

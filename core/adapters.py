@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from core.corpus import replacing_folder
 from core.errors import UserError
 
 NAME = re.compile(r"v(\d{6})")
@@ -34,13 +33,7 @@ def newest_adapter(folder: Path) -> Path:
 def publish_adapter(policy: Any, folder: Path, version: int) -> Path:
     """Save a PEFT model's adapter as the given version: under another name first, so that no reader sees half of it."""
     target = adapter_path(folder, version)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
+    with replacing_folder(target) as partial:
         policy.save_pretrained(partial)
         (partial / "README.md").unlink(missing_ok=True)  # PEFT's form, with every line left to be filled in
-        partial.chmod(0o755)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return target

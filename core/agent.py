@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 from typing import Protocol as Interface
 
 from core.corpus import Question
 from core.engines import Engine, EngineError, Request, Sample, Sampling
 from core.episode import Episode, Search, Stop, Turn
-from core.errors import UserError
+from core.errors import check_at_least_one
 from core.protocol import CALL_FAULTS, NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn
 
 
@@ -32,6 +33,7 @@ class Found(Interface):
     def text(self) -> str: ...
 
 
+T = TypeVar("T")
 SearchMany = Callable[[Sequence[str]], Sequence[Sequence[Found]]]
 
 
@@ -51,9 +53,7 @@ class Limits:
     """Characters of a query."""
 
     def check(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise UserError(f"--{name.replace('_', '-')} {value} must be at least 1")
+        check_at_least_one(self, *vars(self))
 
 
 class BatchedSearch:
@@ -78,7 +78,11 @@ class BatchedSearch:
         async with self._one_at_a_time:  # while one batch is searched, the next one fills
             await asyncio.sleep(0)
             self._open = None
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self.search_many, queries)
+            return await self.in_thread(self.search_many, queries)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run something in the searches' own thread: what uses the same embedder must not run beside a search."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from core.corpus import replacing_folder
 from core.errors import UserError
 
 
@@ -24,9 +24,8 @@ def trained_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.Optimizer, kept: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial.", dir=folder))
-    try:
+    older, target = checkpoints(folder), folder / f"{step:06d}"
+    with replacing_folder(target, overwrite=True) as partial:
         save_file(
             {name: weight.contiguous() for name, weight in trained_tensors(model).items()},
             partial / "model.safetensors",
@@ -34,13 +33,6 @@ def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.
         save_file(_flat(optimizer.state_dict()["state"]), partial / "optimizer.safetensors")
         save_file({"torch": torch.get_rng_state()}, partial / "random.safetensors")
         (partial / "kept.json").write_text(json.dumps(kept))
-        older = checkpoints(folder)
-        target = folder / f"{step:06d}"
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     for path in older:
         if path != target:
             shutil.rmtree(path)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -66,6 +68,21 @@ def replacing(path: Path) -> Iterator[TextIO]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """As `replacing`, for a folder: what is yielded is filled, and takes its name when nothing went wrong."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield partial
+        if overwrite and folder.exists():
+            shutil.rmtree(folder)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> int:

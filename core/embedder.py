@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.errors import UserError
+from core.errors import UserError, first_line
 from core.hub import hub_reachable
 
 if TYPE_CHECKING:
@@ -166,8 +166,3 @@ def has_bf16(device: str) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     flags = Path("/proc/cpuinfo")
     return flags.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags.read_text()))
-
-
-def first_line(error: BaseException) -> str:
-    """What a library's error says, cut to the one line that a user can read."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

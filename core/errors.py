@@ -13,6 +13,18 @@ class UserError(Exception):
     """Bad input, a missing model, a dead server: the message says what, where and the way out, in one line."""
 
 
+def first_line(error: BaseException) -> str:
+    """What a library's error says, cut to the one line that a user can read."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def check_at_least_one(options: object, *names: str) -> None:
+    """Refuse the first of these fields that is under 1, by the name of its option."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
+
+
 def run_script(script: Callable[..., Any], description: str | None = None) -> None:
     """Parse the command line into the script's options and run it; a UserError ends it with one line and status 1."""
     try:

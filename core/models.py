@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from core.corpus import replacing_folder
 from core.errors import UserError
 from core.hub import hub_reachable
 
@@ -91,16 +90,9 @@ def packaged_model(models_dir: Path) -> Path:
     """The packaged model as a normal folder in `models_dir`: converted and checked once, then only looked up."""
     folder = models_dir / CONVERTED
     if not folder.is_dir():
-        models_dir.mkdir(parents=True, exist_ok=True)
-        # Made under another name and renamed: a killed conversion is never taken for a model.
-        partial = Path(tempfile.mkdtemp(prefix=f".{CONVERTED}.", dir=models_dir))
-        try:
+        with replacing_folder(folder) as partial:  # a killed conversion is never taken for a model
             convert_gguf(gguf_path(), partial)
             check_completion(partial)
-            partial.chmod(0o755)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     check_folder(folder)
     return folder
 

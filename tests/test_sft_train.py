@@ -251,5 +251,7 @@ def test_bad_options_are_told_before_anything_is_loaded(tmp_path, wrong, says):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_are_kept_as_json():
-    json.dumps(asdict(Options()), default=str)
+def test_options_are_kept_as_json(ground, trained):
+    kept = json.loads((trained / "config.json").read_text())
+    assert kept == json.loads(json.dumps(asdict(options(ground, trained)), default=str))
+    assert kept["limits"]["max_turns"] == 2

@@ -14,6 +14,10 @@ from core.vllm_engine import ServerOptions, VLLMEngine, read_sample, served_name
 REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
 
 
+class Listener(ThreadingHTTPServer):
+    request_queue_size = 64  # of the 5 by default, a burst of 40 overflows on a busy machine
+
+
 class FakeVLLM:
     """Answers as vLLM does; `plan` holds statuses or 'cut' for the next completions, then all is well."""
 
@@ -58,7 +62,7 @@ class FakeVLLM:
                 choice = {"token_ids": [5, 2], "logprobs": {"token_logprobs": [-0.5, -0.25]}, "finish_reason": "stop"}
                 return self.say(200, {"choices": [choice | {"prompt_token_ids": body["prompt"]}]})
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = Listener(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 

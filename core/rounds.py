@@ -1,0 +1,25 @@
+"""Rounds: a run's items in batches, each item once before any comes again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_rounds(items: Sequence[T], step: int, count: int, seed: int) -> list[T]:
+    """The `count` items of a step; each round has an order of its own, which the seed alone decides.
+
+    Example: of 5 items, 3 a step: step 0 has the first three of round 0, step 1 its last two and the first of round 1.
+    """
+    orders: dict[int, list[int]] = {}
+    chosen = []
+    for place in range(step * count, (step + 1) * count):
+        turn, number = divmod(place, len(items))
+        if turn not in orders:
+            orders[turn] = list(range(len(items)))
+            random.Random(f"{seed}/{turn}").shuffle(orders[turn])
+        chosen.append(items[orders[turn][number]])
+    return chosen
