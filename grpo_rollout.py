@@ -5,8 +5,9 @@
 
 Reads: --data (questions and store of data_prep.py) and the newest adapter of --run-dir, else of --policy. Writes:
 episodes/<step>/<worker>.jsonl in --run-dir, a line an episode, all episodes of a question at once. With --follow it
-waits for the next adapter and goes on; any number of workers may share the run folder, and no question is played twice.
-Samples through vLLM servers (--urls; start one by `make vllm-cpu`) or in this process (--engine local).
+plays what grpo_train.py plans, with each adapter that comes, until that run is finished; any number of workers may
+share the run folder, and no question is played twice. Samples through vLLM servers (--urls; start one by
+`make vllm-cpu`) or in this process (--engine local).
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 
-from core.adapters import adapter_path, newest_adapter, versions
+from core.adapters import newest_adapter, versions
 from core.agent import Agent, BatchedSearch, Found, Limits
 from core.answer_scores import token_f1
 from core.claims import Claims
 from core.corpus import Question, read_questions
 from core.embedder import Embedder
 from core.engines import Engine, Sampling
-from core.episode import Episode, append_episodes, read_episodes
+from core.episode import Episode, append_episodes
 from core.errors import UserError, check_at_least_one, run_script
+from core.plan import Plan, Played, open_plans
 from core.policy import load_base, load_tokenizer, read_policy_card
 from core.protocol import Protocol
 from core.rewards import RewardFunction, combine_rewards, reward_matrix, scored
@@ -146,13 +148,11 @@ class Options:
     run_dir: Path = Path("runs/grpo")
     """The run folder."""
     follow: bool = False
-    """Go on with each new adapter, until stopped."""
+    """Play what the trainer plans, until its run is finished."""
     worker: str = field(default_factory=socket.gethostname)
     """Name of this worker, unlike any other's; a restarted worker goes on under its old one."""
     max_staleness: int = 0
     """Steps that sampling may run ahead of the newest adapter."""
-    max_steps: int = 0
-    """With --follow, end after this step is played; 0 goes on."""
     poll: float = 1.0
     """Seconds between looks at the run folder."""
 
@@ -164,13 +164,19 @@ class Rollout:
     """Plays questions and rewards the episodes. Made by `open_rollout`."""
 
     def __init__(self, options: RolloutOptions, engine: Engine, protocol: Protocol, store: DocumentStore) -> None:
-        self.options, self.engine, self.store = options, engine, store
-        self.questions = [q for q in read_questions(options.data / "train.jsonl") if q.relevant_chunk_ids]
+        self.options, self.engine, self.protocol, self.store = options, engine, protocol, store
+        train = options.data / "train.jsonl"
+        self.questions = [q for q in read_questions(train) if q.relevant_chunk_ids]
         if not self.questions:
-            raise UserError(f"{options.data / 'train.jsonl'} has no question with a chunk that answers it")
+            raise UserError(f"{train} has no question with a chunk that answers it")
+        held_out = options.data / "eval.jsonl"
+        self.by_id = {
+            "train": {q.id: q for q in self.questions},
+            "eval": {q.id: q for q in (read_questions(held_out) if held_out.exists() else []) if q.relevant_chunk_ids},
+        }
         self.functions = get_reward_functions(store.embedder if store.options.embedder != NO_EMBEDDER else Embedder())
         self.try_rewards()
-        self.agent = Agent(engine, protocol, BatchedSearch(self.search), options.limits, options.sampling)
+        self.searches = BatchedSearch(self.search, in_line=not isinstance(engine, VLLMEngine))
 
     def try_rewards(self) -> None:
         """Try every reward and weight on made-up episodes, so that a broken one shows before anything is played."""
@@ -180,17 +186,18 @@ class Rollout:
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
         return self.store.search(queries, self.options.k, self.options.mode)
 
-    async def play(self, question: Question, step: int, view: RolloutView) -> list[Episode]:
+    async def play(self, question: Question, plan: Plan, view: RolloutView) -> list[Episode]:
         """A question's group of episodes, rewarded."""
-        seed = self.options.seed * 1_000_003 + step
+        sampling = replace(self.options.sampling, temperature=plan.temperature)
+        agent = Agent(self.engine, self.protocol, self.searches, self.options.limits, sampling)
 
         async def one(sample: int) -> Episode:
-            episode = await self.agent.play(question, sample, seed)
+            episode = await agent.play(question, sample, plan.seed)
             view.played(episode)
             return episode
 
-        episodes = await asyncio.gather(*(one(sample) for sample in range(self.options.num_rollouts)))
-        episodes = await self.agent.search.in_thread(self.reward, episodes, [question] * len(episodes))
+        episodes = await asyncio.gather(*(one(sample) for sample in range(plan.num_rollouts)))
+        episodes = await self.searches.in_thread(self.reward, episodes, [question] * len(episodes))
         view.rewarded(episodes)
         return episodes
 
@@ -204,9 +211,19 @@ class Rollout:
             combine_rewards(matrix_NR, "uniform", self.options.weights or None),
         )
 
-    def of_step(self, step: int) -> list[Question]:
-        """The questions of a step, none of them twice."""
-        return list(dict.fromkeys(in_rounds(self.questions, step, self.options.batch_size, self.options.seed)))
+    def question(self, plan: Plan, name: str) -> Question:
+        if name not in self.by_id[plan.split]:
+            raise UserError(f"{self.options.data} has no {plan.split} question {name}, which plan {plan.name} names")
+        return self.by_id[plan.split][name]
+
+
+def plan_of(options: RolloutOptions, questions: Sequence[Question], step: int) -> Plan:
+    """A step's questions in rounds, none of them twice in a step."""
+    chosen = in_rounds([q.id for q in questions], step, options.batch_size, options.seed)
+    return Plan(
+        f"{step:06d}", step, tuple(dict.fromkeys(chosen)), num_rollouts=options.num_rollouts,
+        temperature=options.sampling.temperature, seed=options.seed * 1_000_003 + step,
+    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -237,24 +254,25 @@ def answers(server: ServerOptions) -> bool:
         return False
 
 
-# A step, shared by workers.
+# A plan, shared by workers.
 
 
-async def play_step(rollout: Rollout, run_dir: Path, step: int, worker: str, *, poll: float = 1.0) -> None:
-    """Play what of a step's questions no other worker plays, a few at once, and wait until all are played."""
-    folder = run_dir / "episodes" / f"{step:06d}"
-    claims, questions = Claims(folder / "claims", worker), rollout.of_step(step)
-    playing: dict[asyncio.Task[None], Question] = {}
-    total = len(questions) * rollout.options.num_rollouts
-    with RolloutView(f"step {step}, {rollout.engine.adapter}", total) as view:
+async def play_plan(rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0) -> None:
+    """Play what of a plan no other worker plays, a few questions at once, and wait until all are played."""
+    played = Played(run_dir, plan)
+    claims = Claims(played.folder / "claims", worker)
+    playing: dict[asyncio.Task[None], str] = {}
+    total = len(plan.questions) * plan.num_rollouts
+    with RolloutView(f"{plan.name}, {rollout.engine.adapter}", total) as view:
         keeper = asyncio.create_task(keep_fresh(claims, playing))
         try:
-            while missing := [q for q in questions if q.id not in played_questions(folder)]:
-                for question in missing:
-                    room = len(playing) < rollout.options.at_once and question not in playing.values()
-                    if room and claims.take(question.id):
-                        task = asyncio.create_task(play_question(rollout, question, step, claims, folder, view))
-                        playing[task] = question
+            while missing := played.missing():
+                for name in missing:
+                    room = len(playing) < rollout.options.at_once and name not in playing.values()
+                    if room and claims.take(name):
+                        question = rollout.question(plan, name)
+                        task = asyncio.create_task(play_question(rollout, question, plan, claims, played.folder, view))
+                        playing[task] = name
                 # Where others play the rest, look again later: if one of them dies, its claims fall free.
                 if not playing:
                     await asyncio.sleep(poll)
@@ -269,57 +287,56 @@ async def play_step(rollout: Rollout, run_dir: Path, step: int, worker: str, *, 
 
 
 async def play_question(
-    rollout: Rollout, question: Question, step: int, claims: Claims, folder: Path, view: RolloutView
+    rollout: Rollout, question: Question, plan: Plan, claims: Claims, folder: Path, view: RolloutView
 ) -> None:
-    episodes = await rollout.play(question, step, view)
+    episodes = await rollout.play(question, plan, view)
     if claims.holds(question.id):  # not if this worker slept so long that another one took over
         append_episodes(folder / f"{claims.worker}.jsonl", episodes)
 
 
-async def keep_fresh(claims: Claims, playing: Mapping[Any, Question]) -> None:
+async def keep_fresh(claims: Claims, playing: Mapping[Any, str]) -> None:
     while True:
         await asyncio.sleep(claims.lease / 4)
-        for question in playing.values():
-            claims.refresh(question.id)
-
-
-def played_questions(folder: Path) -> set[str]:
-    return {episode.question_id for episode in step_episodes(folder)}
-
-
-def step_episodes(folder: Path) -> list[Episode]:
-    """All episodes of a step's folder, in an order that does not depend on who played them when."""
-    found = (episode for path in sorted(folder.glob("*.jsonl")) for episode in read_episodes(path))
-    return sorted(found, key=lambda episode: episode.id)
+        for name in playing.values():
+            claims.refresh(name)
 
 
 # The script.
 
+FINISHED = "finished"  # in the run folder, when the trainer plans nothing more
+
 
 async def main_async(options: Options) -> None:
     async with open_rollout(options.rollout) as rollout:
-        step = next_step(options.run_dir)
-        while not options.max_steps or step <= options.max_steps:
-            adapter = await wait_for_adapter(options, step)
-            await rollout.engine.load_adapter(served_name(options.run_dir.name, int(adapter.name[1:])), adapter)
-            await play_step(rollout, options.run_dir, step, options.worker, poll=options.poll)
-            if not options.follow:
-                break
-            step = max(step + 1, next_step(options.run_dir))  # what training has left behind, nobody waits for
+        if not options.follow:
+            step = versions(options.run_dir)[-1] if versions(options.run_dir) else 0
+            await load_newest(rollout, options.run_dir)
+            plan = plan_of(options.rollout, rollout.questions, step)
+            await play_plan(rollout, options.run_dir, plan, options.worker, poll=options.poll)
+            return
+        while not (options.run_dir / FINISHED).exists():
+            plan_there = next_plan(options.run_dir, options.max_staleness)
+            if plan_there is None:
+                await asyncio.sleep(options.poll)
+                continue
+            await load_newest(rollout, options.run_dir)
+            await play_plan(rollout, options.run_dir, plan_there, options.worker, poll=options.poll)
 
 
-def next_step(run_dir: Path) -> int:
-    """The newest adapter's step, or where there is none the first."""
-    return versions(run_dir)[-1] if versions(run_dir) else 0
+def next_plan(run_dir: Path, max_staleness: int) -> Plan | None:
+    """The oldest plan that something is left of to play, and for which there is an adapter that is new enough."""
+    there = versions(run_dir)
+    for plan in open_plans(run_dir):
+        if there and there[-1] + max_staleness >= plan.version and Played(run_dir, plan).missing():
+            return plan
+    return None
 
 
-async def wait_for_adapter(options: Options, step: int) -> Path:
-    """The newest adapter, once it is no further behind the step than is allowed; the policy's own where none is yet."""
-    if not versions(options.run_dir) and step <= options.max_staleness:
-        return newest_adapter(options.rollout.policy)
-    while not (there := versions(options.run_dir)) or there[-1] + options.max_staleness < step:
-        await asyncio.sleep(options.poll)
-    return adapter_path(options.run_dir, there[-1])
+async def load_newest(rollout: Rollout, run_dir: Path) -> None:
+    """The newest adapter of the run, or the policy's own where there is none yet."""
+    adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
+    version = int(adapter.name[1:]) if versions(run_dir) else 0
+    await rollout.engine.load_adapter(served_name(run_dir.name, version), adapter)
 
 
 def main(options: Options) -> None:

@@ -34,6 +34,6 @@ def publish_adapter(policy: Any, folder: Path, version: int) -> Path:
     """Save a PEFT model's adapter as the given version: under another name first, so that no reader sees half of it."""
     target = adapter_path(folder, version)
     with replacing_folder(target) as partial:
-        policy.save_pretrained(partial)
+        policy.save_pretrained(partial, selected_adapters=["default"])
         (partial / "README.md").unlink(missing_ok=True)  # PEFT's form, with every line left to be filled in
     return target

@@ -57,10 +57,14 @@ class Limits:
 
 
 class BatchedSearch:
-    """Answers the queries that wait together as one batch, in a thread, so that episodes go on meanwhile."""
+    """Answers the queries that wait together as one batch.
 
-    def __init__(self, search_many: SearchMany) -> None:
-        self.search_many = search_many
+    In a thread, so that episodes go on meanwhile; or, where sampling needs the same cores, in line: then what is
+    sampled together never depends on how long a search took, and equal seeds give equal episodes to the last bit.
+    """
+
+    def __init__(self, search_many: SearchMany, *, in_line: bool = False) -> None:
+        self.search_many, self.in_line = search_many, in_line
         self._one_at_a_time = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "search")  # always the same, for what libraries keep by thread
         self._open: tuple[list[str], asyncio.Task[Sequence[Sequence[Found]]]] | None = None
@@ -81,7 +85,9 @@ class BatchedSearch:
             return await self.in_thread(self.search_many, queries)
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run something in the searches' own thread: what uses the same embedder must not run beside a search."""
+        """Run something where searches run: what uses the same embedder must not run beside one."""
+        if self.in_line:
+            return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 

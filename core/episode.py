@@ -111,14 +111,12 @@ def from_json(line: str | bytes) -> Episode:
 
 
 def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
-    """Add lines, each whole or, if the process dies in the midst of the last one, left out when read."""
+    """Add lines, all at once; if the process dies in the midst of one, it is left out when read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if file.tell() and not _ends_with_newline(path):
             file.truncate(_torn_at(path))
-        for episode in episodes:
-            file.write(to_json(episode).encode() + b"\n")
-            file.flush()
+        file.write(b"".join(to_json(episode).encode() + b"\n" for episode in episodes))
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:

@@ -237,7 +237,10 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _admit(self, slot: Slot, request: Request, future: asyncio.Future[Sample]) -> None:
-        """Bring a request's tokens into a slot, of which only what no slot holds yet is computed; sample the first."""
+        """Bring a request's tokens into a slot, of which only what no slot holds yet is computed; sample the first.
+
+        Where all but the last are held, nothing is computed here: the next step does it for all such slots at once.
+        """
         embedding = self.model.get_input_embeddings().weight
         self._cache.make_room(len(request.ids) + request.max_tokens, embedding)
         # The last token is always computed: its output is what the next one is sampled from.
@@ -247,9 +250,13 @@ class LocalEngine:
         if source != slot.number:
             self._cache.copy(source, slot.number, start)
         self._clock += 1
-        slot.ids, slot.episode, slot.used = list(request.ids), request.episode, self._clock
+        slot.episode, slot.used = request.episode, self._clock
         slot.request, slot.future, slot.sampled, slot.logprobs = request, future, [], []
         slot.random = torch.Generator().manual_seed(request.seed)
+        if start == len(request.ids) - 1:  # its one token is computed with those of the others
+            slot.ids, slot.next_token = list(request.ids[:-1]), request.ids[-1]
+            return
+        slot.ids = list(request.ids)
         ids = torch.tensor([request.ids[start:]], device=embedding.device)
         positions = torch.arange(start, len(request.ids), device=embedding.device)[None]
         hidden = self._forward(ids, positions, Prefill(slot.number, start, len(request.ids)))
@@ -303,7 +310,7 @@ class LocalEngine:
     def _finish(self, slot: Slot) -> None:
         """Hand out what was sampled, if its end is reached. Its last token is not computed; its slot ends before it."""
         request = slot.request
-        if request is None or slot.future is None:
+        if request is None or slot.future is None or not slot.sampled:
             return
         stopped = slot.sampled[-1] in request.stop_ids
         if stopped or len(slot.sampled) == request.max_tokens:

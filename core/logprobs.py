@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,21 @@ from core.packing import TokenBatch
 LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
+class TokenScores(NamedTuple):
+    """What a model says of each sampled token given the tokens before it; 0 at all others. fp32."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor
+    """Of the distribution that the token was drawn from; without a gradient."""
+
+
 def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature: float = 1.0) -> Tensor:
-    """(B, T) fp32: at each sampled token its log-probability given the tokens before it, elsewhere 0.
+    """The log-probabilities of `token_scores`."""
+    return token_scores(model, batch, chunk, temperature).logprobs_BT
+
+
+def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: float = 1.0) -> TokenScores:
+    """Log-probability and entropy at each sampled token.
 
     The output layer runs over `chunk` positions at a time, in fp32 from the logits on, and again in backward, so that
     at most (chunk, vocabulary) logits are alive. Positions before other tokens are never put through it.
@@ -29,17 +42,27 @@ def token_logprobs(model: Any, batch: TokenBatch, chunk: int = 256, temperature:
     ).last_hidden_state
     hidden_ND, tokens_N = hidden_BTD[rows, columns], batch.ids_BT[rows, columns + 1]
     parts = [
-        checkpoint(_chunk_logprobs, head, hidden, tokens, temperature, use_reentrant=False)
+        checkpoint(_chunk_scores, head, hidden, tokens, temperature, use_reentrant=False)
         for hidden, tokens in zip(torch.split(hidden_ND, chunk), torch.split(tokens_N, chunk), strict=True)
     ]
     logprobs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=hidden_BTD.device)
-    return logprobs_BT.index_put((rows, columns + 1), torch.cat(parts)) if parts else logprobs_BT
+    if not parts:
+        return TokenScores(logprobs_BT, logprobs_BT)
+    logprobs_N, entropy_N = map(torch.cat, zip(*parts, strict=True))
+    places = (rows, columns + 1)
+    return TokenScores(logprobs_BT.index_put(places, logprobs_N), logprobs_BT.index_put(places, entropy_N))
 
 
-def _chunk_logprobs(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
+def _chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logits_NV: Tensor = head(hidden_ND).float() / temperature
     chosen_N = logits_NV.gather(1, tokens_N[:, None]).squeeze(1)
-    return chosen_N - logits_NV.logsumexp(dim=1)
+    total_N = logits_NV.logsumexp(dim=1)
+    logprobs_N = chosen_N - total_N
+    # Last, since what is computed again in backward ends where its last gradient needs it.
+    with torch.no_grad():
+        probabilities_NV = (logits_NV - total_N[:, None]).exp_()
+        entropy_N = total_N - torch.einsum("nv,nv->n", probabilities_NV, logits_NV)
+    return logprobs_N, entropy_N
 
 
 def decoder_and_head(model: Any) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from core.corpus import Question, write_jsonl
 from core.engines import Sample, Sampling
 from core.episode import append_episodes
 from core.errors import UserError
+from core.plan import Plan, Played, write_plan
 from core.protocol import write_answer, write_call
 from core.rollout_view import RolloutView
 from grpo_rollout import (
@@ -23,9 +25,8 @@ from grpo_rollout import (
     get_format_reward,
     get_mrr,
     get_token_f1,
-    play_step,
-    played_questions,
-    step_episodes,
+    plan_of,
+    play_plan,
 )
 from tests.test_agent import search_many
 from tests.test_episode import EXAMPLE
@@ -119,11 +120,15 @@ def rollout(protocol, tmp_path, monkeypatch, embedder):
     return Rollout(RolloutOptions(data=tmp_path, num_rollouts=2, batch_size=3), Game(protocol), protocol, store)
 
 
-def test_a_step_is_played_rewarded_and_written(rollout, tmp_path):
-    asyncio.run(play_step(rollout, tmp_path / "run", 0, "w"))
-    episodes = step_episodes(tmp_path / "run" / "episodes" / "000000")
-    assert sorted({e.question_id for e in episodes}) == sorted(q.id for q in rollout.of_step(0))
-    assert len(episodes) == len({e.id for e in episodes}) == 6
+def first_plan(rollout):
+    return plan_of(rollout.options, rollout.questions, 0)
+
+
+def test_a_plan_is_played_rewarded_and_written(rollout, tmp_path):
+    plan = first_plan(rollout)
+    asyncio.run(play_plan(rollout, tmp_path / "run", plan, "w"))
+    episodes = Played(tmp_path / "run", plan).episodes()
+    assert [e.id for e in episodes] == [f"{name}/{sample}" for name in plan.questions for sample in range(2)]
     for episode in episodes:
         # Only the first sample's own search finds the chunk that answers, in second place.
         mrr = 0.5 if episode.id.endswith("/0") else 0.0
@@ -134,50 +139,66 @@ def test_a_step_is_played_rewarded_and_written(rollout, tmp_path):
 
 
 def test_all_questions_come_once_before_any_comes_again(rollout):
-    rollout.options = replace(rollout.options, batch_size=5)
-    rounds = [[question.id for question in rollout.of_step(step)] for step in range(4)]
+    def of_step(step, count):
+        return list(plan_of(replace(rollout.options, batch_size=count), rollout.questions, step).questions)
+
+    rounds = [of_step(step, 5) for step in range(4)]
     assert all(sorted(ids) == [f"q{n}" for n in range(5)] for ids in rounds)
     assert len({tuple(ids) for ids in rounds}) > 1
-    rollout.options = replace(rollout.options, batch_size=3)
-    assert [q.id for q in rollout.of_step(0)] == rounds[0][:3]
-    assert [q.id for q in rollout.of_step(1)][:2] == rounds[0][3:]  # and then the next round's, none of them twice
-    assert len(set(rollout.of_step(1))) == len(rollout.of_step(1))
+    assert of_step(0, 3) == rounds[0][:3]
+    assert of_step(1, 3)[:2] == rounds[0][3:]  # and then the next round's, none of them twice
+    assert len(set(of_step(1, 3))) == len(of_step(1, 3))
 
 
-def test_two_workers_share_a_step_and_play_nothing_twice(rollout, tmp_path):
+def test_a_flat_group_is_replaced_by_a_spare_question(rollout, tmp_path):
+    # q1 finds nothing in any sample: its group is flat, and so is that of the first spare question.
+    by_id = rollout.by_id["train"]
+    for name in ("q1", "q3"):
+        by_id[name] = replace(by_id[name], relevant_chunk_ids=("none",))
+    plan = Plan("000000", 0, ("q0", "q1"), ("q3", "q4", "q2"), num_rollouts=2)
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    assert Played(tmp_path, plan).plan.wanted(Played(tmp_path, plan).groups()) == ("q0", "q1", "q3", "q4")
+    assert len(Played(tmp_path, plan).episodes()) == 8
+    assert "q2/0" not in rollout.engine.asked
+
+
+def test_two_workers_share_a_plan_and_play_nothing_twice(rollout, tmp_path):
     rollout.options = replace(rollout.options, at_once=1)
+    plan = first_plan(rollout)
 
     async def run():
-        await asyncio.gather(*(play_step(rollout, tmp_path, 0, worker, poll=0.01) for worker in ("a", "b")))
+        await asyncio.gather(*(play_plan(rollout, tmp_path, plan, worker, poll=0.01) for worker in ("a", "b")))
 
     asyncio.run(run())
-    assert len(step_episodes(tmp_path / "episodes" / "000000")) == 6
+    assert len(Played(tmp_path, plan).episodes()) == 6
     assert sorted(path.name for path in (tmp_path / "episodes" / "000000").glob("*.jsonl")) == ["a.jsonl", "b.jsonl"]
     assert len(rollout.engine.asked) == 12  # two turns an episode
 
 
-def test_a_step_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
-    folder = tmp_path / "episodes" / "000000"
-    done, half, *_ = rollout.of_step(0)
+def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
+    folder, plan = tmp_path / "episodes" / "000000", first_plan(rollout)
+    done, half, torn = plan.questions
     claims = Claims(folder / "claims", "dead")
-    assert claims.take(done.id)
-    assert claims.take(half.id)
+    assert all(claims.take(name) for name in plan.questions)
+    written = [f"{done}/0", f"{done}/1", f"{torn}/0"]  # of the last group only one line
     append_episodes(
-        folder / "dead.jsonl", [replace(EXAMPLE, id=f"{done.id}/{n}", question_id=done.id) for n in range(2)]
+        folder / "dead.jsonl", [replace(EXAMPLE, id=name, question_id=name.split("/")[0]) for name in written]
     )
-    os.utime(folder / "claims" / half.id, (0, 0))
-    asyncio.run(play_step(rollout, tmp_path, 0, "w"))
-    assert done.id not in {asked.split("/")[0] for asked in rollout.engine.asked}
-    assert played_questions(folder) == {question.id for question in rollout.of_step(0)}
-    assert len(step_episodes(folder)) == 6
+    for name in (half, torn):
+        os.utime(folder / "claims" / name, (0, 0))
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    assert {asked.split("/")[0] for asked in rollout.engine.asked} == {half, torn}
+    episodes = Played(tmp_path, plan).episodes()
+    assert len(episodes) == len({e.id for e in episodes}) == 6
+    assert {e.adapter for e in episodes if e.question_id == torn} == {"run-v000000"}
 
 
 def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_path):
     folder = tmp_path / "episodes" / "000000"
     real = rollout.play
 
-    async def slow(question, step, view):
-        episodes = await real(question, step, view)
+    async def slow(question, plan, view):
+        episodes = await real(question, plan, view)
         path = folder / "claims" / question.id
         if path.read_text() == "w":  # while it played, its claims were taken over
             path.write_text("other")
@@ -185,36 +206,52 @@ def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_pat
         return episodes
 
     rollout.play = slow
-    asyncio.run(play_step(rollout, tmp_path, 0, "w"))
+    asyncio.run(play_plan(rollout, tmp_path, first_plan(rollout), "w"))
     assert not (folder / "w.jsonl").exists()
-    assert len(step_episodes(folder)) == 6
+    assert len(Played(tmp_path, first_plan(rollout)).episodes()) == 6
 
 
-def test_the_service_follows_the_adapters(rollout, tmp_path, monkeypatch):
-    from contextlib import asynccontextmanager
-
+def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_path, monkeypatch):
     @asynccontextmanager
     async def opened(options):
         yield rollout
 
     monkeypatch.setattr(grpo_rollout, "open_rollout", opened)
     run_dir = tmp_path / "run"
+    plans = [plan_of(rollout.options, rollout.questions, version) for version in range(3)]
 
     async def trainer():
-        for version in range(3):
-            (run_dir / "adapters" / f"v{version:06d}").mkdir(parents=True)
-            while len(played_questions(run_dir / "episodes" / f"{version:06d}")) < len(rollout.of_step(version)):
+        for plan in plans:
+            write_plan(run_dir, plan)
+            (run_dir / "adapters" / f"v{plan.version:06d}").mkdir(parents=True)
+            while Played(run_dir, plan).missing():
                 await asyncio.sleep(0.01)
+        (run_dir / grpo_rollout.FINISHED).touch()
 
     async def run():
-        options = grpo_rollout.Options(rollout.options, run_dir, follow=True, worker="w", max_steps=2, poll=0.01)
+        options = grpo_rollout.Options(rollout.options, run_dir, follow=True, worker="w", poll=0.01)
         await asyncio.wait_for(asyncio.gather(trainer(), grpo_rollout.main_async(options)), 60)
 
     asyncio.run(run())
     assert rollout.engine.loaded == [(f"run-v{n:06d}", f"v{n:06d}") for n in range(3)]
+    for plan in plans:
+        assert {e.adapter for e in Played(run_dir, plan).episodes()} == {f"run-v{plan.version:06d}"}
+
+
+def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp_path):
     for step in range(3):
-        episodes = step_episodes(run_dir / "episodes" / f"{step:06d}")
-        assert {e.adapter for e in episodes} == {f"run-v{step:06d}"}
+        write_plan(tmp_path, plan_of(rollout.options, rollout.questions, step))
+    assert grpo_rollout.next_plan(tmp_path, 1) is None  # no adapter at all
+    (tmp_path / "adapters" / "v000000").mkdir(parents=True)
+    assert grpo_rollout.next_plan(tmp_path, 0).version == 0
+    asyncio.run(play_plan(rollout, tmp_path, plan_of(rollout.options, rollout.questions, 0), "w"))
+    assert grpo_rollout.next_plan(tmp_path, 0) is None
+    assert grpo_rollout.next_plan(tmp_path, 1).version == 1
+
+
+def test_a_plan_for_other_data_is_refused(rollout, tmp_path):
+    with pytest.raises(UserError, match="has no train question zz, which plan 000000 names"):
+        asyncio.run(play_plan(rollout, tmp_path, Plan("000000", 0, ("zz",)), "w"))
 
 
 def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout, monkeypatch):
@@ -222,7 +259,7 @@ def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout, monkey
         grpo_rollout, "get_reward_functions", lambda embedder: {"mine": lambda e, q: [float("nan")] * len(e)}
     )
     with pytest.raises(UserError, match="reward 'mine' gave nan"):
-        Rollout(rollout.options, rollout.engine, rollout.agent.protocol, rollout.store)
+        Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.store)
     assert rollout.engine.asked == []
 
 
@@ -238,7 +275,7 @@ def test_bad_options_are_told(rollout, wrong, says):
     options = replace(rollout.options, **wrong)
     with pytest.raises(UserError, match=says):  # noqa: PT012 either may say it
         options.check()
-        Rollout(options, rollout.engine, rollout.agent.protocol, rollout.store)
+        Rollout(options, rollout.engine, rollout.protocol, rollout.store)
 
 
 def test_the_view_counts(capsys):

@@ -90,7 +90,7 @@ def test_a_second_turn_computes_its_new_tokens_only():
     engine = LocalEngine(tiny_model(), 2)
     seen = []
     engine.model.model.embed_tokens.register_forward_hook(
-        lambda module, inputs, output: seen.append(inputs[0].shape[1])
+        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
     )
     first = Request((1, 2, 3, 4), 3, (), 1, episode="e")
     [sample] = generate(engine, first)
@@ -107,11 +107,11 @@ def test_a_shared_prompt_is_computed_once():
     engine = LocalEngine(tiny_model(), 4)
     seen = []
     engine.model.model.embed_tokens.register_forward_hook(
-        lambda module, inputs, output: seen.append(inputs[0].shape[1])
+        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
     )
     asked = [Request((1, 2, 3, 4, 5, 6), 1, (), seed, episode=str(seed)) for seed in range(4)]
     samples = generate(engine, *asked)
-    assert seen == [6, 1, 1, 1]
+    assert seen == [(1, 6), (4, 1)]  # the last tokens of the three others in one go
     for request, sample in zip(asked, samples, strict=True):
         torch.testing.assert_close(
             torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
