@@ -1,0 +1,133 @@
+"""What every process of tests/test_sharding.py does: torchrun tests/sharding_worker.py FOLDER SHARDING..."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from core.learner import Learner
+from core.packing import pack
+from core.sharding import ShardedLearner, join_processes
+
+RATE, MAX_NORM = 0.01, 0.5
+TOTAL = 40
+
+
+@dataclass(frozen=True)
+class Tokens:
+    ids: tuple
+    mask: tuple
+
+
+def tiny_policy(seed=1, *, checkpointing=True, heads=4, dtype=torch.float32):
+    """Rank 3, so that two processes can't share its rows evenly."""
+    torch.manual_seed(0)
+    base = LlamaForCausalLM(LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=heads,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )).to(dtype)  # fmt: skip
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    policy = get_peft_model(base, LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM"))
+    torch.manual_seed(seed)
+    for weight in policy.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1)
+    if checkpointing:
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return policy.train()
+
+
+def micro_batches(step):
+    """Three, so that one of two processes has one less."""
+    draw = torch.Generator().manual_seed(step)
+    lengths = [(9, 7), (11,), (5, 6, 4)]
+    batches = []
+    for group in lengths:
+        ids = [tuple(torch.randint(1, 61, (length,), generator=draw).tolist()) for length in group]
+        batches += pack([Tokens(row, (0, 0) + (1,) * (len(row) - 2)) for row in ids], budget=100)
+    return batches
+
+
+def update(learner, step):
+    """One update; its norm."""
+    share = learner.mine(micro_batches(step))
+    for number, batch in enumerate(share):
+        learner.backward(-learner.score(batch, 1.0).logprobs_BT.sum() / TOTAL, last=number == len(share) - 1)
+    return learner.step(RATE, MAX_NORM)
+
+
+def held(learner, sharding):
+    """How many numbers this process holds of the whole model, and of AdamW's state."""
+    model = sum(
+        weight.ds_tensor.numel() if sharding == "zero3" else weight.to_local().numel() if sharding == "fsdp2"
+        else weight.numel() for weight in learner.policy.parameters()
+    )  # fmt: skip
+    state = [s["exp_avg"] for s in learner.shards.states]
+    return model, sum((m.to_local() if sharding == "fsdp2" else m).numel() for m in state)
+
+
+def put_through(sharding, folder):
+    start, first = folder.parent / "start", micro_batches(1)[0]
+    learner = ShardedLearner(tiny_policy(), sharding=sharding)
+    learner.keep_reference(start)
+    found, tensors = {"held": learner.all_gather(held(learner, sharding))}, {}
+    with torch.no_grad():
+        tensors["before"] = learner.score(first, 1.0).logprobs_BT
+    found["norms"] = [update(learner, 1)]
+    tensors |= {f"first.{name}": weight for name, weight in learner.adapter_state().items()}
+    tensors["reference"] = learner.reference(first, 1.0)
+    learner.save(folder / "state", 1, {"kept": 1})
+    drawn = torch.rand(3)
+    # Whatever is dropped leaves no trace: in the middle of an update, at its end, and by a gradient that is none.
+    for last, weight in ((False, 7.0), (True, 7.0), (True, float("nan"))):
+        learner.backward(learner.score(first, 1.0).logprobs_BT.sum() * weight, last=last)
+        if weight == 7.0:
+            learner.forget()
+        else:
+            found["bad norm"] = str(learner.step(RATE, MAX_NORM))
+    found["norms"].append(update(learner, 2))
+    second = learner.adapter_state()
+    tensors |= {f"second.{name}": weight for name, weight in second.items()}
+    learner.publish(folder, 2)
+
+    again = ShardedLearner(tiny_policy(seed=2), sharding=sharding)
+    found["nothing yet"] = again.load(folder / "nothing")
+    found["loaded"] = again.load(folder / "state")
+    found["random"] = all(learner.all_gather(torch.equal(torch.rand(3), drawn)))
+    update(again, 2)
+    resumed = again.adapter_state()
+    found["resumed"] = all(torch.equal(resumed[name], second[name]) for name in second)
+    again.load_adapter(start)
+    update(again, 1)
+    tensors |= {f"rolled back.{name}": weight for name, weight in again.adapter_state().items()}
+
+    rank = torch.tensor([learner.rank, 1.0])
+    found["sums"] = {
+        k: v.tolist() for k, v in learner.sums({"terminated": rank, "kl_max": rank, "kl_min": rank}).items()
+    }
+    found["same"] = learner.all_gather(learner.same({"from": learner.rank}))
+    if learner.rank == 0:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "tensors.safetensors")
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+def main(folder, names):
+    torch.set_num_threads(1)
+    join_processes()
+    if dist.get_rank() == 0:
+        Learner(tiny_policy()).policy.save_pretrained(folder / "start")
+    dist.barrier()
+    for sharding in names:
+        (folder / sharding).mkdir(exist_ok=True)
+        put_through(sharding, folder / sharding)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
