@@ -176,7 +176,8 @@ class Rollout:
         }
         self.functions = get_reward_functions(store.embedder if store.options.embedder != NO_EMBEDDER else Embedder())
         self.try_rewards()
-        self.searches = BatchedSearch(self.search, in_line=not isinstance(engine, VLLMEngine))
+        self.exact = not isinstance(engine, VLLMEngine)  # equal seeds give equal episodes, to the last bit
+        self.searches = BatchedSearch(self.search, in_line=self.exact)
 
     def try_rewards(self) -> None:
         """Try every reward and weight on made-up episodes, so that a broken one shows before anything is played."""
@@ -217,9 +218,9 @@ class Rollout:
         return self.by_id[plan.split][name]
 
 
-def plan_of(options: RolloutOptions, questions: Sequence[Question], step: int) -> Plan:
+def plan_of(options: RolloutOptions, ids: Sequence[str], step: int) -> Plan:
     """A step's questions in rounds, none of them twice in a step."""
-    chosen = in_rounds([q.id for q in questions], step, options.batch_size, options.seed)
+    chosen = in_rounds(ids, step, options.batch_size, options.seed)
     return Plan(
         f"{step:06d}", step, tuple(dict.fromkeys(chosen)), num_rollouts=options.num_rollouts,
         temperature=options.sampling.temperature, seed=options.seed * 1_000_003 + step,
@@ -311,7 +312,7 @@ async def main_async(options: Options) -> None:
         if not options.follow:
             step = versions(options.run_dir)[-1] if versions(options.run_dir) else 0
             await load_newest(rollout, options.run_dir)
-            plan = plan_of(options.rollout, rollout.questions, step)
+            plan = plan_of(options.rollout, list(rollout.by_id["train"]), step)
             await play_plan(rollout, options.run_dir, plan, options.worker, poll=options.poll)
             return
         while not (options.run_dir / FINISHED).exists():

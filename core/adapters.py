@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from core.corpus import replacing_folder
 from core.errors import UserError
 
@@ -34,6 +36,10 @@ def publish_adapter(policy: Any, folder: Path, version: int) -> Path:
     """Save a PEFT model's adapter as the given version: under another name first, so that no reader sees half of it."""
     target = adapter_path(folder, version)
     with replacing_folder(target) as partial:
-        policy.save_pretrained(partial, selected_adapters=["default"])
+        try:
+            policy.save_pretrained(partial, selected_adapters=["default"])
+        except SafetensorError as error:  # hides in a message what the system said
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else 0, str(error), str(folder)) from error
         (partial / "README.md").unlink(missing_ok=True)  # PEFT's form, with every line left to be filled in
     return target

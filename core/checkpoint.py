@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from core.corpus import replacing_folder
@@ -26,12 +26,11 @@ def trained_tensors(model: Any) -> dict[str, Tensor]:
 def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.Optimizer, kept: Any) -> None:
     older, target = checkpoints(folder), folder / f"{step:06d}"
     with replacing_folder(target, overwrite=True) as partial:
-        save_file(
-            {name: weight.contiguous() for name, weight in trained_tensors(model).items()},
-            partial / "model.safetensors",
-        )
-        save_file(_flat(optimizer.state_dict()["state"]), partial / "optimizer.safetensors")
-        save_file({"torch": torch.get_rng_state()}, partial / "random.safetensors")
+        # Written by Python, since safetensors' own writer hides in a message what a full disk is.
+        trained = {name: weight.contiguous() for name, weight in trained_tensors(model).items()}
+        (partial / "model.safetensors").write_bytes(save(trained))
+        (partial / "optimizer.safetensors").write_bytes(save(_flat(optimizer.state_dict()["state"])))
+        (partial / "random.safetensors").write_bytes(save({"torch": torch.get_rng_state()}))
         (partial / "kept.json").write_text(json.dumps(kept))
     for path in older:
         if path != target:

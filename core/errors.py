@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +26,26 @@ def check_at_least_one(options: object, *names: str) -> None:
             raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
 
 
+# What a full or unwritable disk says, by Python itself and through safetensors.
+NO_ROOM = {errno.ENOSPC: "no space is left", errno.EDQUOT: "the quota is used up", errno.EROFS: "it is read-only"}
+
+
 def run_script(script: Callable[..., Any], description: str | None = None) -> None:
-    """Parse the command line into the script's options and run it; a UserError ends it with one line and status 1."""
+    """Parse the command line, and the file that --config names, into the script's options, and run it.
+
+    What the user can mend ends it with one line and status 1.
+    """
+    from core.config_file import with_config
+
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
     try:
-        tyro.cli(script, description=description, config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes))
+        tyro.cli(script, args=with_config(sys.argv[1:]), description=description, config=config)
     except UserError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        where = error.filename or "the disk"
+        sys.exit(f"error: {where}: {NO_ROOM[error.errno]}; make room, and run the same command again to go on from here")
     except KeyboardInterrupt:
         sys.exit("stopped; run the same command again to go on from here")

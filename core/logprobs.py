@@ -38,7 +38,7 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
     rows, columns = (batch.sampled_BT * (batch.positions_BT > 0))[:, 1:].nonzero(as_tuple=True)
     decoder, head = decoder_and_head(model)
     hidden_BTD = decoder(
-        input_ids=batch.ids_BT, attention_mask=batch.attention_BT, position_ids=batch.positions_BT, use_cache=False
+        input_ids=batch.ids_BT, position_ids=batch.positions_BT, **_before(decoder, batch)
     ).last_hidden_state
     hidden_ND, tokens_N = hidden_BTD[rows, columns], batch.ids_BT[rows, columns + 1]
     parts = [
@@ -51,6 +51,23 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
     logprobs_N, entropy_N = map(torch.cat, zip(*parts, strict=True))
     places = (rows, columns + 1)
     return TokenScores(logprobs_BT.index_put(places, logprobs_N), logprobs_BT.index_put(places, entropy_N))
+
+
+def _before(decoder: Any, batch: TokenBatch) -> dict[str, Any]:
+    """What the tokens attend to beside themselves: a shared prefix, computed once, its gradient from all rows."""
+    if batch.prefix_P is None:
+        return {"attention_mask": batch.attention_BT, "use_cache": False}
+    if batch.attention_BT is None:
+        raise ValueError("a shared prefix needs padded rows")
+    rows = len(batch.ids_BT)
+    cache = decoder(input_ids=batch.prefix_P[None], use_cache=True).past_key_values
+    if cache is None:  # transformers drops it when activations are computed again in backward
+        raise UserError("--share-prompts does not go with --gradient-checkpointing; leave one of them")
+    cache.batch_repeat_interleave(rows)
+    seen_BP = batch.attention_BT.new_ones(rows, len(batch.prefix_P))
+    return {
+        "attention_mask": torch.cat([seen_BP, batch.attention_BT], dim=1), "past_key_values": cache, "use_cache": True
+    }  # fmt: skip
 
 
 def _chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

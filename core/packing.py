@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,12 +40,20 @@ class TokenBatch:
     """Which of the sequences given to `pack` a token belongs to."""
     attention_BT: Tensor | None = None
     """1 = a token, 0 = padding; None in a single row, which has none."""
+    prefix_P: Tensor | None = None
+    """Tokens that all rows begin with and that are left out of them; positions go on behind them."""
 
     def to(self, device: torch.device | str) -> TokenBatch:
         return TokenBatch(
             self.ids_BT.to(device), self.positions_BT.to(device), self.sampled_BT.to(device),
             self.sequence_BT.to(device), None if self.attention_BT is None else self.attention_BT.to(device),
+            None if self.prefix_P is None else self.prefix_P.to(device),
         )  # fmt: skip
+
+    @property
+    def tokens(self) -> int:
+        """That are computed, padding among them."""
+        return self.ids_BT.numel() + (0 if self.prefix_P is None else len(self.prefix_P))
 
 
 def pack(sequences: Sequence[Tokens], budget: int, *, padding_free: bool = False) -> list[TokenBatch]:
@@ -57,6 +65,40 @@ def pack(sequences: Sequence[Tokens], budget: int, *, padding_free: bool = False
     """
     make = _join if padding_free else _pad
     return [make(sequences, group) for group in _groups([len(s.ids) for s in sequences], budget, padding_free)]
+
+
+def pack_shared(sequences: Sequence[Tokens], prompts: Sequence[Hashable], budget: int) -> list[TokenBatch]:
+    """Padded batches of sequences with the same prompt, which is computed once for all rows of a batch.
+
+    Example: sequences (5 6 7 8) and (5 6 9), both with the prompt 5 6: prefix 5, rows (6 7 8) and (6 9). A prompt's
+    last token stays in the rows, as it is what the first sampled one is predicted from.
+    """
+    numbers: dict[Hashable, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        numbers.setdefault(prompt, []).append(number)
+    batches = []
+    for members in numbers.values():
+        shared = max(0, _common([sequences[n].ids[: _first_sampled(sequences[n])] for n in members]) - 1)
+        rests = [len(sequences[n].ids) - shared for n in members]
+        for group in _groups(rests, max(1, budget - shared), padding_free=False):
+            batches.append(_pad(sequences, [members[place] for place in group], shared))
+    return batches
+
+
+def _first_sampled(sequence: Tokens) -> int:
+    return next((place for place, sampled in enumerate(sequence.mask) if sampled), len(sequence.mask))
+
+
+def _common(rows: Sequence[Sequence[int]]) -> int:
+    """How many first tokens all rows share."""
+    return next((n for n, ids in enumerate(zip(*rows, strict=False)) if len(set(ids)) > 1), min(map(len, rows)))
+
+
+def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
+    """Values of every token of the sequences that were packed, where the tokens are in the batch; any at padding."""
+    longest = max(len(rows[number]) for number in batch.sequence_BT.unique().tolist())
+    table_NT = torch.tensor([[*row[:longest], *[0.0] * (longest - len(row))] for row in rows])
+    return table_NT[batch.sequence_BT, batch.positions_BT]
 
 
 def _groups(lengths: Sequence[int], budget: int, padding_free: bool) -> list[list[int]]:
@@ -74,12 +116,15 @@ def _groups(lengths: Sequence[int], budget: int, padding_free: bool) -> list[lis
     return groups
 
 
-def _pad(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:
-    ids_BT = _rows([sequences[number].ids for number in group])
-    attention_BT = _rows([[1] * len(sequences[number].ids) for number in group])
-    sampled_BT = _rows([sequences[number].mask for number in group])
-    positions_BT = torch.arange(ids_BT.shape[1]).expand_as(ids_BT)
-    return TokenBatch(ids_BT, positions_BT, sampled_BT, torch.tensor(group)[:, None].expand_as(ids_BT), attention_BT)
+def _pad(sequences: Sequence[Tokens], group: Sequence[int], shared: int = 0) -> TokenBatch:
+    """Rows without their first `shared` tokens, which are those of the first row."""
+    ids_BT = _rows([sequences[number].ids[shared:] for number in group])
+    attention_BT = _rows([[1] * (len(sequences[number].ids) - shared) for number in group])
+    sampled_BT = _rows([sequences[number].mask[shared:] for number in group])
+    positions_BT = torch.arange(shared, shared + ids_BT.shape[1]).expand_as(ids_BT)
+    sequence_BT = torch.tensor(group)[:, None].expand_as(ids_BT)
+    prefix_P = torch.tensor(sequences[group[0]].ids[:shared]) if shared else None
+    return TokenBatch(ids_BT, positions_BT, sampled_BT, sequence_BT, attention_BT, prefix_P)
 
 
 def _join(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:

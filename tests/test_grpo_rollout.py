@@ -121,7 +121,7 @@ def rollout(protocol, tmp_path, monkeypatch, embedder):
 
 
 def first_plan(rollout):
-    return plan_of(rollout.options, rollout.questions, 0)
+    return plan_of(rollout.options, list(rollout.by_id["train"]), 0)
 
 
 def test_a_plan_is_played_rewarded_and_written(rollout, tmp_path):
@@ -140,7 +140,7 @@ def test_a_plan_is_played_rewarded_and_written(rollout, tmp_path):
 
 def test_all_questions_come_once_before_any_comes_again(rollout):
     def of_step(step, count):
-        return list(plan_of(replace(rollout.options, batch_size=count), rollout.questions, step).questions)
+        return list(plan_of(replace(rollout.options, batch_size=count), list(rollout.by_id["train"]), step).questions)
 
     rounds = [of_step(step, 5) for step in range(4)]
     assert all(sorted(ids) == [f"q{n}" for n in range(5)] for ids in rounds)
@@ -218,7 +218,7 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
 
     monkeypatch.setattr(grpo_rollout, "open_rollout", opened)
     run_dir = tmp_path / "run"
-    plans = [plan_of(rollout.options, rollout.questions, version) for version in range(3)]
+    plans = [plan_of(rollout.options, list(rollout.by_id["train"]), version) for version in range(3)]
 
     async def trainer():
         for plan in plans:
@@ -240,11 +240,11 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
 
 def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp_path):
     for step in range(3):
-        write_plan(tmp_path, plan_of(rollout.options, rollout.questions, step))
+        write_plan(tmp_path, plan_of(rollout.options, list(rollout.by_id["train"]), step))
     assert grpo_rollout.next_plan(tmp_path, 1) is None  # no adapter at all
     (tmp_path / "adapters" / "v000000").mkdir(parents=True)
     assert grpo_rollout.next_plan(tmp_path, 0).version == 0
-    asyncio.run(play_plan(rollout, tmp_path, plan_of(rollout.options, rollout.questions, 0), "w"))
+    asyncio.run(play_plan(rollout, tmp_path, plan_of(rollout.options, list(rollout.by_id["train"]), 0), "w"))
     assert grpo_rollout.next_plan(tmp_path, 0) is None
     assert grpo_rollout.next_plan(tmp_path, 1).version == 1
 

@@ -1,0 +1,22 @@
+"""Intervals: how sure a mean over questions is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.run_stats import Interval
+
+DRAWS = 2000
+
+
+def bootstrapped(values: Sequence[float], seed: int = 0) -> Interval:
+    """Mean and 95 % percentile interval over resampled questions. For a paired comparison, give it the differences.
+
+    Example: equal values have an interval of no width.
+    """
+    given = np.asarray(values, np.float64)
+    drawn = np.random.default_rng(seed).integers(len(given), size=(DRAWS, len(given)))
+    low, high = np.quantile(given[drawn].mean(axis=1), (0.025, 0.975)).tolist()
+    return {"mean": float(given.mean()), "low": low, "high": high}

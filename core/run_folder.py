@@ -1,0 +1,73 @@
+"""RunFolder: what was run, kept beside what came of it; and no two trainers in one folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from core.corpus import replacing
+from core.errors import UserError
+
+
+@contextmanager
+def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
+    """Hold a run folder for this process. A run goes on only under its own options, but for those that are `free`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{folder} is being trained in by another process; give another --run-dir") from error
+        keep_options(folder, options, free)
+        for half_written in (*(folder / "adapters").glob(".*"), *(folder / "state").glob(".*")):  # by a killed process
+            shutil.rmtree(half_written, ignore_errors=True)
+        yield
+
+
+def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
+    """Save the options as config.json, and the code's difference to its last commit; refuse to mix two runs."""
+    path = folder / "config.json"
+    now = json.loads(json.dumps(asdict(options), default=str))
+    if path.exists():
+        before = json.loads(path.read_text())
+        changed = [name for name in flat(now) if flat(now)[name] != flat(before).get(name) and name not in free]
+        if changed:
+            was, value = flat(before).get(changed[0]), flat(now)[changed[0]]
+            name = changed[0].rpartition(".")[2].replace("_", "-")
+            raise UserError(f"{folder} was begun with --{name} {was}, not {value}; give that, or another --run-dir")
+    else:
+        with replacing(folder / "code.diff") as file:
+            file.write(code_state())
+    with replacing(path) as file:
+        json.dump(now, file, indent=1)
+
+
+def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Example: {"a": 1, "b": {"c": 2}} gives {"a": 1, "b.c": 2}."""
+    rows = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            rows |= flat(value, f"{prefix}{name}.")
+        else:
+            rows[prefix + name] = value
+    return rows
+
+
+def code_state() -> str:
+    """The commit and what differs from it; empty where the code is in no git checkout, or git is not there."""
+    here = Path(__file__).resolve().parent
+    try:
+        parts = [
+            subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout  # noqa: S603, S607
+            for args in (("rev-parse", "HEAD"), ("diff", "HEAD"))
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return "".join(parts)

@@ -1,0 +1,553 @@
+"""Stage 5: GRPO. Episodes, their advantages, an update, the next adapter; again.
+
+    python grpo_train.py --data data --policy models/warm --run-dir runs/grpo                   plays episodes itself
+    python grpo_train.py --data data --policy models/warm --run-dir runs/grpo --rollouts service    grpo_rollout.py does
+    torchrun --nproc-per-node 8 grpo_train.py ... --sharding fsdp2                              on several GPUs
+
+Reads: --data (of data_prep.py) and --policy (of sft_train.py or create_lora_model.py). Writes into --run-dir, which is
+itself a policy folder that merge_lora.py reads: adapters/v000000, v000001, ... (the last one is the result), plans/ and
+episodes/ (every episode that was ever trained on), training_stats_<step>.json, evaluations.json, rewards.png,
+reward_distribution.png, training.png, report.html, config.json, code.diff, and state/. A killed run goes on where it
+was when the same command is given again, and comes to the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import resource
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.adapters import adapter_path, newest_adapter
+from core.corpus import read_questions, replacing
+from core.episode import Episode
+from core.errors import UserError, check_at_least_one, first_line, run_script
+from core.guards import GuardOptions, fault_of
+from core.intervals import bootstrapped
+from core.learner import Learner
+from core.losses import (
+    AdvantageMethod,
+    LossOptions,
+    add_stats,
+    advantages,
+    count_totals,
+    flat_groups,
+    overlong_penalty,
+    policy_loss,
+    summary,
+)
+from core.packing import pack, pack_shared, values_like
+from core.plan import Plan, Played, plan_path, read_plan, write_plan
+from core.plots import draw_plots, shown_episodes, write_report
+from core.policy import load_policy, read_policy_card, write_policy_card
+from core.pool import by_spread
+from core.rewards import Floats, Method, combine_rewards
+from core.run_folder import run_folder
+from core.run_stats import EpisodeFigures, Interval, StepStats, read_stats, write_stats
+from core.trackers import Kind, Tracker, flatten, open_tracker
+from core.train_view import Phases, TrainView
+from grpo_rollout import FINISHED, Rollout, RolloutOptions, load_newest, open_rollout, plan_of, play_plan
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is trained, by what, for how long."""
+
+    rollout: RolloutOptions = field(default_factory=RolloutOptions)
+    loss: LossOptions = field(default_factory=LossOptions)
+    guard: GuardOptions = field(default_factory=GuardOptions)
+    run_dir: Path = Path("runs/grpo")
+    """The run folder; what an earlier start left there is gone on with."""
+    max_steps: int = 100
+    """Updates of the policy; may be raised when a run is gone on with."""
+    learning_rate: float = 5e-5
+    """Of AdamW."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on from there; linear and cosine end at 0."""
+    weight_decay: float = 0.0
+    """Of AdamW."""
+    max_norm: float = 1.0
+    """Gradients are cut to this norm."""
+    epochs: int = 1
+    """Updates on the same episodes."""
+    combine: Method = "uniform"
+    """How the rewards become one; gdpo normalises each for itself."""
+    advantage: AdvantageMethod = "grpo"
+    """How a group's rewards become advantages."""
+    overlong: Literal["keep", "mask", "punish"] = "keep"
+    """Episodes that ran out of tokens: trained on as they are; left out of the loss; or their reward lowered, the more
+    the closer they came to --max-tokens (punish)."""
+    overlong_margin: int = 256
+    """Tokens before --max-tokens from which on punish begins."""
+    replace_flat: int = 0
+    """Questions of a step, at most, that are played in place of groups whose episodes are all rewarded alike."""
+    pool: bool = False
+    """Draw questions by how far apart their last group's rewards were, rather than in rounds."""
+    rollouts: Literal["own", "service"] = "own"
+    """Who plays the episodes: this process, or workers of grpo_rollout.py --follow on the same run folder."""
+    max_staleness: int = 0
+    """With --rollouts service: steps that workers may play ahead of the newest adapter, so that nobody waits; episodes
+    of an older one are dropped."""
+    token_budget: int = field(default_factory=lambda: 16384 if torch.cuda.is_available() else 2048)
+    """Tokens of a micro-batch, at most. Halved when memory runs out."""
+    share_prompts: bool = True
+    """Compute the prompt of a group's episodes once; off where activations are computed again (gradient checkpointing)
+    or sharded."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: a third more time, a fraction of the memory."""
+    eval_every: int = 10
+    """Steps between evaluations, which are also made before the first and after the last; 0 for none."""
+    eval_questions: int = 32
+    """Of eval.jsonl, the same each time, an episode each."""
+    eval_temperature: float = 0.0
+    """Of those episodes."""
+    report_to: Kind = "none"
+    """Where figures go besides the run folder."""
+
+    def check(self) -> None:
+        """Fail before anything is loaded."""
+        for part in (self.rollout, self.loss, self.guard):
+            part.check()
+        check_at_least_one(self, "max_steps", "epochs", "token_budget")
+        if self.rollout.num_rollouts < 2 and self.advantage != "none":
+            raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
+        if self.rollout.sampling.temperature <= 0:
+            raise UserError("--temperature 0 plays the same episode each time; training needs it above 0")
+        if self.max_staleness and self.rollouts == "own":
+            raise UserError("--max-staleness needs workers that play ahead: --rollouts service")
+        if self.share_prompts and self.gradient_checkpointing:
+            raise UserError("--gradient-checkpointing needs --no-share-prompts")
+        if self.loss.beta and not 0 < self.loss.beta < math.inf:
+            raise UserError(f"--beta {self.loss.beta} must be at least 0")
+
+
+# What a run may be gone on with that is other than before.
+FREE = ("max_steps", "report_to", "token_budget", "rollout.engine", "rollout.at_once", "rollout.server.urls",
+        "rollout.server.patience", "rollout.server.api_key")  # fmt: skip
+
+Play = Callable[[Plan], list[Episode]]
+
+
+def main(options: Options) -> None:
+    options.check()
+    card = read_policy_card(options.rollout.policy)
+    with run_folder(options.run_dir, options, FREE):
+        start = newest_adapter(options.rollout.policy)
+        learner = Learner(load_policy(card, start), options.weight_decay)
+        if options.gradient_checkpointing:
+            learner.policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if options.loss.beta:
+            learner.keep_reference(start)
+        write_policy_card(card, options.run_dir)
+        (options.run_dir / FINISHED).unlink(missing_ok=True)
+        with open_players(options) as play:
+            train(options, learner, play)
+        (options.run_dir / FINISHED).touch()
+
+
+def train(options: Options, learner: Learner, play: Play) -> None:
+    """From what state/ holds to the last step."""
+    run, run_dir = open_run(options, learner), options.run_dir
+    tracker = open_tracker(options.report_to, run_dir, run_dir.name, asdict(options))
+    with tracker, TrainView(options.max_steps, run.phases) as view:
+        while True:
+            # Everything up to the checkpoint can be done again, to the same end: so a killed run goes on.
+            with run.phases("publish"):
+                publish(learner, run_dir, run.step)
+                plan = write_plans(run)
+            evaluate(run, play)
+            if plan is None:
+                break
+            with run.phases("rollout"):
+                episodes, dropped = usable(play(plan), run.step, options.max_staleness)
+            lessons = prepare(episodes, options)
+            training = update(learner, lessons, run.step, options, run.phases)
+            stats = collect(run, plan, lessons, dropped, training)
+            stats = guard(run, learner, stats)
+            run.after(stats, lessons)
+            write_stats(run_dir, stats)
+            with run.phases("checkpoint"):
+                learner.save(run_dir / "state", run.step, run.kept())
+            plan_path(run_dir, plan.name).unlink(missing_ok=True)
+            show(run, stats, episodes, tracker, view)
+    report_end(run)
+
+
+# The run
+
+
+@dataclass
+class Run:
+    """Where a run is."""
+
+    options: Options
+    step: int
+    spreads: dict[str, float]
+    """By question, how far apart the rewards of its last group were."""
+    guarded_from: int
+    """Step from which the guards look at the run: the last rollback."""
+    rollbacks: int
+    history: list[StepStats]
+    questions: list[str]
+    eval_questions: list[str]
+    phases: Phases = field(default_factory=Phases)
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {"spreads": self.spreads, "guarded_from": self.guarded_from, "rollbacks": self.rollbacks}
+
+    def after(self, stats: StepStats, lessons: Lessons) -> None:
+        """One step on."""
+        self.step += 1
+        self.history.append(stats)
+        for question, rewards in lessons.rewards_by_question().items():
+            self.spreads[question] = float(np.std(rewards))
+
+
+def open_run(options: Options, learner: Learner) -> Run:
+    """As the last checkpoint left it."""
+    step, kept = learner.load(options.run_dir / "state") or (0, {"spreads": {}, "guarded_from": 0, "rollbacks": 0})
+    history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
+    train_questions = [q.id for q in read_questions(options.rollout.data / "train.jsonl") if q.relevant_chunk_ids]
+    held_out = [q.id for q in read_questions(options.rollout.data / "eval.jsonl") if q.relevant_chunk_ids]
+    chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
+    if options.eval_every and not chosen:
+        raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
+    if step:
+        print(f"going on from step {step}")
+    return Run(options, step, **kept, history=history, questions=train_questions, eval_questions=chosen)
+
+
+def publish(learner: Learner, run_dir: Path, version: int) -> None:
+    if not adapter_path(run_dir, version).exists():
+        learner.publish(run_dir, version)
+
+
+def write_plans(run: Run) -> Plan | None:
+    """Plans for this step and those that workers may play ahead; this step's, or None after the last."""
+    options = run.options
+    for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)):
+        path = plan_path(options.run_dir, f"{step:06d}")
+        if not path.exists():
+            write_plan(options.run_dir, plan_step(run, step))
+    path = plan_path(options.run_dir, f"{run.step:06d}")
+    return read_plan(path) if run.step < options.max_steps else None
+
+
+def plan_step(run: Run, step: int) -> Plan:
+    """A step's questions, in rounds or out of the pool, and spare ones for groups that turn out flat."""
+    options, rollout = run.options, run.options.rollout
+    plan = plan_of(rollout, run.questions, step)
+    if options.pool:
+        seed = f"{rollout.seed}/{step}/pool"
+        plan = replace(plan, questions=tuple(by_spread(run.questions, run.spreads, rollout.batch_size, seed)))
+    seed = f"{rollout.seed}/{step}/spare"
+    spare = by_spread(run.questions, run.spreads, options.replace_flat, seed, without=plan.questions)
+    return replace(plan, spare=tuple(spare))
+
+
+# Episodes
+
+
+@contextmanager
+def open_players(options: Options) -> Iterator[Play]:
+    """What gets a plan's episodes: by this process, or by workers."""
+    if options.rollouts == "service":
+        yield lambda plan: wait_for_workers(options.run_dir, plan)
+        return
+    with asyncio.Runner() as runner:  # one loop for all steps, as connections and tasks belong to theirs
+        opened = open_rollout(options.rollout)
+        rollout = runner.run(opened.__aenter__())
+        try:
+            yield lambda plan: runner.run(play_here(rollout, options.run_dir, plan))
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+
+
+async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
+    played = Played(run_dir, plan)
+    if played.missing():
+        if rollout.exact:  # the rest of a plan would be sampled in other company, so with other rounding
+            shutil.rmtree(played.folder, ignore_errors=True)
+        await load_newest(rollout, run_dir)
+        await play_plan(rollout, run_dir, plan, "trainer")
+    return played.episodes()
+
+
+def wait_for_workers(run_dir: Path, plan: Plan, poll: float = 0.5, say_every: float = 60) -> list[Episode]:
+    played, said = Played(run_dir, plan), time.monotonic()
+    while missing := played.missing():
+        time.sleep(poll)
+        if time.monotonic() - said > say_every:
+            said = time.monotonic()
+            print(f"{plan.name}: waiting for workers to play {len(missing)} questions; is grpo_rollout.py running?")
+    return played.episodes()
+
+
+def usable(episodes: Sequence[Episode], step: int, max_staleness: int) -> tuple[list[Episode], int]:
+    """Those that an adapter new enough sampled to their end, and how many were too old."""
+    ages = [step - version_of(episode) for episode in episodes]
+    fresh = [episode for episode, age in zip(episodes, ages, strict=True) if age <= max_staleness]
+    return [episode for episode in fresh if episode.stop != "engine"], len(episodes) - len(fresh)
+
+
+def version_of(episode: Episode) -> int:
+    """Example: 7 for gout-v000007."""
+    return int(episode.adapter.rpartition("-v")[2])
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """A step's episodes and what is to be learnt from each."""
+
+    episodes: Sequence[Episode]
+    combined_N: Floats
+    """The rewards as one."""
+    advantages_N: Tensor
+    keep_N: Tensor
+    """1, or 0 where an episode is left out of the loss."""
+    flat: int
+    """Groups whose episodes are all rewarded alike."""
+
+    def rewards_by_question(self) -> dict[str, list[float]]:
+        by_question: dict[str, list[float]] = {}
+        for episode in self.episodes:
+            by_question.setdefault(episode.question_id, []).append(episode.reward)
+        return by_question
+
+
+def prepare(episodes: Sequence[Episode], options: Options) -> Lessons:
+    """Combine the rewards over the whole step, and compare each group's episodes."""
+    if not episodes:
+        raise UserError("no episode of this step can be used; is the sampling server up, or --max-staleness too small?")
+    names = list(episodes[0].rewards)
+    groups = [episode.question_id for episode in episodes]
+    rewards_NR = np.array([[episode.rewards[name] for name in names] for episode in episodes])
+    combined_N = combine_rewards(rewards_NR, options.combine, options.rollout.weights or None, groups)
+    if options.overlong == "punish":
+        limit = options.rollout.limits.max_tokens
+        combined_N = (
+            combined_N + overlong_penalty([len(e.ids) for e in episodes], limit, options.overlong_margin).numpy()
+        )
+    masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
+    return Lessons(
+        episodes, combined_N,
+        advantages(torch.from_numpy(combined_N), groups, "none" if options.combine == "gdpo" else options.advantage),
+        torch.tensor([float(episode.stop not in masked) for episode in episodes]),
+        len(flat_groups(torch.from_numpy(combined_N), groups)),
+    )  # fmt: skip
+
+
+# The update
+
+
+def update(learner: Learner, lessons: Lessons, step: int, options: Options, phases: Phases) -> dict[str, float]:
+    """Change the policy; the figures of it. Where memory runs out, again from the start with half the budget."""
+    budget = options.token_budget
+    while True:
+        try:
+            return update_within(budget, learner, lessons, step, options, phases)
+        except torch.OutOfMemoryError as error:
+            learner.forget()
+            longest = max(len(episode.ids) for episode in lessons.episodes)
+            if budget <= longest or learner.world > 1:
+                raise UserError(
+                    f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
+                    "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"
+                ) from error
+        torch.cuda.empty_cache()
+        budget = max(budget // 2, longest)
+        print(f"out of memory: the update is made again with micro-batches of {budget} tokens", flush=True)
+
+
+def update_within(
+    budget: int, learner: Learner, lessons: Lessons, step: int, options: Options, phases: Phases
+) -> dict[str, float]:
+    taught = [
+        number for number, advantage in enumerate(lessons.advantages_N.tolist())
+        if lessons.keep_N[number] and (advantage or options.loss.beta)  # the others have no gradient
+    ]  # fmt: skip
+    episodes = [lessons.episodes[number] for number in taught]
+    advantages_N, sampled = lessons.advantages_N[taught], [episode.logprobs for episode in episodes]
+    totals = count_totals(lessons.episodes, lessons.keep_N)  # all that are kept count, taught or not
+    rate = learning_rate(step, options)
+    if not episodes:
+        return {"learning_rate": rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
+    if options.share_prompts:
+        parts = pack_shared(episodes, [episode.question_id for episode in episodes], budget)
+    else:
+        parts = pack(episodes, budget)
+    parts = learner.mine(parts)
+    temperature = options.rollout.sampling.temperature
+    old: dict[int, Tensor] = {}  # of the policy as the step found it, by micro-batch
+    for _ in range(options.epochs):
+        sums = []
+        for number, part in enumerate(parts):
+            with phases("logprobs"):
+                reference_BT = learner.reference(part, temperature) if options.loss.beta else None
+                scores = learner.score(part, temperature)
+            old_BT = old.setdefault(number, scores.logprobs_BT.detach())
+            loss, figures = policy_loss(
+                scores.logprobs_BT, old_BT, values_like(part, sampled), advantages_N, part.to(old_BT.device),
+                options.loss, totals, reference_BT=reference_BT, entropy_BT=scores.entropy_BT,
+            )  # fmt: skip
+            with phases("backward"):
+                learner.backward(loss, last=number + 1 == len(parts))
+            sums.append(figures)
+        norm = learner.step(rate, options.max_norm)
+    total = summary(learner.sums(add_stats(sums)))
+    return total | {"learning_rate": rate, "grad_norm": norm, "micro_batches": float(len(parts))}
+
+
+def learning_rate(step: int, options: Options) -> float:
+    """Example: 4 warm-up steps of 12, linear: 1/4, 2/4, 3/4, 1, and then 8/8, 7/8, ..., 1/8 of it."""
+    if step < options.warmup_steps:
+        return options.learning_rate * (step + 1) / options.warmup_steps
+    if options.schedule == "constant":
+        return options.learning_rate
+    done = (step - options.warmup_steps) / max(1, options.max_steps - options.warmup_steps)
+    return options.learning_rate * (1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+
+# What is told
+
+
+def collect(run: Run, plan: Plan, lessons: Lessons, stale: int, training: Mapping[str, float]) -> StepStats:
+    episodes = lessons.episodes
+    overall = [e.reward for e in episodes] if run.options.combine == "gdpo" else lessons.combined_N.tolist()
+    rewards = {"overall": overall}
+    rewards |= {name: [episode.rewards[name] for episode in episodes] for name in episodes[0].rewards}
+    return StepStats(
+        step=run.step,
+        adapter=f"v{max(map(version_of, episodes)):06d}",
+        rewards=rewards,
+        groups={
+            "total": len(lessons.rewards_by_question()),
+            "flat": lessons.flat,
+            "replaced": len(lessons.rewards_by_question()) - len(plan.questions),
+        },
+        episodes=figures_of(episodes) | {"stale": stale},
+        stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
+        faults=dict(sorted(Counter(fault for e in episodes for fault in e.faults).items())),
+        training={name: value for name, value in training.items() if math.isfinite(value)},
+        evaluation=read_evaluations(run.options.run_dir).get(run.step),
+        notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
+        seconds=run.phases.taken(),
+        memory_gib=peak_memory(),
+    )
+
+
+def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:
+    count = len(episodes)
+    return {
+        "count": count,
+        "well_formed": sum(e.well_formed for e in episodes) / count,
+        "searches": sum(len(e.searches) for e in episodes) / count,
+        "turns": sum(len(e.turns) for e in episodes) / count,
+        "sampled_tokens": sum(e.sampled for e in episodes) / count,
+        "tokens": sum(len(e.ids) for e in episodes) / count,
+        "stale": 0,
+    }
+
+
+def peak_memory() -> float:
+    """GiB: of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
+    """Notice a collapse; stop, go back to an older adapter, or note it."""
+    options = run.options.guard
+    history = [past for past in (*run.history, stats) if past.step >= run.guarded_from]
+    wrong = stats.notes[0] if stats.notes else fault_of(history, options)
+    if not wrong:
+        return stats
+    if options.on_collapse == "stop":
+        raise UserError(
+            f"stopped at step {run.step}: {wrong}. {adapter_path(run.options.run_dir, run.step)} is the last adapter; "
+            "lower --learning-rate, or go on by --on-collapse rollback or warn"
+        )
+    if options.on_collapse == "rollback":
+        back = max(0, run.step - options.rollback_steps)
+        learner.load_adapter(adapter_path(run.options.run_dir, back))
+        run.guarded_from, run.rollbacks = run.step + 1, run.rollbacks + 1
+        wrong += f"; went back to adapter v{back:06d}"
+    print(f"step {run.step}: {wrong}", flush=True)
+    return replace(stats, notes=[*stats.notes, wrong])
+
+
+def evaluate(run: Run, play: Play) -> None:
+    """Play the held-out questions, if this adapter's turn has come; evaluations.json keeps what came of it."""
+    options = run.options
+    due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
+    known = read_evaluations(options.run_dir)
+    if not due or run.step in known:
+        return
+    rollout = options.rollout
+    plan = Plan(
+        f"{run.step:06d}-eval", run.step, tuple(run.eval_questions), split="eval", num_rollouts=1,
+        temperature=options.eval_temperature, seed=rollout.seed,
+    )  # fmt: skip
+    write_plan(options.run_dir, plan)
+    with run.phases("evaluation"):
+        episodes = play(plan)
+    plan_path(options.run_dir, plan.name).unlink(missing_ok=True)
+    known[run.step] = {"overall": bootstrapped([episode.reward for episode in episodes])} | {
+        name: bootstrapped([episode.rewards[name] for episode in episodes]) for name in episodes[0].rewards
+    }
+    with replacing(options.run_dir / EVALUATIONS) as file:
+        json.dump(known, file, indent=1)
+    means = ", ".join(f"{name} {interval['mean']:.3f}" for name, interval in known[run.step].items())
+    print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)
+
+
+EVALUATIONS = "evaluations.json"
+
+
+def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
+    """By adapter version, each reward's mean on the held-out questions."""
+    path = run_dir / EVALUATIONS
+    return {int(version): row for version, row in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def show(run: Run, stats: StepStats, episodes: Sequence[Episode], tracker: Tracker, view: TrainView) -> None:
+    tracker.log(stats.step, flatten(stats))
+    view.finished(stats)
+    with run.phases("plots"):
+        draw_plots(run.options.run_dir, run.history)
+        write_report(run.options.run_dir, run.history, shown_episodes(episodes))
+
+
+def report_end(run: Run) -> None:
+    """The held-out rewards before and after."""
+    known = read_evaluations(run.options.run_dir)
+    print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
+    if len(known) > 1:
+        first, last = known[min(known)], known[max(known)]
+        print(f"{len(run.eval_questions)} held-out questions    before    after    (95 % interval)")
+        for name, before in first.items():
+            after = last[name]
+            print(
+                f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})"
+            )
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)

@@ -1,0 +1,65 @@
+"""A training run that is killed ten times, at any moment, comes to what an undisturbed one comes to, bit for bit."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from core.adapters import adapter_path
+from core.run_stats import read_stats, same_run
+from tests.tiny_training import make_tiny, tiny_args
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, KILLS = 30, 10
+
+
+def start(folder, run_dir):
+    command = [sys.executable, "-m", "tests.tiny_training", *tiny_args(folder, run_dir, "--max-steps", str(STEPS))]
+    log = (folder / f"{run_dir.parent.name}.log").open("a")
+    return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+
+def newest(run_dir):
+    """Something that changes with every step."""
+    return sorted(path.name for path in (run_dir / "episodes").glob("*"))[-1:]
+
+
+@pytest.mark.timeout(900)
+def test_ten_kills_change_nothing(tmp_path):
+    make_tiny(tmp_path)
+    whole, killed = (tmp_path / name / "run" for name in ("whole", "killed"))
+    assert start(tmp_path, whole).wait() == 0
+
+    draw, kills, at = random.Random(0), 0, []
+    while True:
+        process = start(tmp_path, killed)
+        if kills < KILLS:
+            before = newest(killed)
+            while process.poll() is None and newest(killed) == before:  # until it is past loading
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0, 1.5))
+            if process.poll() is None:
+                at.append(newest(killed))
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+        if process.wait() == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, (tmp_path / "killed.log").read_text()[-2000:]
+    print(f"killed {kills} times, at {at}")
+    assert kills == KILLS
+
+    first, second = read_stats(whole), read_stats(killed)
+    assert len(first) == STEPS
+    assert same_run(first, second)
+    for version in range(STEPS + 1):
+        ours, theirs = (adapter_path(folder, version) / "adapter_model.safetensors" for folder in (whole, killed))
+        assert ours.read_bytes() == theirs.read_bytes(), version
+    assert (whole / "evaluations.json").read_text() == (killed / "evaluations.json").read_text()
+    assert len(list((killed / "state").iterdir())) == 1  # older states are removed
+    leftovers = [path for path in killed.rglob(".*") if path.is_dir()]
+    assert leftovers == [], "half-written folders are cleared away"

@@ -1,0 +1,360 @@
+"""The trainer: its figures by hand, whole runs on a tiny policy, and every way in which one goes on or stops."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from core.train_view import Phases
+
+import grpo_rollout
+import grpo_train
+from core.adapters import adapter_path, versions
+from core.corpus import read_questions, write_jsonl
+from core.episode import read_episodes
+from core.errors import UserError
+from core.guards import GuardOptions
+from core.learner import Learner
+from core.losses import LossOptions
+from core.plan import Plan, open_plans
+from core.policy import load_policy, read_policy_card
+from core.run_stats import read_stats, reproducible
+from grpo_rollout import RolloutOptions
+from grpo_train import Options, learning_rate, prepare, update, usable
+from tests.test_episode import EXAMPLE
+from tests.tiny_training import make_tiny, rewards_of_tokens
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def rewards(monkeypatch):
+    monkeypatch.setattr(grpo_rollout, "get_reward_functions", rewards_of_tokens)
+
+
+def options_of(tiny, run_dir, **more):
+    rollout = RolloutOptions(
+        data=tiny / "data", policy=tiny / "policy", engine="local", mode="sparse", batch_size=3, num_rollouts=4,
+        limits=replace(grpo_rollout.Limits(), max_turn_tokens=12, max_turns=2),
+    )  # fmt: skip
+    options = Options(
+        rollout=rollout, run_dir=run_dir, max_steps=3, learning_rate=0.01, token_budget=600, eval_every=2,
+        guard=GuardOptions(on_collapse="warn"),
+    )  # fmt: skip
+    rollout = replace(rollout, **{name: more.pop(name) for name in list(more) if hasattr(rollout, name)})
+    return replace(options, rollout=rollout, **more)
+
+
+def stats_of(run_dir):
+    return [reproducible(stats) for stats in read_stats(run_dir)]
+
+
+def adapter_bytes(run_dir, version):
+    return (adapter_path(run_dir, version) / "adapter_model.safetensors").read_bytes()
+
+
+# Figures by hand
+
+
+def test_the_learning_rate_by_hand():
+    options = Options(learning_rate=1.0, warmup_steps=4, max_steps=12, schedule="linear")
+    rates = [learning_rate(step, options) for step in range(12)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
+    cosine = replace(options, schedule="cosine", warmup_steps=0)
+    assert learning_rate(0, cosine) == 1
+    assert learning_rate(6, cosine) == pytest.approx(0.5)
+    assert learning_rate(6, replace(options, schedule="constant")) == 1
+
+
+def played(question, sample, reward, adapter="run-v000003", **more):
+    return replace(
+        EXAMPLE, id=f"{question}/{sample}", question_id=question, adapter=adapter, reward=reward,
+        rewards={"a": reward, "b": 1.0}, **more,
+    )  # fmt: skip
+
+
+def test_stale_episodes_and_those_the_engine_gave_up_on_are_left_out():
+    episodes = [
+        played("q", 0, 1.0), played("q", 1, 0.0, "run-v000002"), played("q", 2, 0.0, "run-v000001"),
+        played("q", 3, 0.0, stop="engine"),
+    ]  # fmt: skip
+    kept, stale = usable(episodes, 3, 1)
+    assert ([e.id for e in kept], stale) == (["q/0", "q/1"], 1)
+
+
+def test_rewards_become_advantages_by_question():
+    episodes = [played("q", 0, 1.0), played("q", 1, 0.0), played("r", 0, 0.5), played("r", 1, 0.5)]
+    lessons = prepare(episodes, Options(advantage="dr_grpo"))
+    assert lessons.combined_N.tolist() == [1.0, 0.5, 0.75, 0.75]  # the mean of a and b
+    assert lessons.advantages_N.tolist() == [0.25, -0.25, 0.0, 0.0]
+    assert (lessons.flat, lessons.keep_N.tolist()) == (1, [1, 1, 1, 1])
+    by_std = prepare(episodes, Options(advantage="dr_grpo", combine="std"))  # b never varies: a alone counts
+    assert by_std.advantages_N.tolist() == [0.5, -0.5, 0.0, 0.0]
+    gdpo = prepare(episodes, Options(combine="gdpo"))
+    np.testing.assert_allclose(gdpo.advantages_N, [2**0.5, -(2**0.5), 0, 0], atol=1e-6)
+
+
+def test_episodes_out_of_tokens_are_kept_masked_or_punished():
+    episodes = [played("q", 0, 1.0), played("q", 1, 0.0, stop="turn_tokens")]
+    limits = replace(RolloutOptions().limits, max_tokens=12)  # both are of 10 tokens
+    options = Options(advantage="dr_grpo", rollout=RolloutOptions(limits=limits), overlong_margin=4)
+    assert prepare(episodes, options).keep_N.tolist() == [1, 1]
+    assert prepare(episodes, replace(options, overlong="mask")).keep_N.tolist() == [1, 0]
+    punished = prepare(episodes, replace(options, overlong="punish"))
+    assert punished.combined_N.tolist() == [1.0 - 0.5, 0.5 - 0.5]
+
+
+def test_no_usable_episode_is_told():
+    with pytest.raises(UserError, match="no episode of this step can be used"):
+        prepare([], Options())
+
+
+# Whole runs
+
+
+def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
+    options = options_of(tiny, tmp_path / "run", max_steps=12, num_rollouts=8)
+    grpo_train.main(options)
+    stats = read_stats(options.run_dir)
+    assert [row.step for row in stats] == list(range(12))
+    assert versions(options.run_dir) == list(range(13))
+    first, last = (np.mean([np.mean(row.rewards["overall"]) for row in part]) for part in (stats[:3], stats[-3:]))
+    assert last > first + 0.05
+    for row in stats:
+        # Sampler and trainer are the same weights in the same precision, so they must agree.
+        assert row.training["mismatch_mean_abs"] < 1e-4
+        assert row.training["ratio_mean"] == 1.0
+        assert row.episodes["count"] == 24
+    assert [row.evaluation is not None for row in stats[:4]] == [True, False, True, False]
+    assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
+    for name in ("rewards.png", "reward_distribution.png", "config.json", "model.json", "finished"):
+        assert (options.run_dir / name).exists(), name
+    assert open_plans(options.run_dir) == []
+    said = capsys.readouterr().out
+    assert "2 held-out questions    before    after" in said
+    # Every adapter sampled its own step's episodes.
+    for row in stats:
+        path = options.run_dir / "episodes" / f"{row.step:06d}" / "trainer.jsonl"
+        assert {e.adapter for e in read_episodes(path)} == {f"run-v{row.step:06d}"}
+    # The result is a policy as any other, with its base.
+    assert read_policy_card(options.run_dir).full_base == read_policy_card(tiny / "policy").full_base
+
+
+def test_two_runs_of_a_seed_are_equal_and_another_seed_is_not(tiny, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        options = options_of(tiny, tmp_path / name / "run", seed=seed)
+        grpo_train.main(options)
+    runs = [stats_of(tmp_path / name / "run") for name in "abc"]
+    assert runs[0] == runs[1] != runs[2]
+    assert adapter_bytes(tmp_path / "a" / "run", 3) == adapter_bytes(tmp_path / "b" / "run", 3)
+
+
+def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path):
+    short = options_of(tiny, tmp_path / "short" / "run", eval_every=0)
+    grpo_train.main(replace(short, max_steps=2))
+    grpo_train.main(replace(short, max_steps=4))
+    whole = replace(short, run_dir=tmp_path / "whole" / "run", max_steps=4)
+    grpo_train.main(whole)
+    assert stats_of(short.run_dir) == stats_of(whole.run_dir)
+    assert adapter_bytes(short.run_dir, 4) == adapter_bytes(whole.run_dir, 4)
+
+
+def test_other_options_do_not_mix_with_a_run(tiny, tmp_path):
+    options = options_of(tiny, tmp_path / "run", max_steps=1)
+    grpo_train.main(options)
+    with pytest.raises(UserError, match=r"was begun with --learning-rate 0.01, not 0.1"):
+        grpo_train.main(replace(options, learning_rate=0.1))
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+def test_every_loss_with_a_reference_and_several_epochs(tiny, tmp_path, loss):
+    options = options_of(
+        tiny, tmp_path / "run", max_steps=2, eval_every=0, epochs=2, loss=LossOptions(loss=loss, beta=0.1)
+    )
+    grpo_train.main(options)
+    first, second = read_stats(options.run_dir)
+    assert first.training["kl"] > 0  # of the second epoch: in the first one the policy still is the reference
+    assert second.training["kl"] > 0
+    assert first.training["ratio_max"] > 1 > first.training["ratio_min"]
+    # The reference is not published beside the policy.
+    assert sorted(p.name for p in adapter_path(options.run_dir, 2).iterdir()) == [
+        "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+
+
+def test_flat_groups_are_replaced_and_counted(tiny, tmp_path, monkeypatch):
+    def by_question(embedder):
+        even = rewards_of_tokens(embedder)["even"]
+        return {"even": lambda episodes, questions: [
+            value if question.id in ("q4", "q5") else 0.5
+            for value, question in zip(even(episodes, questions), questions, strict=True)
+        ]}  # fmt: skip
+
+    monkeypatch.setattr(grpo_rollout, "get_reward_functions", by_question)
+    options = options_of(tiny, tmp_path / "run", max_steps=1, eval_every=0, batch_size=2, replace_flat=4)
+    grpo_train.main(options)
+    [row] = read_stats(options.run_dir)
+    assert row.groups["total"] == 2 + row.groups["replaced"]
+    assert row.groups["flat"] >= row.groups["replaced"] > 0
+
+
+def test_the_pool_prefers_questions_whose_episodes_differ(tiny, tmp_path):
+    options = options_of(tiny, tmp_path / "run", max_steps=4, eval_every=0, pool=True, batch_size=2)
+    grpo_train.main(options)
+    asked = [
+        {e.question_id for e in read_episodes(options.run_dir / "episodes" / f"{n:06d}" / "trainer.jsonl")}
+        for n in range(4)
+    ]
+    assert all(len(questions) == 2 for questions in asked)
+    kept = json.loads((options.run_dir / "state" / "000004" / "kept.json").read_text())
+    assert set(kept["spreads"]) == set.union(*asked)
+
+
+# The update
+
+
+def learner_of(tiny):
+    return Learner(load_policy(read_policy_card(tiny / "policy")))
+
+
+@pytest.fixture(scope="module")
+def episodes(tiny, tmp_path_factory):
+    """A real step's."""
+    run_dir = tmp_path_factory.mktemp("episodes") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo_rollout, "get_reward_functions", rewards_of_tokens)
+        grpo_train.main(options_of(tiny, run_dir, max_steps=1, eval_every=0))
+    return list(read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl"))
+
+
+def updated(tiny, episodes, **more):
+    learner = learner_of(tiny)
+    options = options_of(tiny, tiny / "unused", **more)
+    figures = update(learner, prepare(episodes, options), 0, options, Phases())
+    return figures, {name: weight.detach().clone() for name, weight in learner.policy.named_parameters()}
+
+
+def test_micro_batches_and_shared_prompts_change_nothing(tiny, episodes):
+    figures, weights = updated(tiny, episodes, token_budget=10_000, share_prompts=False)
+    assert figures["micro_batches"] == 1
+    for more in ({"token_budget": 120}, {"token_budget": 300, "share_prompts": False}):
+        others, other_weights = updated(tiny, episodes, **more)
+        assert others["micro_batches"] > 3
+        assert others["policy_loss"] == pytest.approx(figures["policy_loss"], abs=1e-6)
+        assert others["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
+        assert others["entropy"] == pytest.approx(figures["entropy"], rel=1e-5)
+        for name, weight in weights.items():
+            # AdamW's first step is the sign of the gradient, so what is near 0 may go either way.
+            assert (weight - other_weights[name]).abs().mean() < 1e-4, name
+
+
+def test_running_out_of_memory_halves_the_budget_and_loses_nothing(tiny, episodes, monkeypatch, capsys):
+    _, weights = updated(tiny, episodes, token_budget=220, share_prompts=False)  # two episodes a micro-batch
+    real = Learner.score
+
+    def short_of_memory(self, batch, temperature):
+        if batch.tokens > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return real(self, batch, temperature)
+
+    monkeypatch.setattr(Learner, "score", short_of_memory)
+    figures, other = updated(tiny, episodes, token_budget=440, share_prompts=False)
+    assert capsys.readouterr().out.count("out of memory: the update is made again with micro-batches of 220") == 1
+    assert figures["tokens"] == sum(e.sampled for e in episodes)
+    assert all(torch.equal(weight, other[name]) for name, weight in weights.items())
+    monkeypatch.setattr(Learner, "score", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    with pytest.raises(UserError, match="give a lower --token-budget"):
+        updated(tiny, episodes, token_budget=100)
+
+
+def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
+    flat = [
+        replace(e, reward=0.5, rewards=dict.fromkeys(e.rewards, 0.5)) if e.question_id == episodes[0].question_id else e
+        for e in episodes
+    ]
+    figures, _ = updated(tiny, flat)
+    assert figures["tokens"] == sum(e.sampled for e in flat if e.question_id != episodes[0].question_id)
+    alike = [replace(e, rewards=dict.fromkeys(e.rewards, 0.5)) for e in episodes]
+    figures, weights = updated(tiny, alike)
+    assert figures["micro_batches"] == 0
+    before = dict(learner_of(tiny).policy.named_parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
+
+
+# Guards
+
+
+def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, capsys):
+    alarmed = GuardOptions(on_collapse="stop", least_entropy=100.0, window=2)  # no policy is that uncertain
+    options = options_of(tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=alarmed)
+    with pytest.raises(UserError, match=r"stopped at step 1: entropy fell to .*v000001 is the last adapter"):
+        grpo_train.main(options)
+    rolled = replace(
+        options, run_dir=tmp_path / "rolled" / "run", guard=replace(alarmed, on_collapse="rollback", rollback_steps=1)
+    )
+    grpo_train.main(rolled)
+    notes = [row.notes for row in read_stats(rolled.run_dir)]
+    assert [len(n) for n in notes] == [0, 1, 0, 1]  # after a rollback the window begins anew
+    assert "went back to adapter v000000" in notes[1][0]
+    assert adapter_bytes(rolled.run_dir, 2) == adapter_bytes(rolled.run_dir, 0)
+    assert adapter_bytes(rolled.run_dir, 1) != adapter_bytes(rolled.run_dir, 0)
+
+
+def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_path, monkeypatch):
+    real = grpo_train.policy_loss
+
+    def broken(*arguments, **more):
+        loss, figures = real(*arguments, **more)
+        return loss * float("nan"), figures
+
+    monkeypatch.setattr(grpo_train, "policy_loss", broken)
+    options = options_of(tiny, tmp_path / "run", eval_every=0, guard=GuardOptions())
+    with pytest.raises(UserError, match="stopped at step 0: grad_norm is nan"):
+        grpo_train.main(options)
+    assert versions(options.run_dir) == [0]
+
+
+# Bad options
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_steps": 0}, "--max-steps 0 must be at least 1"),
+        ({"num_rollouts": 1}, "leaves nothing to compare"),
+        ({"max_staleness": 1}, "--rollouts service"),
+        ({"sampling": grpo_rollout.Sampling(temperature=0.0)}, "plays the same episode each time"),
+        ({"gradient_checkpointing": True}, "--no-share-prompts"),
+        ({"loss": LossOptions(beta=-1.0)}, "--beta -1.0"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong, says):
+    with pytest.raises(UserError, match=says):
+        options_of(tiny, tmp_path, **wrong).check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_policy_or_eval_set_is_told(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"has no model.json; make a policy with create_lora_model.py"):
+        grpo_train.main(options_of(tiny, tmp_path / "run", policy=tmp_path / "none"))
+    data = tmp_path / "data"
+    shutil.copytree(tiny / "data", data)
+    write_jsonl(data / "eval.jsonl", [replace(q, relevant_chunk_ids=()) for q in read_questions(data / "eval.jsonl")])
+    with pytest.raises(UserError, match="no question to evaluate on; give --eval-every 0"):
+        grpo_train.main(options_of(tiny, tmp_path / "run2", data=data))
+
+
+def test_a_plan_is_made_once_and_spare_questions_are_others(tiny, tmp_path):
+    options = options_of(tiny, tmp_path / "run", replace_flat=2)
+    run = grpo_train.Run(options, 0, {}, 0, 0, [], [f"q{n}" for n in range(6)], [])
+    plan = grpo_train.plan_step(run, 0)
+    assert isinstance(plan, Plan)
+    assert len({*plan.questions, *plan.spare}) == 5
+    assert plan == grpo_train.plan_step(run, 0)
