@@ -22,7 +22,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -52,11 +52,12 @@ from core.losses import (
 from core.packing import pack, pack_shared, values_like
 from core.plan import Plan, Played, plan_path, read_plan, write_plan
 from core.plots import draw_plots, shown_episodes, write_report
-from core.policy import load_policy, read_policy_card, write_policy_card
+from core.policy import PolicyCard, load_policy, read_policy_card, write_policy_card
 from core.pool import by_spread
 from core.rewards import Floats, Method, combine_rewards
 from core.run_folder import run_folder
 from core.run_stats import EpisodeFigures, Interval, StepStats, read_stats, write_stats
+from core.sharding import Sharding, ShardedLearner, check_sharding, join_processes, started_processes
 from core.trackers import Kind, Tracker, flatten, open_tracker
 from core.train_view import Phases, TrainView
 from grpo_rollout import FINISHED, Rollout, RolloutOptions, load_newest, open_rollout, plan_of, play_plan
@@ -106,8 +107,9 @@ class Options:
     token_budget: int = field(default_factory=lambda: 16384 if torch.cuda.is_available() else 2048)
     """Tokens of a micro-batch, at most. Halved when memory runs out."""
     share_prompts: bool = True
-    """Compute the prompt of a group's episodes once; off where activations are computed again (gradient checkpointing)
-    or sharded."""
+    """Compute the prompt of a group's episodes once. Not done with --gradient-checkpointing, zero3 or fsdp2."""
+    sharding: Sharding = "none"
+    """With several processes: what is cut into parts among them (core/sharding.py); none keeps a whole model in each."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: a third more time, a fraction of the memory."""
     eval_every: int = 10
@@ -130,14 +132,16 @@ class Options:
             raise UserError("--temperature 0 plays the same episode each time; training needs it above 0")
         if self.max_staleness and self.rollouts == "own":
             raise UserError("--max-staleness needs workers that play ahead: --rollouts service")
-        if self.share_prompts and self.gradient_checkpointing:
-            raise UserError("--gradient-checkpointing needs --no-share-prompts")
         if self.loss.beta and not 0 < self.loss.beta < math.inf:
             raise UserError(f"--beta {self.loss.beta} must be at least 0")
 
+    @property
+    def prompts_shared(self) -> bool:
+        return self.share_prompts and not self.gradient_checkpointing and self.sharding in ("none", "zero2")
+
 
 # What a run may be gone on with that is other than before.
-FREE = ("max_steps", "report_to", "token_budget", "rollout.engine", "rollout.at_once", "rollout.server.urls",
+FREE = ("max_steps", "report_to", "token_budget", "sharding", "gradient_checkpointing", "share_prompts", "rollout.engine", "rollout.at_once", "rollout.server.urls",
         "rollout.server.patience", "rollout.server.api_key")  # fmt: skip
 
 Play = Callable[[Plan], list[Episode]]
@@ -146,46 +150,65 @@ Play = Callable[[Plan], list[Episode]]
 def main(options: Options) -> None:
     options.check()
     card = read_policy_card(options.rollout.policy)
-    with run_folder(options.run_dir, options, FREE):
-        start = newest_adapter(options.rollout.policy)
-        learner = Learner(load_policy(card, start), options.weight_decay)
-        if options.gradient_checkpointing:
-            learner.policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if options.loss.beta:
-            learner.keep_reference(start)
-        write_policy_card(card, options.run_dir)
-        (options.run_dir / FINISHED).unlink(missing_ok=True)
-        with open_players(options) as play:
-            train(options, learner, play)
-        (options.run_dir / FINISHED).touch()
+    start = newest_adapter(options.rollout.policy)
+    learner = open_learner(options, card, start)
+    # The first process alone writes and plays; all learn.
+    folder = run_folder(options.run_dir, options, FREE) if learner.rank == 0 else nullcontext()
+    with folder, open_players(options, learner.rank) as play:
+        if learner.rank == 0:
+            write_policy_card(card, options.run_dir)
+            (options.run_dir / FINISHED).unlink(missing_ok=True)
+        learner.same(None)
+        train(options, learner, play)
+        if learner.rank == 0:
+            (options.run_dir / FINISHED).touch()
+
+
+def open_learner(options: Options, card: PolicyCard, start: Path) -> Learner:
+    """In this process alone, or, where a launcher started several, with them."""
+    several = started_processes() > 1
+    if several:
+        check_sharding(options.sharding, quantized=card.quantized)
+        join_processes()
+    elif options.sharding != "none":
+        raise UserError(f"--sharding {options.sharding} needs processes: torchrun --nproc-per-node 2 grpo_train.py ...")
+    policy = load_policy(card, start)
+    if options.gradient_checkpointing:
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    learner = (
+        ShardedLearner(policy, options.weight_decay, options.sharding) if several
+        else Learner(policy, options.weight_decay)
+    )  # fmt: skip
+    if options.loss.beta:
+        learner.keep_reference(start)
+    return learner
 
 
 def train(options: Options, learner: Learner, play: Play) -> None:
     """From what state/ holds to the last step."""
-    run, run_dir = open_run(options, learner), options.run_dir
-    tracker = open_tracker(options.report_to, run_dir, run_dir.name, asdict(options))
+    run, run_dir, lead = open_run(options, learner), options.run_dir, learner.rank == 0
+    tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, asdict(options))
     with tracker, TrainView(options.max_steps, run.phases) as view:
         while True:
             # Everything up to the checkpoint can be done again, to the same end: so a killed run goes on.
             with run.phases("publish"):
                 publish(learner, run_dir, run.step)
-                plan = write_plans(run)
-            evaluate(run, play)
-            if plan is None:
+            played = learner.same(play_step(run, play) if lead else None)
+            if played is None:
                 break
-            with run.phases("rollout"):
-                episodes, dropped = usable(play(plan), run.step, options.max_staleness)
-            lessons = prepare(episodes, options)
+            lessons = prepare(played.episodes, options)
             training = update(learner, lessons, run.step, options, run.phases)
-            stats = collect(run, plan, lessons, dropped, training)
-            stats = guard(run, learner, stats)
+            stats = guard(run, learner, collect(run, played, lessons, training))
             run.after(stats, lessons)
-            write_stats(run_dir, stats)
+            if lead:
+                write_stats(run_dir, stats)
             with run.phases("checkpoint"):
                 learner.save(run_dir / "state", run.step, run.kept())
-            plan_path(run_dir, plan.name).unlink(missing_ok=True)
-            show(run, stats, episodes, tracker, view)
-    report_end(run)
+            if lead:
+                plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
+                show(run, stats, played.episodes, tracker, view)
+    if lead:
+        report_end(run)
 
 
 # The run
@@ -234,19 +257,8 @@ def open_run(options: Options, learner: Learner) -> Run:
 
 
 def publish(learner: Learner, run_dir: Path, version: int) -> None:
-    if not adapter_path(run_dir, version).exists():
+    if not learner.same(adapter_path(run_dir, version).exists()):
         learner.publish(run_dir, version)
-
-
-def write_plans(run: Run) -> Plan | None:
-    """Plans for this step and those that workers may play ahead; this step's, or None after the last."""
-    options = run.options
-    for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)):
-        path = plan_path(options.run_dir, f"{step:06d}")
-        if not path.exists():
-            write_plan(options.run_dir, plan_step(run, step))
-    path = plan_path(options.run_dir, f"{run.step:06d}")
-    return read_plan(path) if run.step < options.max_steps else None
 
 
 def plan_step(run: Run, step: int) -> Plan:
@@ -264,10 +276,42 @@ def plan_step(run: Run, step: int) -> Plan:
 # Episodes
 
 
+@dataclass(frozen=True)
+class PlayedStep:
+    """What a step is made of."""
+
+    plan: Plan
+    episodes: list[Episode]
+    stale: int
+    """How many more there were, of adapters too old."""
+
+
+def play_step(run: Run, play: Play) -> PlayedStep | None:
+    """Plan, evaluate if it is due, and get the step's episodes; None after the last step."""
+    options, plan = run.options, write_plans(run)
+    evaluate(run, play)
+    if plan is None:
+        return None
+    with run.phases("rollout"):
+        episodes, stale = usable(play(plan), run.step, options.max_staleness)
+    return PlayedStep(plan, episodes, stale)
+
+
+def write_plans(run: Run) -> Plan | None:
+    """Plans for this step and those that workers may play ahead; this step's, or None after the last."""
+    options = run.options
+    for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)):
+        path = plan_path(options.run_dir, f"{step:06d}")
+        if not path.exists():
+            write_plan(options.run_dir, plan_step(run, step))
+    path = plan_path(options.run_dir, f"{run.step:06d}")
+    return read_plan(path) if run.step < options.max_steps else None
+
+
 @contextmanager
-def open_players(options: Options) -> Iterator[Play]:
+def open_players(options: Options, rank: int = 0) -> Iterator[Play]:
     """What gets a plan's episodes: by this process, or by workers."""
-    if options.rollouts == "service":
+    if options.rollouts == "service" or rank:
         yield lambda plan: wait_for_workers(options.run_dir, plan)
         return
     with asyncio.Runner() as runner:  # one loop for all steps, as connections and tasks belong to theirs
@@ -388,7 +432,7 @@ def update_within(
     rate = learning_rate(step, options)
     if not episodes:
         return {"learning_rate": rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
-    if options.share_prompts:
+    if options.prompts_shared:
         parts = pack_shared(episodes, [episode.question_id for episode in episodes], budget)
     else:
         parts = pack(episodes, budget)
@@ -427,7 +471,7 @@ def learning_rate(step: int, options: Options) -> float:
 # What is told
 
 
-def collect(run: Run, plan: Plan, lessons: Lessons, stale: int, training: Mapping[str, float]) -> StepStats:
+def collect(run: Run, played: PlayedStep, lessons: Lessons, training: Mapping[str, float]) -> StepStats:
     episodes = lessons.episodes
     overall = [e.reward for e in episodes] if run.options.combine == "gdpo" else lessons.combined_N.tolist()
     rewards = {"overall": overall}
@@ -439,9 +483,9 @@ def collect(run: Run, plan: Plan, lessons: Lessons, stale: int, training: Mappin
         groups={
             "total": len(lessons.rewards_by_question()),
             "flat": lessons.flat,
-            "replaced": len(lessons.rewards_by_question()) - len(plan.questions),
+            "replaced": len(lessons.rewards_by_question()) - len(played.plan.questions),
         },
-        episodes=figures_of(episodes) | {"stale": stale},
+        episodes=figures_of(episodes) | {"stale": played.stale},
         stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
         faults=dict(sorted(Counter(fault for e in episodes for fault in e.faults).items())),
         training={name: value for name, value in training.items() if math.isfinite(value)},

@@ -46,8 +46,8 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
         for hidden, tokens in zip(torch.split(hidden_ND, chunk), torch.split(tokens_N, chunk), strict=True)
     ]
     logprobs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=hidden_BTD.device)
-    if not parts:
-        return TokenScores(logprobs_BT, logprobs_BT)
+    if not parts:  # still of the model's graph, so that a loss of nothing has a backward pass
+        return TokenScores(logprobs_BT + 0 * hidden_BTD.float().sum(), logprobs_BT)
     logprobs_N, entropy_N = map(torch.cat, zip(*parts, strict=True))
     places = (rows, columns + 1)
     return TokenScores(logprobs_BT.index_put(places, logprobs_N), logprobs_BT.index_put(places, entropy_N))

@@ -96,7 +96,7 @@ def _common(rows: Sequence[Sequence[int]]) -> int:
 
 def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
     """Values of every token of the sequences that were packed, where the tokens are in the batch; any at padding."""
-    longest = max(len(rows[number]) for number in batch.sequence_BT.unique().tolist())
+    longest = max(len(rows[number]) for number in set(batch.sequence_BT.flatten().tolist()))
     table_NT = torch.tensor([[*row[:longest], *[0.0] * (longest - len(row))] for row in rows])
     return table_NT[batch.sequence_BT, batch.positions_BT]
 

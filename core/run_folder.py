@@ -51,7 +51,7 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
 
 def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Example: {"a": 1, "b": {"c": 2}} gives {"a": 1, "b.c": 2}."""
-    rows = {}
+    rows: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, dict):
             rows |= flat(value, f"{prefix}{name}.")

@@ -331,7 +331,6 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_p
         ({"num_rollouts": 1}, "leaves nothing to compare"),
         ({"max_staleness": 1}, "--rollouts service"),
         ({"sampling": grpo_rollout.Sampling(temperature=0.0)}, "plays the same episode each time"),
-        ({"gradient_checkpointing": True}, "--no-share-prompts"),
         ({"loss": LossOptions(beta=-1.0)}, "--beta -1.0"),
     ],
 )
@@ -339,6 +338,11 @@ def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong
     with pytest.raises(UserError, match=says):
         options_of(tiny, tmp_path, **wrong).check()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sharding_needs_processes(tiny, tmp_path):
+    with pytest.raises(UserError, match="--sharding fsdp2 needs processes: torchrun"):
+        grpo_train.main(options_of(tiny, tmp_path / "run", sharding="fsdp2"))
 
 
 def test_a_missing_policy_or_eval_set_is_told(tiny, tmp_path):
