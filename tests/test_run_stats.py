@@ -41,6 +41,13 @@ def test_summary_by_hand():
     }  # fmt: skip
 
 
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=20))
+def test_summary_is_numpys(values):
+    found = summarised(values)
+    assert list(found.values())[2:] == pytest.approx(np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist(), abs=1e-12)
+    assert (found["mean"], found["std"]) == pytest.approx((np.mean(values), np.std(values)), abs=1e-9)
+
+
 def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
     path = write_stats(tmp_path, EXAMPLE)
     assert path == tmp_path / "training_stats_7.json"
@@ -139,7 +146,9 @@ def broken(change):
         ("[]", "TypeError"),
         (broken({"step": 8}), "it says step 8"),
         (broken({"measured": {}}), "KeyError"),
-        (broken({"rewards": {"overall": ["high"]}}), "broken"),
+        (broken({"rewards": {"overall": ["high"]}}), "TypeError"),
+        (broken({"training": {"kl": "low"}}), "TypeError"),
+        (broken({"evaluation": {"mrr": 0.5}}), "AttributeError"),
         (broken({"training": {"kl": float("nan")}}), "NaN is no JSON"),
         (broken({"schema": 2}), "has schema 2, this code reads up to 1"),
     ],

@@ -2,6 +2,7 @@
 
 import importlib.util
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_flat_names_by_hand():
 
 def test_names_are_such_as_every_tracker_takes():
     rewards = {"overall": [1.0], "my reward (β=2)": [0.5]}
-    stats = type(EXAMPLE)(**{**vars(EXAMPLE), "rewards": rewards, "evaluation": None})
+    stats = replace(EXAMPLE, rewards=rewards, evaluation=None)
     assert flatten(stats)["reward/my_reward_β_2_"] == 0.5
 
 
