@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from core.corpus import replacing
 from core.episode import Episode, read_episodes
 from core.errors import UserError, run_script
-from core.run_stats import StepStats, read_stats
+from core.run_stats import NO_PHASES, StepStats, read_stats
 
 Floats = NDArray[np.float64]
 Panel = Callable[[Axes], None]
@@ -247,7 +247,6 @@ PHASES = {
     "rollout": BLUE, "rewards": SKY, "logprobs": GREEN, "backward": ORANGE, "publish": PURPLE, "evaluation": VERMILION,
     "plots": YELLOW,
 }  # fmt: skip
-WITHIN = {"generate", "search", "step"}
 
 
 def training_figure(stats: Sequence[StepStats]) -> Figure:
@@ -310,7 +309,7 @@ def phase_seconds(stats: Sequence[StepStats]) -> dict[str, list[float]]:
 
     Example: {"rollout": 20, "generate": 15, "backward": 8, "step": 31} is rollout 20, backward 8, other 3.
     """
-    named = {name for step in stats for name in step.seconds} - WITHIN
+    named = {name for step in stats for name in step.seconds} - set(NO_PHASES)
     phases = [*(name for name in PHASES if name in named), *sorted(named - set(PHASES))]
     seconds = {name: [step.seconds.get(name, 0.0) for step in stats] for name in phases}
     sums = [sum(column[place] for column in seconds.values()) for place in range(len(stats))]

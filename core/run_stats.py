@@ -31,6 +31,7 @@ from core.errors import UserError
 
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib")
+NO_PHASES = ("step", "generate", "search")  # of the seconds: the whole, and what lies within the rollout
 
 
 class Summary(TypedDict):
