@@ -2,10 +2,9 @@
 
     python -m core.plots runs/grpo
 
-rewards.png              every reward over the steps: mean, middle half of the episodes, evaluations with their interval
-reward_distribution.png  how the overall reward's distribution moves
-training.png             what the update did, and where the time went
-report.html              all of it in one page with the last statistics and some episodes, to send around
+rewards.png shows every reward over the steps: mean, middle half of the episodes, evaluations with their interval;
+reward_distribution.png how the overall reward's distribution moves; training.png what the update did, and where the
+time went. report.html is all of it in one page, with the last statistics and some episodes, to send around.
 """
 
 from __future__ import annotations
