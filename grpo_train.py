@@ -14,7 +14,6 @@ was when the same command is given again, and comes to the same.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 import resource
@@ -29,37 +28,24 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from core.adapters import adapter_path, newest_adapter
-from core.corpus import read_questions, replacing
+from core.corpus import read_questions
 from core.episode import Episode
-from core.errors import UserError, check_at_least_one, first_line, run_script
+from core.errors import UserError, check_at_least_one, run_script
 from core.guards import GuardOptions, fault_of
 from core.intervals import bootstrapped
 from core.learner import Learner
-from core.losses import (
-    AdvantageMethod,
-    LossOptions,
-    add_stats,
-    advantages,
-    count_totals,
-    flat_groups,
-    overlong_penalty,
-    policy_loss,
-    summary,
-)
-from core.packing import pack, pack_shared, values_like
 from core.plan import Plan, Played, plan_path, read_plan, write_plan
 from core.plots import draw_plots, shown_episodes, write_report
 from core.policy import PolicyCard, load_policy, read_policy_card, write_policy_card
 from core.pool import by_spread
-from core.rewards import Floats, Method, combine_rewards
 from core.run_folder import run_folder
-from core.run_stats import EpisodeFigures, Interval, StepStats, read_stats, write_stats
-from core.sharding import Sharding, ShardedLearner, check_sharding, join_processes, started_processes
+from core.run_stats import EpisodeFigures, StepStats, read_evaluations, read_stats, write_evaluations, write_stats
+from core.sharding import ShardedLearner, Sharding, check_sharding, join_processes, started_processes
 from core.trackers import Kind, Tracker, flatten, open_tracker
 from core.train_view import Phases, TrainView
+from core.update import Lessons, Pass, UpdateOptions, learning_rate, prepare, update
 from grpo_rollout import FINISHED, Rollout, RolloutOptions, load_newest, open_rollout, plan_of, play_plan
 
 
@@ -68,33 +54,12 @@ class Options:
     """What is trained, by what, for how long."""
 
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
-    loss: LossOptions = field(default_factory=LossOptions)
+    update: UpdateOptions = field(default_factory=UpdateOptions)
     guard: GuardOptions = field(default_factory=GuardOptions)
     run_dir: Path = Path("runs/grpo")
     """The run folder; what an earlier start left there is gone on with."""
     max_steps: int = 100
     """Updates of the policy; may be raised when a run is gone on with."""
-    learning_rate: float = 5e-5
-    """Of AdamW."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate goes on from there; linear and cosine end at 0."""
-    weight_decay: float = 0.0
-    """Of AdamW."""
-    max_norm: float = 1.0
-    """Gradients are cut to this norm."""
-    epochs: int = 1
-    """Updates on the same episodes."""
-    combine: Method = "uniform"
-    """How the rewards become one; gdpo normalises each for itself."""
-    advantage: AdvantageMethod = "grpo"
-    """How a group's rewards become advantages."""
-    overlong: Literal["keep", "mask", "punish"] = "keep"
-    """Episodes that ran out of tokens: trained on as they are; left out of the loss; or their reward lowered, the more
-    the closer they came to --max-tokens (punish)."""
-    overlong_margin: int = 256
-    """Tokens before --max-tokens from which on punish begins."""
     replace_flat: int = 0
     """Questions of a step, at most, that are played in place of groups whose episodes are all rewarded alike."""
     pool: bool = False
@@ -104,14 +69,8 @@ class Options:
     max_staleness: int = 0
     """With --rollouts service: steps that workers may play ahead of the newest adapter, so that nobody waits; episodes
     of an older one are dropped."""
-    token_budget: int = field(default_factory=lambda: 16384 if torch.cuda.is_available() else 2048)
-    """Tokens of a micro-batch, at most. Halved when memory runs out."""
-    share_prompts: bool = True
-    """Compute the prompt of a group's episodes once. Not done with --gradient-checkpointing, zero3 or fsdp2."""
     sharding: Sharding = "none"
-    """With several processes: what is cut into parts among them (core/sharding.py); none keeps a whole model in each."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: a third more time, a fraction of the memory."""
+    """With several processes: what is cut into parts among them (core/sharding.py); none: each has a whole model."""
     eval_every: int = 10
     """Steps between evaluations, which are also made before the first and after the last; 0 for none."""
     eval_questions: int = 32
@@ -123,26 +82,29 @@ class Options:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.rollout, self.loss, self.guard):
+        for part in (self.rollout, self.update, self.guard):
             part.check()
-        check_at_least_one(self, "max_steps", "epochs", "token_budget")
-        if self.rollout.num_rollouts < 2 and self.advantage != "none":
+        check_sharding(self.sharding)
+        check_at_least_one(self, "max_steps")
+        if self.rollout.num_rollouts < 2 and self.update.advantage != "none":
             raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
         if self.rollout.sampling.temperature <= 0:
             raise UserError("--temperature 0 plays the same episode each time; training needs it above 0")
         if self.max_staleness and self.rollouts == "own":
             raise UserError("--max-staleness needs workers that play ahead: --rollouts service")
-        if self.loss.beta and not 0 < self.loss.beta < math.inf:
-            raise UserError(f"--beta {self.loss.beta} must be at least 0")
 
     @property
     def prompts_shared(self) -> bool:
-        return self.share_prompts and not self.gradient_checkpointing and self.sharding in ("none", "zero2")
+        update = self.update
+        return update.share_prompts and not update.gradient_checkpointing and self.sharding in ("none", "zero2")
 
 
 # What a run may be gone on with that is other than before.
-FREE = ("max_steps", "report_to", "token_budget", "sharding", "gradient_checkpointing", "share_prompts", "rollout.engine", "rollout.at_once", "rollout.server.urls",
-        "rollout.server.patience", "rollout.server.api_key")  # fmt: skip
+FREE = (
+    "max_steps", "report_to", "sharding", "update.token_budget", "update.gradient_checkpointing",
+    "update.share_prompts", "rollout.engine", "rollout.at_once", "rollout.server.urls", "rollout.server.patience",
+    "rollout.server.api_key",
+)  # fmt: skip
 
 Play = Callable[[Plan], list[Episode]]
 
@@ -168,18 +130,15 @@ def open_learner(options: Options, card: PolicyCard, start: Path) -> Learner:
     """In this process alone, or, where a launcher started several, with them."""
     several = started_processes() > 1
     if several:
-        check_sharding(options.sharding, quantized=card.quantized)
         join_processes()
-    elif options.sharding != "none":
-        raise UserError(f"--sharding {options.sharding} needs processes: torchrun --nproc-per-node 2 grpo_train.py ...")
     policy = load_policy(card, start)
-    if options.gradient_checkpointing:
+    if options.update.gradient_checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     learner = (
-        ShardedLearner(policy, options.weight_decay, options.sharding) if several
-        else Learner(policy, options.weight_decay)
+        ShardedLearner(policy, options.update.weight_decay, options.sharding) if several
+        else Learner(policy, options.update.weight_decay)
     )  # fmt: skip
-    if options.loss.beta:
+    if options.update.loss.beta:
         learner.keep_reference(start)
     return learner
 
@@ -187,17 +146,22 @@ def open_learner(options: Options, card: PolicyCard, start: Path) -> Learner:
 def train(options: Options, learner: Learner, play: Play) -> None:
     """From what state/ holds to the last step."""
     run, run_dir, lead = open_run(options, learner), options.run_dir, learner.rank == 0
+    rollout = options.rollout
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, asdict(options))
-    with tracker, TrainView(options.max_steps, run.phases) as view:
+    with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
         while True:
             # Everything up to the checkpoint can be done again, to the same end: so a killed run goes on.
+            view.began(run.step)
             with run.phases("publish"):
                 publish(learner, run_dir, run.step)
-            played = learner.same(play_step(run, play) if lead else None)
+            with view.paused():  # a rollout has a view of its own
+                played = learner.same(play_step(run, play) if lead else None)
             if played is None:
                 break
-            lessons = prepare(played.episodes, options)
-            training = update(learner, lessons, run.step, options, run.phases)
+            lessons = prepare(played.episodes, options.update, rollout.weights, rollout.limits.max_tokens)
+            rate = learning_rate(run.step, options.update, options.max_steps)
+            by = Pass(rate, rollout.sampling.temperature, options.prompts_shared)
+            training = update(learner, lessons, options.update, by, run.phases)
             stats = guard(run, learner, collect(run, played, lessons, training))
             run.after(stats, lessons)
             if lead:
@@ -207,7 +171,8 @@ def train(options: Options, learner: Learner, play: Play) -> None:
             if lead:
                 plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
                 show(run, stats, played.episodes, tracker, view)
-    if lead:
+    if lead and run.history:
+        draw_plots(run_dir, run.history)  # with the last evaluation
         report_end(run)
 
 
@@ -355,125 +320,12 @@ def version_of(episode: Episode) -> int:
     return int(episode.adapter.rpartition("-v")[2])
 
 
-@dataclass(frozen=True)
-class Lessons:
-    """A step's episodes and what is to be learnt from each."""
-
-    episodes: Sequence[Episode]
-    combined_N: Floats
-    """The rewards as one."""
-    advantages_N: Tensor
-    keep_N: Tensor
-    """1, or 0 where an episode is left out of the loss."""
-    flat: int
-    """Groups whose episodes are all rewarded alike."""
-
-    def rewards_by_question(self) -> dict[str, list[float]]:
-        by_question: dict[str, list[float]] = {}
-        for episode in self.episodes:
-            by_question.setdefault(episode.question_id, []).append(episode.reward)
-        return by_question
-
-
-def prepare(episodes: Sequence[Episode], options: Options) -> Lessons:
-    """Combine the rewards over the whole step, and compare each group's episodes."""
-    if not episodes:
-        raise UserError("no episode of this step can be used; is the sampling server up, or --max-staleness too small?")
-    names = list(episodes[0].rewards)
-    groups = [episode.question_id for episode in episodes]
-    rewards_NR = np.array([[episode.rewards[name] for name in names] for episode in episodes])
-    combined_N = combine_rewards(rewards_NR, options.combine, options.rollout.weights or None, groups)
-    if options.overlong == "punish":
-        limit = options.rollout.limits.max_tokens
-        combined_N = (
-            combined_N + overlong_penalty([len(e.ids) for e in episodes], limit, options.overlong_margin).numpy()
-        )
-    masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
-    return Lessons(
-        episodes, combined_N,
-        advantages(torch.from_numpy(combined_N), groups, "none" if options.combine == "gdpo" else options.advantage),
-        torch.tensor([float(episode.stop not in masked) for episode in episodes]),
-        len(flat_groups(torch.from_numpy(combined_N), groups)),
-    )  # fmt: skip
-
-
-# The update
-
-
-def update(learner: Learner, lessons: Lessons, step: int, options: Options, phases: Phases) -> dict[str, float]:
-    """Change the policy; the figures of it. Where memory runs out, again from the start with half the budget."""
-    budget = options.token_budget
-    while True:
-        try:
-            return update_within(budget, learner, lessons, step, options, phases)
-        except torch.OutOfMemoryError as error:
-            learner.forget()
-            longest = max(len(episode.ids) for episode in lessons.episodes)
-            if budget <= longest or learner.world > 1:
-                raise UserError(
-                    f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
-                    "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"
-                ) from error
-        torch.cuda.empty_cache()
-        budget = max(budget // 2, longest)
-        print(f"out of memory: the update is made again with micro-batches of {budget} tokens", flush=True)
-
-
-def update_within(
-    budget: int, learner: Learner, lessons: Lessons, step: int, options: Options, phases: Phases
-) -> dict[str, float]:
-    taught = [
-        number for number, advantage in enumerate(lessons.advantages_N.tolist())
-        if lessons.keep_N[number] and (advantage or options.loss.beta)  # the others have no gradient
-    ]  # fmt: skip
-    episodes = [lessons.episodes[number] for number in taught]
-    advantages_N, sampled = lessons.advantages_N[taught], [episode.logprobs for episode in episodes]
-    totals = count_totals(lessons.episodes, lessons.keep_N)  # all that are kept count, taught or not
-    rate = learning_rate(step, options)
-    if not episodes:
-        return {"learning_rate": rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
-    if options.prompts_shared:
-        parts = pack_shared(episodes, [episode.question_id for episode in episodes], budget)
-    else:
-        parts = pack(episodes, budget)
-    parts = learner.mine(parts)
-    temperature = options.rollout.sampling.temperature
-    old: dict[int, Tensor] = {}  # of the policy as the step found it, by micro-batch
-    for _ in range(options.epochs):
-        sums = []
-        for number, part in enumerate(parts):
-            with phases("logprobs"):
-                reference_BT = learner.reference(part, temperature) if options.loss.beta else None
-                scores = learner.score(part, temperature)
-            old_BT = old.setdefault(number, scores.logprobs_BT.detach())
-            loss, figures = policy_loss(
-                scores.logprobs_BT, old_BT, values_like(part, sampled), advantages_N, part.to(old_BT.device),
-                options.loss, totals, reference_BT=reference_BT, entropy_BT=scores.entropy_BT,
-            )  # fmt: skip
-            with phases("backward"):
-                learner.backward(loss, last=number + 1 == len(parts))
-            sums.append(figures)
-        norm = learner.step(rate, options.max_norm)
-    total = summary(learner.sums(add_stats(sums)))
-    return total | {"learning_rate": rate, "grad_norm": norm, "micro_batches": float(len(parts))}
-
-
-def learning_rate(step: int, options: Options) -> float:
-    """Example: 4 warm-up steps of 12, linear: 1/4, 2/4, 3/4, 1, and then 8/8, 7/8, ..., 1/8 of it."""
-    if step < options.warmup_steps:
-        return options.learning_rate * (step + 1) / options.warmup_steps
-    if options.schedule == "constant":
-        return options.learning_rate
-    done = (step - options.warmup_steps) / max(1, options.max_steps - options.warmup_steps)
-    return options.learning_rate * (1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
-
-
 # What is told
 
 
 def collect(run: Run, played: PlayedStep, lessons: Lessons, training: Mapping[str, float]) -> StepStats:
     episodes = lessons.episodes
-    overall = [e.reward for e in episodes] if run.options.combine == "gdpo" else lessons.combined_N.tolist()
+    overall = [e.reward for e in episodes] if run.options.update.combine == "gdpo" else lessons.combined_N.tolist()
     rewards = {"overall": overall}
     rewards |= {name: [episode.rewards[name] for episode in episodes] for name in episodes[0].rewards}
     return StepStats(
@@ -491,7 +343,7 @@ def collect(run: Run, played: PlayedStep, lessons: Lessons, training: Mapping[st
         training={name: value for name, value in training.items() if math.isfinite(value)},
         evaluation=read_evaluations(run.options.run_dir).get(run.step),
         notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
-        seconds=run.phases.taken(),
+        seconds=run.phases.take(),
         memory_gib=peak_memory(),
     )
 
@@ -556,24 +408,14 @@ def evaluate(run: Run, play: Play) -> None:
     known[run.step] = {"overall": bootstrapped([episode.reward for episode in episodes])} | {
         name: bootstrapped([episode.rewards[name] for episode in episodes]) for name in episodes[0].rewards
     }
-    with replacing(options.run_dir / EVALUATIONS) as file:
-        json.dump(known, file, indent=1)
+    write_evaluations(options.run_dir, known)
     means = ", ".join(f"{name} {interval['mean']:.3f}" for name, interval in known[run.step].items())
     print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)
 
 
-EVALUATIONS = "evaluations.json"
-
-
-def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
-    """By adapter version, each reward's mean on the held-out questions."""
-    path = run_dir / EVALUATIONS
-    return {int(version): row for version, row in json.loads(path.read_text()).items()} if path.exists() else {}
-
-
 def show(run: Run, stats: StepStats, episodes: Sequence[Episode], tracker: Tracker, view: TrainView) -> None:
     tracker.log(stats.step, flatten(stats))
-    view.finished(stats)
+    view.ended(stats)
     with run.phases("plots"):
         draw_plots(run.options.run_dir, run.history)
         write_report(run.options.run_dir, run.history, shown_episodes(episodes))

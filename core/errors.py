@@ -46,6 +46,6 @@ def run_script(script: Callable[..., Any], description: str | None = None) -> No
         if error.errno not in NO_ROOM:
             raise
         where = error.filename or "the disk"
-        sys.exit(f"error: {where}: {NO_ROOM[error.errno]}; make room, and run the same command again to go on from here")
+        sys.exit(f"error: {where}: {NO_ROOM[error.errno]}; make room and run the same command again to go on from here")
     except KeyboardInterrupt:
         sys.exit("stopped; run the same command again to go on from here")

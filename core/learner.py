@@ -65,7 +65,7 @@ class Learner:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, learning_rate: float, max_norm: float) -> float:
-        """Update by the gradients there are, cut to a norm. Their norm before; if it is not finite, nothing is changed."""
+        """Update by the gradients there are, cut to a norm. Gives the norm; if it is not finite, nothing changes."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm).item()

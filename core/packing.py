@@ -80,8 +80,8 @@ def pack_shared(sequences: Sequence[Tokens], prompts: Sequence[Hashable], budget
     for members in numbers.values():
         shared = max(0, _common([sequences[n].ids[: _first_sampled(sequences[n])] for n in members]) - 1)
         rests = [len(sequences[n].ids) - shared for n in members]
-        for group in _groups(rests, max(1, budget - shared), padding_free=False):
-            batches.append(_pad(sequences, [members[place] for place in group], shared))
+        groups = _groups(rests, max(1, budget - shared), padding_free=False)
+        batches += [_pad(sequences, [members[place] for place in group], shared) for group in groups]
     return batches
 
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from core.corpus import replacing
 from core.episode import Episode, read_episodes
 from core.errors import UserError, run_script
-from core.run_stats import NO_PHASES, StepStats, read_stats
+from core.run_stats import NO_PHASES, Interval, StepStats, read_evaluations, read_stats
 
 Floats = NDArray[np.float64]
 Panel = Callable[[Axes], None]
@@ -106,8 +106,8 @@ def reach_of(steps: int) -> int:
     return 0 if steps < 6 else min(20, max(1, steps // 20))
 
 
-def rewards_figure(stats: Sequence[StepStats]) -> Figure:
-    """The overall reward above, a panel for each of the others below."""
+def rewards_figure(stats: Sequence[StepStats], final: Mapping[int, Mapping[str, Interval]] | None = None) -> Figure:
+    """The overall reward above, a panel for each of the others below. `final`: evaluations of what came of it all."""
     names = list(dict.fromkeys(name for step in stats for name in step.rewards))
     columns = max(1, min(3, len(names) - 1))
     rows = math.ceil((len(names) - 1) / columns)
@@ -117,7 +117,7 @@ def rewards_figure(stats: Sequence[StepStats]) -> Figure:
     summaries = [step.summary for step in stats]
     for name, place in zip(names, places, strict=True):
         axes = figure.add_subplot(place)
-        _reward_panel(axes, name, stats, [summary.get(name, {}) for summary in summaries])
+        _reward_panel(axes, name, stats, [summary.get(name, {}) for summary in summaries], final or {})
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {str(label): line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -125,7 +125,10 @@ def rewards_figure(stats: Sequence[StepStats]) -> Figure:
     return figure
 
 
-def _reward_panel(axes: Axes, name: str, stats: Sequence[StepStats], summaries: Sequence[Mapping[str, Any]]) -> None:
+def _reward_panel(
+    axes: Axes, name: str, stats: Sequence[StepStats], summaries: Sequence[Mapping[str, Any]],
+    final: Mapping[int, Mapping[str, Interval]],
+) -> None:  # fmt: skip
     bins, reach = Bins.of([step.step for step in stats]), reach_of(len(stats))
     mean, p25, p75 = (np.array([s.get(part, np.nan) for s in summaries]) for part in ("mean", "p25", "p75"))
     _band(axes, bins, running_mean(p25, reach), running_mean(p75, reach), "middle half of the episodes")
@@ -133,7 +136,8 @@ def _reward_panel(axes: Axes, name: str, stats: Sequence[StepStats], summaries: 
     if reach:
         smooth = bins.means(running_mean(mean, reach))
         axes.plot(bins.x, smooth, color=BLUE, lw=2.4, label=f"mean of {2 * reach + 1} steps")
-    tested = [(step.step, step.evaluation[name]) for step in stats if step.evaluation and name in step.evaluation]
+    evaluations = {step.step: step.evaluation for step in stats if step.evaluation} | dict(final)
+    tested = [(step, evaluation[name]) for step, evaluation in sorted(evaluations.items()) if name in evaluation]
     tested = tested[:: -math.ceil(len(tested) / 40) or None]  # the last one is always among them
     if tested:
         middle = np.array([interval["mean"] for _, interval in tested])
@@ -406,9 +410,10 @@ FIGURES: dict[str, Callable[[Sequence[StepStats]], Figure]] = {
 
 def draw_plots(run_dir: Path, stats: Sequence[StepStats]) -> None:
     """Write the plots into the run folder, each at once, so that a viewer never sees half a picture."""
+    final = {version: row for version, row in read_evaluations(run_dir).items() if version > stats[-1].step}
     for name, figure in FIGURES.items():
         with mpl.rc_context(STYLE):
-            drawn = png(figure(stats))
+            drawn = png(rewards_figure(stats, final) if name == "rewards.png" else figure(stats))
         with replacing(run_dir / name) as file:
             file.buffer.write(drawn)
 

@@ -232,3 +232,22 @@ def _plain(value: Any, where: str) -> Any:
     if not math.isfinite(value):
         raise UserError(f"{where} is {float(value)}: training diverged; lower the learning rate, or mend that figure")
     return float(value)
+
+
+# Evaluations, of which the last is of an adapter that no step sampled with any more
+
+
+def write_evaluations(run_dir: Path, evaluations: Mapping[int, Mapping[str, Interval]]) -> None:
+    """By adapter version, each reward's mean on the held-out questions."""
+    with replacing(run_dir / "evaluations.json") as file:
+        json.dump(evaluations, file, indent=1, allow_nan=False)
+
+
+def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
+    path = run_dir / "evaluations.json"
+    if not path.exists():
+        return {}
+    try:
+        return {int(version): row for version, row in json.loads(path.read_text()).items()}
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{path} is broken ({error}); delete it to evaluate again") from error

@@ -124,6 +124,7 @@ class VLLMEngine:
             "min_p": 0.0,
             "seed": request.seed,
             "stop_token_ids": list(request.stop_ids),
+            "ignore_eos": True,  # the request's own stop tokens end it, and no other
             "logprobs": 0,  # of the sampled token alone
             "return_token_ids": True,
             "skip_special_tokens": False,

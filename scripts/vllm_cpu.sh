@@ -18,9 +18,14 @@ grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo && dtype=bfloat16
 export LD_PRELOAD="$PWD/$venv/lib/libiomp5.so${LD_PRELOAD:+:$LD_PRELOAD}"
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True # adapters by /v1/load_lora_adapter
 export VLLM_CPU_KVCACHE_SPACE=${KV_GIB:-2} VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+# vLLM would keep one core for its own server process: of two cores that is half of all it computes with.
+export VLLM_CPU_NUM_OF_RESERVED_CPU=${VLLM_CPU_NUM_OF_RESERVED_CPU:-0}
 export KMP_BLOCKTIME=${KMP_BLOCKTIME:-1} # idle threads sleep, so that a trainer beside it has the cores
 [ -z "${API_KEY:-}" ] || export VLLM_API_KEY=$API_KEY
+# Prompts are never computed in chunks: in vLLM 0.32 a chunk of a request that has a seed ends the whole server on CPUs
+# ("CPU Generator does not use offset").
 # processed_logprobs: the log-probabilities are those of the distribution that is sampled from, temperature included.
 exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name policy \
   --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}" --dtype "$dtype" --max-model-len "${MAX_LEN:-2048}" \
-  --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 --logprobs-mode processed_logprobs "$@"
+  --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 --logprobs-mode processed_logprobs \
+  --no-enable-chunked-prefill --max-num-batched-tokens "$((${MAX_LEN:-2048} > 4096 ? ${MAX_LEN:-2048} : 4096))" "$@"

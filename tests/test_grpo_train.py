@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from core.train_view import Phases
 
+import core.update
 import grpo_rollout
 import grpo_train
 from core.adapters import adapter_path, versions
@@ -21,8 +21,10 @@ from core.losses import LossOptions
 from core.plan import Plan, open_plans
 from core.policy import load_policy, read_policy_card
 from core.run_stats import read_stats, reproducible
+from core.train_view import Phases
+from core.update import Pass, UpdateOptions, learning_rate, prepare, update
 from grpo_rollout import RolloutOptions
-from grpo_train import Options, learning_rate, prepare, update, usable
+from grpo_train import Options, usable
 from tests.test_episode import EXAMPLE
 from tests.tiny_training import make_tiny, rewards_of_tokens
 
@@ -45,11 +47,14 @@ def options_of(tiny, run_dir, **more):
         limits=replace(grpo_rollout.Limits(), max_turn_tokens=12, max_turns=2),
     )  # fmt: skip
     options = Options(
-        rollout=rollout, run_dir=run_dir, max_steps=3, learning_rate=0.01, token_budget=600, eval_every=2,
-        guard=GuardOptions(on_collapse="warn"),
+        rollout, UpdateOptions(learning_rate=0.01, token_budget=600), GuardOptions(on_collapse="warn"), run_dir,
+        max_steps=3, eval_every=2,
     )  # fmt: skip
-    rollout = replace(rollout, **{name: more.pop(name) for name in list(more) if hasattr(rollout, name)})
-    return replace(options, rollout=rollout, **more)
+    parts = {}
+    for name in ("rollout", "update"):
+        part = getattr(options, name)
+        parts[name] = replace(part, **{key: more.pop(key) for key in list(more) if hasattr(part, key)})
+    return replace(options, **parts, **more)
 
 
 def stats_of(run_dir):
@@ -64,13 +69,13 @@ def adapter_bytes(run_dir, version):
 
 
 def test_the_learning_rate_by_hand():
-    options = Options(learning_rate=1.0, warmup_steps=4, max_steps=12, schedule="linear")
-    rates = [learning_rate(step, options) for step in range(12)]
+    options = UpdateOptions(learning_rate=1.0, warmup_steps=4, schedule="linear")
+    rates = [learning_rate(step, options, 12) for step in range(12)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
     cosine = replace(options, schedule="cosine", warmup_steps=0)
-    assert learning_rate(0, cosine) == 1
-    assert learning_rate(6, cosine) == pytest.approx(0.5)
-    assert learning_rate(6, replace(options, schedule="constant")) == 1
+    assert learning_rate(0, cosine, 12) == 1
+    assert learning_rate(6, cosine, 12) == pytest.approx(0.5)
+    assert learning_rate(6, replace(options, schedule="constant"), 12) == 1
 
 
 def played(question, sample, reward, adapter="run-v000003", **more):
@@ -91,29 +96,28 @@ def test_stale_episodes_and_those_the_engine_gave_up_on_are_left_out():
 
 def test_rewards_become_advantages_by_question():
     episodes = [played("q", 0, 1.0), played("q", 1, 0.0), played("r", 0, 0.5), played("r", 1, 0.5)]
-    lessons = prepare(episodes, Options(advantage="dr_grpo"))
+    lessons = prepare(episodes, UpdateOptions(advantage="dr_grpo"))
     assert lessons.combined_N.tolist() == [1.0, 0.5, 0.75, 0.75]  # the mean of a and b
     assert lessons.advantages_N.tolist() == [0.25, -0.25, 0.0, 0.0]
     assert (lessons.flat, lessons.keep_N.tolist()) == (1, [1, 1, 1, 1])
-    by_std = prepare(episodes, Options(advantage="dr_grpo", combine="std"))  # b never varies: a alone counts
+    by_std = prepare(episodes, UpdateOptions(advantage="dr_grpo", combine="std"))  # b never varies: a alone counts
     assert by_std.advantages_N.tolist() == [0.5, -0.5, 0.0, 0.0]
-    gdpo = prepare(episodes, Options(combine="gdpo"))
+    gdpo = prepare(episodes, UpdateOptions(combine="gdpo"))
     np.testing.assert_allclose(gdpo.advantages_N, [2**0.5, -(2**0.5), 0, 0], atol=1e-6)
 
 
 def test_episodes_out_of_tokens_are_kept_masked_or_punished():
-    episodes = [played("q", 0, 1.0), played("q", 1, 0.0, stop="turn_tokens")]
-    limits = replace(RolloutOptions().limits, max_tokens=12)  # both are of 10 tokens
-    options = Options(advantage="dr_grpo", rollout=RolloutOptions(limits=limits), overlong_margin=4)
+    episodes = [played("q", 0, 1.0), played("q", 1, 0.0, stop="turn_tokens")]  # both are of 10 tokens
+    options = UpdateOptions(advantage="dr_grpo", overlong_margin=4)
     assert prepare(episodes, options).keep_N.tolist() == [1, 1]
     assert prepare(episodes, replace(options, overlong="mask")).keep_N.tolist() == [1, 0]
-    punished = prepare(episodes, replace(options, overlong="punish"))
+    punished = prepare(episodes, replace(options, overlong="punish"), max_tokens=12)
     assert punished.combined_N.tolist() == [1.0 - 0.5, 0.5 - 0.5]
 
 
 def test_no_usable_episode_is_told():
     with pytest.raises(UserError, match="no episode of this step can be used"):
-        prepare([], Options())
+        prepare([], UpdateOptions())
 
 
 # Whole runs
@@ -170,7 +174,7 @@ def test_other_options_do_not_mix_with_a_run(tiny, tmp_path):
     options = options_of(tiny, tmp_path / "run", max_steps=1)
     grpo_train.main(options)
     with pytest.raises(UserError, match=r"was begun with --learning-rate 0.01, not 0.1"):
-        grpo_train.main(replace(options, learning_rate=0.1))
+        grpo_train.main(replace(options, update=replace(options.update, learning_rate=0.1)))
 
 
 @pytest.mark.parametrize("loss", ["gspo", "cispo"])
@@ -237,7 +241,8 @@ def episodes(tiny, tmp_path_factory):
 def updated(tiny, episodes, **more):
     learner = learner_of(tiny)
     options = options_of(tiny, tiny / "unused", **more)
-    figures = update(learner, prepare(episodes, options), 0, options, Phases())
+    by = Pass(0.01, 1.0, options.prompts_shared)
+    figures = update(learner, prepare(episodes, options.update), options.update, by, Phases())
     return figures, {name: weight.detach().clone() for name, weight in learner.policy.named_parameters()}
 
 
@@ -308,13 +313,13 @@ def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, capsys):
 
 
 def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_path, monkeypatch):
-    real = grpo_train.policy_loss
+    real = core.update.policy_loss
 
     def broken(*arguments, **more):
         loss, figures = real(*arguments, **more)
         return loss * float("nan"), figures
 
-    monkeypatch.setattr(grpo_train, "policy_loss", broken)
+    monkeypatch.setattr(core.update, "policy_loss", broken)
     options = options_of(tiny, tmp_path / "run", eval_every=0, guard=GuardOptions())
     with pytest.raises(UserError, match="stopped at step 0: grad_norm is nan"):
         grpo_train.main(options)

@@ -155,6 +155,21 @@ def test_the_agent_plays_through_it(server, protocol):
     assert all(episode.sampled and episode.ids[: episode.turns[0].start] for episode in episodes)
 
 
+def test_many_long_prompts_with_seeds_at_once(server, protocol):
+    """More tokens than the server computes at a time. A prompt cut in two ends a vLLM 0.32 server on CPUs."""
+    filler = tuple(protocol.tokenizer("Gout is a kind of arthritis. " * 60)["input_ids"])
+    requests = [
+        Request(tuple(protocol.prompt(f"Question {n}?")) + filler, 4, protocol.stop_ids, n, Sampling(), f"{n}/0")
+        for n in range(24)
+    ]
+    assert sum(len(request.ids) for request in requests) > 2 * 4096
+
+    async def act(engine):
+        return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    assert all(sample.ids for sample in with_engine(server, act, patience=20.0))
+
+
 def test_a_merged_folder_is_served(start_server, base, adapters, protocol, tmp_path):
     merged = tmp_path / "merged"
     merge_lora.main(merge_lora.Options(adapters / "v000001", merged, base_model=str(base)))

@@ -1,0 +1,191 @@
+"""Update: what a step's episodes teach, and the change of the policy by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.episode import Episode
+from core.errors import UserError, check_at_least_one, first_line
+from core.learner import Learner
+from core.losses import (
+    AdvantageMethod,
+    LossOptions,
+    add_stats,
+    advantages,
+    count_totals,
+    flat_groups,
+    overlong_penalty,
+    policy_loss,
+    summary,
+)
+from core.packing import pack, pack_shared, values_like
+from core.rewards import Floats, Method, combine_rewards
+from core.train_view import Phases
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How the policy is changed."""
+
+    loss: LossOptions = field(default_factory=LossOptions)
+    learning_rate: float = 5e-5
+    """Of AdamW."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on from there; linear and cosine end at 0."""
+    weight_decay: float = 0.0
+    """Of AdamW."""
+    max_norm: float = 1.0
+    """Gradients are cut to this norm."""
+    epochs: int = 1
+    """Updates on the same episodes."""
+    combine: Method = "uniform"
+    """How the rewards become one; gdpo normalises each for itself."""
+    advantage: AdvantageMethod = "grpo"
+    """How a group's rewards become advantages."""
+    overlong: Literal["keep", "mask", "punish"] = "keep"
+    """Episodes that ran out of tokens: trained on as they are; left out of the loss; or their reward lowered, the more
+    the closer they came to --max-tokens (punish)."""
+    overlong_margin: int = 256
+    """Tokens before --max-tokens from which on punish begins."""
+    token_budget: int = field(default_factory=lambda: 16384 if torch.cuda.is_available() else 2048)
+    """Tokens of a micro-batch, at most. Halved when memory runs out."""
+    share_prompts: bool = True
+    """Compute the prompt of a group's episodes once. Not done with --gradient-checkpointing, zero3 or fsdp2."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: a third more time, a fraction of the memory."""
+
+    def check(self) -> None:
+        self.loss.check()
+        check_at_least_one(self, "epochs", "token_budget")
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """A step's episodes and what is to be learnt from each."""
+
+    episodes: Sequence[Episode]
+    combined_N: Floats
+    """The rewards as one."""
+    advantages_N: Tensor
+    keep_N: Tensor
+    """1, or 0 where an episode is left out of the loss."""
+    flat: int
+    """Groups whose episodes are all rewarded alike."""
+
+    def rewards_by_question(self) -> dict[str, list[float]]:
+        by_question: dict[str, list[float]] = {}
+        for episode in self.episodes:
+            by_question.setdefault(episode.question_id, []).append(episode.reward)
+        return by_question
+
+
+def prepare(
+    episodes: Sequence[Episode], options: UpdateOptions, weights: Sequence[float] = (), max_tokens: int = 0
+) -> Lessons:
+    """Combine the rewards over the whole step, and compare each group's episodes."""
+    if not episodes:
+        raise UserError("no episode of this step can be used; is the sampling server up, or --max-staleness too small?")
+    names = list(episodes[0].rewards)
+    groups = [episode.question_id for episode in episodes]
+    rewards_NR = np.array([[episode.rewards[name] for name in names] for episode in episodes])
+    combined_N = combine_rewards(rewards_NR, options.combine, weights or None, groups)
+    if options.overlong == "punish":
+        lengths = [len(episode.ids) for episode in episodes]
+        combined_N = combined_N + overlong_penalty(lengths, max_tokens, options.overlong_margin).numpy()
+    masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
+    given_N = torch.from_numpy(combined_N)
+    return Lessons(
+        episodes,
+        combined_N,
+        # What gdpo makes is an advantage already.
+        advantages(given_N, groups, "none" if options.combine == "gdpo" else options.advantage),
+        torch.tensor([float(episode.stop not in masked) for episode in episodes]),
+        len(flat_groups(given_N, groups)),
+    )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What an update goes by beside its options."""
+
+    rate: float
+    """The learning rate."""
+    temperature: float
+    """At which the episodes were sampled: the policy is the distribution they came from."""
+    share_prompts: bool
+
+
+def update(learner: Learner, lessons: Lessons, options: UpdateOptions, by: Pass, phases: Phases) -> dict[str, float]:
+    """Change the policy; the figures of it. Where memory runs out, again from the start with half the budget."""
+    budget = options.token_budget
+    while True:
+        try:
+            return update_within(budget, learner, lessons, options, by, phases)
+        except torch.OutOfMemoryError as error:
+            learner.forget()
+            longest = max(len(episode.ids) for episode in lessons.episodes)
+            if budget <= longest or learner.world > 1:  # alone, a process can't begin anew what all do together
+                raise UserError(
+                    f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
+                    "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"
+                ) from error
+        torch.cuda.empty_cache()
+        budget = max(budget // 2, longest)
+        print(f"out of memory: the update is made again with micro-batches of {budget} tokens", flush=True)
+
+
+def update_within(
+    budget: int, learner: Learner, lessons: Lessons, options: UpdateOptions, by: Pass, phases: Phases
+) -> dict[str, float]:
+    taught = [
+        number
+        for number, advantage in enumerate(lessons.advantages_N.tolist())
+        if lessons.keep_N[number] and (advantage or options.loss.beta)  # the others have no gradient
+    ]
+    episodes = [lessons.episodes[number] for number in taught]
+    if not episodes:
+        return {"learning_rate": by.rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
+    advantages_N, sampled = lessons.advantages_N[taught], [episode.logprobs for episode in episodes]
+    totals = count_totals(lessons.episodes, lessons.keep_N)  # all that are kept count, taught or not
+    if by.share_prompts:
+        parts = pack_shared(episodes, [episode.question_id for episode in episodes], budget)
+    else:
+        parts = pack(episodes, budget)
+    parts = learner.mine(parts)
+    old: dict[int, Tensor] = {}  # of the policy as the step found it, by micro-batch
+    for _ in range(options.epochs):
+        sums = []
+        for number, part in enumerate(parts):
+            with phases("logprobs"):
+                reference_BT = learner.reference(part, by.temperature) if options.loss.beta else None
+                scores = learner.score(part, by.temperature)
+            old_BT = old.setdefault(number, scores.logprobs_BT.detach())
+            loss, figures = policy_loss(
+                scores.logprobs_BT, old_BT, values_like(part, sampled), advantages_N, part, options.loss, totals,
+                reference_BT=reference_BT, entropy_BT=scores.entropy_BT,
+            )  # fmt: skip
+            with phases("backward"):
+                learner.backward(loss, last=number + 1 == len(parts))
+            sums.append(figures)
+        norm = learner.step(by.rate, options.max_norm)
+    total = summary(learner.sums(add_stats(sums)))
+    return total | {"learning_rate": by.rate, "grad_norm": norm, "micro_batches": float(len(parts))}
+
+
+def learning_rate(step: int, options: UpdateOptions, max_steps: int) -> float:
+    """Example: 4 warm-up steps of 12, linear: 1/4, 2/4, 3/4, 1, and then 8/8, 7/8, ..., 1/8 of it."""
+    if step < options.warmup_steps:
+        return options.learning_rate * (step + 1) / options.warmup_steps
+    if options.schedule == "constant":
+        return options.learning_rate
+    done = (step - options.warmup_steps) / max(1, max_steps - options.warmup_steps)
+    return options.learning_rate * (1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
