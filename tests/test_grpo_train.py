@@ -346,7 +346,7 @@ def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong
 
 
 def test_sharding_needs_processes(tiny, tmp_path):
-    with pytest.raises(UserError, match="--sharding fsdp2 needs processes: torchrun"):
+    with pytest.raises(UserError, match="--sharding fsdp2 needs processes to shard over"):
         grpo_train.main(options_of(tiny, tmp_path / "run", sharding="fsdp2"))
 
 

@@ -88,8 +88,8 @@ def test_a_request_says_all_that_matters(fake):
     [body] = fake.bodies
     wanted = {
         "model": "policy", "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0.5, "top_p": 1.0, "top_k": -1,
-        "min_p": 0.0, "repetition_penalty": 1.0, "seed": 7, "stop_token_ids": [2], "logprobs": 0,
-        "return_token_ids": True, "skip_special_tokens": False,
+        "min_p": 0.0, "repetition_penalty": 1.0, "seed": 7, "stop_token_ids": [2], "ignore_eos": True,
+        "logprobs": 0, "return_token_ids": True, "skip_special_tokens": False,
     }  # fmt: skip
     assert body == wanted
 

@@ -1,6 +1,7 @@
-"""A policy and data small enough that a whole training run takes seconds; and the run, as a script of its own.
+"""A policy and data small enough that a whole training run takes seconds; and the run, as scripts of their own.
 
-    python -m tests.tiny_training RUN_DIR [options of grpo_train.py]
+    python -m tests.tiny_training train [options of grpo_train.py]
+    python -m tests.tiny_training play [options of grpo_rollout.py]
 
 The policy's weights are random, so its episodes are: rewards of its tokens stand for those that need sense.
 """
@@ -70,5 +71,5 @@ def tiny_args(folder, run_dir, *more):
 
 if __name__ == "__main__":
     grpo_rollout.get_reward_functions = rewards_of_tokens
-    sys.argv = ["grpo_train.py", *sys.argv[1:]]
-    run_script(grpo_train.main)
+    script = {"train": grpo_train.main, "play": grpo_rollout.main}[sys.argv.pop(1)]
+    run_script(script)

@@ -19,7 +19,13 @@ STEPS, KILLS = 30, 10
 
 
 def start(folder, run_dir):
-    command = [sys.executable, "-m", "tests.tiny_training", *tiny_args(folder, run_dir, "--max-steps", str(STEPS))]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.tiny_training",
+        "train",
+        *tiny_args(folder, run_dir, "--max-steps", str(STEPS)),
+    ]
     log = (folder / f"{run_dir.parent.name}.log").open("a")
     return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
 

@@ -1,0 +1,86 @@
+"""Trainer and workers as processes of their own beside a real vLLM server, one worker killed on the way."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from core.adapters import publish_adapter, versions
+from core.episode import read_episodes
+from core.policy import PolicyCard, write_policy_card
+from core.run_stats import read_stats
+from tests.tiny_training import make_tiny
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, model_folder):
+    """The data of a tiny run, and a real policy, as vLLM serves no random one of another shape."""
+    folder = tmp_path_factory.mktemp("service")
+    make_tiny(folder)
+    base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    policy = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    policy.peft_config["default"].base_model_name_or_path = str(model_folder)
+    publish_adapter(policy, folder / "smollm2", 0)
+    write_policy_card(PolicyCard(folder / "smollm2", str(model_folder), str(model_folder), False), folder / "smollm2")
+    return folder
+
+
+def start(what, folder, name, *more):
+    command = [
+        sys.executable, "-m", "tests.tiny_training", what, "--data", str(folder / "data"),
+        "--policy", str(folder / "smollm2"), "--run-dir", str(folder / "run"), "--mode", "sparse",
+        "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3", "--num-rollouts", "4", *more,
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=(folder / f"{name}.log").open("a"), stderr=subprocess.STDOUT
+    )  # fmt: skip
+
+
+def worker(folder, name, url):
+    return start("play", folder, name, "--follow", "--worker", name, "--engine", "vllm", "--urls", url,
+                 "--poll", "0.2", "--max-staleness", "1")  # fmt: skip
+
+
+@pytest.mark.timeout(900)
+def test_a_run_with_two_workers_of_which_one_is_killed(start_server, model_folder, folder):
+    url = start_server(model_folder).url
+    workers = [worker(folder, name, url) for name in ("a", "b")]
+    trainer = start(
+        "train", folder, "trainer", "--rollouts", "service", "--max-steps", str(STEPS), "--learning-rate", "1e-3",
+        "--eval-every", "0", "--on-collapse", "warn", "--max-staleness", "1",
+    )  # fmt: skip
+    while not list((folder / "run" / "episodes").glob("*/a.jsonl")) and trainer.poll() is None:
+        time.sleep(0.2)
+    workers[0].send_signal(signal.SIGKILL)
+    workers[0].wait()
+    workers[0] = worker(folder, "a", url)
+    assert trainer.wait() == 0, (folder / "trainer.log").read_text()[-3000:]
+    for process, name in zip(workers, "ab", strict=True):  # they end with the run
+        assert process.wait(timeout=60) == 0, (folder / f"{name}.log").read_text()[-3000:]
+
+    assert versions(folder / "run") == list(range(STEPS + 1))
+    stats = read_stats(folder / "run")
+    assert [row.step for row in stats] == list(range(STEPS))
+    for row in stats:
+        files = (folder / "run" / "episodes" / f"{row.step:06d}").glob("*.jsonl")
+        episodes = [episode for path in files for episode in read_episodes(path)]
+        assert row.episodes["count"] == 12
+        assert row.episodes["stale"] == 0
+        assert max(Counter(episode.id for episode in episodes).values()) == 1
+        assert len({episode.question_id for episode in episodes}) == 3
+        # Within the bound, and the trainer's own log-probabilities agree where the adapter was the newest.
+        played_by = {int(episode.adapter.rpartition("-v")[2]) for episode in episodes}
+        assert played_by <= {row.step, row.step - 1}
+    assert stats[0].training["mismatch_mean_abs"] < 0.02
+    assert {int(row.adapter[1:]) for row in stats} - {0}, "no later adapter was ever used"
