@@ -1,0 +1,60 @@
+"""A rewriter small enough that a run of PPO takes seconds: random weights, eight documents, and the run as a script.
+
+python -m tests.tiny_rewriter [options of train_ppo.py]
+"""
+
+import json
+
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from core.models import PACKAGED_MODEL, resolve_model
+from core.ppo_models import ActorOptions, SamplingOptions, make_actors
+from core.rewriter import Row
+
+
+def tiny_lm(seed=0, width=32):
+    """A Llama of two layers with SmolLM2's tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(PACKAGED_MODEL))
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    lm = LlamaForCausalLM(config)
+    lm.lm_head.weight.data *= 40  # as weights are drawn, all tokens would be as likely as each other
+    return lm.eval(), tokenizer
+
+
+def tiny_actors(actor=ActorOptions(), sampling=SamplingOptions(max_new_tokens=6), micro_batch=0):  # noqa: B008
+    lm, tokenizer = tiny_lm()
+    return make_actors(lm, actor, sampling, tokenizer.eos_token_id, len(tokenizer), micro_batch, seed=0), tokenizer
+
+
+def tiny_rows(count=8):
+    """Prompts of different lengths."""
+    return [Row(f"query {n}", (f"d{n}",), tuple(range(100 + n, 104 + 2 * n))) for n in range(count)]
+
+
+def make_tiny(folder, *, template=True):
+    """folder/model and folder/data, as train_ppo.py reads them."""
+    lm, tokenizer = tiny_lm()
+    if not template:
+        tokenizer.chat_template = None
+    lm.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "data").mkdir()
+    corpus = [{"doc_id": f"d{n}", "text": f"Disease {n} is mended by remedy{n}."} for n in range(12)]
+    (folder / "data" / "pubmed_corpus.json").write_text(json.dumps(corpus))
+    for name, numbers in (("train", range(8)), ("eval", range(8, 12))):
+        rows = [json.dumps({"query": f"What mends disease {n}?", "relevant_doc_ids": [f"d{n}"]}) for n in numbers]
+        (folder / "data" / f"{name}.jsonl").write_text("\n".join(rows))
+
+
+def tiny_args(folder, run_dir, *more):
+    """Of train_ppo.py."""
+    return [
+        "--data", str(folder / "data"), "--model", str(folder / "model"), "--run-dir", str(run_dir), "--output-dir",
+        str(run_dir / "model"), "--max-steps", "4", "--max-new-tokens", "6", "--pseudo-answer-tokens", "8",
+        "--learning-rate", "0.001", "--save-every", "1", *more,
+    ]  # fmt: skip
