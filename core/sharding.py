@@ -41,13 +41,15 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 from core.adapters import adapter_path, publish_adapter
 from core.checkpoint import load_checkpoint, save_checkpoint
 from core.errors import UserError
 from core.learner import Learner, Scorer
-from core.logprobs import TokenScores
+from core.logprobs import TokenScores, token_scores
 from core.packing import TokenBatch
+from core.sequence_parallel import Shared, check_split
 
 Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -81,10 +83,14 @@ def process_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def check_sharding(sharding: Sharding, *, quantized: bool) -> None:
-    """Fail before anything is loaded."""
-    if sharding != "none" and started_processes() == 1:
-        raise UserError(f"--sharding {sharding} needs processes to shard over; start with torchrun --nproc-per-node 2")
+def check_sharding(sharding: Sharding, sequence_parallel: int = 1) -> None:
+    """Fail before anything is loaded. A 4-bit base goes with all of them, since it is stored as bf16."""
+    if (sharding != "none" or sequence_parallel > 1) and started_processes() == 1:
+        option = f"--sharding {sharding}" if sharding != "none" else f"--sequence-parallel {sequence_parallel}"
+        raise UserError(f"{option} needs processes to share the work; start with torchrun --nproc-per-node 2")
+    if sharding == "zero3" and sequence_parallel > 1:
+        # Seen with deepspeed 0.19: one waits for a layer's weights, the other for its tokens, for ever.
+        raise UserError("--sequence-parallel does not go with --sharding zero3; give --sharding fsdp2")
 
 
 # Strategies: each holds a Scorer, its trained weights in the order of their names, and their AdamW
@@ -351,18 +357,55 @@ def _deepspeed() -> Any:
 
 
 class InStep(Scorer):
-    """A Scorer that passes through every layer also for a batch in which nothing was sampled, by way of two tokens.
+    """A Scorer that passes through every layer as often as those of the other processes do.
 
-    Processes wait for one another at every layer, in the backward pass too.
+    Processes wait for one another at every layer, in the backward pass too. So a batch in which nothing was sampled
+    goes through by way of two tokens. And ZeRO-3 puts the output layer together anew for each of token_scores' chunks
+    (`same_chunks`), of which a batch with few sampled tokens has fewer: empty ones follow.
     """
 
+    def __init__(
+        self, policy: Any, *, same_chunks: bool = False, chunk: int = 256, shared: Shared | None = None
+    ) -> None:
+        super().__init__(policy)
+        self.same_chunks, self.chunk, self.shared = same_chunks, chunk, shared
+
     def forward(self, batch: TokenBatch, temperature: float) -> TokenScores:
-        if (batch.sampled_BT * (batch.positions_BT > 0)).any():
-            return super().forward(batch, temperature)
+        if self.shared:
+            return self._of_shared_rows(self.shared, batch, temperature)
+        predicted = int((batch.sampled_BT * (batch.positions_BT > 0))[:, 1:].count_nonzero())
+        if predicted:
+            scores = token_scores(self.policy, batch, self.chunk, temperature)
+        else:
+            scores = self._by_two_tokens(batch, temperature)
+        if not self.same_chunks:
+            return scores
+        return scores._replace(logprobs_BT=scores.logprobs_BT + self._empty_chunks(max(predicted, 1)))
+
+    def _of_shared_rows(self, shared: Shared, batch: TokenBatch, temperature: float) -> TokenScores:
+        if batch.prefix_P is not None:
+            raise UserError("--share-prompts does not go with --sequence-parallel; leave one of them")
+        part = shared.part(batch)
+        return shared.whole(token_scores(shared, part, self.chunk, temperature), batch)
+
+    def _by_two_tokens(self, batch: TokenBatch, temperature: float) -> TokenScores:
         place_BT = torch.tensor([[0, 1]], device=batch.ids_BT.device)
         two = TokenBatch(torch.zeros_like(place_BT), place_BT, place_BT, torch.zeros_like(place_BT))
         nothing_BT = torch.zeros(batch.ids_BT.shape, device=batch.ids_BT.device)
-        return TokenScores(nothing_BT + super().forward(two, temperature).logprobs_BT.sum() * 0, nothing_BT)
+        through = token_scores(self.policy, two, self.chunk, temperature).logprobs_BT.sum() * 0
+        return TokenScores(nothing_BT + through, nothing_BT)
+
+    def _empty_chunks(self, predicted: int) -> Tensor:
+        head, device = self.policy.get_output_embeddings(), process_device()
+        mine = math.ceil(predicted / self.chunk)
+        most = torch.tensor(mine, device=device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        width = self.policy.config.get_text_config().hidden_size
+        hidden_ND = torch.zeros(1, width, dtype=head.weight.dtype, device=device, requires_grad=torch.is_grad_enabled())
+        nothing = torch.zeros((), device=device)
+        for _ in range(int(most) - mine):
+            nothing = nothing + checkpoint(head, hidden_ND, use_reentrant=False).float().sum() * 0
+        return nothing
 
 
 def nothing_sampled(batch: TokenBatch) -> TokenBatch:
@@ -399,11 +442,24 @@ class ShardedLearner(Learner):
     """A Learner over processes that have met (join_processes): each loads the same policy, calls the same methods."""
 
     def __init__(
-        self, policy: Any, weight_decay: float = 0.0, sharding: Sharding = "none", configs: Path = CONFIGS
+        self,
+        policy: Any,
+        weight_decay: float = 0.0,
+        sharding: Sharding = "none",
+        sequence_parallel: int = 1,
+        configs: Path = CONFIGS,
+        chunk: int = 256,
     ) -> None:
         self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), process_device()
         self.policy, self.names = policy, list(trained_weights(policy))
-        self.shards = _shard(InStep(policy), weight_decay, sharding, configs)
+        check_sharding(sharding, sequence_parallel)
+        self.split, shared = sequence_parallel, None
+        if sequence_parallel > 1:
+            check_split(policy.config, sequence_parallel, self.world)
+            group, _ = dist.new_subgroups(sequence_parallel)  # type: ignore[no-untyped-call]
+            shared = Shared(policy, group)
+        scorer = InStep(policy, same_chunks=sharding == "zero3", chunk=chunk, shared=shared)
+        self.shards = _shard(scorer, weight_decay, sharding, configs)
         self._reference: list[Tensor] = []
         torch.manual_seed(torch.initial_seed() + self.rank)  # for dropout, that each process should draw for itself
 
@@ -526,6 +582,8 @@ class ShardedLearner(Learner):
         for name, value in sorted(values.items()):
             operation = OPERATIONS.get(name.rpartition("_")[2], dist.ReduceOp.SUM)
             summed[name] = value.detach().to(self.device, copy=True)
+            if operation == dist.ReduceOp.SUM and self.rank % self.split:
+                summed[name].zero_()  # processes that share rows all have the same figures
             dist.all_reduce(summed[name], operation)
         return {name: summed[name] for name in values}
 
@@ -545,9 +603,9 @@ class ShardedLearner(Learner):
 
         Example, of 2 processes: a b c give the first one [a, c] and the second one [b, c with nothing sampled].
         """
-        batches = list(items)
-        missing = -len(batches) % self.world
-        return [*batches, *(nothing_sampled(batches[-1]) for _ in range(missing))][self.rank :: self.world]
+        batches, shares = list(items), self.world // self.split
+        missing = -len(batches) % shares
+        return [*batches, *(nothing_sampled(batches[-1]) for _ in range(missing))][self.rank // self.split :: shares]
 
 
 class _Whole:

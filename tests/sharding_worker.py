@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from core.learner import Learner
 from core.packing import pack
@@ -25,13 +25,20 @@ class Tokens:
     mask: tuple
 
 
-def tiny_policy(seed=1, *, checkpointing=True, heads=4, dtype=torch.float32):
-    """Rank 3, so that two processes can't share its rows evenly."""
+def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
+    """Rank 3, so that two processes can't share its rows evenly. `four_bit` is a base's folder."""
     torch.manual_seed(0)
-    base = LlamaForCausalLM(LlamaConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=heads,
-        num_key_value_heads=2, tie_word_embeddings=True,
-    )).to(dtype)  # fmt: skip
+    if four_bit:
+        bits = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_quant_storage=torch.bfloat16, bnb_4bit_compute_dtype=torch.float32,
+        )  # fmt: skip
+        base = LlamaForCausalLM.from_pretrained(four_bit, dtype=torch.float32, quantization_config=bits)
+    else:
+        base = LlamaForCausalLM(LlamaConfig(
+            vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, tie_word_embeddings=True,
+        ))  # fmt: skip
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     policy = get_peft_model(base, LoraConfig(r=3, lora_alpha=6, target_modules=targets, task_type="CAUSAL_LM"))
     torch.manual_seed(seed)
@@ -54,6 +61,12 @@ def micro_batches(step):
     return batches
 
 
+def one_row():
+    """Three sequences behind one another; the cut goes through the second."""
+    rows = [Tokens((5, 6, 7, 8), (0, 0, 1, 1)), Tokens((9, 3, 4, 2, 8), (0, 1, 1, 1, 1)), Tokens((7, 7), (0, 1))]
+    return pack(rows, budget=100, padding_free=True)[0]
+
+
 def update(learner, step):
     """One update; its norm."""
     share = learner.mine(micro_batches(step))
@@ -74,7 +87,7 @@ def held(learner, sharding):
 
 def put_through(sharding, folder):
     start, first = folder.parent / "start", micro_batches(1)[0]
-    learner = ShardedLearner(tiny_policy(), sharding=sharding)
+    learner = ShardedLearner(tiny_policy(), sharding=sharding, chunk=4)  # chunks that are not as many for each
     learner.keep_reference(start)
     found, tensors = {"held": learner.all_gather(held(learner, sharding))}, {}
     with torch.no_grad():
@@ -96,7 +109,7 @@ def put_through(sharding, folder):
     tensors |= {f"second.{name}": weight for name, weight in second.items()}
     learner.publish(folder, 2)
 
-    again = ShardedLearner(tiny_policy(seed=2), sharding=sharding)
+    again = ShardedLearner(tiny_policy(seed=2), sharding=sharding, chunk=4)
     found["nothing yet"] = again.load(folder / "nothing")
     found["loaded"] = again.load(folder / "state")
     found["random"] = all(learner.all_gather(torch.equal(torch.rand(3), drawn)))
@@ -117,15 +130,42 @@ def put_through(sharding, folder):
         (folder / "found.json").write_text(json.dumps(found))
 
 
+def put_4_bit_through(sharding, folder):
+    learner = ShardedLearner(tiny_policy(four_bit=folder.parent / "base"), sharding=sharding)
+    norms = [update(learner, step) for step in (1, 2)]
+    found = {"norms": norms, "held": learner.all_gather(held(learner, sharding))}
+    tensors = {str(number): values[1] for number, values in enumerate(learner.shards.gather())}
+    if learner.rank == 0:
+        save_file(tensors, folder / "tensors.safetensors")
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+def put_split_through(sharding, folder):
+    """Both processes share every row."""
+    learner = ShardedLearner(tiny_policy(), sharding=sharding, chunk=4, sequence_parallel=2)
+    batches = micro_batches(1)
+    assert len(learner.mine(batches)) == len(batches)
+    tensors = {"before": learner.score(batches[0], 1.0).logprobs_BT.detach()}
+    tensors["entropy"] = learner.score(batches[0], 1.0).entropy_BT
+    tensors["one row"] = learner.score(one_row(), 1.0).logprobs_BT.detach()
+    norms = [update(learner, step) for step in (1, 2)]
+    tensors |= {f"second.{name}": weight for name, weight in learner.adapter_state().items()}
+    found = {"norms": norms, "sums": learner.sums({"tokens": torch.tensor(3.0)})["tokens"].item()}
+    if learner.rank == 0:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "tensors.safetensors")
+        (folder / "found.json").write_text(json.dumps(found))
+
+
 def main(folder, names):
     torch.set_num_threads(1)
     join_processes()
     if dist.get_rank() == 0:
         Learner(tiny_policy()).policy.save_pretrained(folder / "start")
     dist.barrier()
-    for sharding in names:
-        (folder / sharding).mkdir(exist_ok=True)
-        put_through(sharding, folder / sharding)
+    for name in names:
+        (folder / name).mkdir(exist_ok=True)
+        sharding, _, form = name.partition("-")
+        {"": put_through, "4bit": put_4_bit_through, "split": put_split_through}[form](sharding, folder / name)
     dist.destroy_process_group()
 
 
