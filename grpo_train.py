@@ -71,6 +71,8 @@ class Options:
     of an older one are dropped."""
     sharding: Sharding = "none"
     """With several processes: what is cut into parts among them (core/sharding.py); none: each has a whole model."""
+    sequence_parallel: int = 1
+    """Processes that share the tokens of an episode, for episodes too long for one (Ulysses); not with zero3."""
     eval_every: int = 10
     """Steps between evaluations, which are also made before the first and after the last; 0 for none."""
     eval_questions: int = 32
@@ -84,7 +86,7 @@ class Options:
         """Fail before anything is loaded."""
         for part in (self.rollout, self.update, self.guard):
             part.check()
-        check_sharding(self.sharding)
+        check_sharding(self.sharding, self.sequence_parallel)
         check_at_least_one(self, "max_steps")
         if self.rollout.num_rollouts < 2 and self.update.advantage != "none":
             raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
@@ -95,13 +97,13 @@ class Options:
 
     @property
     def prompts_shared(self) -> bool:
-        update = self.update
-        return update.share_prompts and not update.gradient_checkpointing and self.sharding in ("none", "zero2")
+        update, whole = self.update, self.sharding in ("none", "zero2") and self.sequence_parallel == 1
+        return update.share_prompts and not update.gradient_checkpointing and whole
 
 
 # What a run may be gone on with that is other than before.
 FREE = (
-    "max_steps", "report_to", "sharding", "update.token_budget", "update.gradient_checkpointing",
+    "max_steps", "report_to", "sharding", "sequence_parallel", "update.token_budget", "update.gradient_checkpointing",
     "update.share_prompts", "rollout.engine", "rollout.at_once", "rollout.server.urls", "rollout.server.patience",
     "rollout.server.api_key",
 )  # fmt: skip
@@ -131,11 +133,12 @@ def open_learner(options: Options, card: PolicyCard, start: Path) -> Learner:
     several = started_processes() > 1
     if several:
         join_processes()
-    policy = load_policy(card, start)
+    # What is cut into parts must not lie whole on every GPU before.
+    policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
     if options.update.gradient_checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     learner = (
-        ShardedLearner(policy, options.update.weight_decay, options.sharding) if several
+        ShardedLearner(policy, options.update.weight_decay, options.sharding, options.sequence_parallel) if several
         else Learner(policy, options.update.weight_decay)
     )  # fmt: skip
     if options.update.loss.beta:

@@ -59,8 +59,11 @@ def load_tokenizer(card: PolicyCard) -> Any:
     return AutoTokenizer.from_pretrained(card.base)
 
 
-def load_base(card: PolicyCard, *, dequantize: bool = False) -> Any:
-    """The base as it is trained on; `dequantize` unpacks 4-bit weights, so that an adapter can be merged into them."""
+def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto") -> Any:
+    """The base as it is trained on; `dequantize` unpacks 4-bit weights, so that an adapter can be merged into them.
+
+    auto: this process's GPU, where there is one.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -68,17 +71,18 @@ def load_base(card: PolicyCard, *, dequantize: bool = False) -> Any:
     dtype, config = compute_dtype(), AutoConfig.from_pretrained(card.base)
     if card.quantized:
         config.quantization_config["bnb_4bit_compute_dtype"] = str(dtype).removeprefix("torch.")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(card.base, config=config, dtype=dtype, device_map=device)
     return model.dequantize().to(dtype) if card.quantized and dequantize else model
 
 
-def load_policy(card: PolicyCard, adapter: Path | None = None) -> Any:
+def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "auto") -> Any:
     """Base and adapter (the newest, if none is named), to be trained; the base itself is frozen."""
     from peft import PeftModel
 
     folder = adapter or newest_adapter(card.folder)
-    policy = PeftModel.from_pretrained(load_base(card), str(folder), is_trainable=True)
+    policy = PeftModel.from_pretrained(load_base(card, device=device), str(folder), is_trainable=True)
     # Where it is saved again, the adapter names the base it is merged into, whatever form of it was loaded here.
     policy.peft_config["default"].base_model_name_or_path = card.full_base
     return policy

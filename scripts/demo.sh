@@ -10,11 +10,13 @@ data=runs/demo/data
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3 --mode sparse
 "$PY" create_lora_model.py --no-quantize --output-dir runs/demo/policy --overwrite
-"$PY" sft_train.py --data $data --policy runs/demo/policy --output-dir runs/demo/warm --max-steps 36 --batch-size 2 \
-  --eval-every 12 --answer-tokens 40 --max-turn-tokens 96 --temperature 0.7 --overwrite
-"$PY" grpo_rollout.py --data $data --policy runs/demo/warm --run-dir runs/demo/run --batch-size 4 --num-rollouts 4 \
-  --max-turn-tokens 96 --engine local
-"$PY" merge_lora.py --lora-model runs/demo/warm --output-path runs/demo/merged --overwrite
+"$PY" sft_train.py --data $data --policy runs/demo/policy --output-dir runs/demo/warm --max-steps 24 --batch-size 2 \
+  --eval-every 12 --answer-tokens 40 --max-turn-tokens 96 --probe-questions 0 --overwrite
+"$PY" grpo_train.py --data $data --policy runs/demo/warm --run-dir runs/demo/run --engine local --batch-size 4 \
+  --num-rollouts 4 --max-turn-tokens 96 --temperature 0.7 --eval-temperature 0.7 --max-steps 6 --eval-every 6 \
+  --eval-questions 24 --learning-rate 2e-4 | tee runs/demo/grpo.log
+"$PY" merge_lora.py --lora-model runs/demo/run --output-path runs/demo/merged --overwrite
 
-echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training," \
-  "$(wc -l <$data/eval.jsonl) eval questions and a warm-started policy in $((SECONDS - started)) s; files in runs/demo"
+echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training questions, a policy warm-started," \
+  "trained by GRPO and merged in $((SECONDS - started)) s; plots and every episode in runs/demo/run"
+tail -n 5 runs/demo/grpo.log
