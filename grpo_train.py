@@ -135,6 +135,7 @@ def open_learner(options: Options, card: PolicyCard, start: Path) -> Learner:
         join_processes()
     # What is cut into parts must not lie whole on every GPU before.
     policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
+    policy.train()  # only then activations are computed again
     if options.update.gradient_checkpointing:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     learner = (

@@ -33,6 +33,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +55,7 @@ from core.sequence_parallel import Shared, check_split
 Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
 CONFIGS = Path(__file__).parent.parent / "configs"
 OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}  # by the end of a figure's name
+PATIENCE = timedelta(days=7)  # the others wait while the first process plays, or waits for workers that do
 MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight, beside the number of updates
 
 
@@ -70,13 +72,13 @@ def join_processes() -> None:
     if dist.is_initialized() or started_processes() == 1:
         return
     if not torch.cuda.is_available():
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=PATIENCE)
         return
     local, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if local >= there:
         raise UserError(f"process {local} of this machine has no GPU, there are {there}; start {there} processes")
     torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", local))
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", local), timeout=PATIENCE)
 
 
 def process_device() -> torch.device:

@@ -7,6 +7,7 @@ answered out of prefix-cache blocks that the old weights computed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import zlib
@@ -142,11 +143,24 @@ class VLLMEngine:
         before = self.adapter
         self._folder = folder.resolve()
         for client in self._clients:
-            await self._load(client, name)
+            await self._load_patiently(client, name)
         self.adapter = name
         if before != "base":
             for client in self._clients:
-                await client.post("/v1/unload_lora_adapter", json={"lora_name": before})
+                with contextlib.suppress(httpx.TransportError):  # a server that is down has no adapters
+                    await client.post("/v1/unload_lora_adapter", json={"lora_name": before})
+
+    async def _load_patiently(self, client: httpx.AsyncClient, name: str) -> None:
+        """Wait for a server that is being started again."""
+        deadline = time.monotonic() + self.options.patience
+        while True:
+            try:
+                return await self._load(client, name)
+            except httpx.TransportError as error:
+                if time.monotonic() > deadline:
+                    why = f"{client.base_url} does not answer ({type(error).__name__})"
+                    raise UserError(f"{why}, so it can't load adapter {name}; start it again") from error
+            await asyncio.sleep(0.5)
 
     async def _load(self, client: httpx.AsyncClient, name: str) -> None:
         async with self._loading:

@@ -62,9 +62,18 @@ class FakeVLLM:
                 choice = {"token_ids": [5, 2], "logprobs": {"token_logprobs": [-0.5, -0.25]}, "finish_reason": "stop"}
                 return self.say(200, {"choices": [choice | {"prompt_token_ids": body["prompt"]}]})
 
-        self.server = Listener(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.handler, self.port = Handler, 0
+        self.start()
+
+    def start(self):
+        self.server = Listener(("127.0.0.1", self.port), self.handler)
+        self.port = self.server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
 
 
 @pytest.fixture
@@ -155,8 +164,7 @@ def test_episodes_stay_with_a_server_and_move_when_it_dies(fake):
         requests = [Request((1,), 1, (2,), episode=f"q{n % 10}/{n}") for n in range(40)]
         await asyncio.gather(*(engine.generate(request) for request in requests))
         share = len(fake.bodies)
-        other.server.shutdown()
-        other.server.server_close()
+        other.stop()
         await asyncio.gather(*(engine.generate(request) for request in requests))
         return share
 
@@ -164,6 +172,28 @@ def test_episodes_stay_with_a_server_and_move_when_it_dies(fake):
     assert 0 < share < 40
     assert share % 4 == 0  # the four episodes of a question share one
     assert len(fake.bodies) == share + 40
+
+
+def test_an_adapter_waits_for_a_server_that_is_being_started_again(fake, tmp_path):
+    async def act(engine):
+        await engine.load_adapter("run-v000000", tmp_path)
+        fake.stop()
+        fake.adapters.clear()
+        threading.Timer(0.7, fake.start).start()
+        await engine.load_adapter("run-v000001", tmp_path)
+        return fake.adapters
+
+    assert with_engine(act, fake) == ["run-v000001"]
+
+
+def test_an_adapter_does_not_wait_for_ever(fake, tmp_path):
+    async def act(engine):
+        fake.stop()
+        with pytest.raises(UserError, match="does not answer .* can't load adapter run-v000000; start it again"):
+            await engine.load_adapter("run-v000000", tmp_path)
+        fake.start()
+
+    with_engine(act, fake, patience=0.2)
 
 
 def test_servers_of_different_models_are_refused(fake):

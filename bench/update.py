@@ -1,0 +1,97 @@
+"""Time and peak memory of one update, by how episodes are put into micro-batches.
+
+    python bench/update.py --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
+
+Each way is a process of its own, on the same episodes with made-up advantages, after an update to warm up. Tokens/s
+counts the episodes' tokens, whatever was computed for them.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from bench.report import Bar, finish
+from core.episode import Episode, read_episodes
+from core.errors import run_script
+from core.learner import Learner
+from core.policy import load_policy, read_policy_card
+from core.train_view import Phases
+from core.update import Pass, UpdateOptions, prepare, update
+
+# name: (budget, prompts shared, activations computed again)
+WAYS = {
+    "shared 4096": (4096, True, False),
+    "shared 2048": (2048, True, False),
+    "plain 2048": (2048, False, False),
+    "plain 512": (512, False, False),
+    "plain 2048, checkpointed": (2048, False, True),
+}
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure on."""
+
+    policy: Path = Path("runs/demo/warm")
+    """Policy folder."""
+    episodes: Path = Path("runs/demo/run/episodes/000000/trainer.jsonl")
+    """File of a step's episodes."""
+    questions: int = 2
+    """Groups of it."""
+    way: str = ""
+    """Measure this way alone, and print its figures as JSON."""
+
+
+def main(bench: BenchOptions) -> None:
+    if bench.way:
+        print(json.dumps(measure(bench)))
+        return
+    figures = {}
+    for way in WAYS:
+        arguments = ["--policy", str(bench.policy), "--episodes", str(bench.episodes), "--way", way]
+        command = [sys.executable, __file__, *arguments, "--questions", str(bench.questions)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        figures[way] = json.loads(done.stdout.splitlines()[-1])
+        print(f"{way:26} {figures[way]['rate']:7.1f} tokens/s, peak {figures[way]['mib']:6.0f} MiB above", flush=True)
+    finish([Bar("shared / plain tokens/s", figures["shared 2048"]["rate"] / figures["plain 2048"]["rate"], 1)])
+
+
+def measure(bench: BenchOptions) -> dict[str, float]:
+    budget, shared, again = WAYS[bench.way]
+    episodes = taught(list(read_episodes(bench.episodes)), bench.questions)
+    policy = load_policy(read_policy_card(bench.policy))
+    if again:
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    policy.train()
+    learner, options = Learner(policy), UpdateOptions(token_budget=budget)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lessons, by = prepare(episodes, options), Pass(1e-6, 1.0, shared)
+    update(learner, prepare(episodes[:2], options), options, by, Phases())
+    started = time.perf_counter()
+    update(learner, lessons, options, by, Phases())
+    seconds = time.perf_counter() - started
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    return {"rate": sum(len(episode.ids) for episode in episodes) / seconds, "mib": peak}
+
+
+def taught(episodes: list[Episode], questions: int) -> list[Episode]:
+    """The first groups, with rewards that leave no episode without an advantage."""
+    names = list(dict.fromkeys(episode.question_id for episode in episodes))[:questions]
+    chosen = [episode for episode in episodes if episode.question_id in names]
+    return [replace(episode, rewards={"made": float(n % 2)}) for n, episode in enumerate(chosen)]
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)

@@ -1,0 +1,63 @@
+"""grpo_train.py on two processes, sharded each way, against one process: the same figures, the same adapter."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from core.adapters import adapter_path
+from core.run_stats import read_stats
+from tests.tiny_training import make_tiny, tiny_args
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean")
+STEPS = 2
+
+
+def run(folder, name, *more, processes=1):
+    launch = [sys.executable]
+    if processes > 1:
+        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    options = tiny_args(folder, folder / name / "run", "--max-steps", str(STEPS), "--token-budget", "300", *more)
+    done = subprocess.run(
+        [*launch, "-m", "tests.tiny_training", "train", *options], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / name / "run"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    make_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    return run(folder, "alone")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("sharding", ["none", "zero2", "zero3", "fsdp2"])
+def test_two_processes_do_what_one_does(folder, alone, sharding):
+    together = run(folder, sharding, "--sharding", sharding, processes=2)
+    one, two = read_stats(alone), read_stats(together)
+    assert len(one) == len(two) == STEPS
+    assert one[0].rewards == two[0].rewards  # the first step's episodes are by the same adapter
+    for figure in FIGURES:
+        assert two[0].training[figure] == pytest.approx(one[0].training[figure], rel=1e-4, abs=1e-6), figure
+    ours, theirs = (load_file(adapter_path(path, 1) / "adapter_model.safetensors") for path in (together, alone))
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        # AdamW's first step is the sign of the gradient, so a gradient near 0 may go either way.
+        assert (ours[name] - weight).abs().mean() < 1e-4, name
+        assert torch.isfinite(ours[name]).all()
+    assert one[1].training["grad_norm"] == pytest.approx(two[1].training["grad_norm"], rel=0.05)
+    # And the run goes on in one process from what several left.
+    assert (together / "state" / f"{STEPS:06d}" / "model.safetensors").exists()
+    again = run(folder, sharding, "--max-steps", str(STEPS + 1))
+    assert [row.step for row in read_stats(again)] == list(range(STEPS + 1))
