@@ -189,7 +189,7 @@ def test_an_adapter_waits_for_a_server_that_is_being_started_again(fake, tmp_pat
 def test_an_adapter_does_not_wait_for_ever(fake, tmp_path):
     async def act(engine):
         fake.stop()
-        with pytest.raises(UserError, match="does not answer .* can't load adapter run-v000000; start it again"):
+        with pytest.raises(UserError, match=r"does not answer .* can't load adapter run-v000000; start it again"):
             await engine.load_adapter("run-v000000", tmp_path)
         fake.start()
 
