@@ -1,0 +1,45 @@
+"""What ends a script: one line and a status for what the user can mend, a traceback for what is our fault."""
+
+import errno
+import sys
+
+import pytest
+
+from core.errors import UserError, check_at_least_one, first_line, run_script
+
+
+def ended(monkeypatch, error):
+    def script(name: str = "x") -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(SystemExit) as end:
+        run_script(script)
+    return end.value.code
+
+
+def test_what_the_user_can_mend_is_one_line(monkeypatch):
+    assert ended(monkeypatch, UserError("no such thing")) == "error: no such thing"
+    full = OSError(errno.ENOSPC, "No space left on device", "runs/a/state")
+    assert ended(monkeypatch, full) == (
+        "error: runs/a/state: no space is left; make room and run the same command again to go on from here"
+    )
+    assert ended(monkeypatch, OSError(errno.EROFS, "Read-only")).startswith("error: the disk: it is read-only;")
+    assert ended(monkeypatch, KeyboardInterrupt()) == "stopped; run the same command again to go on from here"
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), OSError(errno.EBADF, "a bug")])
+def test_what_is_our_fault_is_shown_whole(monkeypatch, error):
+    def script(name: str = "x") -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(type(error), match="a bug"):
+        run_script(script)
+
+
+def test_first_lines_and_bounds():
+    assert first_line(ValueError("\none\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"
+    with pytest.raises(UserError, match="--max-steps 0 must be at least 1"):
+        check_at_least_one(type("Options", (), {"max_steps": 0})(), "max_steps")
