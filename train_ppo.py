@@ -14,7 +14,7 @@ and what it earned), training.png, evaluation.jsonl (held-out queries: raw, by p
 trained), config.json, code.diff and state/. A killed run goes on where it was saved last when the same command is given
 again, and comes to the same.
 
-TRL's trainer does the updates (--backend trl); core/ppo.py has the same in 200 lines, faster (--backend own).
+TRL's trainer does the updates (--backend trl); core/ppo.py has the same in 300 lines, faster (--backend own).
 """
 
 from __future__ import annotations
@@ -313,13 +313,11 @@ def train(options: Options, data: Data, actors: Actors, tokenizer: Any, scorer: 
     with open_tracker(options.report_to, options.run_dir, options.run_dir.name, asdict(options)) as tracker:
         run = Run(options, actors, optimizer, scorer, tracker, norms, rows)
         batches = batches_from(step, options, data.train, actors.policy.pad_id)
-        actors.train()
         if options.backend == "own":
             train_own(actors, optimizer, batches, updates, scorer, options.ppo, run.after)
         else:
             train_trl(actors, optimizer, batches, updates, scorer, options.ppo, run.after, data.train,
                       with_padding(tokenizer), options.run_dir)  # fmt: skip
-    actors.eval()
 
 
 def batches_from(step: int, options: Options, rows: Sequence[Row], pad_id: int) -> Iterator[Batch]:
@@ -387,9 +385,7 @@ class Run:
 # Evaluation
 
 
-def measure_before(
-    options: Options, data: Data, actors: Actors, tokenizer: Any, search: Search
-) -> list[Measured]:  # fmt: skip
+def measure_before(options: Options, data: Data, actors: Actors, tokenizer: Any, search: Search) -> list[Measured]:
     """The held-out queries as they are, and by the untrained model; measured once, kept in the run folder."""
     path = options.run_dir / "evaluation_before.json"
     if not path.exists():

@@ -166,9 +166,7 @@ class Loss:
     """Half the mean squared difference to the log-probabilities at sampling."""
 
 
-def ppo_loss(
-    logprobs_BR: Tensor, values_BR: Tensor, lesson: Lesson, options: PPOOptions
-) -> Loss:  # fmt: skip
+def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, lesson: Lesson, options: PPOOptions) -> Loss:
     """Clipped surrogate plus value_coef times half the squared error of the values, clipped alike, the worse of both.
 
     Example of one token: old log-probability 0, new log 1.5, advantage 1, clip range .2 gives a policy loss of -1.2.
@@ -232,20 +230,18 @@ def rollout(actors: Actors, batch: Batch, score: Score, options: PPOOptions) -> 
     ids_BT = batch.ids_BT.to(policy.lm.device)
     responses_BR = policy.sample(ids_BT)
     sequences_BT = torch.cat((ids_BT, responses_BR), 1)
-    passes = [see(actors, part, responses_BR.shape[1]) for part in torch.split(sequences_BT, options.micro_batch)]
-    logprobs_BR = logprobs_of(torch.cat([logits for logits, _ in passes]), responses_BR)
     count = responses_BR.shape[1]
-    reference_BR = torch.cat(
-        [
-            logprobs_of(actors.reference.response_logits(part, count), part[:, -count:])
-            for part in torch.split(sequences_BT, options.micro_batch)
-        ]
-    )
+    passes = [see(actors, part, count) for part in torch.split(sequences_BT, options.micro_batch)]
+    logprobs_BR = logprobs_of(torch.cat([logits for logits, _ in passes]), responses_BR)
+    reference = [
+        logprobs_of(actors.reference.response_logits(part, count), part[:, -count:])
+        for part in torch.split(sequences_BT, options.micro_batch)
+    ]
     last_B = last_places(responses_BR, policy.eos_id)
     places_R = torch.arange(count, device=last_B.device)
     mask_BR, value_mask_BR = places_R <= last_B.unsqueeze(1), places_R <= last_B.unsqueeze(1) + 1
     scores_B = torch.tensor(score(batch.rows, responses_BR.tolist()), device=last_B.device)
-    kl_BR = (logprobs_BR - reference_BR).masked_fill(~mask_BR, 0.0)
+    kl_BR = (logprobs_BR - torch.cat(reference)).masked_fill(~mask_BR, 0.0)
     values_BR = torch.cat([values for _, values in passes]).masked_fill(~value_mask_BR, 0.0)
     rewards_BR = token_rewards(kl_BR, scores_B, last_B, options.kl_coef)
     raw_BR = gae(rewards_BR, values_BR, options.gamma, options.gae_lambda)
@@ -267,9 +263,7 @@ def rollout(actors: Actors, batch: Batch, score: Score, options: PPOOptions) -> 
     }
 
 
-def learn(
-    actors: Actors, optimizer: torch.optim.Optimizer, lesson: Lesson, options: PPOOptions
-) -> dict[str, float]:  # fmt: skip
+def learn(actors: Actors, optimizer: torch.optim.Optimizer, lesson: Lesson, options: PPOOptions) -> dict[str, float]:
     """A few epochs over the lesson, each in an order of its own."""
     size, rows = len(lesson.sequences_BT), []
     for _ in range(options.ppo_epochs):

@@ -86,10 +86,15 @@ class Policy(nn.Module):
 
     def __init__(self, lm: Any, sampling: SamplingOptions, eos_id: int, pad_id: int, micro_batch: int = 0) -> None:
         super().__init__()
-        self.lm, self.sampling, self.eos_id, self.pad_id, self.micro_batch = lm, sampling, eos_id, pad_id, micro_batch
+        self.lm, self.sampling = lm.eval(), sampling
+        self.eos_id, self.pad_id, self.micro_batch = eos_id, pad_id, micro_batch
         self.is_gradient_checkpointing = False
         base = lm.get_base_model() if hasattr(lm, "get_base_model") else lm
         self._cuts_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
+
+    def train(self, mode: bool = True) -> Policy:
+        """Never in training mode, whoever asks: dropout would make every ratio a guess."""
+        return super().train(False)
 
     @property
     def config(self) -> Any:
@@ -100,7 +105,10 @@ class Policy(nn.Module):
         return self.lm.generation_config
 
     def forward(self, **given: Any) -> Any:
-        return self.lm(**given)
+        """Logits in fp32, of whatever weights: TRL takes log-probabilities in the type that it is given."""
+        output = self.lm(**given)
+        output.logits = output.logits.float()
+        return output
 
     def sample(self, ids_BT: Tensor, *, greedy: bool = False, most: int = 0) -> Tensor:
         """(B, R) tokens for left-padded prompts; a row that ended is filled up with eos."""
@@ -126,7 +134,7 @@ class Policy(nn.Module):
         """(B, count, V) logits of the last `count` tokens at the sampling temperature, and the model's whole output."""
         if self._cuts_logits:
             more["logits_to_keep"] = count + 1
-        output = self.lm(**attended(sequences_BT, self.pad_id), use_cache=False, return_dict=True, **more)
+        output = self(**attended(sequences_BT, self.pad_id), use_cache=False, return_dict=True, **more)
         logits_BRV: Tensor = output.logits[:, -count - 1 : -1]
         # As TRL divides, to the last digit.
         return logits_BRV / (self.sampling.temperature + 1e-7), output
@@ -138,7 +146,7 @@ class Policy(nn.Module):
         sequences_BT = torch.cat((prompts_BT, responses_BR), 1)
         with torch.no_grad():
             parts = [
-                self.response_logits(part_BT, responses_BR.shape[1])[0].float()
+                self.response_logits(part_BT, responses_BR.shape[1])[0]
                 for part_BT in torch.split(sequences_BT, self.micro_batch or len(sequences_BT))
             ]
         return SimpleNamespace(sequences=sequences_BT, scores=torch.cat(parts).unbind(1))
@@ -179,10 +187,14 @@ class ValueModel(nn.Module):
 
     def __init__(self, backbone: nn.Module, width: int, *, shared: bool) -> None:
         super().__init__()
-        self.backbone, self.shared = backbone, shared
+        self.backbone, self.shared = backbone.eval(), shared
         self.score = nn.Linear(width, 1)
         nn.init.zeros_(self.score.weight)
         nn.init.zeros_(self.score.bias)
+
+    def train(self, mode: bool = True) -> ValueModel:
+        """As the policy, never in training mode."""
+        return super().train(False)
 
 
 class Own(nn.Module):
@@ -256,12 +268,7 @@ def make_actors(
     policy = Policy(lm, sampling, eos_id, pad_id, micro_batch)
     backbone = Own(own_decoder) if own_decoder is not None else Borrowed(decoder)
     value_model = ValueModel(backbone, lm.config.hidden_size, shared=options.shared).to(policy.lm.device)
-    actors = Actors(policy, value_model, Reference(policy, frozen))
-    # As TRL does too: dropout would make every ratio a guess.
-    for module in [*actors.modules(), *actors.reference.modules()]:
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return actors
+    return Actors(policy, value_model, Reference(policy, frozen))
 
 
 def write_texts(

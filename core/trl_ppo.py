@@ -36,7 +36,7 @@ def train_trl(
 
     class Trainer(PPOTrainer):
         def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-            done({name: float(value) for name, value in logs.items()})
+            done({name: float(value) for name, value in logs.items() if name != "eps"})
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # on a name of transformers' that TRL uses by itself

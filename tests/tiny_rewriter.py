@@ -1,16 +1,16 @@
-"""A rewriter small enough that a run of PPO takes seconds: random weights, eight documents, and the run as a script.
-
-python -m tests.tiny_rewriter [options of train_ppo.py]
-"""
+"""A rewriter small enough that a run of PPO takes seconds: random weights, twelve documents."""
 
 import json
+from itertools import count
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from core.models import PACKAGED_MODEL, resolve_model
+from core.ppo import Batch
 from core.ppo_models import ActorOptions, SamplingOptions, make_actors
-from core.rewriter import Row
+from core.rewriter import Row, left_padded
 
 
 def tiny_lm(seed=0, width=32):
@@ -31,9 +31,9 @@ def tiny_actors(actor=ActorOptions(), sampling=SamplingOptions(max_new_tokens=6)
     return make_actors(lm, actor, sampling, tokenizer.eos_token_id, len(tokenizer), micro_batch, seed=0), tokenizer
 
 
-def tiny_rows(count=8):
+def tiny_rows(number=8):
     """Prompts of different lengths."""
-    return [Row(f"query {n}", (f"d{n}",), tuple(range(100 + n, 104 + 2 * n))) for n in range(count)]
+    return [Row(f"query {n}", (f"d{n}",), tuple(range(100 + n, 104 + 2 * n))) for n in range(number)]
 
 
 def make_tiny(folder, *, template=True):
@@ -58,3 +58,12 @@ def tiny_args(folder, run_dir, *more):
         str(run_dir / "model"), "--max-steps", "4", "--max-new-tokens", "6", "--pseudo-answer-tokens", "8",
         "--learning-rate", "0.001", "--save-every", "1", *more,
     ]  # fmt: skip
+
+
+def batches_of(rows, pad_id, size=4, first=0):
+    """Without end; each from random numbers of its own, as train_ppo.py's."""
+    for step in count(first):
+        torch.manual_seed(step)
+        np.random.seed(step)
+        chosen = [rows[(step * size + place) % len(rows)] for place in range(size)]
+        yield Batch(chosen, left_padded([row.prompt for row in chosen], pad_id))
