@@ -379,7 +379,7 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
     wrong = stats.notes[0] if stats.notes else fault_of(history, options)
     if not wrong:
         return stats
-    if options.on_collapse == "stop":
+    if options.on_collapse == "stop" or run.rollbacks == options.most_rollbacks:
         raise UserError(
             f"stopped at step {run.step}: {wrong}. {adapter_path(run.options.run_dir, run.step)} is the last adapter; "
             "lower --learning-rate, or go on by --on-collapse rollback or warn"

@@ -29,6 +29,8 @@ class GuardOptions:
     """Mean KL of the sampler to the trainer; above, an adapter is stale, or precisions differ too far."""
     rollback_steps: int = 5
     """How many adapters back a rollback goes."""
+    most_rollbacks: int = 3
+    """After so many a run stops all the same."""
 
     def check(self) -> None:
         if self.window < 1 or self.rollback_steps < 1:

@@ -310,6 +310,9 @@ def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, capsys):
     assert "went back to adapter v000000" in notes[1][0]
     assert adapter_bytes(rolled.run_dir, 2) == adapter_bytes(rolled.run_dir, 0)
     assert adapter_bytes(rolled.run_dir, 1) != adapter_bytes(rolled.run_dir, 0)
+    once = replace(rolled, run_dir=tmp_path / "once" / "run", guard=replace(rolled.guard, most_rollbacks=1))
+    with pytest.raises(UserError, match="stopped at step 3: entropy fell"):
+        grpo_train.main(once)
 
 
 def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_path, monkeypatch):
