@@ -121,7 +121,8 @@ class RolloutOptions:
     batch_size: int = 8
     """Questions of a step."""
     at_once: int = 8
-    """Questions a worker plays at the same time; fewer where several workers share a step."""
+    """Questions a worker plays at the same time, --num-rollouts episodes each; of an evaluation, where they have one
+    each, as many episodes. Fewer where several workers share a step."""
     weights: tuple[float, ...] = ()
     """Weight of each reward, in the order of get_reward_functions; all equal if none is given."""
     k: int = 3
@@ -132,6 +133,10 @@ class RolloutOptions:
     """How the store is searched."""
     seed: int = 0
     """Of the choice of questions and of sampling."""
+
+    @property
+    def episodes_at_once(self) -> int:
+        return self.at_once * self.num_rollouts
 
     def check(self) -> None:
         """Fail before anything is loaded."""
@@ -245,7 +250,8 @@ async def open_rollout(options: RolloutOptions) -> AsyncIterator[Rollout]:
 
         if options.engine == "auto":
             print(f"engine: this process, as no vLLM server answers at {server.urls[0]}")
-        yield Rollout(options, LocalEngine(load_base(card, dequantize=True)), protocol, store)
+        local = LocalEngine(load_base(card, dequantize=True), min(64, options.episodes_at_once))
+        yield Rollout(options, local, protocol, store)
 
 
 def answers(server: ServerOptions) -> bool:
@@ -264,12 +270,13 @@ async def play_plan(rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *,
     claims = Claims(played.folder / "claims", worker)
     playing: dict[asyncio.Task[None], str] = {}
     total = len(plan.questions) * plan.num_rollouts
+    at_once = max(1, rollout.options.episodes_at_once // plan.num_rollouts)
     with RolloutView(f"{plan.name}, {rollout.engine.adapter}", total) as view:
         keeper = asyncio.create_task(keep_fresh(claims, playing))
         try:
             while missing := played.missing():
                 for name in missing:
-                    room = len(playing) < rollout.options.at_once and name not in playing.values()
+                    room = len(playing) < at_once and name not in playing.values()
                     if room and claims.take(name):
                         question = rollout.question(plan, name)
                         task = asyncio.create_task(play_question(rollout, question, plan, claims, played.folder, view))

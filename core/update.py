@@ -56,7 +56,7 @@ class UpdateOptions:
     the closer they came to --max-tokens (punish)."""
     overlong_margin: int = 256
     """Tokens before --max-tokens from which on punish begins."""
-    token_budget: int = field(default_factory=lambda: 16384 if torch.cuda.is_available() else 2048)
+    token_budget: int = field(default_factory=lambda: 16384 if torch.cuda.is_available() else 1024)
     """Tokens of a micro-batch, at most. Halved when memory runs out."""
     share_prompts: bool = True
     """Compute the prompt of a group's episodes once. Not done with --gradient-checkpointing, zero3 or fsdp2."""

@@ -13,8 +13,8 @@ data=runs/demo/data
 "$PY" sft_train.py --data $data --policy runs/demo/policy --output-dir runs/demo/warm --max-steps 24 --batch-size 2 \
   --eval-every 12 --answer-tokens 40 --max-turn-tokens 96 --probe-questions 0 --overwrite
 "$PY" grpo_train.py --data $data --policy runs/demo/warm --run-dir runs/demo/run --engine local --batch-size 4 \
-  --num-rollouts 4 --max-turn-tokens 96 --temperature 0.7 --eval-temperature 0.7 --max-steps 6 --eval-every 6 \
-  --eval-questions 24 --learning-rate 2e-4 | tee runs/demo/grpo.log
+  --num-rollouts 4 --max-turn-tokens 96 --temperature 0.7 --eval-temperature 0.7 --max-steps 4 --eval-every 4 \
+  --eval-questions 32 --learning-rate 2e-4 | tee runs/demo/grpo.log
 "$PY" merge_lora.py --lora-model runs/demo/run --output-path runs/demo/merged --overwrite
 
 echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training questions, a policy warm-started," \
