@@ -21,7 +21,7 @@ from core.ppo_models import Actors, attended
 from core.rewriter import Row
 
 Score = Callable[[Sequence[Row], Sequence[Sequence[int]]], list[float]]
-"""The rewards of responses, each a row's: tokens as sampled, eos and what follows it included."""
+"""The rewards of responses, each a row's: tokens as sampled, up to and with eos."""
 Done = Callable[[dict[str, float]], None]
 """Told an update's figures, under TRL's names, when its weights are changed."""
 
@@ -240,7 +240,8 @@ def rollout(actors: Actors, batch: Batch, score: Score, options: PPOOptions) -> 
     last_B = last_places(responses_BR, policy.eos_id)
     places_R = torch.arange(count, device=last_B.device)
     mask_BR, value_mask_BR = places_R <= last_B.unsqueeze(1), places_R <= last_B.unsqueeze(1) + 1
-    scores_B = torch.tensor(score(batch.rows, responses_BR.tolist()), device=last_B.device)
+    said = [tokens[: last + 1] for tokens, last in zip(responses_BR.tolist(), last_B.tolist(), strict=True)]
+    scores_B = torch.tensor(score(batch.rows, said), device=last_B.device)
     kl_BR = (logprobs_BR - torch.cat(reference)).masked_fill(~mask_BR, 0.0)
     values_BR = torch.cat([values for _, values in passes]).masked_fill(~value_mask_BR, 0.0)
     rewards_BR = token_rewards(kl_BR, scores_B, last_B, options.kl_coef)
