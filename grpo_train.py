@@ -97,7 +97,7 @@ class Options:
 
     @property
     def prompts_shared(self) -> bool:
-        update, whole = self.update, self.sharding in ("none", "zero2") and self.sequence_parallel == 1
+        update, whole = self.update, self.sharding == "none" and self.sequence_parallel == 1
         return update.share_prompts and not update.gradient_checkpointing and whole
 
 
@@ -347,9 +347,15 @@ def collect(run: Run, played: PlayedStep, lessons: Lessons, training: Mapping[st
         training={name: value for name, value in training.items() if math.isfinite(value)},
         evaluation=read_evaluations(run.options.run_dir).get(run.step),
         notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
-        seconds=run.phases.take(),
+        seconds=run.phases.take() | waited(episodes),
         memory_gib=peak_memory(),
     )
+
+
+def waited(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Seconds that an episode waited for the engine and for searches, as a mean; both lie within the rollout."""
+    names = ("generate", "search")
+    return {name: sum(episode.seconds.get(name, 0.0) for episode in episodes) / len(episodes) for name in names}
 
 
 def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:

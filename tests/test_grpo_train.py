@@ -136,6 +136,8 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
         assert row.training["mismatch_mean_abs"] < 1e-4
         assert row.training["ratio_mean"] == 1.0
         assert row.episodes["count"] == 24
+        assert {"rollout", "generate", "search", "logprobs", "backward", "publish"} <= set(row.seconds)
+        assert 0 < row.seconds["generate"] <= row.seconds["rollout"]
     assert [row.evaluation is not None for row in stats[:4]] == [True, False, True, False]
     assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
     for name in ("rewards.png", "reward_distribution.png", "config.json", "model.json", "finished"):
