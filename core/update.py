@@ -59,7 +59,7 @@ class UpdateOptions:
     token_budget: int = field(default_factory=lambda: 16384 if torch.cuda.is_available() else 1024)
     """Tokens of a micro-batch, at most. Halved when memory runs out."""
     share_prompts: bool = True
-    """Compute the prompt of a group's episodes once. Not done with --gradient-checkpointing, or where models are cut."""
+    """Compute the prompt of a group's episodes once. Not done with --gradient-checkpointing, or --sharding."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: a third more time, a fraction of the memory."""
 

@@ -351,7 +351,7 @@ def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong
 
 
 def test_sharding_needs_processes(tiny, tmp_path):
-    with pytest.raises(UserError, match="--sharding fsdp2 needs processes to shard over"):
+    with pytest.raises(UserError, match="--sharding fsdp2 needs processes to share the work"):
         grpo_train.main(options_of(tiny, tmp_path / "run", sharding="fsdp2"))
 
 
