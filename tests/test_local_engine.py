@@ -94,7 +94,7 @@ def test_a_second_turn_computes_its_new_tokens_only():
     )
     first = Request((1, 2, 3, 4), 3, (), 1, episode="e")
     [sample] = generate(engine, first)
-    assert seen == [4, 1, 1]
+    assert seen == [(1, 4), (1, 1), (1, 1)]
     seen.clear()
     second = Request((*first.ids, *sample.ids, 9, 8), 1, (), 2, episode="e")
     [again] = generate(engine, second)
