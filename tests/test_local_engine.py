@@ -98,7 +98,7 @@ def test_a_second_turn_computes_its_new_tokens_only():
     seen.clear()
     second = Request((*first.ids, *sample.ids, 9, 8), 1, (), 2, episode="e")
     [again] = generate(engine, second)
-    assert seen == [3]  # the last sampled token, which was never computed, and two new ones
+    assert seen == [(1, 3)]  # the last sampled token, which was never computed, and two new ones
     expected = logprobs_of(tiny_model(), second, again)
     torch.testing.assert_close(torch.tensor(again.logprobs), expected, atol=2e-5, rtol=0)
 
