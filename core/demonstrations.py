@@ -20,19 +20,23 @@ IDLE = frozenset(
         "tell that the there they this to was what when where which who why will with would you your"
     ).split()
 )
+GUESSED_WORDS = 8  # of an answer in a query
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def queries_of(question: Question) -> list[str]:
     """Queries one could look for the answer by, the most telling first.
 
-    Example: "What are the symptoms of gout?", focus "Gout", type "symptoms" gives "Gout symptoms", "symptoms gout",
-    "Gout", and the question itself.
+    The last one guesses how the answer begins, as HyDE does (https://arxiv.org/abs/2212.10496). The policy can't know an
+    answer's words, but it can learn how answers to such questions are put, which is what finds them.
+    Example: "What are the symptoms of gout?", focus "Gout", type "symptoms", answer "A joint hurts and swells." gives
+    "Gout symptoms", "symptoms gout", "Gout", the question itself, and "Gout A joint hurts and swells."
     """
     words = re.findall(r"[\w'-]+", question.question)
     telling = " ".join(word for word in words if word.lower() not in IDLE)
     kind = "" if question.question_type in ("", "information") else question.question_type
-    candidates = [f"{question.focus} {kind}", telling, question.focus, question.question]
+    guess = " ".join(question.answer.split()[:GUESSED_WORDS])
+    candidates = [f"{question.focus} {kind}", telling, question.focus, question.question, f"{question.focus} {guess}"]
     return [query for query in dict.fromkeys(" ".join(candidate.split()) for candidate in candidates) if query]
 
 

@@ -35,8 +35,11 @@ GOUT = Question(
 
 
 def test_queries_by_hand():
-    assert queries_of(GOUT) == ["Gout symptoms", "symptoms gout", "Gout", "What are the symptoms of gout?"]
-    assert queries_of(replace(GOUT, focus="", question_type="information")) == ["symptoms gout", GOUT.question]
+    guess = "It hurts. The toe is red and hot,"
+    assert queries_of(GOUT) == [
+        "Gout symptoms", "symptoms gout", "Gout", "What are the symptoms of gout?", f"Gout {guess}",
+    ]  # fmt: skip
+    assert queries_of(replace(GOUT, focus="", question_type="information")) == ["symptoms gout", GOUT.question, guess]
 
 
 def test_short_answers_are_whole_sentences_where_one_fits():

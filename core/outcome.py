@@ -1,0 +1,38 @@
+"""Outcome: what a way of answering gave for one question, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from core.agent import Agent
+from core.corpus import Question
+from core.episode import Episode
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Example: best of 3 has the best episode, all three in `tried`, and the tokens of the judge in `extra_sampled`."""
+
+    episode: Episode
+    """The one that counts: its answer, and the chunks its searches found."""
+    tried: tuple[Episode, ...]
+    """All that were played for it, this one among them."""
+    extra_sampled: int = 0
+    """Tokens sampled beside episodes: critiques, comparisons, hypothetical passages."""
+    extra_read: int = 0
+    """Tokens those were sampled after."""
+
+    @property
+    def sampled(self) -> int:
+        """Tokens the policy wrote."""
+        return sum(episode.sampled for episode in self.tried) + self.extra_sampled
+
+    @property
+    def read(self) -> int:
+        """Tokens it was given: prompts and results, each counted once in each episode."""
+        return sum(len(episode.ids) - episode.sampled for episode in self.tried) + self.extra_read
+
+
+# A way of answering: plain sampling, a baseline, a test-time strategy. The number is the seed; equal seeds draw equally.
+Strategy = Callable[[Agent, Question, int], Awaitable[Outcome]]
