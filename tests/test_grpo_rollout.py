@@ -241,12 +241,12 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
 def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp_path):
     for step in range(3):
         write_plan(tmp_path, plan_of(rollout.options, list(rollout.by_id["train"]), step))
-    assert grpo_rollout.next_plan(tmp_path, 1) is None  # no adapter at all
+    assert grpo_rollout.next_plan(tmp_path, 1, set()) is None  # no adapter at all
     (tmp_path / "adapters" / "v000000").mkdir(parents=True)
-    assert grpo_rollout.next_plan(tmp_path, 0).version == 0
+    assert grpo_rollout.next_plan(tmp_path, 0, set()).version == 0
     asyncio.run(play_plan(rollout, tmp_path, plan_of(rollout.options, list(rollout.by_id["train"]), 0), "w"))
-    assert grpo_rollout.next_plan(tmp_path, 0) is None
-    assert grpo_rollout.next_plan(tmp_path, 1).version == 1
+    assert grpo_rollout.next_plan(tmp_path, 0, set()) is None
+    assert grpo_rollout.next_plan(tmp_path, 1, set()).version == 1
 
 
 def test_a_plan_for_other_data_is_refused(rollout, tmp_path):

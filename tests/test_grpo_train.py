@@ -115,6 +115,16 @@ def test_episodes_out_of_tokens_are_kept_masked_or_punished():
     assert punished.combined_N.tolist() == [1.0 - 0.5, 0.5 - 0.5]
 
 
+def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
+    episodes = [played("q", n, reward) for n, reward in enumerate([0.2, 0.0, 0.6, 0.4])]
+    lessons = prepare(episodes, UpdateOptions(advantage="dr_grpo", learn_from=2))
+    assert lessons.keep_N.tolist() == [0, 1, 1, 0]
+    low, high = lessons.combined_N[1], lessons.combined_N[2]
+    assert lessons.advantages_N.tolist() == pytest.approx([0, (low - high) / 2, (high - low) / 2, 0])
+    with pytest.raises(UserError, match="learn-from 1"):
+        UpdateOptions(learn_from=1).check()
+
+
 def test_no_usable_episode_is_told():
     with pytest.raises(UserError, match="no episode of this step can be used"):
         prepare([], UpdateOptions())

