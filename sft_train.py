@@ -66,6 +66,8 @@ class Options:
     """Files of episodes to learn from as well."""
     answer_tokens: int = 64
     """The teacher's answers are those of the reference's sentences that the passage shows, up to so many tokens."""
+    guess_words: int = 0
+    """Of the answer's first words, so many stand in a query of the teacher's; so the policy learns to guess them."""
     k: int = 3
     """Passages a search shows."""
     passage_tokens: int = 64
@@ -182,8 +184,11 @@ def make_demonstrations(options: Options, play: Player) -> list[Episode]:
     questions = [q for q in read_questions(options.data / "train.jsonl") if q.relevant_chunk_ids]
     chosen = random.Random(options.seed).sample(questions, min(options.demonstrations, len(questions)))
     taught = asyncio.run(
-        demonstrate(chosen, play.search, play.protocol, options.limits, options.answer_tokens, options.seed)
-    )
+        demonstrate(
+            chosen, play.search, play.protocol, options.limits, options.answer_tokens, options.seed,
+            options.guess_words,
+        )
+    )  # fmt: skip
     print(f"{len(taught)} demonstrations by the teacher, of {len(chosen)} questions")
     own = sample_own(options, chosen, play) if options.rejection_samples else []
     more = [episode for path in options.episodes for episode in read_episodes(path)]

@@ -20,24 +20,29 @@ IDLE = frozenset(
         "tell that the there they this to was what when where which who why will with would you your"
     ).split()
 )
-GUESSED_WORDS = 8  # of an answer in a query
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def queries_of(question: Question) -> list[str]:
     """Queries one could look for the answer by, the most telling first.
 
-    The last one guesses how the answer begins, as HyDE does (https://arxiv.org/abs/2212.10496). The policy can't know an
-    answer's words, but it can learn how answers to such questions are put, which is what finds them.
-    Example: "What are the symptoms of gout?", focus "Gout", type "symptoms", answer "A joint hurts and swells." gives
-    "Gout symptoms", "symptoms gout", "Gout", the question itself, and "Gout A joint hurts and swells."
+    Example: "What are the symptoms of gout?", focus "Gout", type "symptoms" gives "Gout symptoms", "symptoms gout",
+    "Gout", and the question itself.
     """
     words = re.findall(r"[\w'-]+", question.question)
     telling = " ".join(word for word in words if word.lower() not in IDLE)
     kind = "" if question.question_type in ("", "information") else question.question_type
-    guess = " ".join(question.answer.split()[:GUESSED_WORDS])
-    candidates = [f"{question.focus} {kind}", telling, question.focus, question.question, f"{question.focus} {guess}"]
+    candidates = [f"{question.focus} {kind}", telling, question.focus, question.question]
     return [query for query in dict.fromkeys(" ".join(candidate.split()) for candidate in candidates) if query]
+
+
+def guess_of(question: Question, words: int) -> str:
+    """A query that guesses how the answer begins, as HyDE does, https://arxiv.org/abs/2212.10496; empty for no words.
+
+    The policy can't know an answer's words, but it can learn how answers to such questions are put, which finds them.
+    Example: focus "Gout", answer "A joint hurts and swells.", 3 words: "Gout A joint hurts".
+    """
+    return " ".join([question.focus, *question.answer.split()[:words]]).strip() if words else ""
 
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
@@ -63,17 +68,18 @@ def readable(answer: str, passage: str) -> str:
     return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
 
 
-def plan(ranks: Mapping[str, int | None], choose: random.Random) -> list[str] | None:
+def plan(ranks: Mapping[str, int | None], choose: random.Random, guess: str = "") -> list[str] | None:
     """The teacher's queries, given at which place each candidate finds a chunk that answers; None if none does.
 
-    One that finds it best, or, for a tenth of the questions where another one does not find it, first that one: so the
-    policy sees that it may search again. (At a third, a small model learns to search on and on.)
+    One that finds it best, the guess if it does, and for a tenth of the questions where another one does not find it,
+    first that one: so the policy sees that it may search again. (At a third, a small model learns to search on and on.)
     """
     good = {query: rank for query, rank in ranks.items() if rank is not None}
     bad = [query for query, rank in ranks.items() if rank is None]
     if not good:
         return None
-    query = choose.choice([query for query, rank in good.items() if rank == min(good.values())])
+    best = [query for query, rank in good.items() if rank == min(good.values())]
+    query = guess if guess in best else choose.choice(best)
     return [choose.choice(bad), query] if bad and choose.random() < 0.1 else [query]
 
 
@@ -101,17 +107,18 @@ class Teacher:
 
 async def demonstrate(
     questions: Sequence[Question], search_many: Callable[[Sequence[str]], Sequence[Sequence[Found]]],
-    protocol: Protocol, limits: Limits, answer_tokens: int, seed: int,
+    protocol: Protocol, limits: Limits, answer_tokens: int, seed: int, guess_words: int = 0,
 ) -> list[Episode]:  # fmt: skip
     """A well-formed episode that finds the answer for each question where a query does."""
-    candidates = {question.id: queries_of(question) for question in questions}
+    guesses = {question.id: guess_of(question, guess_words) for question in questions}
+    candidates = {q.id: [*queries_of(q), *filter(None, [guesses[q.id]])] for q in questions}
     queries = sorted({query for several in candidates.values() for query in several})
     found = dict(zip(queries, search_many(queries), strict=True))
     choose = random.Random(seed)
     turns, played = {}, []
     for question in questions:
         ranks = {query: first_relevant(found[query], question) for query in candidates[question.id]}
-        searches = plan(ranks, choose)
+        searches = plan(ranks, choose, guesses[question.id])
         if searches and len(searches) < limits.max_turns:
             place = ranks[searches[-1]] or 0
             hit = found[searches[-1]][place - 1]

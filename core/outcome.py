@@ -34,5 +34,5 @@ class Outcome:
         return sum(len(episode.ids) - episode.sampled for episode in self.tried) + self.extra_read
 
 
-# A way of answering: plain sampling, a baseline, a test-time strategy. The number is the seed; equal seeds draw equally.
+# A way of answering: plain sampling, a baseline, a test-time strategy. The number is the seed.
 Strategy = Callable[[Agent, Question, int], Awaitable[Outcome]]

@@ -16,7 +16,7 @@ from core.agent import Limits
 from core.answer_scores import token_f1
 from core.checkpoint import checkpoints
 from core.corpus import Document, Question, write_jsonl
-from core.demonstrations import accepted, plan, queries_of, readable, short_answer
+from core.demonstrations import accepted, guess_of, plan, queries_of, readable, short_answer
 from core.episode import read_episodes
 from core.errors import UserError
 from core.packing import pack
@@ -35,11 +35,17 @@ GOUT = Question(
 
 
 def test_queries_by_hand():
-    guess = "It hurts. The toe is red and hot,"
-    assert queries_of(GOUT) == [
-        "Gout symptoms", "symptoms gout", "Gout", "What are the symptoms of gout?", f"Gout {guess}",
-    ]  # fmt: skip
-    assert queries_of(replace(GOUT, focus="", question_type="information")) == ["symptoms gout", GOUT.question, guess]
+    assert queries_of(GOUT) == ["Gout symptoms", "symptoms gout", "Gout", "What are the symptoms of gout?"]
+    assert queries_of(replace(GOUT, focus="", question_type="information")) == ["symptoms gout", GOUT.question]
+
+
+def test_a_guess_by_hand():
+    assert guess_of(GOUT, 4) == "Gout It hurts. The toe"
+    assert guess_of(replace(GOUT, focus=""), 2) == "It hurts."
+    assert guess_of(GOUT, 0) == ""
+    ranks = {"a": 1, "b": 1, "guess": 1}
+    assert {tuple(plan(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
+    assert plan({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
 
 
 def test_short_answers_are_whole_sentences_where_one_fits():
