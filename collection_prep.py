@@ -1,0 +1,86 @@
+"""Stage 1 for a standard test collection: BEIR's folder, or TREC's files, becomes a data folder for all other stages.
+
+    python collection_prep.py --collection scifact --output-dir data/scifact
+    python collection_prep.py --corpus docs.jsonl --queries topics.tsv --qrels qrels.txt --output-dir data/covid
+    python evaluate.py --data data/scifact --policies models/warm
+
+Reads local files only (core/collection.py has their forms). Writes into --output-dir what data_prep.py writes:
+documents.jsonl, store/, eval.jsonl (queries of --split), train.jsonl (of --train-split; empty where the collection has
+none), rewriter/; and qrels/eval.tsv and train.tsv, the judgements of documents with their grades, by which evaluate.py
+then measures: documents rather than chunks, so that its figures mean what the collection's own do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from core.collection import Collection, questions_of, read_beir, read_collection, write_qrels
+from core.corpus import Question, write_jsonl
+from core.errors import UserError, run_script
+from core.rewriter_data import export_rewriter_data
+from core.store_card import StoreOptions
+from document_store import DocumentStore
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which collection, and where to."""
+
+    output_dir: Path
+    """Folder for everything that is made."""
+    collection: Path | None = None
+    """Folder in BEIR's layout; or name the three files."""
+    corpus: Path | None = None
+    """Documents: .jsonl of _id, title, text, or .tsv of id and text."""
+    queries: Path | None = None
+    """Queries: .jsonl of _id and text, or .tsv of id and text."""
+    qrels: Path | None = None
+    """Judgements, of TREC's form or BEIR's."""
+    split: str = "test"
+    """Of a folder: whose queries become eval.jsonl."""
+    train_split: str = "train"
+    """Of a folder: whose queries become train.jsonl, if it has them."""
+    store: StoreOptions = field(default_factory=StoreOptions)
+
+    def check(self) -> None:
+        """Fail before anything is read."""
+        files = (self.corpus, self.queries, self.qrels)
+        if bool(self.collection) == any(files) or (any(files) and not all(files)):
+            raise UserError("give --collection FOLDER, or --corpus, --queries and --qrels, each a file")
+        if self.split == self.train_split:
+            raise UserError(f"--split and --train-split are both {self.split}: nothing would be held out")
+
+
+def main(options: Options) -> None:
+    options.check()
+    collection = read(options)
+    for problem in collection.problems[:20]:
+        print(problem)
+    out = options.output_dir
+    write_jsonl(out / "documents.jsonl", collection.documents)
+    store = DocumentStore.build(out / "store", collection.documents, options.store)
+    questions: dict[str, list[Question]] = {"eval": [], "train": []}
+    for name, split in (("eval", options.split), ("train", options.train_split)):
+        if split in collection.judgements:
+            questions[name] = questions_of(collection, split, store.chunks)
+            write_qrels(out / "qrels" / f"{name}.tsv", collection.judgements[split])
+        write_jsonl(out / f"{name}.jsonl", questions[name])
+    export_rewriter_data(out / "rewriter", store.chunks, questions["train"], questions["eval"])
+    print(
+        f"{out}: {len(collection.documents)} documents, {len(store.chunks)} chunks, {len(questions['eval'])} eval and "
+        f"{len(questions['train'])} training questions; {len(collection.problems)} lines with problems"
+    )
+
+
+def read(options: Options) -> Collection:
+    if options.collection:
+        return read_beir(options.collection, (options.split, options.train_split))
+    assert options.corpus
+    assert options.queries
+    assert options.qrels
+    return read_collection(options.corpus, options.queries, {options.split: options.qrels})
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)

@@ -1,0 +1,371 @@
+"""Stage 6: policies beside baselines and test-time strategies, on held-out questions, with intervals and costs.
+
+    python evaluate.py --data data --policies warm=models/warm trained=runs/grpo
+    python evaluate.py --data data --policies runs/grpo --systems plain_rag single hyde --questions 500
+    python evaluate.py --data data/scifact --policies models/merged      a test collection, by collection_prep.py
+
+Reads: --data (store and eval.jsonl of data_prep.py or collection_prep.py; a collection's qrels/ if it has them) and
+policies: folders with adapters, of which the newest counts, or plain models (a base, a merged one, a hub name). Every
+system of SYSTEMS, which you may add to, plays every question; the first policy's first system is what the others are
+compared with. Samples through vLLM servers (--urls) or in this process.
+
+Writes into --output-dir: eval.json (its schema is in core/evaluation.py), per_question.jsonl, table.md, eval.png,
+episodes/<policy>/<system>.jsonl (every episode), outcomes/ (which of them count, what they cost). A killed evaluation
+goes on where it was; policies, systems and questions may be added to one that is done, which keeps what was played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from core import baselines
+from core.adapters import newest_adapter
+from core.agent import Agent, BatchedSearch, Found, Limits
+from core.collection import read_qrels
+from core.corpus import Question, read_questions, replacing, write_jsonl
+from core.embedder import Embedder
+from core.engines import Engine, EngineError, Sampling
+from core.errors import UserError, check_at_least_one, run_script
+from core.eval_plots import draw_evaluation
+from core.evaluation import SCHEMA, Measured, markdown, per_question, print_rows, summary
+from core.measures import Grades, grades_of, measured
+from core.models import resolve_model
+from core.outcome import Strategy
+from core.outcome_log import OutcomeLog
+from core.policy import PolicyCard, load_base, load_tokenizer, read_policy_card
+from core.protocol import Protocol
+from core.rewards import RewardFunction
+from core.rollout_view import RolloutView
+from core.store_card import NO_EMBEDDER
+from core.vllm_engine import ServerOptions, VLLMEngine
+from document_store import DocumentStore, Mode
+from grpo_rollout import answers, get_answer_similarity, get_format_reward, get_reward_functions
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for every policy; strategies are made of it."""
+
+    options: Options
+    store: DocumentStore
+    questions: list[Question]
+    grades: list[Grades]
+    by_document: bool
+    """What was found is counted in documents, as `grades` are of them."""
+    embedder: Embedder
+
+    @property
+    def rewards(self) -> dict[str, RewardFunction]:
+        """The training's. They look at reference answers: what scores by them at test time is an upper bound."""
+        return get_reward_functions(self.embedder)
+
+    def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
+        return self.store.search(queries, self.options.k, self.options.mode)
+
+
+# What can be evaluated, by the name that --systems calls it: a line makes a strategy. Add your own.
+SYSTEMS: dict[str, Callable[[Setting], Strategy]] = {
+    "plain_rag": lambda _: baselines.plain_rag,
+    "no_retrieval": lambda _: baselines.no_retrieval,
+    "hyde": lambda _: baselines.hyde,
+    "rewrite": lambda _: baselines.rewrite,
+    "single": lambda _: baselines.single,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is evaluated, on what, and how."""
+
+    data: Path = Path("data")
+    """Folder that data_prep.py or collection_prep.py wrote."""
+    policies: tuple[str, ...] = ("models/policy",)
+    """Policy or run folders, plain models' folders or hub names; name=folder calls it so in the table."""
+    systems: tuple[str, ...] = ("plain_rag", "no_retrieval", "hyde", "single")
+    """Ways of answering, by their names in SYSTEMS; the first is the reference."""
+    output_dir: Path = Path("runs/eval")
+    """Folder for everything that is made."""
+    questions: int = 200
+    """How many, chosen at random by --seed; a greater number adds to a smaller one. 0: all."""
+    split: Literal["eval", "train"] = "eval"
+    """Whose questions."""
+    cutoffs: tuple[int, ...] = (3, 10)
+    """The k of recall@k and nDCG@k."""
+    engine: Literal["auto", "vllm", "local"] = "auto"
+    """What samples: vLLM servers, or this process; auto takes the servers where one answers."""
+    server: ServerOptions = field(default_factory=ServerOptions)
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
+    limits: Limits = field(default_factory=Limits)
+    at_once: int = 16
+    """Questions played at the same time; in this process also how many sequences are sampled in one batch."""
+    k: int = 3
+    """Passages a search shows, of the agent's and of the baselines'."""
+    passage_tokens: int = 64
+    """Tokens of each passage shown."""
+    mode: Mode = "hybrid"
+    """How the store is searched."""
+    seed: int = 0
+    """Of the choice of questions and of sampling."""
+
+    def check(self) -> None:
+        """Fail before anything is loaded."""
+        self.limits.check()
+        self.sampling.check()
+        check_at_least_one(self, "at_once", "k", "passage_tokens")
+        if self.questions < 0 or not self.cutoffs or min(self.cutoffs) < 1:
+            raise UserError("--questions must be at least 0, and --cutoffs one or more numbers of at least 1")
+        unknown = [name for name in self.systems if name not in SYSTEMS]
+        if unknown or not self.systems:
+            raise UserError(f"--systems {' '.join(unknown)}: choose among {', '.join(SYSTEMS)}")
+        if not self.policies or len(self.sources) < len(self.policies):
+            raise UserError(f"--policies {' '.join(self.policies)}: give each a name of its own, as name=folder")
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each policy comes from, by its name. Example: warm=models/warm; models/warm is called warm too."""
+        pairs = (text.partition("=") for text in self.policies)
+        return {name if eq else Path(name).name: source if eq else name for name, eq, source in pairs}
+
+
+# What one and the same output folder may be called again with: it changes nothing of what was played before.
+FREE = ("policies", "systems", "output_dir", "questions", "cutoffs", "engine", "server", "at_once")
+
+
+def main(options: Options) -> None:
+    options.check()
+    with held(options):
+        setting = open_setting(options)
+        policies = [open_policy(name, source, options) for name, source in options.sources.items()]
+        asyncio.run(play_all(policies, setting))
+        report(policies, setting)
+
+
+@contextmanager
+def held(options: Options) -> Iterator[None]:
+    """Hold the output folder for this process, and refuse to mix episodes that were played under other options."""
+    out = options.output_dir
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{out} is being written by another evaluation; give another --output-dir") from error
+        now = {n: v for n, v in json.loads(json.dumps(asdict(options), default=str)).items() if n not in FREE}
+        before = json.loads((out / "config.json").read_text()) if (out / "config.json").exists() else now
+        changed = [name for name in now if now[name] != before.get(name)]
+        if changed:
+            name = changed[0]
+            was = f"{name} {before.get(name)}, not {now[name]}"
+            raise UserError(f"{out} was begun with {was}; give that, or another --output-dir")
+        with replacing(out / "config.json") as file:
+            json.dump(now, file, indent=1)
+        yield
+
+
+def open_setting(options: Options) -> Setting:
+    path = options.data / f"{options.split}.jsonl"
+    if not path.exists():
+        raise UserError(f"{path} is missing; make it with data_prep.py or collection_prep.py")
+    questions = choose([q for q in read_questions(path) if q.relevant_chunk_ids], options.questions, options.seed)
+    if not questions:
+        raise UserError(f"{path} has no question with a chunk that answers it")
+    store = DocumentStore.open(options.data / "store")
+    qrels = options.data / "qrels" / f"{options.split}.tsv"
+    judgements = read_qrels(qrels) if qrels.exists() else None
+    grades = grades_of(questions) if judgements is None else [judgements.get(q.id, {}) for q in questions]
+    embedder = store.embedder if store.options.embedder != NO_EMBEDDER else Embedder()
+    return Setting(options, store, questions, grades, judgements is not None, embedder)
+
+
+def choose(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
+    """So many of them in an order by the seed: of 100 and 200, the 100 are the first of the 200."""
+    drawn = sorted(questions, key=lambda question: question.id)
+    random.Random(seed).shuffle(drawn)
+    return drawn[: count or None]
+
+
+# Policies
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model, with an adapter or without."""
+
+    name: str
+    card: PolicyCard
+    adapter: Path | None
+
+    @property
+    def version(self) -> str:
+        return self.adapter.name if self.adapter else "base"
+
+
+def open_policy(name: str, source: str, options: Options) -> Policy:
+    """The policy as it was when its first episode was played, which policies.json remembers."""
+    folder, path = Path(source), options.output_dir / "policies.json"
+    known: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+    if (folder / "model.json").is_file():
+        version = known.get(name, {}).get("adapter", "")
+        adapter = folder / "adapters" / version if version else newest_adapter(folder)
+        policy = Policy(name, read_policy_card(folder), adapter)
+    else:
+        base = resolve_model(source)
+        policy = Policy(name, PolicyCard(folder, base, base, quantized=False), None)
+    now = {"source": source, "adapter": policy.adapter.name if policy.adapter else "", "sha256": digest(policy.adapter)}
+    if known.setdefault(name, now) != now:
+        was = f"{known[name]['source']} {known[name]['adapter']}".strip()
+        told = f"{path} knows {name} as {was} with other weights"
+        raise UserError(f"{told}; give it another name, or another --output-dir")
+    with replacing(path) as file:
+        json.dump(known, file, indent=1)
+    return policy
+
+
+def digest(adapter: Path | None) -> str:
+    """Of an adapter's weights: a folder may be trained anew under its old name."""
+    weights = adapter / "adapter_model.safetensors" if adapter else None
+    return hashlib.sha256(weights.read_bytes()).hexdigest()[:16] if weights and weights.is_file() else ""
+
+
+@asynccontextmanager
+async def open_engine(policy: Policy, options: Options) -> AsyncIterator[Engine]:
+    """What samples a policy's tokens; the servers must serve its base."""
+    server = options.server
+    if not server.api_key:
+        server = replace(server, api_key=os.environ.get("VLLM_API_KEY", ""))
+    engine: Engine
+    if options.engine == "vllm" or (options.engine == "auto" and answers(server)):
+        async with VLLMEngine(server) as engine:
+            await load_adapter(engine, policy)
+            yield engine
+    else:
+        from core.local_engine import LocalEngine  # takes seconds: only where it samples
+
+        engine = LocalEngine(load_base(policy.card, dequantize=True), min(64, options.at_once))
+        await load_adapter(engine, policy)
+        yield engine
+
+
+async def load_adapter(engine: Engine, policy: Policy) -> None:
+    if policy.adapter:
+        await engine.load_adapter(f"{policy.name}-{policy.version}", policy.adapter)
+
+
+# Playing
+
+
+async def play_all(policies: Sequence[Policy], setting: Setting) -> None:
+    """What was not played yet; a policy of which nothing is missing is not loaded."""
+    options = setting.options
+    for policy in policies:
+        missing = {}
+        for system in options.systems:
+            log = log_of(policy, system, options)
+            done = log.open()
+            missing[system] = [question for question in setting.questions if question.id not in done]
+        if not any(missing.values()):
+            continue
+        protocol = Protocol(load_tokenizer(policy.card), options.passage_tokens)
+        async with open_engine(policy, options) as engine:
+            search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))
+            agent = Agent(engine, protocol, search, options.limits, options.sampling)
+            for system, questions in missing.items():
+                strategy = SYSTEMS[system](setting)
+                await play(strategy, agent, questions, log_of(policy, system, options), options)
+
+
+async def play(
+    strategy: Strategy, agent: Agent, questions: Sequence[Question], log: OutcomeLog, options: Options
+) -> None:
+    """Play questions, a few at once, and write down each as it ends."""
+    gate, failed, last = asyncio.Semaphore(options.at_once), list[str](), time.perf_counter()
+
+    async def one(question: Question) -> None:
+        nonlocal last
+        async with gate:
+            started = time.perf_counter()
+            try:
+                outcome = await strategy(agent, question, options.seed)
+            except EngineError as error:
+                failed.append(str(error))
+                return
+        # An answer that a server's end cut short says nothing of the policy: it is played when the command is repeated.
+        causes = [episode.cause for episode in outcome.tried if episode.stop == "engine"]
+        if causes:
+            failed.append(causes[0])
+            return
+        now = time.perf_counter()
+        log.append(outcome, now - started, now - last)
+        last = now
+        view.played(outcome.episode)
+
+    if questions:
+        with RolloutView(log.name, len(questions)) as view:
+            await asyncio.gather(*map(one, questions))
+    if failed:
+        what = f"{log.name}: {len(failed)} of {len(questions)} questions were not played ({failed[0]})"
+        raise UserError(f"{what}; run the same command again to play them")
+
+
+def log_of(policy: Policy, system: str, options: Options) -> OutcomeLog:
+    return OutcomeLog(options.output_dir, f"{policy.name}/{system}")
+
+
+# The report
+
+
+def report(policies: Sequence[Policy], setting: Setting) -> None:
+    """Measure what was played, and write and show what comes of it."""
+    options, questions = setting.options, setting.questions
+    functions = reward_functions(setting)
+    systems = []
+    for policy in policies:
+        for system in options.systems:
+            of_question = log_of(policy, system, options).results()
+            results = [of_question[question.id] for question in questions]
+            arrays = measured(
+                results, questions, setting.grades, options.cutoffs, functions, by_document=setting.by_document
+            )
+            systems.append(Measured(policy.name, system, policy.version, arrays))
+    rows = summary(systems, questions)
+    unit = "document" if setting.by_document else "chunk"
+    title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, found by {unit}s"
+    whole = {
+        "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
+        "reference": rows[0]["name"], "options": asdict(options), "systems": rows,
+    }  # fmt: skip
+    whole["options"]["server"].pop("api_key")
+    out = options.output_dir
+    write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
+    with replacing(out / "eval.json") as file:
+        json.dump(whole, file, indent=1, default=str, allow_nan=False)
+    with replacing(out / "table.md") as file:
+        file.write(markdown(rows, title))
+    draw_evaluation(rows, out / "eval.png")
+    print_rows(rows, title)
+    print(f"{out / 'eval.json'}, {out / 'table.md'} and {out / 'eval.png'} have all of it")
+
+
+def reward_functions(setting: Setting) -> Mapping[str, RewardFunction]:
+    """What the training rewards, where it makes sense: similarity needs reference answers."""
+    functions: dict[str, RewardFunction] = {"format": get_format_reward}
+    if any(question.answer.strip() for question in setting.questions):
+        similarity = partial(get_answer_similarity, embedder=setting.embedder)
+        functions = {"answer_similarity": similarity} | functions
+    return functions
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)
