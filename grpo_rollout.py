@@ -31,7 +31,7 @@ from core.adapters import newest_adapter, versions
 from core.agent import Agent, BatchedSearch, Found, Limits
 from core.answer_scores import token_f1
 from core.claims import Claims
-from core.corpus import Question, read_questions
+from core.corpus import Question, read_answerable
 from core.embedder import Embedder
 from core.engines import Engine, Sampling
 from core.episode import Episode, append_episodes
@@ -172,13 +172,13 @@ class Rollout:
     def __init__(self, options: RolloutOptions, engine: Engine, protocol: Protocol, store: DocumentStore) -> None:
         self.options, self.engine, self.protocol, self.store = options, engine, protocol, store
         train = options.data / "train.jsonl"
-        self.questions = [q for q in read_questions(train) if q.relevant_chunk_ids]
+        self.questions = read_answerable(train)
         if not self.questions:
             raise UserError(f"{train} has no question with a chunk that answers it")
         held_out = options.data / "eval.jsonl"
         self.by_id = {
             "train": {q.id: q for q in self.questions},
-            "eval": {q.id: q for q in (read_questions(held_out) if held_out.exists() else []) if q.relevant_chunk_ids},
+            "eval": {q.id: q for q in (read_answerable(held_out) if held_out.exists() else [])},
         }
         self.functions = get_reward_functions(store.embedder if store.options.embedder != NO_EMBEDDER else Embedder())
         self.try_rewards()

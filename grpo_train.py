@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from core.adapters import adapter_path, newest_adapter
-from core.corpus import read_questions
+from core.corpus import read_answerable
 from core.episode import Episode
 from core.errors import UserError, check_at_least_one, run_script
 from core.guards import GuardOptions, fault_of
@@ -216,8 +216,8 @@ def open_run(options: Options, learner: Learner) -> Run:
     """As the last checkpoint left it."""
     step, kept = learner.load(options.run_dir / "state") or (0, {"spreads": {}, "guarded_from": 0, "rollbacks": 0})
     history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
-    train_questions = [q.id for q in read_questions(options.rollout.data / "train.jsonl") if q.relevant_chunk_ids]
-    held_out = [q.id for q in read_questions(options.rollout.data / "eval.jsonl") if q.relevant_chunk_ids]
+    train_questions = [question.id for question in read_answerable(options.rollout.data / "train.jsonl")]
+    held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
     chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
     if options.eval_every and not chosen:
         raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
@@ -343,7 +343,7 @@ def collect(run: Run, played: PlayedStep, lessons: Lessons, training: Mapping[st
             "flat": lessons.flat,
             "replaced": len(lessons.rewards_by_question()) - len(played.plan.questions),
         },
-        episodes=figures_of(episodes) | {"stale": played.stale},
+        episodes=figures_of(episodes, played.stale),
         stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
         faults=dict(sorted(Counter(fault for e in episodes for fault in e.faults).items())),
         training={name: value for name, value in training.items() if math.isfinite(value)},
@@ -360,7 +360,7 @@ def waited(episodes: Sequence[Episode]) -> dict[str, float]:
     return {name: sum(episode.seconds.get(name, 0.0) for episode in episodes) / len(episodes) for name in names}
 
 
-def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:
+def figures_of(episodes: Sequence[Episode], stale: int) -> EpisodeFigures:
     count = len(episodes)
     return {
         "count": count,
@@ -369,7 +369,7 @@ def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:
         "turns": sum(len(e.turns) for e in episodes) / count,
         "sampled_tokens": sum(e.sampled for e in episodes) / count,
         "tokens": sum(len(e.ids) for e in episodes) / count,
-        "stale": 0,
+        "stale": stale,
     }
 
 

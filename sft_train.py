@@ -32,7 +32,7 @@ from core.adapters import adapter_path, newest_adapter, publish_adapter
 from core.agent import Agent, BatchedSearch, Found, Limits
 from core.answer_scores import token_f1
 from core.checkpoint import load_checkpoint, save_checkpoint
-from core.corpus import Question, read_questions, replacing, write_jsonl
+from core.corpus import Question, read_answerable, read_questions, replacing, write_jsonl
 from core.demonstrations import accepted, demonstrate
 from core.engines import Sampling
 from core.episode import Episode, append_episodes, read_episodes
@@ -181,7 +181,7 @@ def get_demonstrations(options: Options, play: Player) -> list[Episode]:
 
 
 def make_demonstrations(options: Options, play: Player) -> list[Episode]:
-    questions = [q for q in read_questions(options.data / "train.jsonl") if q.relevant_chunk_ids]
+    questions = read_answerable(options.data / "train.jsonl")
     chosen = random.Random(options.seed).sample(questions, min(options.demonstrations, len(questions)))
     taught = asyncio.run(
         demonstrate(

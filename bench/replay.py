@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from core.agent import Limits
-from core.corpus import Question, read_questions
+from core.corpus import Question, read_answerable
 from core.demonstrations import demonstrate
 from core.engines import Request, Sampling
 from core.episode import Episode
@@ -19,7 +19,7 @@ from document_store import DocumentStore
 def teacher_episodes(data: Path, protocol: Protocol, count: int, k: int = 3) -> tuple[list[Question], list[Episode]]:
     """So many questions with an episode each; questions are repeated where there are too few."""
     store = DocumentStore.open(data / "store")
-    questions = [question for question in read_questions(data / "train.jsonl") if question.relevant_chunk_ids]
+    questions = read_answerable(data / "train.jsonl")
     episodes = asyncio.run(
         demonstrate(questions[: 2 * count], lambda queries: store.search(queries, k), protocol, Limits(), 64, 0)
     )

@@ -120,6 +120,11 @@ def read_questions(path: Path) -> list[Question]:
     return [Question(**_fields(row, Question, path, number)) for number, row in json_lines(path)]
 
 
+def read_answerable(path: Path) -> list[Question]:
+    """Those of them that some chunk of the store answers: only these can be searched for."""
+    return [question for question in read_questions(path) if question.relevant_chunk_ids]
+
+
 def _fields(row: Any, kind: type, path: Path, number: int) -> dict[str, Any]:
     """The fields of `kind` in a row; unknown keys are left aside, so that newer files stay readable."""
     names = [field.name for field in fields(kind)]

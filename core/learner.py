@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm).item()
-        if torch.isfinite(torch.tensor(norm)):
+        if math.isfinite(norm):
             self.optimizer.step()
         self.forget()
         return norm

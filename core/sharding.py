@@ -507,12 +507,15 @@ class ShardedLearner(Learner):
         """The adapter as PEFT writes it."""
         from peft import get_peft_model_state_dict
 
-        whole = dict(zip(self.names, (value[0] for value in self.shards.gather()), strict=True))
+        whole = self._whole()
         state: dict[str, Tensor] = get_peft_model_state_dict(self.policy, whole, save_embedding_layers=False)
         return state
 
+    def _whole(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, (value[0] for value in self.shards.gather()), strict=True))
+
     def publish(self, folder: Path, version: int) -> Path:
-        whole = dict(zip(self.names, (value[0] for value in self.shards.gather()), strict=True))
+        whole = self._whole()
         with self._first_writes():
             if self.rank == 0:
                 publish_adapter(_Whole(self.policy, whole), folder, version)
