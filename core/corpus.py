@@ -79,7 +79,10 @@ def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]
         yield partial
         if overwrite and folder.exists():
             shutil.rmtree(folder)
+        # safetensors lets nobody but the owner read what it wrote; a server beside the trainer is another user.
         partial.chmod(0o755)
+        for path in partial.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

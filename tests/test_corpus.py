@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from bench.report import Bar, finish
-from core.corpus import Document, Question, clean, json_lines, read_documents, read_questions, replacing, write_jsonl
+from core.corpus import (
+    Document,
+    Question,
+    clean,
+    json_lines,
+    read_documents,
+    read_questions,
+    replacing,
+    replacing_folder,
+    write_jsonl,
+)
 from core.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,3 +82,12 @@ def test_a_script_ends_with_one_line_and_a_status(tmp_path):
         )
         assert done.returncode == 1
         assert done.stderr.startswith(says)
+
+
+def test_what_is_published_can_be_read_by_other_users(tmp_path):
+    with replacing_folder(tmp_path / "made") as partial:
+        (partial / "inside").mkdir()
+        (partial / "inside" / "weights").write_text("w")
+        (partial / "inside" / "weights").chmod(0o600)  # as safetensors leaves it
+    paths = [tmp_path / "made", tmp_path / "made" / "inside", tmp_path / "made" / "inside" / "weights"]
+    assert [path.stat().st_mode & 0o777 for path in paths] == [0o755, 0o755, 0o644]

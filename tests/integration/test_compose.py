@@ -42,7 +42,7 @@ class Stack:
         settings = {
             "VLLM_API_KEY": self.key, "VLLM_PORT": port, "DATASET": "sample", "WARM_STEPS": 8, "LORA_RANK": 8,
             "MAX_STEPS": STEPS, "BATCH_SIZE": QUESTIONS, "NUM_ROLLOUTS": SAMPLES, "MAX_TURNS": 2,
-            "MAX_TURN_TOKENS": 32, "MAX_TOKENS": 1024, "MAX_STALENESS": 0, "KV_GIB": 1,
+            "MAX_TURN_TOKENS": 64, "MAX_TOKENS": 1024, "MAX_STALENESS": 0, "KV_GIB": 1,
             "WARM_ARGS": "--batch-size 2 --eval-every 8 --probe-questions 0 --answer-tokens 24 --demonstrations 40",
             "TRAIN_ARGS": "--on-collapse warn",
         }  # fmt: skip
