@@ -1,0 +1,68 @@
+"""Steps an hour of a run whose rollouts go ahead, beside one in lock-step; and what both learnt.
+
+    python bench/asynchronous.py runs/lockstep runs/ahead
+
+Both are finished runs of the same stack, MAX_STALENESS=0 and 1. Time is counted by the wall, from the statistics of the
+second step to those of the last: the first waits for servers to start.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import tyro
+
+from bench.report import Bar, finish
+from core.errors import UserError, run_script
+from core.intervals import bootstrapped
+from core.run_stats import StepStats, read_stats
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a run came to."""
+
+    steps: int
+    per_hour: float
+    reward: list[float]
+    """Of every episode of the last third of its steps."""
+    stale: int
+    """Episodes that were dropped as too old."""
+    behind: float
+    """Share of the steps that were played with an older adapter than their own."""
+
+
+def pace_of(folder: Path) -> Pace:
+    stats = read_stats(folder)
+    if len(stats) < 3:
+        raise UserError(f"{folder} has {len(stats)} steps; at least 3 are needed to tell its pace")
+    ended = [(folder / f"training_stats_{row.step}.json").stat().st_mtime for row in stats]
+    last: list[StepStats] = stats[-max(1, len(stats) // 3) :]
+    return Pace(
+        len(stats),
+        3600 * (len(stats) - 2) / (ended[-1] - ended[1]),
+        [reward for row in last for reward in row.rewards["overall"]],
+        sum(int(row.episodes["stale"]) for row in stats),
+        float(np.mean([int(row.adapter[1:]) < row.step for row in stats])),
+    )
+
+
+def main(lockstep: tyro.conf.Positional[Path], ahead: tyro.conf.Positional[Path]) -> None:
+    paces = {folder: pace_of(folder) for folder in (lockstep, ahead)}
+    for folder, pace in paces.items():
+        reward = bootstrapped(pace.reward)
+        print(
+            f"{folder.name:12} {pace.steps} steps, {pace.per_hour:6.1f} an hour; reward of the last third "
+            f"{reward['mean']:.3f} ({reward['low']:.3f} to {reward['high']:.3f}); {pace.behind:.0%} of the steps by an "
+            f"older adapter; {pace.stale} episodes dropped"
+        )
+    finish([Bar("ahead / lock-step steps an hour", paces[ahead].per_hour / paces[lockstep].per_hour, 1)])
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)
