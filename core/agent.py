@@ -7,12 +7,13 @@ same time, and the searches that wait at the same time are answered as one batch
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from typing import Protocol as Interface
 
 from core.corpus import Question
@@ -91,6 +92,20 @@ class BatchedSearch:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn's tokens; of mask 0 are those that were put into the policy's mouth."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Literal["stop", "length"]
+
+
+# Says an episode's next turn, of at most so many tokens, by a seed.
+Speak = Callable[["Growing", int, int], Awaitable[Said]]
+
+
 @dataclass(frozen=True)
 class Agent:
     """A policy with a search tool."""
@@ -101,44 +116,60 @@ class Agent:
     limits: Limits = field(default_factory=Limits)
     sampling: Sampling = field(default_factory=Sampling)
 
-    async def play(self, question: Question, sample: int = 0, seed: int = 0) -> Episode:
+    async def play(self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None) -> Episode:
         """One episode; equal seeds and samples draw equal tokens."""
-        episode = _Growing(f"{question.id}/{sample}", self.protocol.prompt(question.question), self.engine.adapter)
-        stop: Stop = "turns"
-        for number in range(self.limits.max_turns):
-            room = min(self.limits.max_turn_tokens, self.limits.max_tokens - len(episode.ids))
-            if room < 1:
-                stop = "tokens"
-                break
-            try:
-                sampled = await self._sample(episode, room, turn_seed(seed, episode.id, number))
-            except EngineError as error:
-                episode.cause, stop = str(error), "engine"
-                break
-            reading = self._read(sampled.ids)
-            episode.add_sampled(sampled, reading)
-            if sampled.finish == "length":
-                stop = "turn_tokens" if room == self.limits.max_turn_tokens else "tokens"
-                break
-            if reading.answer is not None:
-                stop = "answer"
-                break
-            if number + 1 == self.limits.max_turns:  # nobody would read a result
-                break
-            if not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # it was told so in vain
-                stop = "no_action"
-                break
-            given = self.protocol.join(await self._results(reading, episode), sampled.ids[-1])
-            if len(episode.ids) + len(given) >= self.limits.max_tokens:
-                stop = "tokens"
-                break
-            episode.add_given(given)
-        self.engine.release(episode.id)
-        return episode.finished(question.id, stop, self.protocol)
+        episode = self.begin(question, f"{question.id}/{sample}")
+        while not episode.stop:
+            await self.step(episode, seed, speak)
+        return self.finish(episode)
 
-    async def _sample(self, episode: _Growing, room: int, seed: int) -> Sample:
+    def begin(self, question: Question, name: str) -> Growing:
+        """An episode before its first turn."""
+        return Growing(name, question.id, self.protocol.prompt(question.question), self.engine.adapter)
+
+    async def step(self, episode: Growing, seed: int, speak: Speak | None = None) -> None:
+        """One turn: what the policy says and what its calls are answered. The last one sets `stop`."""
+        number = len(episode.turns)
+        room = min(self.limits.max_turn_tokens, self.limits.max_tokens - len(episode.ids))
+        if room < 1:
+            episode.stop = "tokens"
+            return
+        try:
+            said = await (speak or self.speak)(episode, room, turn_seed(seed, episode.id, number))
+        except EngineError as error:
+            episode.cause, episode.stop = str(error), "engine"
+            return
+        reading = self._read(said.ids)
+        episode.add_said(said, reading)
+        if said.finish == "length":
+            episode.stop = "turn_tokens" if room == self.limits.max_turn_tokens else "tokens"
+        elif reading.answer is not None:
+            episode.stop = "answer"
+        elif number + 1 == self.limits.max_turns:  # nobody would read a result
+            episode.stop = "turns"
+        elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # it was told so in vain
+            episode.stop = "no_action"
+        else:
+            given = self.protocol.join(await self._results(reading, episode), said.ids[-1])
+            if len(episode.ids) + len(given) >= self.limits.max_tokens:
+                episode.stop = "tokens"
+            else:
+                episode.add_given(given)
+
+    def finish(self, episode: Growing) -> Episode:
+        """What came of it; the engine need hold it no longer."""
+        self.engine.release(episode.id)
+        return episode.finished(self.protocol)
+
+    async def speak(self, episode: Growing, room: int, seed: int) -> Said:
+        """A turn as the policy says it."""
+        sampled = await self.sample(episode, (), room, seed)
+        return Said(sampled.ids, (1,) * len(sampled.ids), sampled.logprobs, sampled.finish)
+
+    async def sample(self, episode: Growing, begun: Sequence[int], room: int, seed: int) -> Sample:
+        """What the policy goes on with after the episode and the tokens that its turn has `begun` with."""
         started = time.perf_counter()
-        ids, stop_ids = tuple(episode.ids), self.protocol.stop_ids
+        ids, stop_ids = (*episode.ids, *begun), self.protocol.stop_ids
         sampled = await self.engine.generate(Request(ids, room, stop_ids, seed, self.sampling, episode.id))
         episode.seconds["generate"] += time.perf_counter() - started
         return sampled
@@ -150,7 +181,7 @@ class Agent:
             return Reading(reading.calls, reading.answer, (*reading.faults, "control_token"))
         return reading
 
-    async def _results(self, reading: Reading, episode: _Growing) -> list[str]:
+    async def _results(self, reading: Reading, episode: Growing) -> list[str]:
         """What the tool says to each call; a call that can't be run gets the reason."""
         if not reading.calls:
             return [f"error: {NO_ACTION_TEXT}"]
@@ -159,7 +190,7 @@ class Agent:
         episode.seconds["search"] += time.perf_counter() - started
         return list(results)
 
-    async def _result(self, call: Call, episode: _Growing) -> str:
+    async def _result(self, call: Call, episode: Growing) -> str:
         if call.fault:
             return f"error: {CALL_FAULTS[call.fault]}"
         number = episode.reserve_search(call.query)
@@ -174,12 +205,14 @@ def turn_seed(seed: int, episode: str, turn: int) -> int:
 
 
 @dataclass
-class _Growing:
-    """An episode in the making."""
+class Growing:
+    """An episode in the making; `stop` is empty until it is over."""
 
     id: str
+    question_id: str
     prompt: list[int]
     adapter: str
+    stop: Stop | Literal[""] = ""
     turns: list[Turn] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
     answer: str = ""
@@ -190,11 +223,17 @@ class _Growing:
     def __post_init__(self) -> None:
         self.ids, self.mask, self.logprobs = list(self.prompt), [0] * len(self.prompt), [0.0] * len(self.prompt)
 
-    def add_sampled(self, sampled: Sample, reading: Reading) -> None:
-        self.turns.append(Turn(len(self.ids), len(self.ids) + len(sampled.ids), reading.faults))
-        self.ids += sampled.ids
-        self.mask += [1] * len(sampled.ids)
-        self.logprobs += sampled.logprobs
+    def fork(self, name: str) -> Growing:
+        """Another one that goes on from here."""
+        other = copy.deepcopy(self)
+        other.id = name
+        return other
+
+    def add_said(self, said: Said, reading: Reading) -> None:
+        self.turns.append(Turn(len(self.ids), len(self.ids) + len(said.ids), reading.faults))
+        self.ids += said.ids
+        self.mask += said.mask
+        self.logprobs += said.logprobs
         self.answer = reading.answer or ""
 
     def add_given(self, ids: Sequence[int]) -> None:
@@ -211,11 +250,13 @@ class _Growing:
         search = self.searches[number]
         self.searches[number] = Search(search.turn, search.query, tuple(hit.chunk_id for hit in hits))
 
-    def finished(self, question_id: str, stop: Stop, protocol: Protocol) -> Episode:
+    def finished(self, protocol: Protocol) -> Episode:
+        if not self.stop:
+            raise ValueError(f"episode {self.id} is not over")
         seconds = {**self.seconds, "total": time.perf_counter() - self.started}
         return Episode(
-            id=self.id, question_id=question_id, ids=tuple(self.ids), mask=tuple(self.mask),
+            id=self.id, question_id=self.question_id, ids=tuple(self.ids), mask=tuple(self.mask),
             logprobs=tuple(self.logprobs), turns=tuple(self.turns), searches=tuple(self.searches), answer=self.answer,
-            stop=stop, cause=self.cause, adapter=self.adapter, transcript=protocol.tokenizer.decode(self.ids),
+            stop=self.stop, cause=self.cause, adapter=self.adapter, transcript=protocol.tokenizer.decode(self.ids),
             seconds=seconds,
         )  # fmt: skip
