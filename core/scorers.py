@@ -42,7 +42,8 @@ async def scores_of(
     asked = question if isinstance(scorer, Oracle) else Question(question.id, question.question, "")
     scores = [float(score) for score in await agent.search.in_thread(scorer, agent.protocol, asked, episodes)]
     if len(scores) != len(episodes) or not all(map(math.isfinite, scores)):
-        raise UserError(f"scorer {getattr(scorer, '__name__', scorer)} gave {scores} for {len(episodes)} episodes of question {question.id}")
+        name = getattr(scorer, "__name__", scorer)
+        raise UserError(f"scorer {name} gave {scores} for {len(episodes)} episodes of question {question.id}")
     return scores
 
 

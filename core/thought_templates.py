@@ -84,17 +84,20 @@ class ThoughtTemplates:
 
 
 def retrieved(library: Sequence[Template], question: str, most: int) -> list[Template]:
-    """Those of the question's shape, the longest shape and then the worthiest first; else those nearest by words."""
+    """Those of the question's shape, the longest shape and then the worthiest first; else those nearest by words.
+
+    BM25 finds nothing among one or two shapes: it gives words that half of all texts have no weight.
+    """
     fitting = [template for template in library if topic_of(template.question, question)]
     if fitting:
         return sorted(fitting, key=lambda template: (-len(template.question), -template.worth))[:most]
-    words = Words()
-    index = BM25.build([words(template.question.replace(SLOT, " ")) for template in library])
-    ranking = index.rank(words(question), len(library)) if library else None
-    if ranking is None:
+    shapes_there, words = list(dict.fromkeys(template.question for template in library)), Words()
+    if not shapes_there:
         return []
-    scored = sorted(zip(ranking.scores, ranking.ids, strict=True), key=lambda pair: (-pair[0], -library[pair[1]].worth))
-    return [library[place] for _, place in scored[:most]]
+    ranking = BM25.build([words(shape.replace(SLOT, " ")) for shape in shapes_there]).rank(words(question), most)
+    places = {shapes_there[number]: place for place, number in enumerate(ranking.ids)}
+    near = [template for template in library if template.question in places]
+    return sorted(near, key=lambda template: (places[template.question], -template.worth))[:most]
 
 
 def topic_of(shape: str, question: str) -> str:

@@ -59,9 +59,7 @@ class TPO:
         best, _ = await self._best_and_worst(agent, question, tried)
         return Outcome(best, tuple(tried), sum(a.sampled for a in asides), sum(a.read for a in asides))
 
-    async def _best_and_worst(
-        self, agent: Agent, question: Question, tried: list[Episode]
-    ) -> tuple[Episode, Episode]:
+    async def _best_and_worst(self, agent: Agent, question: Question, tried: list[Episode]) -> tuple[Episode, Episode]:
         scores = await scores_of(agent, self.scorer, question, tried)
         best = best_place(scores, tried)
         return tried[best], tried[best_place([-score for score in scores], tried)]

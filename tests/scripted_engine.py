@@ -31,7 +31,7 @@ class Scripted:
 
     def __init__(self, protocol, say):
         self.protocol, self.say, self.requests, self.released = protocol, say, [], []
-        self.waiting, self.most_at_once = [], 0
+        self.waiting, self.most_at_once, self.given = [], 0, 0
 
     async def generate(self, request):
         self.requests.append(request)
@@ -55,6 +55,7 @@ class Scripted:
         words, logprob = said if isinstance(said, tuple) else (said, -0.5)
         ids = self.protocol.turn_ids(words)
         kept = ids[: request.max_tokens]
+        self.given += len(kept)
         return Sample(tuple(kept), (logprob,) * len(kept), "stop" if len(kept) == len(ids) else "length")
 
     def release(self, episode):
@@ -94,6 +95,7 @@ def run(strategy, protocol, say, passages=None, question=QUESTION, seed=0, limit
 
 def check_books(outcome, engine, asides=0):
     """Every token that an engine gave is counted once, and everything that was opened is released."""
+    assert outcome.sampled == engine.given
     named = {request.episode for request in engine.requests}
     assert named <= set(engine.released)
     assert len(engine.released) == len(set(engine.released))

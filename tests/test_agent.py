@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.agent import Agent, BatchedSearch, Limits, turn_seed
+from core.agent import Agent, BatchedSearch, Limits, Said, turn_seed
 from core.corpus import Question
 from core.engines import EngineError, Sample
 from core.protocol import write_answer, write_call
@@ -243,3 +243,39 @@ def test_tokens_add_up_whatever_is_said(protocol, turns, seed):
     engine, episode = play(protocol, *turns, **limits)
     check_tokens(episode, engine, protocol)
     assert len(episode.ids) <= limits["max_tokens"] or not episode.turns
+
+
+def test_a_fork_goes_on_from_a_turn_and_leaves_its_parent_alone(protocol):
+    async def run():
+        engine = Scripted(protocol, write_call("gout"), write_answer("ice"), write_answer("rest"))
+        agent = Agent(engine, protocol, BatchedSearch(search_many))
+        parent = agent.begin(QUESTION, "q1/p")
+        await agent.step(parent, 0)
+        forks = [parent.fork(f"q1/{name}") for name in "ab"]
+        for fork in forks:
+            await agent.step(fork, 0)
+        with pytest.raises(ValueError, match="q1/p is not over"):
+            agent.finish(parent)
+        return parent, [agent.finish(fork) for fork in forks], engine
+
+    parent, episodes, engine = asyncio.run(run())
+    assert [(episode.id, episode.answer, episode.hits) for episode in episodes] == [
+        ("q1/a", "ice", ("gout#0", "gout#1")), ("q1/b", "rest", ("gout#0", "gout#1")),
+    ]  # fmt: skip
+    assert [request.ids for request in engine.requests[1:]] == [tuple(parent.ids)] * 2
+    assert (len(parent.turns), parent.answer, parent.stop) == (1, "", "")
+    assert engine.requests[1].seed != engine.requests[2].seed
+
+
+def test_words_put_into_the_policys_mouth_have_mask_0(protocol):
+    async def speak(episode, room, seed):
+        forced, own = protocol.turn_ids("<answer>")[:-1], protocol.turn_ids("rest</answer>")
+        masks = (0,) * len(forced) + (1,) * len(own)
+        return Said((*forced, *own), masks, (0.0,) * len(forced) + (-0.5,) * len(own), "stop")
+
+    async def run():
+        return await Agent(Scripted(protocol), protocol, BatchedSearch(search_many)).play(QUESTION, speak=speak)
+
+    episode = asyncio.run(run())
+    assert (episode.answer, episode.sampled) == ("rest", len(protocol.turn_ids("rest</answer>")))
+    assert protocol.text(episode.ids[episode.turns[0].start : episode.turns[0].end]) == "<answer>rest</answer>"

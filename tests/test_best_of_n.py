@@ -8,6 +8,7 @@ from core.agent import Limits
 from core.best_of_n import BestOfN
 from core.engines import EngineError
 from core.errors import UserError
+from core.protocol import write_answer, write_call
 from core.scorers import Oracle, agreement, confidence
 from tests.scripted_engine import QUESTION, check_books, run, turns
 
@@ -37,10 +38,9 @@ def test_the_scorers_favourite_counts(protocol, scorer, best):
 
 def test_its_cost_is_that_of_all_episodes(protocol):
     outcome, engine = run(BestOfN(confidence, n=4), protocol, turns(SAMPLES))
-    # Each says a call and an answer; what an engine sampled is what is counted.
-    said = sum(len(engine.sample(request).ids) for request in engine.requests)
-    assert outcome.sampled == said == sum(episode.sampled for episode in outcome.tried)
-    assert outcome.read == sum(len(episode.ids) for episode in outcome.tried) - said
+    said = [text for query, answer, _ in SAMPLES.values() for text in (write_call(query), write_answer(answer))]
+    assert outcome.sampled == engine.given == sum(len(protocol.turn_ids(text)) for text in said)
+    assert outcome.read == sum(len(episode.ids) for episode in outcome.tried) - engine.given
     assert engine.most_at_once == 4  # the engine had them as one batch
 
 

@@ -95,7 +95,12 @@ def test_no_scorer_sees_what_answers_the_question_but_the_oracle(protocol):
     score(peeking, protocol, [EXAMPLE])
     assert seen[0].question == QUESTION.question
     assert "GOLD" not in str(seen[0])
-    assert (seen[0].relevant_chunk_ids, seen[0].relevant_doc_ids, seen[0].focus, seen[0].question_type) == ((), (), "", "")
+    assert (seen[0].relevant_chunk_ids, seen[0].relevant_doc_ids, seen[0].focus, seen[0].question_type) == (
+        (),
+        (),
+        "",
+        "",
+    )
     gold = Oracle(lambda episodes, questions: [float("GOLD" in question.answer) for question in questions])
     assert score(gold, protocol, [EXAMPLE]) == [1.0]
     with pytest.raises(UserError, match="an oracle can't be part"):
