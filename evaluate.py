@@ -26,15 +26,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
 from core import baselines
 from core.adapters import newest_adapter
 from core.agent import Agent, BatchedSearch, Found, Limits
+from core.best_of_n import BestOfN
+from core.budget_forcing import BudgetForcing
 from core.collection import read_qrels
-from core.corpus import Question, read_questions, replacing, write_jsonl
+from core.corpus import Question, read_answerable, replacing, write_jsonl
 from core.embedder import Embedder
 from core.engines import Engine, EngineError, Sampling
 from core.errors import UserError, check_at_least_one, run_script
@@ -48,10 +50,20 @@ from core.policy import PolicyCard, load_base, load_tokenizer, read_policy_card
 from core.protocol import Protocol
 from core.rewards import RewardFunction
 from core.rollout_view import RolloutView
+from core.s_star import SStar
+from core.scorers import Oracle, Total, relevance, support, well_formed
+from core.self_consistency import SelfConsistency
 from core.store_card import NO_EMBEDDER
+from core.thought_templates import ThoughtTemplates, read_templates
+from core.tpo import TPO
+from core.tree_search import TreeSearch
 from core.vllm_engine import ServerOptions, VLLMEngine
 from document_store import DocumentStore, Mode
-from grpo_rollout import answers, get_answer_similarity, get_format_reward, get_reward_functions
+from grpo_rollout import answers, get_answer_similarity, get_format_reward
+
+# What is looked for in an episode without knowing the answer: kept to the protocol, found what was asked, said what it
+# found.
+LOOKS_GOOD = Total((well_formed, 1), (relevance, 1), (support, 1))
 
 
 @dataclass(frozen=True)
@@ -64,12 +76,15 @@ class Setting:
     grades: list[Grades]
     by_document: bool
     """What was found is counted in documents, as `grades` are of them."""
-    embedder: Embedder
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        return self.store.embedder if self.store.options.embedder != NO_EMBEDDER else Embedder()
 
     @property
-    def rewards(self) -> dict[str, RewardFunction]:
-        """The training's. They look at reference answers: what scores by them at test time is an upper bound."""
-        return get_reward_functions(self.embedder)
+    def similarity(self) -> RewardFunction:
+        """Of answers with the reference. What chooses by it at test time is an upper bound, no way of answering."""
+        return partial(get_answer_similarity, embedder=self.embedder)
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
         return self.store.search(queries, self.options.k, self.options.mode)
@@ -82,6 +97,15 @@ SYSTEMS: dict[str, Callable[[Setting], Strategy]] = {
     "hyde": lambda _: baselines.hyde,
     "rewrite": lambda _: baselines.rewrite,
     "single": lambda _: baselines.single,
+    "best_of_8": lambda _: BestOfN(LOOKS_GOOD, n=8),
+    "oracle_8": lambda setting: BestOfN(Oracle(setting.similarity), n=8),  # what any choice among 8 could reach at best
+    "self_consistency_8": lambda _: SelfConsistency(n=8),
+    "fused_8": lambda _: SelfConsistency(n=8, fuse=True),
+    "budget_forcing": lambda _: BudgetForcing(),
+    "tpo": lambda _: TPO(LOOKS_GOOD),
+    "s_star": lambda _: SStar(),
+    "tree_search": lambda _: TreeSearch(LOOKS_GOOD),
+    "templates": lambda setting: ThoughtTemplates(read_templates(setting.options.templates)),
 }
 
 
@@ -116,6 +140,8 @@ class Options:
     """Tokens of each passage shown."""
     mode: Mode = "hybrid"
     """How the store is searched."""
+    templates: Path = Path("templates.jsonl")
+    """Library of core/thought_templates.py, for the system of that name."""
     seed: int = 0
     """Of the choice of questions and of sampling."""
 
@@ -129,6 +155,8 @@ class Options:
         unknown = [name for name in self.systems if name not in SYSTEMS]
         if unknown or not self.systems:
             raise UserError(f"--systems {' '.join(unknown)}: choose among {', '.join(SYSTEMS)}")
+        if "templates" in self.systems and not self.templates.is_file():
+            raise UserError(f"--templates {self.templates} is missing; make it with python -m core.thought_templates")
         if not self.policies or len(self.sources) < len(self.policies):
             raise UserError(f"--policies {' '.join(self.policies)}: give each a name of its own, as name=folder")
 
@@ -178,15 +206,16 @@ def open_setting(options: Options) -> Setting:
     path = options.data / f"{options.split}.jsonl"
     if not path.exists():
         raise UserError(f"{path} is missing; make it with data_prep.py or collection_prep.py")
-    questions = choose([q for q in read_questions(path) if q.relevant_chunk_ids], options.questions, options.seed)
+    questions = choose(read_answerable(path), options.questions, options.seed)
     if not questions:
         raise UserError(f"{path} has no question with a chunk that answers it")
     store = DocumentStore.open(options.data / "store")
     qrels = options.data / "qrels" / f"{options.split}.tsv"
     judgements = read_qrels(qrels) if qrels.exists() else None
-    grades = grades_of(questions) if judgements is None else [judgements.get(q.id, {}) for q in questions]
-    embedder = store.embedder if store.options.embedder != NO_EMBEDDER else Embedder()
-    return Setting(options, store, questions, grades, judgements is not None, embedder)
+    grades = grades_of(questions)
+    if judgements is not None:
+        grades = [judgements.get(question.id, {}) for question in questions]
+    return Setting(options, store, questions, grades, judgements is not None)
 
 
 def choose(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
@@ -362,8 +391,7 @@ def reward_functions(setting: Setting) -> Mapping[str, RewardFunction]:
     """What the training rewards, where it makes sense: similarity needs reference answers."""
     functions: dict[str, RewardFunction] = {"format": get_format_reward}
     if any(question.answer.strip() for question in setting.questions):
-        similarity = partial(get_answer_similarity, embedder=setting.embedder)
-        functions = {"answer_similarity": similarity} | functions
+        functions = {"answer_similarity": setting.similarity} | functions
     return functions
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from core.evaluation import score_names
 from core.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILION, WIDTH, YELLOW
 
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY)
+MARKERS = "osD^v"  # another one where the colours begin again
 COLUMNS = 3
 
 
@@ -29,11 +31,12 @@ def evaluation_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     lines = math.ceil(len(names) / COLUMNS)
     height = 0.9 + 0.28 * len(rows)
     figure = Figure(figsize=(WIDTH, lines * height + 4.5), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[lines * height, 4.5])
-    panels = above.subplots(lines, COLUMNS, squeeze=False, sharey=True).flat
+    parts: Any = figure.subfigures(2, 1, height_ratios=[lines * height, 4.5])  # an array, whatever its type says
+    above, below = parts
+    panels = list(above.subplots(lines, COLUMNS, squeeze=False, sharey=True).flat)
     for axes, name in zip(panels, names, strict=False):
         _bars(axes, name, rows)
-    for axes in list(panels)[len(names) :]:
+    for axes in panels[len(names) :]:
         axes.set_axis_off()
     score = "answer_similarity" if "answer_similarity" in names else names[0]
     left, right = below.subplots(1, 2, sharey=True)
@@ -61,18 +64,19 @@ def _bars(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set_title(name)
 
 
-def _against_cost(
-    axes: Axes, score: str, rows: Sequence[Mapping[str, Any]], costs: Sequence[str], label: str
-) -> None:  # fmt: skip
+def _against_cost(axes: Axes, score: str, rows: Sequence[Mapping[str, Any]], costs: Sequence[str], label: str) -> None:
     for place, row in enumerate(rows):
         found = row["metrics"][score]
         tokens = sum(row["metrics"][cost]["mean"] for cost in costs)
         arms = [[max(0.0, found["mean"] - found["low"])], [max(0.0, found["high"] - found["mean"])]]
         axes.errorbar(
-            tokens, found["mean"], arms, fmt="o", color=COLORS[place % len(COLORS)], markersize=8, capsize=3,
-            label=row["name"],
+            tokens, found["mean"], arms, fmt=MARKERS[place // len(COLORS) % len(MARKERS)],
+            color=COLORS[place % len(COLORS)], markersize=8, capsize=3, label=row["name"],
         )  # fmt: skip
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(label)
     axes.margins(x=0.15)
     axes.set_title(f"{score} against cost")

@@ -110,19 +110,21 @@ def clear(found: Interval) -> bool:
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str, console: Console | None = None) -> None:
     """Scores with their intervals, at the first cutoff only, and costs; then the differences to the reference."""
     names = _first_cutoffs(score_names(rows))
-    scores = Table("", *names, "tokens out", "tokens in", "s", title=title)
+    heads = [name.removeprefix("answer_") for name in names]
+    scores = Table("", *heads, "tokens out", "tokens in", "s", title=title)
     for row in rows:
-        cells = [f"{_figure(row['metrics'][name])}\n{_span(row['metrics'][name])}" for name in names]
+        cells = [f"{_figure(row['metrics'][name])}\n{_short_span(row['metrics'][name])}" for name in names]
         scores.add_row(row["name"], *cells, *(f"{row['metrics'][cost]['mean']:,.4g}" for cost in _SHOWN_COSTS))
-    over = Table("", *names, "tokens out", title=f"over {rows[0]['name']}, paired; * is clear of zero")
+    over = Table("", *heads, "tokens out", title=f"over {rows[0]['name']}, paired; * is clear of zero")
     for row in rows[1:]:
         found = [row["over_reference"][name] for name in names]
-        cells = [f"{each['mean']:+.3f}{' *' if clear(each) else ''}\n{_span(each)}" for each in found]
+        cells = [f"{each['mean']:+.3f}{' *' if clear(each) else ''}\n{_short_span(each)}" for each in found]
         over.add_row(row["name"], *cells, f"{row['over_reference']['sampled_tokens']['mean']:+,.4g}")
     for table in (scores, over):
-        table.columns[0].no_wrap = True
+        for column in table.columns:
+            column.no_wrap = True
         if table.row_count:
-            (console or Console(width=40 + 17 * len(names))).print(table)
+            (console or Console(width=70 + 16 * len(names))).print(table)
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], title: str) -> str:
@@ -176,6 +178,10 @@ def _figure(found: Interval) -> str:
 
 def _span(found: Interval) -> str:
     return f"{found['low']:.3f} to {found['high']:.3f}"
+
+
+def _short_span(found: Interval) -> str:
+    return f"{found['low']:.3f}..{found['high']:.3f}"
 
 
 def _with_span(found: Interval | None) -> str:

@@ -41,11 +41,10 @@ class Cost:
 
     @classmethod
     def of(cls, outcome: Outcome, latency: float, seconds: float) -> Cost:
-        places = [place for place, episode in enumerate(outcome.tried) if episode is outcome.episode]
-        if not places:
+        if outcome.episode not in outcome.tried:
             raise ValueError(f"the episode that counts ({outcome.episode.id}) is not among those that were tried")
         return cls(
-            outcome.episode.question_id, places[0], len(outcome.tried),
+            outcome.episode.question_id, outcome.tried.index(outcome.episode), len(outcome.tried),
             sum(len(episode.searches) for episode in outcome.tried),
             sum(len(episode.turns) for episode in outcome.tried), outcome.sampled, outcome.read, latency, seconds,
         )  # fmt: skip
