@@ -142,7 +142,7 @@ def test_the_command_line(files, monkeypatch):
 
 
 def test_sft_train_learns_from_what_is_written(files, tmp_path_factory):
-    """A tiny policy, all the way: the episodes' loss falls, and forced tokens have none of it."""
+    """A tiny policy, all the way; sft_train.py itself fails where the held-out loss does not fall."""
     import sft_train
     from tests.tiny_training import make_tiny
 
