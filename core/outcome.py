@@ -19,7 +19,7 @@ class Outcome:
     tried: tuple[Episode, ...]
     """All that were played for it, this one among them."""
     extra_sampled: int = 0
-    """Tokens sampled beside episodes: critiques, comparisons, hypothetical passages."""
+    """Tokens sampled beside episodes: critiques, comparisons, hypothetical passages; less those that several share."""
     extra_read: int = 0
     """Tokens those were sampled after."""
 

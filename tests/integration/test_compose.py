@@ -78,7 +78,7 @@ class Stack:
 
 
 def inspected(container, what):
-    return docker("inspect", "--format", "{{json %s}}" % what, container).stdout.strip().strip('"')
+    return docker("inspect", "--format", f"{{{{json {what}}}}}", container).stdout.strip().strip('"')
 
 
 @pytest.fixture(scope="module")
