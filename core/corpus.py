@@ -99,16 +99,26 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
     return count
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number, value) of each non-blank line of a .jsonl or .jsonl.gz; a broken line raises with its number."""
+def json_lines(path: Path, broken: list[str] | None = None) -> Iterator[tuple[int, Any]]:
+    """(line number, value) of each non-blank line of a .jsonl or .jsonl.gz.
+
+    A line that is no JSON raises with its number; where a list of `broken` ones is given, it is told there instead.
+    """
     number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}:{number}: not JSON ({error}); mend or delete that line") from error
+                if not line.strip():
+                    continue
+                try:
+                    value = json.loads(line)
+                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    told = f"{path}:{number}: not JSON ({error})"
+                    if broken is None:
+                        raise UserError(f"{told}; mend or delete that line") from error
+                    broken.append(told)
+                else:
+                    yield number, value
         except (gzip.BadGzipFile, EOFError) as error:
             raise UserError(f"{path}: damaged after line {number} ({error}); get the file again") from error
 

@@ -44,7 +44,7 @@ def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:
     documents, problems = _read_corpus(corpus)
     known = {document.id for document in documents}
     questions = []
-    for number, row in json_lines(queries):
+    for number, row in json_lines(queries, problems):
         where = f"{queries}:{number}"
         query, ids = _query_of(row)
         found = tuple(dict.fromkeys(doc_id for doc_id in ids if doc_id in known))

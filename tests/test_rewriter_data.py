@@ -41,7 +41,7 @@ def test_every_bad_row_is_named_by_its_line(tmp_path):
     corpus = [*CORPUS, {"doc_id": "a", "text": "again"}, {"doc_id": "c"}, "no object"]
     rows = [
         GOOD, {"query": " ", "relevant_doc_ids": ["a"]}, {"query": "q"}, {"query": "q", "relevant_doc_ids": ["z"]},
-        {"query": "q", "relevant_doc_ids": ["b", "z", "b"]}, [1],
+        {"query": "q", "relevant_doc_ids": ["b", "z", "b"]}, [1], '{"query": ',
     ]  # fmt: skip
     data = import_rewriter_data(*write(tmp_path, corpus, rows))
     assert [q.relevant_doc_ids for q in data.questions] == [("a",), ("b",)]
@@ -55,16 +55,17 @@ def test_every_bad_row_is_named_by_its_line(tmp_path):
         "t.jsonl:4: none of its",
         "t.jsonl:5: 1 relevant_doc_ids",
         "t.jsonl:6: no query",
+        "t.jsonl:7: not JSON",
     )
     for words in expected:
         assert words in said
-    assert len(data.problems) == 8
+    assert len(data.problems) == 9
 
 
 @pytest.mark.parametrize(
     ("corpus", "rows", "says"),
     [
-        (CORPUS, ["{"], "t.jsonl:1: not JSON"),
+        (CORPUS, ["{"], "no usable query among 1 rows .*t.jsonl:1: not JSON"),
         (CORPUS, [{"query": "q", "relevant_doc_ids": ["z"]}], "no usable query"),
         (CORPUS, [], "no usable query"),
         ("{", [GOOD], "c.json is not JSON"),
