@@ -3,9 +3,11 @@
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -91,8 +93,19 @@ def engine():
         pytest.skip("left out: no Docker engine with compose answers here")
 
 
+def lend_wheels():
+    """What pip finds in a folder of this machine, the build finds in wheels/."""
+    found = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.find-links"], capture_output=True)
+    folder = Path(os.environ.get("PIP_FIND_LINKS") or found.stdout.decode().strip() or "wheels")
+    for wheel in folder.glob("torch-*.whl"):
+        if not (ROOT / "wheels" / wheel.name).exists():
+            (ROOT / "wheels").mkdir(exist_ok=True)
+            shutil.copy(wheel, ROOT / "wheels")
+
+
 @pytest.fixture(scope="module")
 def stack(engine, tmp_path_factory):
+    lend_wheels()
     stack = Stack(tmp_path_factory.mktemp("stack"))
     stack.compose("build", "prepare", "vllm")
     yield stack
