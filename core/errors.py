@@ -27,7 +27,12 @@ def check_at_least_one(options: object, *names: str) -> None:
 
 
 # What a full or unwritable disk says, by Python itself and through safetensors.
-NO_ROOM = {errno.ENOSPC: "no space is left", errno.EDQUOT: "the quota is used up", errno.EROFS: "it is read-only"}
+NO_ROOM = {
+    errno.ENOSPC: "no space is left; make room",
+    errno.EDQUOT: "the quota is used up; make room",
+    errno.EROFS: "it is read-only; mount it writable",
+    errno.EACCES: "this user has no right to it; change its owner",
+}
 
 
 def run_script(script: Callable[..., Any], description: str | None = None) -> None:
@@ -46,6 +51,6 @@ def run_script(script: Callable[..., Any], description: str | None = None) -> No
         if error.errno not in NO_ROOM:
             raise
         where = error.filename or "the disk"
-        sys.exit(f"error: {where}: {NO_ROOM[error.errno]}; make room and run the same command again to go on from here")
+        sys.exit(f"error: {where}: {NO_ROOM[error.errno]}, and run the same command again to go on from here")
     except KeyboardInterrupt:
         sys.exit("stopped; run the same command again to go on from here")

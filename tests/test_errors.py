@@ -22,7 +22,7 @@ def test_what_the_user_can_mend_is_one_line(monkeypatch):
     assert ended(monkeypatch, UserError("no such thing")) == "error: no such thing"
     full = OSError(errno.ENOSPC, "No space left on device", "runs/a/state")
     assert ended(monkeypatch, full) == (
-        "error: runs/a/state: no space is left; make room and run the same command again to go on from here"
+        "error: runs/a/state: no space is left; make room, and run the same command again to go on from here"
     )
     assert ended(monkeypatch, OSError(errno.EROFS, "Read-only")).startswith("error: the disk: it is read-only;")
     assert ended(monkeypatch, KeyboardInterrupt()) == "stopped; run the same command again to go on from here"

@@ -109,7 +109,7 @@ def stack(engine, tmp_path_factory):
     stack = Stack(tmp_path_factory.mktemp("stack"))
     stack.compose("build", "prepare", "vllm")
     yield stack
-    stack.compose("down", "--volumes", "--timeout", "5", check=False)
+    stack.compose("--profile", "tensorboard", "down", "--volumes", "--timeout", "5", check=False)
 
 
 def test_the_files_for_gpus_are_sound(engine):
@@ -224,7 +224,7 @@ def test_a_volume_that_can_not_be_written_is_one_line(stack):
     assert "read-only" in read_only.stderr
     full = docker(
         "run", "--rm", "--env-file", stack.env_file, "--volume", f"{volume}:/shared:ro",
-        "--mount", "type=tmpfs,destination=/shared/runs,tmpfs-size=65536,tmpfs-mode=1777", "grpo:dev",
+        "--tmpfs", "/shared/runs:size=65536,uid=1000", "grpo:dev",
         "scripts/stack.sh", "train", check=False,
     )  # fmt: skip
     assert full.returncode == 1
