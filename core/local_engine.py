@@ -265,6 +265,7 @@ class LocalEngine:
     @torch.inference_mode()
     def _step(self) -> None:
         """Compute the token each slot has sampled last, and sample its next."""
+        self._close_ranks()
         # Slots behind the last active one take no part; inactive ones among the first compute a token nobody reads.
         slots = self.slots[: 1 + max(slot.number for slot in self.slots if slot.request)]
         active = [slot for slot in slots if slot.request]
@@ -280,6 +281,16 @@ class LocalEngine:
         unseen_SL = torch.zeros(seen_SL.shape, device=device).masked_fill(~seen_SL, -torch.inf)
         hidden = self._forward(ids, positions_S[:, None], Decode(places_S, unseen_SL))
         self._choose(active, hidden[[slot.number for slot in active], -1])
+
+    def _close_ranks(self) -> None:
+        """Move what is sampled in the last slots into earlier ones that nobody needs: a step computes all before."""
+        for free in [slot for slot in self.slots if slot.request is None and not slot.episode]:
+            last = max((slot for slot in self.slots if slot.request), key=lambda slot: slot.number)
+            if last.number < free.number:
+                return
+            self._cache.copy(last.number, free.number, len(last.ids))
+            self.slots[last.number], self.slots[free.number] = free, last
+            last.number, free.number, free.ids = free.number, last.number, []
 
     def _forward(self, ids: Tensor, positions: Tensor, view: Prefill | Decode) -> Tensor:
         self._cache.view = view

@@ -137,6 +137,29 @@ def test_what_waits_is_untouched_by_what_is_decoded_beside_it():
     )
 
 
+def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
+    """So that a step computes no rows of those that have ended; a later turn finds its tokens where they are now."""
+    engine = LocalEngine(tiny_model(), 5)
+    seen = []
+    engine.model.model.embed_tokens.register_forward_hook(
+        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
+    )
+    asked = [
+        Request((number + 1, 2, 3), 8 if number > 2 else 2, (), number, episode="kept" if number == 4 else "")
+        for number in range(5)
+    ]
+    samples = generate(engine, *asked)
+    assert seen == [(1, 3)] * 5 + [(5, 1)] + [(2, 1)] * 6
+    seen.clear()
+    second = Request((*asked[4].ids, *samples[4].ids, 9), 3, (), 9, episode="kept")
+    [again] = generate(engine, second)
+    assert seen == [(1, 2), (1, 1), (1, 1)]  # nothing is computed anew, and it is the only row
+    for request, sample in (*zip(asked, samples, strict=True), (second, again)):
+        torch.testing.assert_close(
+            torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
+        )
+
+
 def test_more_episodes_than_slots_and_turns_that_come_back_late():
     """Slots are taken from episodes that wait for a search; their next turn is computed anew, and is right."""
     engine = LocalEngine(tiny_model(), 2)
