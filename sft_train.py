@@ -67,7 +67,8 @@ class Options:
     answer_tokens: int = 64
     """The teacher's answers are those of the reference's sentences that the passage shows, up to so many tokens."""
     guess_words: int = 0
-    """Of the answer's first words, so many stand in a query of the teacher's; so the policy learns to guess them."""
+    """Of the answer's first words, so many follow the question in a query of the teacher's: the policy learns to guess
+    them."""
     k: int = 3
     """Passages a search shows."""
     passage_tokens: int = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 from core.agent import Agent, BatchedSearch, Found, Limits
@@ -36,13 +37,23 @@ def queries_of(question: Question) -> list[str]:
     return [query for query in dict.fromkeys(" ".join(candidate.split()) for candidate in candidates) if query]
 
 
+def body_of(answer: str) -> str:
+    """An answer without the headings it begins with, which say the question again; all of it if it is only headings.
+
+    Example: "What is gout? A joint hurts." gives "A joint hurts.".
+    """
+    sentences = SENTENCE.split(" ".join(answer.split()))
+    told = list(dropwhile(lambda sentence: sentence.endswith("?"), sentences))
+    return " ".join(told or sentences)
+
+
 def guess_of(question: Question, words: int) -> str:
-    """A query that guesses how the answer begins, as HyDE does, https://arxiv.org/abs/2212.10496; empty for no words.
+    """The question and a guess how its answer begins, as in query2doc, https://arxiv.org/abs/2303.07678; or nothing.
 
     The policy can't know an answer's words, but it can learn how answers to such questions are put, which finds them.
-    Example: focus "Gout", answer "A joint hurts and swells.", 3 words: "Gout A joint hurts".
+    Example: "What is gout?", answer "What is gout? A joint hurts and swells.", 3 words: "What is gout? A joint hurts".
     """
-    return " ".join([question.focus, *question.answer.split()[:words]]).strip() if words else ""
+    return " ".join([*question.question.split(), *body_of(question.answer).split()[:words]]) if words else ""
 
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
@@ -122,7 +133,7 @@ async def demonstrate(
         if searches and len(searches) < limits.max_turns:
             place = ranks[searches[-1]] or 0
             hit = found[searches[-1]][place - 1]
-            answer = readable(question.answer, protocol.show([Passage(hit.title, hit.text)]))
+            answer = readable(body_of(question.answer), protocol.show([Passage(hit.title, hit.text)]))
             answer = short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
             last = f"Passage {place} answers this.\n{write_answer(answer)}"
             turns[f"{question.id}/0"] = [*map(write_call, searches), last]

@@ -16,7 +16,7 @@ from core.agent import Limits
 from core.answer_scores import token_f1
 from core.checkpoint import checkpoints
 from core.corpus import Document, Question, write_jsonl
-from core.demonstrations import accepted, guess_of, plan, queries_of, readable, short_answer
+from core.demonstrations import accepted, body_of, guess_of, plan, queries_of, readable, short_answer
 from core.episode import read_episodes
 from core.errors import UserError
 from core.packing import pack
@@ -40,8 +40,11 @@ def test_queries_by_hand():
 
 
 def test_a_guess_by_hand():
-    assert guess_of(GOUT, 4) == "Gout It hurts. The toe"
-    assert guess_of(replace(GOUT, focus=""), 2) == "It hurts."
+    assert guess_of(GOUT, 4) == "What are the symptoms of gout? It hurts. The toe"
+    headed = replace(GOUT, answer="What are the symptoms? How do\nthey begin? It hurts. Why? Nobody knows.")
+    assert body_of(headed.answer) == "It hurts. Why? Nobody knows."
+    assert guess_of(headed, 2) == "What are the symptoms of gout? It hurts."
+    assert body_of("What is it? Why?") == "What is it? Why?"
     assert guess_of(GOUT, 0) == ""
     ranks = {"a": 1, "b": 1, "guess": 1}
     assert {tuple(plan(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
