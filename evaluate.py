@@ -17,26 +17,24 @@ goes on where it was; policies, systems and questions may be added to one that i
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
-import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
 from core import baselines
 from core.adapters import newest_adapter
-from core.agent import Agent, BatchedSearch, Found, Limits
+from core.agent import BatchedSearch, Found, Limits
 from core.best_of_n import BestOfN
 from core.budget_forcing import BudgetForcing
 from core.collection import read_qrels
-from core.corpus import Question, read_answerable, replacing, write_jsonl
+from core.corpus import Question, locked, read_answerable, replacing, write_jsonl
 from core.embedder import Embedder
 from core.engines import Engine, EngineError, Sampling
 from core.errors import UserError, check_at_least_one, run_script
@@ -46,8 +44,9 @@ from core.measures import Grades, grades_of, measured
 from core.models import resolve_model
 from core.outcome import Strategy
 from core.outcome_log import OutcomeLog
-from core.policy import PolicyCard, load_base, load_tokenizer, read_policy_card
+from core.policy import PolicyCard, load_tokenizer, read_policy_card
 from core.protocol import Protocol
+from core.remembering import Remembering
 from core.rewards import RewardFunction
 from core.rollout_view import RolloutView
 from core.s_star import SStar
@@ -59,7 +58,7 @@ from core.tpo import TPO
 from core.tree_search import TreeSearch
 from core.vllm_engine import ServerOptions, VLLMEngine
 from document_store import DocumentStore, Mode
-from grpo_rollout import answers, get_answer_similarity, get_format_reward
+from grpo_rollout import EngineChoice, get_answer_similarity, get_format_reward, open_engine
 
 # What is looked for in an episode without knowing the answer: kept to the protocol, found what was asked, said what it
 # found.
@@ -127,7 +126,7 @@ class Options:
     """Whose questions."""
     cutoffs: tuple[int, ...] = (3, 10)
     """The k of recall@k and nDCG@k."""
-    engine: Literal["auto", "vllm", "local"] = "auto"
+    engine: EngineChoice = "auto"
     """What samples: vLLM servers, or this process; auto takes the servers where one answers."""
     server: ServerOptions = field(default_factory=ServerOptions)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
@@ -185,11 +184,7 @@ def held(options: Options) -> Iterator[None]:
     """Hold the output folder for this process, and refuse to mix episodes that were played under other options."""
     out = options.output_dir
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{out} is being written by another evaluation; give another --output-dir") from error
+    with locked(out / ".lock", f"{out} is being written by another evaluation; give another --output-dir"):
         now = {n: v for n, v in json.loads(json.dumps(asdict(options), default=str)).items() if n not in FREE}
         before = json.loads((out / "config.json").read_text()) if (out / "config.json").exists() else now
         changed = [name for name in now if now[name] != before.get(name)]
@@ -268,26 +263,8 @@ def digest(adapter: Path | None) -> str:
     return hashlib.sha256(weights.read_bytes()).hexdigest()[:16] if weights and weights.is_file() else ""
 
 
-@asynccontextmanager
-async def open_engine(policy: Policy, options: Options) -> AsyncIterator[Engine]:
-    """What samples a policy's tokens; the servers must serve its base."""
-    server = options.server
-    if not server.api_key:
-        server = replace(server, api_key=os.environ.get("VLLM_API_KEY", ""))
-    engine: Engine
-    if options.engine == "vllm" or (options.engine == "auto" and answers(server)):
-        async with VLLMEngine(server) as engine:
-            await load_adapter(engine, policy)
-            yield engine
-    else:
-        from core.local_engine import LocalEngine  # takes seconds: only where it samples
-
-        engine = LocalEngine(load_base(policy.card, dequantize=True), min(64, options.at_once))
-        await load_adapter(engine, policy)
-        yield engine
-
-
 async def load_adapter(engine: Engine, policy: Policy) -> None:
+    """The servers must serve the policy's base."""
     if policy.adapter:
         await engine.load_adapter(f"{policy.name}-{policy.version}", policy.adapter)
 
@@ -307,18 +284,20 @@ async def play_all(policies: Sequence[Policy], setting: Setting) -> None:
         if not any(missing.values()):
             continue
         protocol = Protocol(load_tokenizer(policy.card), options.passage_tokens)
-        async with open_engine(policy, options) as engine:
+        async with open_engine(options.engine, options.server, policy.card, options.at_once) as engine:
+            await load_adapter(engine, policy)
             search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))
-            agent = Agent(engine, protocol, search, options.limits, options.sampling)
+            agent = Remembering(engine, protocol, search, options.limits, options.sampling)
             for system, questions in missing.items():
                 strategy = SYSTEMS[system](setting)
                 await play(strategy, agent, questions, log_of(policy, system, options), options)
 
 
 async def play(
-    strategy: Strategy, agent: Agent, questions: Sequence[Question], log: OutcomeLog, options: Options
+    strategy: Strategy, agent: Remembering, questions: Sequence[Question], log: OutcomeLog, options: Options
 ) -> None:
     """Play questions, a few at once, and write down each as it ends."""
+    agent.shares.start()
     gate, failed, last = asyncio.Semaphore(options.at_once), list[str](), time.perf_counter()
 
     async def one(question: Question) -> None:
@@ -336,7 +315,8 @@ async def play(
             failed.append(causes[0])
             return
         now = time.perf_counter()
-        log.append(outcome, now - started, now - last)
+        slowest = max(episode.seconds.get("total", 0.0) for episode in outcome.tried)  # may have been played before
+        log.append(outcome, max(now - started, slowest), now - last + agent.shares.take_saved())
         last = now
         view.played(outcome.episode)
 

@@ -38,7 +38,7 @@ from core.episode import Episode, append_episodes
 from core.errors import UserError, check_at_least_one, run_script
 from core.heartbeat import beat
 from core.plan import Plan, Played, open_plans
-from core.policy import load_base, load_tokenizer, read_policy_card
+from core.policy import PolicyCard, load_base, load_tokenizer, read_policy_card
 from core.protocol import Protocol
 from core.rewards import RewardFunction, combine_rewards, reward_matrix, scored
 from core.rollout_view import RolloutView
@@ -103,6 +103,8 @@ def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]
 
 # The options.
 
+EngineChoice = Literal["auto", "vllm", "local"]
+
 
 @dataclass(frozen=True)
 class RolloutOptions:
@@ -112,7 +114,7 @@ class RolloutOptions:
     """Folder that data_prep.py wrote."""
     policy: Path = Path("models/policy")
     """Policy folder of create_lora_model.py or sft_train.py."""
-    engine: Literal["auto", "vllm", "local"] = "auto"
+    engine: EngineChoice = "auto"
     """What samples: vLLM servers, or this process; auto takes the servers where one answers."""
     server: ServerOptions = field(default_factory=ServerOptions)
     sampling: Sampling = field(default_factory=Sampling)
@@ -240,19 +242,26 @@ async def open_rollout(options: RolloutOptions) -> AsyncIterator[Rollout]:
     card = read_policy_card(options.policy)
     store = DocumentStore.open(options.data / "store")
     protocol = Protocol(load_tokenizer(card), options.passage_tokens)
-    server = options.server
+    async with open_engine(options.engine, options.server, card, options.episodes_at_once) as engine:
+        if options.engine == "auto" and not isinstance(engine, VLLMEngine):
+            print(f"engine: this process, as no vLLM server answers at {options.server.urls[0]}")
+        yield Rollout(options, engine, protocol, store)
+
+
+@asynccontextmanager
+async def open_engine(
+    choice: EngineChoice, server: ServerOptions, card: PolicyCard, slots: int
+) -> AsyncIterator[Engine]:
+    """vLLM servers, or this process with so many sequences at once (64 at most); auto takes servers that answer."""
     if not server.api_key:
         server = replace(server, api_key=os.environ.get("VLLM_API_KEY", ""))
-    if options.engine == "vllm" or (options.engine == "auto" and answers(server)):
+    if choice == "vllm" or (choice == "auto" and answers(server)):
         async with VLLMEngine(server) as engine:
-            yield Rollout(options, engine, protocol, store)
+            yield engine
     else:
         from core.local_engine import LocalEngine  # takes seconds: only where it samples
 
-        if options.engine == "auto":
-            print(f"engine: this process, as no vLLM server answers at {server.urls[0]}")
-        local = LocalEngine(load_base(card, dequantize=True), min(64, options.episodes_at_once))
-        yield Rollout(options, local, protocol, store)
+        yield LocalEngine(load_base(card, dequantize=True), min(64, slots))
 
 
 def answers(server: ServerOptions) -> bool:

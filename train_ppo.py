@@ -37,6 +37,7 @@ from core.corpus import Document, write_jsonl
 from core.documents import assemble
 from core.embedder import Reranker
 from core.errors import UserError, check_at_least_one, run_script
+from core.intervals import span
 from core.models import resolve_model
 from core.ppo import Batch, PPOOptions, make_optimizer, train_own
 from core.ppo_models import ActorOptions, Actors, SamplingOptions, load_lm, make_actors, save_lm, write_texts
@@ -54,7 +55,6 @@ from core.rewrite_eval import (
     print_measured,
     result_rows,
     save_measured,
-    span,
 )
 from core.rewriter import (
     PSEUDO_ANSWER,

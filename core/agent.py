@@ -139,7 +139,7 @@ class Agent:
         except EngineError as error:
             episode.cause, episode.stop = str(error), "engine"
             return
-        reading = self._read(said.ids)
+        reading = self.read(said.ids)
         episode.add_said(said, reading)
         if said.finish == "length":
             episode.stop = "turn_tokens" if room == self.limits.max_turn_tokens else "tokens"
@@ -174,8 +174,9 @@ class Agent:
         episode.seconds["generate"] += time.perf_counter() - started
         return sampled
 
-    def _read(self, ids: Sequence[int]) -> Reading:
-        text = self.protocol.text(ids)
+    def read(self, ids: Sequence[int], opening: str = "") -> Reading:
+        """What a turn says that the policy went on with after an opening it was given."""
+        text = opening + self.protocol.text(ids)
         reading = read_turn(text, max_calls=self.limits.max_calls, max_query=self.limits.max_query)
         if self.protocol.forges(ids):
             return Reading(reading.calls, reading.answer, (*reading.faults, "control_token"))

@@ -27,7 +27,7 @@ from core.corpus import Question
 from core.engines import Request, Sample
 from core.episode import Episode, Search, Stop, Turn
 from core.outcome import Outcome
-from core.protocol import Passage, Protocol, Reading, read_turn, write_call
+from core.protocol import Passage, Protocol, Reading, write_call
 from core.rewriter import PSEUDO_ANSWER, REWRITE, final_query, prompt_tokens
 
 FROM_MEMORY = (
@@ -133,13 +133,13 @@ async def _answered(
     extra_sampled, extra_read = (before.sampled, before.read) if before else (0, 0)
     try:
         sampled = await _sample(agent, ids, turn_seed(seed, name, 0), name)
-        reading = _read(agent, "", sampled.ids)
+        reading = agent.read(sampled.ids)
         if reading.answer is None:
             opening = protocol.tokenizer(OPENING, add_special_tokens=False)["input_ids"]
             extra_sampled += len(sampled.ids)  # what it read is read again after it, out of the same cache
             ids += opening
             sampled = await _sample(agent, ids, turn_seed(seed, name, 1), name)
-            reading = _read(agent, OPENING, sampled.ids)
+            reading = agent.read(sampled.ids, OPENING)
             reading = replace(reading, faults=(*reading.faults, "answer_forced"))
     finally:
         agent.engine.release(name)
@@ -157,12 +157,6 @@ async def _sample(agent: Agent, ids: Sequence[int], seed: int, name: str) -> Sam
         return Sample((), (), "length")
     request = Request(tuple(ids), room, agent.protocol.stop_ids, seed, agent.sampling, name)
     return await agent.engine.generate(request)
-
-
-def _read(agent: Agent, opening: str, ids: Sequence[int]) -> Reading:
-    limits = agent.limits
-    reading = read_turn(opening + agent.protocol.text(ids), max_calls=limits.max_calls, max_query=limits.max_query)
-    return replace(reading, faults=(*reading.faults, "control_token")) if agent.protocol.forges(ids) else reading
 
 
 def _episode(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -11,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TextIO
 
-from core.corpus import json_lines, replacing
+from core.corpus import json_lines, locked, replacing
 from core.errors import UserError
 
 
@@ -41,7 +39,8 @@ class ContentFolder:
         self.rows: dict[str, PageRecord] = {}
         with self._disk_errors(), ExitStack() as opened:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock(opened.enter_context((path / ".lock").open("w")))
+            told = f"{path}: another run is scraping into this folder; wait for its end"
+            opened.enter_context(locked(path / ".lock", told))
             for left_over in path.glob(f".{self.manifest.name}.*.part"):
                 left_over.unlink()
             # Unbuffered: a row is one write, and closing has nothing left to write when the disk is full.
@@ -51,12 +50,6 @@ class ContentFolder:
                 record = self._row(row, number)
                 self.rows[record.url] = record
             self.close = opened.pop_all().close
-
-    def _lock(self, file: TextIO) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{self.path}: another run is scraping into this folder; wait for its end") from error
 
     def _cut_torn_row(self) -> None:
         """Drop a last row whose writer was killed in the middle of it."""

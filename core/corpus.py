@@ -6,6 +6,7 @@ the documents and, once they are chunked, the chunks that answer it; those ids a
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
@@ -86,6 +87,20 @@ def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, told: str) -> Iterator[None]:
+    """Hold a lock file for this process, which the system lets go of when it ends, however it does.
+
+    Where another process holds it, that is an error, told in these words.
+    """
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(told) from error
+        yield
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> int:

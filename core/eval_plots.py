@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from core.evaluation import score_names
-from core.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILION, WIDTH, YELLOW
+from core.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILION, WIDTH, YELLOW, save_figure
 
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY)
 MARKERS = "osD^v"  # another one where the colours begin again
@@ -23,7 +23,7 @@ COLUMNS = 3
 def draw_evaluation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """A panel of bars for each score, and below them what tokens buy."""
     with mpl.rc_context(STYLE):
-        evaluation_figure(rows).savefig(path)
+        save_figure(evaluation_figure(rows), path)
 
 
 def evaluation_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:

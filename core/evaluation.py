@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from core.corpus import Question
+from core.intervals import span
 from core.measures import COSTS, Floats, interval
 from core.run_stats import Interval
 
@@ -176,16 +177,12 @@ def _figure(found: Interval) -> str:
     return f"{found['mean']:.3f}"
 
 
-def _span(found: Interval) -> str:
-    return f"{found['low']:.3f} to {found['high']:.3f}"
-
-
 def _short_span(found: Interval) -> str:
     return f"{found['low']:.3f}..{found['high']:.3f}"
 
 
 def _with_span(found: Interval | None) -> str:
-    return f"{_figure(found)} ({_span(found)})" if found else "-"
+    return f"{_figure(found)} ({span(found)})" if found else "-"
 
 
 def _over(found: Interval) -> str:

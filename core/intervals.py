@@ -20,3 +20,8 @@ def bootstrapped(values: Sequence[float], seed: int = 0) -> Interval:
     drawn = np.random.default_rng(seed).integers(len(given), size=(DRAWS, len(given)))
     low, high = np.quantile(given[drawn].mean(axis=1), (0.025, 0.975)).tolist()
     return {"mean": float(given.mean()), "low": low, "high": high}
+
+
+def span(interval: Interval) -> str:
+    """Example: .1 to .25 is '.100 to .250'."""
+    return f"{interval['low']:.3f} to {interval['high']:.3f}"

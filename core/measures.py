@@ -46,9 +46,11 @@ def retrieval_measures(
 ) -> dict[str, Floats]:
     """MRR, recall@k and nDCG@k by ir_measures of what was found for each question, best first; 0 where nothing was.
 
-    Example: found (a, b, c) with grades {b: 1} has mrr 1/2, recall@1 0, recall@3 1, ndcg@3 1 / log2 3 = .631.
+    `mrr` is of everything found; mrr@k compares systems by the same number of hits, however often they searched.
+    Example: found (a, b, c) with grades {b: 1} has mrr 1/2, mrr@1 0, recall@1 0, recall@3 1, ndcg@3 1 / log2 3 = .631.
     """
-    measures = {RR: "mrr"} | {R @ k: f"recall@{k}" for k in cutoffs} | {nDCG @ k: f"ndcg@{k}" for k in cutoffs}
+    cut = {"mrr": RR, "recall": R, "ndcg": nDCG}
+    measures = {RR: "mrr"} | {metric @ k: f"{name}@{k}" for name, metric in cut.items() for k in cutoffs}
     # Scores fall with the place and are whole numbers: no two are alike, which trec_eval would put in an order by id.
     run = {str(n): {unit: -float(place) for place, unit in enumerate(units)} for n, units in enumerate(found) if units}
     # Grades under 1 say that something was looked at and does not answer: the same as if nobody had looked.

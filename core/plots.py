@@ -409,13 +409,18 @@ FIGURES: dict[str, Callable[[Sequence[StepStats]], Figure]] = {
 
 
 def draw_plots(run_dir: Path, stats: Sequence[StepStats]) -> None:
-    """Write the plots into the run folder, each at once, so that a viewer never sees half a picture."""
+    """Write the plots into the run folder."""
     final = {version: row for version, row in read_evaluations(run_dir).items() if version > stats[-1].step}
     for name, figure in FIGURES.items():
         with mpl.rc_context(STYLE):
-            drawn = png(rewards_figure(stats, final) if name == "rewards.png" else figure(stats))
-        with replacing(run_dir / name) as file:
-            file.buffer.write(drawn)
+            save_figure(rewards_figure(stats, final) if name == "rewards.png" else figure(stats), run_dir / name)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Drawn first and then written at once: a viewer never sees half a picture, and a failure leaves the old one."""
+    drawn = png(figure)
+    with replacing(path) as file:
+        file.buffer.write(drawn)
 
 
 def png(figure: Figure) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from core.plots import BLUE, GREY, ORANGE, STYLE, VERMILION, reach_of, running_mean
+from core.plots import BLUE, GREY, ORANGE, STYLE, VERMILION, reach_of, running_mean, save_figure
 
 # Title, and the figures in it with their names.
 PANELS: tuple[tuple[str, dict[str, str]], ...] = (
@@ -35,4 +35,4 @@ def draw_metrics(rows: Sequence[Mapping[str, float]], path: Path) -> None:
             axes.set_xlabel("updates", color=GREY)
             if len(names) > 1:
                 axes.legend()
-        figure.savefig(path)
+        save_figure(figure, path)

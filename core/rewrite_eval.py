@@ -13,7 +13,7 @@ from rich.table import Table
 
 from core.corpus import replacing
 from core.errors import UserError
-from core.intervals import bootstrapped
+from core.intervals import bootstrapped, span
 from core.query_rewards import Search, ndcg, recall, reciprocal_rank
 from core.rewriter import Row
 from core.run_stats import Interval
@@ -84,8 +84,3 @@ def print_measured(ways: Sequence[Measured], k: int) -> None:
             f"{np.mean(way.ndcg):.3f}", f"{np.mean(way.mrr):.3f}",
         )  # fmt: skip
     Console(width=120).print(table)
-
-
-def span(interval: Interval) -> str:
-    """Example: .1 to .25 is '.100 to .250'."""
-    return f"{interval['low']:.3f} to {interval['high']:.3f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from core.corpus import replacing
+from core.corpus import locked, replacing
 from core.errors import UserError
 
 
@@ -20,11 +19,7 @@ from core.errors import UserError
 def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
     """Hold a run folder for this process. A run goes on only under its own options, but for those that are `free`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{folder} is being trained in by another process; give another --run-dir") from error
+    with locked(folder / ".lock", f"{folder} is being trained in by another process; give another --run-dir"):
         keep_options(folder, options, free)
         for half_written in (*(folder / "adapters").glob(".*"), *(folder / "state").glob(".*")):  # by a killed process
             shutil.rmtree(half_written, ignore_errors=True)

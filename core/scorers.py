@@ -27,6 +27,7 @@ from core.corpus import Question
 from core.episode import Episode
 from core.errors import UserError
 from core.protocol import Protocol
+from core.query_rewards import reciprocal_rank
 from core.rewards import RewardFunction
 
 Scorer = Callable[[Protocol, Question, Sequence[Episode]], Sequence[float]]
@@ -184,12 +185,7 @@ def hit_agreement(_: Protocol, __: Question, episodes: Sequence[Episode]) -> lis
         return [float(bool(episode.hits)) for episode in episodes]
     firsts = [episode.hits[:1] for episode in episodes]
     return [
-        sum(reciprocal_place(episode.hits, first) for other, first in enumerate(firsts) if other != number)
+        sum(reciprocal_rank(episode.hits, first) for other, first in enumerate(firsts) if other != number)
         / (len(episodes) - 1)
         for number, episode in enumerate(episodes)
     ]
-
-
-def reciprocal_place(hits: Sequence[str], first: Sequence[str]) -> float:
-    """Example: of (a, b), the first (b,) has 1/2; of nothing, or of a first that is not there, 0."""
-    return next((1 / place for place, hit in enumerate(hits, 1) if hit in first), 0.0)

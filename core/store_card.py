@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from core.corpus import replacing
+from core.corpus import locked, replacing
 from core.errors import UserError
 
 FORMAT = 1
@@ -77,12 +75,6 @@ def read_card(path: Path) -> StoreCard:
     return StoreCard(**{f.name: values[f.name] for f in fields(StoreCard) if f.name in values})
 
 
-@contextmanager
-def build_lock(path: Path) -> Iterator[None]:
+def build_lock(path: Path) -> AbstractContextManager[None]:
     """Held while a store is built; a second builder is told instead of mixing its files in."""
-    with (path / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{path}: another process is building this store; wait for it or stop it") from error
-        yield
+    return locked(path / ".lock", f"{path}: another process is building this store; wait for it or stop it")

@@ -19,6 +19,7 @@ import httpx
 
 from core.engines import EngineError, Request, Sample
 from core.errors import UserError
+from core.heartbeat import beat
 
 RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 
@@ -69,6 +70,7 @@ class VLLMEngine:
         """The name of the base that a server serves."""
         deadline = time.monotonic() + self.options.patience
         while True:
+            beat()
             try:
                 answer = await client.get("/v1/models", timeout=10)
                 if answer.status_code == 200:

@@ -21,12 +21,13 @@ from core.episode import read_episodes
 from core.errors import UserError
 from core.evaluation import Measured, markdown, print_rows, summary
 from core.measures import COSTS
+from core.remembering import Shares
 from evaluate import SYSTEMS, Options, choose, main
 from tests.test_episode import EXAMPLE
 from tests.tiny_training import make_tiny
 
-SCORES = ["mrr", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format", "token_f1", "rouge_l",
-          "answered"]  # fmt: skip
+SCORES = ["mrr", "mrr@1", "mrr@3", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format",
+          "token_f1", "rouge_l", "answered"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,7 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
     main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), questions=4, cutoffs=(2,)))
     assert [len(asked) for asked in counts.values()] == [4, 4]
     assert len(set(counts["plain_rag"])) == 4
-    monkeypatch.setattr(evaluate, "load_base", None)  # nothing is missing: no model is loaded to measure again
+    monkeypatch.setattr(evaluate, "open_engine", None)  # nothing is missing: no model is loaded to measure again
     main(options_of(tiny, tmp_path, systems=("single",), questions=3))
     assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
 
@@ -307,7 +308,7 @@ def test_the_wall_clock_adds_up(tmp_path):
     log = evaluate.OutcomeLog(tmp_path, "a/b")
     questions = [Question(str(n), "?", "") for n in range(6)]
     started = time.perf_counter()
-    asyncio.run(evaluate.play(strategy, SimpleNamespace(), questions, log, Options(at_once=3)))
+    asyncio.run(evaluate.play(strategy, SimpleNamespace(shares=Shares()), questions, log, Options(at_once=3)))
     took = time.perf_counter() - started
     costs = [result.cost for result in log.results().values()]
     assert 0.1 <= sum(cost.seconds for cost in costs) <= took

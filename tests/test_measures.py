@@ -30,7 +30,8 @@ def test_retrieval_by_hand():
     found = [("a", "b", "c"), ("b",), (), ("x", "b")]
     grades = [{"b": 1}, {"b": 3, "c": 1}, {"b": 1}, {}]
     got = {name: values.tolist() for name, values in retrieval_measures(found, grades, (1, 3)).items()}
-    assert got["mrr"] == [1 / 2, 1, 0, 0]
+    assert got["mrr"] == got["mrr@3"] == [1 / 2, 1, 0, 0]
+    assert got["mrr@1"] == [0, 1, 0, 0]
     assert got["recall@1"] == [0, 1 / 2, 0, 0]
     assert got["recall@3"] == [1, 1 / 2, 0, 0]
     # The second: the best order has grade 3 first and grade 1 second; found is the first alone.
@@ -62,9 +63,17 @@ def test_random_runs_equal_ir_measures_called_directly_and_the_textbook():
     run = [
         ir_measures.ScoredDoc(f"q{n}", unit, 1 / (1 + p)) for n, ids in enumerate(found) for p, unit in enumerate(ids)
     ]
-    names = {"RR": "mrr", "R@3": "recall@3", "R@10": "recall@10", "nDCG@3": "ndcg@3", "nDCG@10": "ndcg@10"}
+    names = {
+        "RR": "mrr",
+        "RR@3": "mrr@3",
+        "RR@10": "mrr@10",
+        "R@3": "recall@3",
+        "R@10": "recall@10",
+        "nDCG@3": "ndcg@3",
+        "nDCG@10": "ndcg@10",
+    }
     metrics = list(ir_measures.iter_calc([ir_measures.parse_measure(name) for name in names], qrels, run))
-    assert len(metrics) == 5 * len(found)
+    assert len(metrics) == 7 * len(found)
     for metric in metrics:
         assert ours[names[str(metric.measure)]][int(metric.query_id[1:])] == metric.value
     for n, (ids, graded) in enumerate(zip(found, grades, strict=True)):

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from core.errors import UserError
+from core.intervals import span
 from core.rewrite_eval import (
     RAW,
     difference,
@@ -14,7 +15,6 @@ from core.rewrite_eval import (
     print_measured,
     result_rows,
     save_measured,
-    span,
 )
 from core.rewriter import Row
 
