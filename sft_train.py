@@ -69,6 +69,9 @@ class Options:
     guess_words: int = 0
     """Of the answer's first words, so many follow the question in a query of the teacher's: the policy learns to guess
     them."""
+    guess_share: float = 1.0
+    """Of the questions, so many are asked with such a guess; the others leave it to training to find out what is worth
+    guessing."""
     k: int = 3
     """Passages a search shows."""
     passage_tokens: int = 64
@@ -110,6 +113,8 @@ class Options:
         check_at_least_one(self, "eval_every")
         if not 0 < self.held_out < 1:
             raise UserError(f"--held-out {self.held_out} must lie between 0 and 1")
+        if self.guess_words < 0 or not 0 <= self.guess_share <= 1:
+            raise UserError("--guess-words must be at least 0, and --guess-share from 0 to 1")
         if not (self.demonstrations or self.episodes):
             raise UserError("nothing to learn from: --demonstrations 0 and no --episodes")
         if adapter_path(self.output_dir, 0).exists() and not self.overwrite:
@@ -187,7 +192,7 @@ def make_demonstrations(options: Options, play: Player) -> list[Episode]:
     taught = asyncio.run(
         demonstrate(
             chosen, play.search, play.protocol, options.limits, options.answer_tokens, options.seed,
-            options.guess_words,
+            options.guess_words, options.guess_share,
         )
     )  # fmt: skip
     print(f"{len(taught)} demonstrations by the teacher, of {len(chosen)} questions")

@@ -118,14 +118,14 @@ class Teacher:
 
 async def demonstrate(
     questions: Sequence[Question], search_many: Callable[[Sequence[str]], Sequence[Sequence[Found]]],
-    protocol: Protocol, limits: Limits, answer_tokens: int, seed: int, guess_words: int = 0,
+    protocol: Protocol, limits: Limits, answer_tokens: int, seed: int, guess_words: int = 0, guess_share: float = 1.0,
 ) -> list[Episode]:  # fmt: skip
     """A well-formed episode that finds the answer for each question where a query does."""
-    guesses = {question.id: guess_of(question, guess_words) for question in questions}
+    choose = random.Random(seed)
+    guesses = {q.id: guess_of(q, guess_words if choose.random() < guess_share else 0) for q in questions}
     candidates = {q.id: [*queries_of(q), *filter(None, [guesses[q.id]])] for q in questions}
     queries = sorted({query for several in candidates.values() for query in several})
     found = dict(zip(queries, search_many(queries), strict=True))
-    choose = random.Random(seed)
     turns, played = {}, []
     for question in questions:
         ranks = {query: first_relevant(found[query], question) for query in candidates[question.id]}

@@ -1,5 +1,6 @@
 """Warm start: batches, schedule and stopping by hand; demonstrations that are real episodes; a run that is resumed."""
 
+import asyncio
 import json
 import random
 from dataclasses import asdict, replace
@@ -16,7 +17,7 @@ from core.agent import Limits
 from core.answer_scores import token_f1
 from core.checkpoint import checkpoints
 from core.corpus import Document, Question, write_jsonl
-from core.demonstrations import accepted, body_of, guess_of, plan, queries_of, readable, short_answer
+from core.demonstrations import accepted, body_of, demonstrate, guess_of, plan, queries_of, readable, short_answer
 from core.episode import read_episodes
 from core.errors import UserError
 from core.packing import pack
@@ -26,6 +27,7 @@ from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from document_store import DocumentStore
 from sft_train import Options, Row, batch, best_row, height, loss_of, main, out_of_patience, split
+from tests.scripted_engine import Hit
 from tests.test_episode import EXAMPLE
 
 GOUT = Question(
@@ -49,6 +51,22 @@ def test_a_guess_by_hand():
     ranks = {"a": 1, "b": 1, "guess": 1}
     assert {tuple(plan(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
     assert plan({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
+
+
+def test_a_share_of_the_questions_is_asked_with_a_guess(protocol):
+    questions = [replace(GOUT, id=str(number)) for number in range(40)]
+
+    def queries(share):
+        def library(several):
+            return [[Hit("d#1", "Gout", "It hurts.")] for _ in several]
+
+        played = asyncio.run(demonstrate(questions, library, protocol, Limits(), 20, 0, 2, share))
+        return [episode.searches[-1].query for episode in played]
+
+    guess = guess_of(GOUT, 2)
+    assert queries(1.0) == [guess] * 40
+    assert guess not in queries(0.0)
+    assert 15 <= queries(0.7).count(guess) < 40
 
 
 def test_short_answers_are_whole_sentences_where_one_fits():
@@ -253,6 +271,7 @@ def test_other_options_do_not_go_on_with_a_run(ground, trained, tmp_path):
     [
         ({"max_steps": 0}, "--max-steps 0"),
         ({"held_out": 1.0}, "--held-out 1.0"),
+        ({"guess_share": 1.5}, "--guess-share from 0 to 1"),
         ({"demonstrations": 0}, "nothing to learn from"),
         ({"limits": Limits(max_turns=0)}, "--max-turns 0"),
     ],
