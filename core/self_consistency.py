@@ -48,7 +48,7 @@ class SelfConsistency:
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
         tried = await candidates(agent, question, range(self.n), seed)
         chosen = await agent.search.in_thread(agreed, [episode.answer for episode in tried], self.similarities)
-        if self.fuse:
+        if self.fuse and tried[chosen].searches:  # the fusion stands for a search; who made none is given none
             tried[chosen] = fused(tried[chosen], tried)
         return Outcome(tried[chosen], tuple(tried))
 

@@ -58,6 +58,13 @@ def test_what_was_found_is_agreed_on(protocol):
     check_books(outcome, engine)
 
 
+def test_who_made_no_search_is_given_none(protocol):
+    """Else its format would be that of an episode that searched."""
+    samples = {"0": (None, "rest"), "1": ("a", "rest"), "2": ("a", "ice")}
+    outcome, _ = run(SelfConsistency(n=3, fuse=True), protocol, turns(samples), {"a": {"right#0": ""}})
+    assert (outcome.episode.id, outcome.episode.searches) == ("q1/0", ())
+
+
 def test_fusing_nothing(protocol):
     outcome, _ = run(SelfConsistency(n=2, fuse=True), protocol, turns({"0": (None, "x"), "1": (None, "x")}))
     assert outcome.episode.hits == ()
