@@ -2,6 +2,7 @@
 
     python train_ppo.py                                             a first look, on the sample data
     python train_ppo.py --data data/rewriter --max-steps 500        what data_prep.py prepared
+    python train_ppo.py --data data/rewriter --warm-steps 150       PPO after a supervised start
     python train_ppo.py --model gpt2 --mode replace --retriever hybrid --reward ndcg --lora-rank 16
 
 Reads --data: train.jsonl with {"query": ..., "relevant_doc_ids": [...]} a line, pubmed_corpus.json with a list of
@@ -10,9 +11,9 @@ Every update: batch_size queries are rewritten, each rewrite is searched for, wh
 with GAE raises what did better than the value model thought.
 
 Writes the model into --output-dir, for plain transformers; into --run-dir metrics.jsonl, episodes/ (what was written
-and what it earned), training.png, evaluation.jsonl (held-out queries: raw, by prompt alone, by a pseudo-answer,
-trained), config.json, code.diff and state/. A killed run goes on where it was saved last when the same command is given
-again, and comes to the same.
+and what it earned), training.png, evaluation.jsonl (held-out queries: raw, by prompt alone, by a pseudo-answer, after
+the warm start, trained), warm/ (the model after it), config.json, code.diff and state/. A killed run goes on where it
+was saved last when the same command is given again, and comes to the same.
 
 TRL's trainer does the updates (--backend trl); core/ppo.py has the same in 300 lines, faster (--backend own).
 """
@@ -40,7 +41,7 @@ from core.errors import UserError, check_at_least_one, run_script
 from core.intervals import span
 from core.models import resolve_model
 from core.ppo import Batch, PPOOptions, make_optimizer, train_own
-from core.ppo_models import ActorOptions, Actors, SamplingOptions, load_lm, make_actors, save_lm, write_texts
+from core.ppo_models import ActorOptions, Actors, Policy, SamplingOptions, load_lm, make_actors, save_lm, write_texts
 from core.ppo_plots import draw_metrics
 from core.ppo_reward import Scorer
 from core.qa_rows import Columns, read_records, to_rows
@@ -67,6 +68,7 @@ from core.rewriter import (
     with_padding,
 )
 from core.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
+from core.rewriter_warm import WarmOptions, warm_started
 from core.rounds import in_rounds
 from core.run_folder import run_folder
 from core.sample import QUESTIONS
@@ -109,6 +111,7 @@ class Options:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     actor: ActorOptions = field(default_factory=ActorOptions)
     ppo: PPOOptions = field(default_factory=PPOOptions)
+    warm: WarmOptions = field(default_factory=WarmOptions)
     max_steps: int = 6
     """Updates; the default is a first look. May be raised when a run is gone on with."""
     eval_queries: int = 32
@@ -124,7 +127,7 @@ class Options:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.rewrite, self.sampling, self.actor, self.ppo):
+        for part in (self.rewrite, self.sampling, self.actor, self.ppo, self.warm):
             part.check()
         check_at_least_one(self, "k", "max_steps", "save_every", "pseudo_answer_tokens")
         if self.eval_queries < 0:
@@ -145,8 +148,11 @@ def main(options: Options) -> None:
         data = read_data(options, tokenizer)
         search = open_search(options, data)
         scorer = Scorer(load_reward(options.reward, search, options.k), options.rewrite, tokenizer)
-        actors = load_actors(options, model, tokenizer)
-        before = measure_before(options, data, actors, tokenizer, search)
+        before = measure_before(options, data, model, tokenizer, search)
+        start = warm_start(options, data, model, tokenizer) if options.warm.warm_steps else model
+        actors = load_actors(options, start, tokenizer)
+        if options.warm.warm_steps:
+            before = measure_warm(options, before, data, actors, tokenizer, search)
         train(options, data, actors, tokenizer, scorer)
         save_lm(actors.policy, model, tokenizer, options.output_dir)
         print(f"{options.output_dir} is the trained model")
@@ -297,6 +303,18 @@ def load_actors(options: Options, model: str, tokenizer: Any) -> Actors:
     return actors
 
 
+def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
+    """The folder of the model that PPO starts from; made once."""
+    folder = options.run_dir / "warm"
+    if not folder.exists():
+        texts = {document.id: document.text for document in data.documents}
+        pad_id = with_padding(tokenizer).pad_token_id
+        most = options.sampling.max_new_tokens
+        lm = warm_started(model, tokenizer, data.train, texts, options.warm, most, pad_id, options.seed)
+        save_lm(Policy(lm, options.sampling, tokenizer.eos_token_id, pad_id), model, tokenizer, folder)
+    return str(folder)
+
+
 # Training
 
 
@@ -385,30 +403,49 @@ class Run:
 # Evaluation
 
 
-def measure_before(options: Options, data: Data, actors: Actors, tokenizer: Any, search: Search) -> list[Measured]:
+def measure_before(options: Options, data: Data, model: str, tokenizer: Any, search: Search) -> list[Measured]:
     """The held-out queries as they are, and by the untrained model; measured once, kept in the run folder."""
     path = options.run_dir / "evaluation_before.json"
     if not path.exists():
+        policy = untrained_policy(options, model, tokenizer)
         queries = [row.query for row in data.held_out]
         ways = [measured(RAW, data.held_out, queries, search, options.k)]
         ways += both_ways(
-            "untrained", [row.prompt for row in data.held_out], 0, options, data, actors, tokenizer, search
+            "untrained", [row.prompt for row in data.held_out], 0, options, data, policy, tokenizer, search
         )
         asked = [prompt_tokens(tokenizer, PSEUDO_ANSWER, query) for query in queries]
         most = options.pseudo_answer_tokens
-        ways += both_ways("pseudo-answer (HyDE)", asked, most, options, data, actors, tokenizer, search)
+        ways += both_ways("pseudo-answer (HyDE)", asked, most, options, data, policy, tokenizer, search)
         save_measured(path, ways)
     ways = load_measured(path)
     print_measured(ways, options.k)
     return ways
 
 
+def untrained_policy(options: Options, model: str, tokenizer: Any) -> Policy:
+    pad_id = with_padding(tokenizer).pad_token_id
+    return Policy(load_lm(model, lora=options.actor.lora_rank > 0), options.sampling, tokenizer.eos_token_id, pad_id)
+
+
+def measure_warm(
+    options: Options, before: Sequence[Measured], data: Data, actors: Actors, tokenizer: Any, search: Search
+) -> list[Measured]:
+    """With the model after its warm start, which is measured once, too; PPO has not begun."""
+    path = options.run_dir / "evaluation_warm.json"
+    if not path.exists():
+        prompts = [row.prompt for row in data.held_out]
+        save_measured(path, both_ways("warm", prompts, 0, options, data, actors.policy, tokenizer, search))
+    ways = [*before, *load_measured(path)]
+    print_measured(ways, options.k)
+    return ways
+
+
 def both_ways(
-    name: str, prompts: Sequence[Sequence[int]], most: int, options: Options, data: Data, actors: Actors,
+    name: str, prompts: Sequence[Sequence[int]], most: int, options: Options, data: Data, policy: Policy,
     tokenizer: Any, search: Search,
 ) -> list[Measured]:  # fmt: skip
     """What the model says to these prompts, searched for alone and with the query."""
-    texts = write_texts(actors.policy, tokenizer, prompts, most)
+    texts = write_texts(policy, tokenizer, prompts, most)
     weight = options.rewrite.query_weight
     pairs = list(zip(data.held_out, texts, strict=True))
     alone = [final_query(row.query, text, "replace", 1) for row, text in pairs]
@@ -424,13 +461,14 @@ def report_after(
 ) -> None:
     """The trained model beside all that was measured before."""
     prompts = [row.prompt for row in data.held_out]
-    ways = [*before, *both_ways("trained", prompts, 0, options, data, actors, tokenizer, search)]
+    ways = [*before, *both_ways("trained", prompts, 0, options, data, actors.policy, tokenizer, search)]
     print_measured(ways, options.k)
     save_measured(options.run_dir / "evaluation_ways.json", ways)
     write_jsonl(options.run_dir / "evaluation.jsonl", result_rows(ways))
     place = 1 if options.rewrite.mode == "append" else 0
     trained, untrained = ways[-2 + place], ways[1 + place]
-    for other in (untrained, ways[0]):
+    warm = [ways[-4 + place]] if options.warm.warm_steps else []
+    for other in (*warm, untrained, ways[0]):
         gain = difference(trained, other)
         print(f"{trained.way} over {other.way}: {gain['mean']:+.3f} ({span(gain)}), paired")
 
