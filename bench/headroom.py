@@ -1,0 +1,75 @@
+"""How much better queries could search: what a policy has to gain over the raw question, before it is trained.
+
+    python bench/headroom.py --data runs/medquad/data --mode sparse
+
+MRR of training questions' searches: as they are; with the commonest beginning of their type's answers behind them,
+which a policy can learn; with the first words of their own answer, which it can only guess.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from core.corpus import Question, read_answerable
+from core.demonstrations import body_of, guess_of
+from core.errors import run_script
+from core.intervals import bootstrapped, span
+from core.measures import grades_of, retrieval_measures
+from document_store import DocumentStore, Mode
+
+FOCUS = "\0"  # stands for what a question is about
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is searched for."""
+
+    data: Path = Path("data")
+    """Folder that data_prep.py wrote."""
+    questions: int = 800
+    """How many, drawn by --seed."""
+    words: int = 8
+    """Of the answer's beginning."""
+    k: int = 3
+    mode: Mode = "hybrid"
+    seed: int = 1
+
+
+def main(options: Options) -> None:
+    questions = read_answerable(options.data / "train.jsonl")
+    typical = beginnings(questions)
+    chosen = random.Random(options.seed).sample(questions, min(options.questions, len(questions)))
+    store = DocumentStore.open(options.data / "store")
+    ways = {
+        "the question": [q.question for q in chosen],
+        "and its type's commonest beginning": [
+            f"{q.question} {typical[q.question_type].replace(FOCUS, q.focus)}" for q in chosen
+        ],
+        f"and {options.words} words of its answer": [guess_of(q, options.words) for q in chosen],
+    }
+    for name, queries in ways.items():
+        hits = [found for start in range(0, len(queries), 64) for found in
+                store.search(queries[start : start + 64], options.k, options.mode)]  # fmt: skip
+        ranked = [[hit.chunk_id for hit in found] for found in hits]
+        found = bootstrapped(retrieval_measures(ranked, grades_of(chosen), ())["mrr"].tolist())
+        print(f"{name:36} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
+
+
+def beginnings(questions: Sequence[Question]) -> dict[str, str]:
+    """The commonest first ten words of each type's answers, what the question is about left open."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for question in questions:
+        words = body_of(question.answer).lower().replace(question.focus.lower() or FOCUS, FOCUS).split()
+        counts[question.question_type][" ".join(words[:10])] += 1
+    return {kind: several.most_common(1)[0][0] for kind, several in counts.items()}
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)
