@@ -302,7 +302,7 @@ def test_the_wall_clock_adds_up(tmp_path):
 
     async def strategy(agent, question, seed):
         await asyncio.sleep(0.05)
-        episode = replace(EXAMPLE, id=f"{question.id}/0", question_id=question.id)
+        episode = replace(EXAMPLE, id=f"{question.id}/0", question_id=question.id, seconds={})
         return evaluate.baselines.Outcome(episode, (episode,))
 
     log = evaluate.OutcomeLog(tmp_path, "a/b")
