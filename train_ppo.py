@@ -148,11 +148,13 @@ def main(options: Options) -> None:
         data = read_data(options, tokenizer)
         search = open_search(options, data)
         scorer = Scorer(load_reward(options.reward, search, options.k), options.rewrite, tokenizer)
-        before = measure_before(options, data, model, tokenizer, search)
-        start = warm_start(options, data, model, tokenizer) if options.warm.warm_steps else model
-        actors = load_actors(options, start, tokenizer)
+        lora = options.actor.lora_rank > 0
+        lm = load_lm(model, lora=lora)
+        before = measure_before(options, data, policy_of(options, lm, tokenizer), tokenizer, search)
         if options.warm.warm_steps:
-            before = measure_warm(options, before, data, actors, tokenizer, search)
+            lm = load_lm(warm_start(options, data, model, tokenizer), lora=lora)
+            before = measure_warm(options, before, data, policy_of(options, lm, tokenizer), tokenizer, search)
+        actors = actors_of(options, lm, tokenizer)
         train(options, data, actors, tokenizer, scorer)
         save_lm(actors.policy, model, tokenizer, options.output_dir)
         print(f"{options.output_dir} is the trained model")
@@ -286,9 +288,13 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-def load_actors(options: Options, model: str, tokenizer: Any) -> Actors:
+def policy_of(options: Options, lm: Any, tokenizer: Any) -> Policy:
+    """A model as it samples; the one of the actors has an adapter besides, if there is to be one."""
+    return Policy(lm, options.sampling, tokenizer.eos_token_id, with_padding(tokenizer).pad_token_id)
+
+
+def actors_of(options: Options, lm: Any, tokenizer: Any) -> Actors:
     pad_id = with_padding(tokenizer).pad_token_id
-    lm = load_lm(model, lora=options.actor.lora_rank > 0)
     actors = make_actors(
         lm, options.actor, options.sampling, tokenizer.eos_token_id, pad_id, options.ppo.micro_batch, options.seed
     )
@@ -311,7 +317,7 @@ def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
         pad_id = with_padding(tokenizer).pad_token_id
         most = options.sampling.max_new_tokens
         lm = warm_started(model, tokenizer, data.train, texts, options.warm, most, pad_id, options.seed)
-        save_lm(Policy(lm, options.sampling, tokenizer.eos_token_id, pad_id), model, tokenizer, folder)
+        save_lm(policy_of(options, lm, tokenizer), model, tokenizer, folder)
     return str(folder)
 
 
@@ -403,11 +409,10 @@ class Run:
 # Evaluation
 
 
-def measure_before(options: Options, data: Data, model: str, tokenizer: Any, search: Search) -> list[Measured]:
+def measure_before(options: Options, data: Data, policy: Policy, tokenizer: Any, search: Search) -> list[Measured]:
     """The held-out queries as they are, and by the untrained model; measured once, kept in the run folder."""
     path = options.run_dir / "evaluation_before.json"
     if not path.exists():
-        policy = untrained_policy(options, model, tokenizer)
         queries = [row.query for row in data.held_out]
         ways = [measured(RAW, data.held_out, queries, search, options.k)]
         ways += both_ways(
@@ -422,19 +427,14 @@ def measure_before(options: Options, data: Data, model: str, tokenizer: Any, sea
     return ways
 
 
-def untrained_policy(options: Options, model: str, tokenizer: Any) -> Policy:
-    pad_id = with_padding(tokenizer).pad_token_id
-    return Policy(load_lm(model, lora=options.actor.lora_rank > 0), options.sampling, tokenizer.eos_token_id, pad_id)
-
-
 def measure_warm(
-    options: Options, before: Sequence[Measured], data: Data, actors: Actors, tokenizer: Any, search: Search
+    options: Options, before: Sequence[Measured], data: Data, policy: Policy, tokenizer: Any, search: Search
 ) -> list[Measured]:
-    """With the model after its warm start, which is measured once, too; PPO has not begun."""
+    """With the model after its warm start, which is measured once, too."""
     path = options.run_dir / "evaluation_warm.json"
     if not path.exists():
         prompts = [row.prompt for row in data.held_out]
-        save_measured(path, both_ways("warm", prompts, 0, options, data, actors.policy, tokenizer, search))
+        save_measured(path, both_ways("warm", prompts, 0, options, data, policy, tokenizer, search))
     ways = [*before, *load_measured(path)]
     print_measured(ways, options.k)
     return ways

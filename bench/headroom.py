@@ -55,9 +55,7 @@ def main(options: Options) -> None:
         f"and {options.words} words of its answer": [guess_of(q, options.words) for q in chosen],
     }
     for name, queries in ways.items():
-        hits = [found for start in range(0, len(queries), 64) for found in
-                store.search(queries[start : start + 64], options.k, options.mode)]  # fmt: skip
-        ranked = [[hit.chunk_id for hit in found] for found in hits]
+        ranked = [[hit.chunk_id for hit in hits] for hits in store.search(queries, options.k, options.mode)]
         found = bootstrapped(retrieval_measures(ranked, grades_of(chosen), ())["mrr"].tolist())
         print(f"{name:36} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
 

@@ -112,10 +112,7 @@ def depth_mrr(
 ) -> Floats:
     """Of each question, over its queries' chunks in turn, each once, the first k of them."""
     flat = sorted({query for several in queries for query in several})
-    found: dict[str, list[str]] = {}
-    for start in range(0, len(flat), 64):
-        part = flat[start : start + 64]
-        found |= {q: [hit.chunk_id for hit in hits] for q, hits in zip(part, store.search(part, k, mode), strict=True)}
+    found = {q: [hit.chunk_id for hit in hits] for q, hits in zip(flat, store.search(flat, k, mode), strict=True)}
     ranked = [list(dict.fromkeys(hit for query in several for hit in found[query])) for several in queries]
     return retrieval_measures(ranked, grades_of(questions), (k,))[f"mrr@{k}"]
 

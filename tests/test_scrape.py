@@ -374,8 +374,7 @@ def test_delay_and_connections_per_host_are_kept(server, tmp_path):
     for host in ("a.test", "b.test"):
         assert server.log.peak[host] == 2
         assert len(server.log.starts(host)) == 9  # with robots.txt
-        # Without a delay two start at once; 0.1 it is, less what threads take to wake up on a busy machine.
-        assert min(gaps(server.log.starts(host))) > 0.02
+        assert min(gaps(server.log.starts(host))) > 0.05  # 0.1 less what threads take to wake up
     assert server.log.peak[""] == 4  # both hosts at once
 
 
