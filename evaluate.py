@@ -37,7 +37,7 @@ from core.collection import read_qrels
 from core.corpus import Question, locked, read_answerable, replacing, write_jsonl
 from core.embedder import Embedder
 from core.engines import Engine, EngineError, Sampling
-from core.errors import UserError, check_at_least_one, run_script
+from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
 from core.eval_plots import draw_evaluation
 from core.evaluation import SCHEMA, Measured, markdown, per_question, print_rows, summary
 from core.measures import Grades, grades_of, measured
@@ -139,6 +139,9 @@ class Options:
     """Tokens of each passage shown."""
     mode: Mode = "hybrid"
     """How the store is searched."""
+    question_weight: int = 0
+    """Search for the question, so many times, and the policy's query behind it: it need only add what helps, and BM25
+    counts words. 0: its query alone."""
     templates: Path = Path("templates.jsonl")
     """Library of core/thought_templates.py, for the system of that name."""
     seed: int = 0
@@ -149,6 +152,7 @@ class Options:
         self.limits.check()
         self.sampling.check()
         check_at_least_one(self, "at_once", "k", "passage_tokens")
+        check_at_least_zero(self, "question_weight")
         if self.questions < 0 or not self.cutoffs or min(self.cutoffs) < 1:
             raise UserError("--questions must be at least 0, and --cutoffs one or more numbers of at least 1")
         unknown = [name for name in self.systems if name not in SYSTEMS]
@@ -287,7 +291,8 @@ async def play_all(policies: Sequence[Policy], setting: Setting) -> None:
         async with open_engine(options.engine, options.server, policy.card, options.at_once) as engine:
             await load_adapter(engine, policy)
             search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))
-            agent = Remembering(engine, protocol, search, options.limits, options.sampling)
+            weight = options.question_weight
+            agent = Remembering(engine, protocol, search, options.limits, options.sampling, weight)
             for system, questions in missing.items():
                 strategy = SYSTEMS[system](setting)
                 await play(strategy, agent, questions, log_of(policy, system, options), options)

@@ -35,7 +35,7 @@ from core.corpus import Question, read_answerable
 from core.embedder import Embedder
 from core.engines import Engine, Sampling
 from core.episode import Episode, append_episodes
-from core.errors import UserError, check_at_least_one, run_script
+from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
 from core.heartbeat import beat
 from core.plan import Plan, Played, open_plans
 from core.policy import PolicyCard, load_base, load_tokenizer, read_policy_card
@@ -134,6 +134,9 @@ class RolloutOptions:
     """Tokens of each passage shown."""
     mode: Mode = "hybrid"
     """How the store is searched."""
+    question_weight: int = 0
+    """Search for the question, so many times, and the policy's query behind it: it need only add what helps, and BM25
+    counts words. 0: its query alone."""
     seed: int = 0
     """Of the choice of questions and of sampling."""
 
@@ -146,6 +149,7 @@ class RolloutOptions:
         self.limits.check()
         self.sampling.check()
         check_at_least_one(self, "num_rollouts", "batch_size", "at_once", "k", "passage_tokens")
+        check_at_least_zero(self, "question_weight")
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,8 @@ class Rollout:
     async def play(self, question: Question, plan: Plan, view: RolloutView) -> list[Episode]:
         """A question's group of episodes, rewarded."""
         sampling = replace(self.options.sampling, temperature=plan.temperature)
-        agent = Agent(self.engine, self.protocol, self.searches, self.options.limits, sampling)
+        weight = self.options.question_weight
+        agent = Agent(self.engine, self.protocol, self.searches, self.options.limits, sampling, weight)
 
         async def one(sample: int) -> Episode:
             episode = await agent.play(question, sample, plan.seed)

@@ -36,7 +36,7 @@ from core.corpus import Question, read_answerable, read_questions, replacing, wr
 from core.demonstrations import accepted, demonstrate
 from core.engines import Sampling
 from core.episode import Episode, append_episodes, read_episodes
-from core.errors import UserError, check_at_least_one, run_script
+from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
 from core.local_engine import LocalEngine
 from core.logprobs import token_logprobs
 from core.packing import pack
@@ -67,8 +67,8 @@ class Options:
     answer_tokens: int = 64
     """The teacher's answers are those of the reference's sentences that the passage shows, up to so many tokens."""
     guess_words: int = 0
-    """Of the answer's first words, so many follow the question in a query of the teacher's: the policy learns to guess
-    them."""
+    """Of the answer's first words, so many follow the question in a query of the teacher's, or are all of it where the
+    search has the question already (--question-weight): the policy learns to guess them."""
     guess_share: float = 1.0
     """Of the questions, so many are asked with such a guess; the others leave it to training to find out what is worth
     guessing."""
@@ -78,6 +78,9 @@ class Options:
     """Tokens of each passage shown."""
     mode: Mode = "hybrid"
     """How the store is searched."""
+    question_weight: int = 0
+    """Search for the question, so many times, and the policy's query behind it: it need only add what helps, and BM25
+    counts words. 0: its query alone."""
     limits: Limits = field(default_factory=Limits)
     sampling: Sampling = field(default_factory=Sampling)
     max_steps: int = 100
@@ -113,8 +116,9 @@ class Options:
         check_at_least_one(self, "eval_every")
         if not 0 < self.held_out < 1:
             raise UserError(f"--held-out {self.held_out} must lie between 0 and 1")
-        if self.guess_words < 0 or not 0 <= self.guess_share <= 1:
-            raise UserError("--guess-words must be at least 0, and --guess-share from 0 to 1")
+        check_at_least_zero(self, "guess_words", "question_weight")
+        if not 0 <= self.guess_share <= 1:
+            raise UserError(f"--guess-share {self.guess_share} must lie from 0 to 1")
         if not (self.demonstrations or self.episodes):
             raise UserError("nothing to learn from: --demonstrations 0 and no --episodes")
         if adapter_path(self.output_dir, 0).exists() and not self.overwrite:
@@ -164,7 +168,8 @@ class Player:
         self._engine = self._engine or LocalEngine(load_base(self.card, dequantize=True))
         await self._engine.load_adapter(adapter.name, adapter)
         options = self.options
-        agent = Agent(self._engine, self.protocol, BatchedSearch(self.search), options.limits, options.sampling)
+        search, weight = BatchedSearch(self.search), options.question_weight
+        agent = Agent(self._engine, self.protocol, search, options.limits, options.sampling, weight)
         return await asyncio.gather(*(agent.play(q, sample, seed) for q in questions for sample in range(samples)))
 
 
@@ -192,7 +197,7 @@ def make_demonstrations(options: Options, play: Player) -> list[Episode]:
     taught = asyncio.run(
         demonstrate(
             chosen, play.search, play.protocol, options.limits, options.answer_tokens, options.seed,
-            options.guess_words, options.guess_share,
+            options.guess_words, options.guess_share, options.question_weight,
         )
     )  # fmt: skip
     print(f"{len(taught)} demonstrations by the teacher, of {len(chosen)} questions")

@@ -37,7 +37,7 @@ from core.checkpoint import load_checkpoint, save_checkpoint
 from core.corpus import Document, write_jsonl
 from core.documents import assemble
 from core.embedder import Reranker
-from core.errors import UserError, check_at_least_one, run_script
+from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
 from core.intervals import span
 from core.models import resolve_model
 from core.ppo import Batch, PPOOptions, make_optimizer, train_own
@@ -130,8 +130,7 @@ class Options:
         for part in (self.rewrite, self.sampling, self.actor, self.ppo, self.warm):
             part.check()
         check_at_least_one(self, "k", "max_steps", "save_every", "pseudo_answer_tokens")
-        if self.eval_queries < 0:
-            raise UserError(f"--eval-queries {self.eval_queries} must be at least 0")
+        check_at_least_zero(self, "eval_queries")
         if (self.retriever == "rerank") != bool(self.reranker):
             raise UserError("--retriever rerank and --reranker NAME belong together; give both or neither")
 

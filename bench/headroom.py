@@ -2,8 +2,9 @@
 
     python bench/headroom.py --data runs/medquad/data --mode sparse
 
-MRR of training questions' searches: as they are; with the commonest beginning of their type's answers behind them,
-which a policy can learn; with the first words of their own answer, which it can only guess.
+MRR of training questions' searches: as they are; with the first words of some answer of their type behind them, which a
+policy may say from the start; with the commonest beginning of their type's answers, which it can learn; with the first
+words of their own answer, which it can only guess.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from core.agent import searched_for
 from core.corpus import Question, read_answerable
-from core.demonstrations import body_of, guess_of
+from core.demonstrations import body_of
 from core.errors import run_script
 from core.intervals import bootstrapped, span
 from core.measures import grades_of, retrieval_measures
@@ -37,6 +39,8 @@ class Options:
     """How many, drawn by --seed."""
     words: int = 8
     """Of the answer's beginning."""
+    question_weight: int = 1
+    """How often the question is said before what is guessed."""
     k: int = 3
     mode: Mode = "hybrid"
     seed: int = 1
@@ -45,19 +49,29 @@ class Options:
 def main(options: Options) -> None:
     questions = read_answerable(options.data / "train.jsonl")
     typical = beginnings(questions)
-    chosen = random.Random(options.seed).sample(questions, min(options.questions, len(questions)))
+    draw = random.Random(options.seed)
+    chosen = draw.sample(questions, min(options.questions, len(questions)))
+    of_type = defaultdict(list)
+    for question in questions:
+        of_type[question.question_type].append(question)
     store = DocumentStore.open(options.data / "store")
-    ways = {
-        "the question": [q.question for q in chosen],
-        "and its type's commonest beginning": [
-            f"{q.question} {typical[q.question_type].replace(FOCUS, q.focus)}" for q in chosen
+    guesses = {
+        "the question": [""] * len(chosen),
+        f"and {options.words} words of an answer of its type": [
+            first_words(draw.choice(of_type[q.question_type]), options.words) for q in chosen
         ],
-        f"and {options.words} words of its answer": [guess_of(q, options.words) for q in chosen],
+        "and its type's commonest beginning": [typical[q.question_type].replace(FOCUS, q.focus) for q in chosen],
+        f"and {options.words} words of its answer": [first_words(q, options.words) for q in chosen],
     }
-    for name, queries in ways.items():
+    for name, several in guesses.items():
+        queries = [searched_for(q, guess, options.question_weight) for q, guess in zip(chosen, several, strict=True)]
         ranked = [[hit.chunk_id for hit in hits] for hits in store.search(queries, options.k, options.mode)]
         found = bootstrapped(retrieval_measures(ranked, grades_of(chosen), ())["mrr"].tolist())
-        print(f"{name:36} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
+        print(f"{name:40} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
+
+
+def first_words(question: Question, words: int) -> str:
+    return " ".join(body_of(question.answer).split()[:words])
 
 
 def beginnings(questions: Sequence[Question]) -> dict[str, str]:

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tyro
 
+from core.agent import searched_for
 from core.corpus import Question, read_answerable
 from core.episode import Episode
 from core.errors import UserError, run_script
@@ -54,6 +55,7 @@ def main(options: Options) -> None:
         raise UserError(f"--before and --after are both {options.after}; name two policies of the evaluation")
     config = json.loads((options.evaluation / "config.json").read_text())
     data, mode = Path(config["data"]), config["mode"]
+    weight = config["question_weight"]
     logs = {name: OutcomeLog(options.evaluation, f"{name}/single") for name in (options.before, options.after)}
     played = {name: {q: r.episode for q, r in log.results().items()} for name, log in logs.items()}
     both = played[options.before].keys() & played[options.after].keys()
@@ -68,7 +70,10 @@ def main(options: Options) -> None:
     print("| queries | MRR | over the raw question | ratio |\n|---|---|---|---|")
     print(f"| the question itself | {told(raw)} | | |")
     for name, episodes in rows.items():
-        own = depth_mrr(store, [[s.query for s in e.searches] for e in episodes], questions, options.k, mode)
+        searches = [
+            [searched_for(q, s.query, weight) for s in e.searches] for q, e in zip(questions, episodes, strict=True)
+        ]
+        own = depth_mrr(store, searches, questions, options.k, mode)
         print(f"| of {name} | {told(own)} | {told(own - raw)} | {own.mean() / raw.mean():.3f} |")
 
     scores = scores_of(options.evaluation, list(rows), questions)

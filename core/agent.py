@@ -115,17 +115,21 @@ class Agent:
     search: BatchedSearch
     limits: Limits = field(default_factory=Limits)
     sampling: Sampling = field(default_factory=Sampling)
+    question_weight: int = 0
+    """How often the question stands before the policy's query in what is searched for; 0: the query alone."""
 
-    async def play(self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None) -> Episode:
-        """One episode; equal seeds and samples draw equal tokens."""
-        episode = self.begin(question, f"{question.id}/{sample}")
+    async def play(
+        self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None, asked: str = ""
+    ) -> Episode:
+        """One episode; equal seeds and samples draw equal tokens. The policy may be `asked` more than the question."""
+        episode = self.begin(question, f"{question.id}/{sample}", asked)
         while not episode.stop:
             await self.step(episode, seed, speak)
         return self.finish(episode)
 
-    def begin(self, question: Question, name: str) -> Growing:
+    def begin(self, question: Question, name: str, asked: str = "") -> Growing:
         """An episode before its first turn."""
-        return Growing(name, question.id, self.protocol.prompt(question.question), self.engine.adapter)
+        return Growing(name, question, self.protocol.prompt(asked or question.question), self.engine.adapter)
 
     async def step(self, episode: Growing, seed: int, speak: Speak | None = None) -> None:
         """One turn: what the policy says and what its calls are answered. The last one sets `stop`."""
@@ -195,9 +199,17 @@ class Agent:
         if call.fault:
             return f"error: {CALL_FAULTS[call.fault]}"
         number = episode.reserve_search(call.query)
-        hits = await self.search(call.query)
+        hits = await self.search(searched_for(episode.question, call.query, self.question_weight))
         episode.fill_search(number, hits)
         return self.protocol.show(Passage(hit.title, hit.text) for hit in hits)
+
+
+def searched_for(question: Question, query: str, question_weight: int) -> str:
+    """A query behind the question, which BM25 counts as often as it is said.
+
+    Example: question "gout?", query "sore toe", weight 2: "gout? gout? sore toe".
+    """
+    return " ".join([question.question] * question_weight + [query])
 
 
 def turn_seed(seed: int, episode: str, turn: int) -> int:
@@ -210,7 +222,7 @@ class Growing:
     """An episode in the making; `stop` is empty until it is over."""
 
     id: str
-    question_id: str
+    question: Question
     prompt: list[int]
     adapter: str
     stop: Stop | Literal[""] = ""
@@ -256,7 +268,7 @@ class Growing:
             raise ValueError(f"episode {self.id} is not over")
         seconds = {**self.seconds, "total": time.perf_counter() - self.started}
         return Episode(
-            id=self.id, question_id=self.question_id, ids=tuple(self.ids), mask=tuple(self.mask),
+            id=self.id, question_id=self.question.id, ids=tuple(self.ids), mask=tuple(self.mask),
             logprobs=tuple(self.logprobs), turns=tuple(self.turns), searches=tuple(self.searches), answer=self.answer,
             stop=self.stop, cause=self.cause, adapter=self.adapter, transcript=protocol.tokenizer.decode(self.ids),
             seconds=seconds,

@@ -19,9 +19,11 @@ from core.outcome import Outcome
 from core.scorers import Oracle, Scorer, best_place, scores_of
 
 
-async def candidates(agent: Agent, question: Question, samples: Iterable[int], seed: int) -> list[Episode]:
+async def candidates(
+    agent: Agent, question: Question, samples: Iterable[int], seed: int, asked: str = ""
+) -> list[Episode]:
     """The question's episodes of these numbers, played at the same time."""
-    return list(await asyncio.gather(*(agent.play(question, sample, seed) for sample in samples)))
+    return list(await asyncio.gather(*(agent.play(question, sample, seed, asked=asked) for sample in samples)))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import dropwhile
 from pathlib import Path
 
-from core.agent import Agent, BatchedSearch, Found, Limits
+from core.agent import Agent, BatchedSearch, Found, Limits, searched_for
 from core.corpus import Question
 from core.engines import Request, Sample
 from core.episode import Episode
@@ -47,13 +47,15 @@ def body_of(answer: str) -> str:
     return " ".join(told or sentences)
 
 
-def guess_of(question: Question, words: int) -> str:
+def guess_of(question: Question, words: int, question_weight: int = 0) -> str:
     """The question and a guess how its answer begins, as in query2doc, https://arxiv.org/abs/2303.07678; or nothing.
+    The question is left to the search where that has it already.
 
     The policy can't know an answer's words, but it can learn how answers to such questions are put, which finds them.
     Example: "What is gout?", answer "What is gout? A joint hurts and swells.", 3 words: "What is gout? A joint hurts".
     """
-    return " ".join([*question.question.split(), *body_of(question.answer).split()[:words]]) if words else ""
+    asked = [] if question_weight else question.question.split()
+    return " ".join([*asked, *body_of(question.answer).split()[:words]]) if words else ""
 
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
@@ -119,26 +121,37 @@ class Teacher:
 async def demonstrate(
     questions: Sequence[Question], search_many: Callable[[Sequence[str]], Sequence[Sequence[Found]]],
     protocol: Protocol, limits: Limits, answer_tokens: int, seed: int, guess_words: int = 0, guess_share: float = 1.0,
+    question_weight: int = 0,
 ) -> list[Episode]:  # fmt: skip
     """A well-formed episode that finds the answer for each question where a query does."""
     choose = random.Random(seed)
-    guesses = {q.id: guess_of(q, guess_words if choose.random() < guess_share else 0) for q in questions}
-    candidates = {q.id: [*queries_of(q), *filter(None, [guesses[q.id]])] for q in questions}
-    queries = sorted({query for several in candidates.values() for query in several})
-    found = dict(zip(queries, search_many(queries), strict=True))
+    guesses = {
+        q.id: guess_of(q, guess_words if choose.random() < guess_share else 0, question_weight) for q in questions
+    }
+    texts = {  # of each question's candidate queries, what is searched for
+        q.id: {
+            query: searched_for(q, query, question_weight) for query in filter(None, [*queries_of(q), guesses[q.id]])
+        }
+        for q in questions
+    }
+    distinct = sorted({text for of_query in texts.values() for text in of_query.values()})
+    found = dict(zip(distinct, search_many(distinct), strict=True))
     turns, played = {}, []
     for question in questions:
-        ranks = {query: first_relevant(found[query], question) for query in candidates[question.id]}
+        hits = {query: found[text] for query, text in texts[question.id].items()}
+        ranks = {query: first_relevant(several, question) for query, several in hits.items()}
         searches = plan(ranks, choose, guesses[question.id])
         if searches and len(searches) < limits.max_turns:
             place = ranks[searches[-1]] or 0
-            hit = found[searches[-1]][place - 1]
+            hit = hits[searches[-1]][place - 1]
             answer = readable(body_of(question.answer), protocol.show([Passage(hit.title, hit.text)]))
             answer = short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
             last = f"Passage {place} answers this.\n{write_answer(answer)}"
             turns[f"{question.id}/0"] = [*map(write_call, searches), last]
             played.append(question)
-    agent = Agent(Teacher(protocol, turns), protocol, BatchedSearch(search_many), limits)
+    agent = Agent(
+        Teacher(protocol, turns), protocol, BatchedSearch(search_many), limits, question_weight=question_weight
+    )
     episodes = [await agent.play(question) for question in played]
     return [episode for episode in episodes if episode.well_formed]
 

@@ -21,9 +21,18 @@ def first_line(error: BaseException) -> str:
 
 def check_at_least_one(options: object, *names: str) -> None:
     """Refuse the first of these fields that is under 1, by the name of its option."""
+    _check_at_least(1, options, *names)
+
+
+def check_at_least_zero(options: object, *names: str) -> None:
+    """Refuse the first of these fields that is under 0, by the name of its option."""
+    _check_at_least(0, options, *names)
+
+
+def _check_at_least(least: int, options: object, *names: str) -> None:
     for name in names:
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
+        if getattr(options, name) < least:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least {least}")
 
 
 # What a full or unwritable disk says, by Python itself and through safetensors.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.errors import UserError, check_at_least_one
+from core.errors import UserError, check_at_least_one, check_at_least_zero
 from core.ppo_models import Actors, attended
 from core.rewriter import Row
 
@@ -63,9 +63,7 @@ class PPOOptions:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must lie between 0 and 1")
-        for name in ("learning_rate", "max_norm", "value_coef", "kl_coef"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 0")
+        check_at_least_zero(self, "learning_rate", "max_norm", "value_coef", "kl_coef")
 
     @property
     def micro_batch(self) -> int:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from core.corpus import replacing_folder
-from core.errors import UserError
+from core.errors import UserError, check_at_least_zero
 from core.policy import compute_dtype
 from core.rewriter import left_padded
 
@@ -59,8 +59,7 @@ class ActorOptions:
     head on what the policy sees (shared: next to nothing). auto is separate, with LoRA shared."""
 
     def check(self) -> None:
-        if self.lora_rank < 0:
-            raise UserError(f"--lora-rank {self.lora_rank} must be at least 0")
+        check_at_least_zero(self, "lora_rank")
         if self.lora_rank and self.value == "separate":
             raise UserError("--value separate trains a whole second model, which --lora-rank avoids; leave one out")
 

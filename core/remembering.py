@@ -41,19 +41,21 @@ class Shares:
 class Remembering(Agent):
     """An agent that knows what it played. An episode that the engine gave up on is played again."""
 
-    played: dict[tuple[Question, int, int], tuple[Episode, float]] = field(default_factory=dict)
-    """With its share of the time, by question, sample and seed."""
+    played: dict[tuple[Question, int, int, str], tuple[Episode, float]] = field(default_factory=dict)
+    """With its share of the time, by question, sample, seed and what was asked."""
     shares: Shares = field(default_factory=Shares)
 
-    async def play(self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None) -> Episode:
+    async def play(
+        self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None, asked: str = ""
+    ) -> Episode:
         if speak:  # says something else than the policy would
-            return await super().play(question, sample, seed, speak)
-        key = (question, sample, seed)
+            return await super().play(question, sample, seed, speak, asked)
+        key = (question, sample, seed, asked)
         if key in self.played:
             episode, share = self.played[key]
             self.shares.saved += share
             return episode
-        episode = await super().play(question, sample, seed)
+        episode = await super().play(question, sample, seed, asked=asked)
         if episode.stop != "engine":
             self.played[key] = (episode, self.shares.lap())
         return episode

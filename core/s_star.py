@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from core.agent import Agent
@@ -81,8 +81,8 @@ class SStar:
         for round_ in range(1, self.rounds + 1):
             if not line[-1].answer or support(agent.protocol, question, line[-1:])[0] >= self.least_support:
                 break
-            asked = replace(question, question=with_check(agent, question, line[-1]))
-            (episode,) = await candidates(agent, asked, [number + round_ * self.n], seed)
+            asked = with_check(agent, question, line[-1])
+            (episode,) = await candidates(agent, question, [number + round_ * self.n], seed, asked)
             line = [*line, episode] if episode.answer else [episode, *line]
         return line
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -75,8 +75,7 @@ class ThoughtTemplates:
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
         text = question.question
         hints = [hint(template, text) for template in retrieved(self.library, text, self.shown)]
-        asked = replace(question, question=" ".join([text, *hints]))
-        episode = await agent.play(asked, 0, seed)
+        episode = await agent.play(question, 0, seed, asked=" ".join([text, *hints]))
         return Outcome(episode, (episode,))
 
 

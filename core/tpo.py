@@ -13,7 +13,7 @@ same scorer at the same cost, and maybe less. A scorer that is wrong is optimise
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from core.agent import Agent
 from core.asides import Aside, ask
@@ -53,9 +53,9 @@ class TPO:
             asides.append(await ask(agent, name, CRITIQUE, text, self.critique_tokens, seed))
             if not asides[-1].text:  # nothing to go by
                 break
-            revised = replace(question, question=with_critique(question, best, asides[-1].text))
+            asked = with_critique(question, best, asides[-1].text)
             samples = range(len(tried), len(tried) + self.n)
-            tried += await candidates(agent, revised, samples, seed)
+            tried += await candidates(agent, question, samples, seed, asked)
         best, _ = await self._best_and_worst(agent, question, tried)
         return Outcome(best, tuple(tried), sum(a.sampled for a in asides), sum(a.read for a in asides))
 

@@ -77,6 +77,27 @@ def check_tokens(episode, engine, protocol):
     assert text.count("<tool_response>\n") == given.count("<tool_response>\n")  # none of them was sampled
 
 
+def test_the_question_is_searched_for_before_the_query(protocol):
+    """Twice, and as it is where the policy is asked more than it; the episode has the policy's own query."""
+    searched, script = [], (write_call("sore toe"), write_answer("Gout."))
+
+    def search(queries):
+        searched.extend(queries)
+        return search_many(queries)
+
+    async def run(**more):
+        engine = Scripted(protocol, *script)
+        agent = Agent(engine, protocol, BatchedSearch(search), **more)
+        return engine, await agent.play(QUESTION, asked="What is gout? Think of toes.")
+
+    engine, episode = asyncio.run(run(question_weight=2))
+    assert searched == ["What is gout? What is gout? sore toe"]
+    assert [s.query for s in episode.searches] == ["sore toe"]
+    assert engine.requests[0].ids == tuple(protocol.prompt("What is gout? Think of toes."))
+    asyncio.run(run())
+    assert searched[1:] == ["sore toe"]
+
+
 def test_search_then_answer(protocol):
     engine, episode = play(protocol, write_call("gout"), write_answer("Crystals."))
     check_tokens(episode, engine, protocol)

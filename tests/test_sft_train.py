@@ -53,6 +53,19 @@ def test_a_guess_by_hand():
     assert plan({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
 
 
+def test_a_guess_alone_where_the_search_has_the_question(protocol):
+    """The teacher's queries are judged by what they find behind the question, as the agent's are."""
+    searched = []
+
+    def library(queries):
+        searched.extend(queries)
+        return [[Hit("d#1", "Gout", "It hurts.")] for _ in queries]
+
+    (episode,) = asyncio.run(demonstrate([GOUT], library, protocol, Limits(), 20, 0, 2, question_weight=2))
+    assert guess_of(GOUT, 2, 2) == episode.searches[-1].query == "It hurts."
+    assert set(searched) == {f"{GOUT.question} {GOUT.question} {query}" for query in [*queries_of(GOUT), "It hurts."]}
+
+
 def test_a_share_of_the_questions_is_asked_with_a_guess(protocol):
     questions = [replace(GOUT, id=str(number)) for number in range(40)]
 
@@ -271,7 +284,7 @@ def test_other_options_do_not_go_on_with_a_run(ground, trained, tmp_path):
     [
         ({"max_steps": 0}, "--max-steps 0"),
         ({"held_out": 1.0}, "--held-out 1.0"),
-        ({"guess_share": 1.5}, "--guess-share from 0 to 1"),
+        ({"guess_share": 1.5}, "--guess-share 1.5"),
         ({"demonstrations": 0}, "nothing to learn from"),
         ({"limits": Limits(max_turns=0)}, "--max-turns 0"),
     ],

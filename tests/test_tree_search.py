@@ -10,7 +10,7 @@ from core.engines import EngineError
 from core.protocol import write_answer, write_call
 from core.scorers import Oracle
 from core.tree_search import Node, TreeSearch
-from tests.scripted_engine import check_books, run
+from tests.scripted_engine import QUESTION, check_books, run
 
 WORTH = {"poor": 0.1, "fair": 0.5, "great": 1.0, "": 0.0, "worse": 0.2}
 SCORER = Oracle(lambda episodes, questions: [WORTH[episode.answer] for episode in episodes])
@@ -76,7 +76,7 @@ def test_an_engine_error_says_nothing_of_the_turns_before_it(protocol):
 
 
 def test_uct_by_hand():
-    root = Node(Growing("r", "q", [], "base"), visits=4)
+    root = Node(Growing("r", QUESTION, [], "base"), visits=4)
     child = root.grow()
     assert child.uct(1.0) == math.inf
     child.visits, child.total = 1, 0.5
@@ -86,11 +86,11 @@ def test_uct_by_hand():
 
 
 def test_a_node_is_open_as_long_as_something_can_grow_below_it():
-    root = Node(Growing("r", "q", [], "base"))
+    root = Node(Growing("r", QUESTION, [], "base"))
     assert root.open(1)
     child = root.grow()
     assert not root.open(1)  # the child is being played
-    child.state = Growing("c", "q", [], "base")
+    child.state = Growing("c", QUESTION, [], "base")
     assert root.open(1)
     child.state.stop = "answer"
     assert not root.open(1)
