@@ -101,7 +101,7 @@ SYSTEMS: dict[str, Callable[[Setting], Strategy]] = {
     "self_consistency_8": lambda _: SelfConsistency(n=8),
     "fused_8": lambda _: SelfConsistency(n=8, fuse=True),
     "budget_forcing": lambda _: BudgetForcing(),
-    "tpo": lambda _: TPO(LOOKS_GOOD),
+    "tpo": lambda _: TPO(LOOKS_GOOD, n=4, rounds=1),  # 8 episodes, as the others
     "s_star": lambda _: SStar(),
     "tree_search": lambda _: TreeSearch(LOOKS_GOOD),
     "templates": lambda setting: ThoughtTemplates(read_templates(setting.options.templates)),

@@ -368,13 +368,13 @@ def gaps(times: list[float]) -> list[float]:
 
 
 def test_delay_and_connections_per_host_are_kept(server, tmp_path):
-    server.answer_after = 0.25
+    server.answer_after = 0.75
     urls = [f"http://{host}.test/good/{n}" for n in range(8) for host in ("a", "b")]
-    scrape(urls, tmp_path, options_for(urls, server, delay=0.1, per_host=2, timeout=5, page_timeout=5))
+    scrape(urls, tmp_path, options_for(urls, server, delay=0.3, per_host=2, timeout=5, page_timeout=5))
     for host in ("a.test", "b.test"):
         assert server.log.peak[host] == 2
         assert len(server.log.starts(host)) == 9  # with robots.txt
-        assert min(gaps(server.log.starts(host))) > 0.05  # 0.1 less what threads take to wake up
+        assert min(gaps(server.log.starts(host))) > 0.15  # 0.3 less what threads take to wake up on a busy machine
     assert server.log.peak[""] == 4  # both hosts at once
 
 
