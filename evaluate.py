@@ -1,7 +1,7 @@
 """Stage 6: policies beside baselines and test-time strategies, on held-out questions, with intervals and costs.
 
     python evaluate.py --data data --policies warm=models/warm trained=runs/grpo
-    python evaluate.py --data data --policies runs/grpo --systems plain_rag single hyde --questions 500
+    python evaluate.py --data data --policies runs/grpo --beside models/warm --systems single plain_rag best_of_8
     python evaluate.py --data data/scifact --policies models/merged      a test collection, by collection_prep.py
 
 Reads: --data (store and eval.jsonl of data_prep.py or collection_prep.py; a collection's qrels/ if it has them) and
@@ -116,6 +116,8 @@ class Options:
     """Folder that data_prep.py or collection_prep.py wrote."""
     policies: tuple[str, ...] = ("models/policy",)
     """Policy or run folders, plain models' folders or hub names; name=folder calls it so in the table."""
+    beside: tuple[str, ...] = ()
+    """More policies, that play `single` and nothing else, to stand in the same table: the warm start, the base."""
     systems: tuple[str, ...] = ("plain_rag", "no_retrieval", "hyde", "single")
     """Ways of answering, by their names in SYSTEMS; the first is the reference."""
     output_dir: Path = Path("runs/eval")
@@ -160,18 +162,27 @@ class Options:
             raise UserError(f"--systems {' '.join(unknown)}: choose among {', '.join(SYSTEMS)}")
         if "templates" in self.systems and not self.templates.is_file():
             raise UserError(f"--templates {self.templates} is missing; make it with python -m core.thought_templates")
-        if not self.policies or len(self.sources) < len(self.policies):
-            raise UserError(f"--policies {' '.join(self.policies)}: give each a name of its own, as name=folder")
+        if not self.policies or len(self.sources) < len(self.policies + self.beside):
+            told = " ".join(self.policies + self.beside)
+            raise UserError(f"--policies {told}: give each a name of its own, as name=folder")
 
     @property
     def sources(self) -> dict[str, str]:
         """Where each policy comes from, by its name. Example: warm=models/warm; models/warm is called warm too."""
-        pairs = (text.partition("=") for text in self.policies)
-        return {name if eq else Path(name).name: source if eq else name for name, eq, source in pairs}
+        return sources_of(self.policies) | sources_of(self.beside)
+
+    def systems_of(self, policy: str) -> tuple[str, ...]:
+        """Example: of a policy beside, ("single",)."""
+        return self.systems if policy in sources_of(self.policies) else ("single",)
+
+
+def sources_of(policies: Sequence[str]) -> dict[str, str]:
+    pairs = (text.partition("=") for text in policies)
+    return {name if eq else Path(name).name: source if eq else name for name, eq, source in pairs}
 
 
 # What one and the same output folder may be called again with: it changes nothing of what was played before.
-FREE = ("policies", "systems", "output_dir", "questions", "cutoffs", "engine", "server", "at_once")
+FREE = ("policies", "beside", "systems", "output_dir", "questions", "cutoffs", "engine", "server", "at_once")
 
 
 def main(options: Options) -> None:
@@ -281,7 +292,7 @@ async def play_all(policies: Sequence[Policy], setting: Setting) -> None:
     options = setting.options
     for policy in policies:
         missing = {}
-        for system in options.systems:
+        for system in options.systems_of(policy.name):
             log = log_of(policy, system, options)
             done = log.open()
             missing[system] = [question for question in setting.questions if question.id not in done]
@@ -346,7 +357,7 @@ def report(policies: Sequence[Policy], setting: Setting) -> None:
     functions = reward_functions(setting)
     systems = []
     for policy in policies:
-        for system in options.systems:
+        for system in options.systems_of(policy.name):
             of_question = log_of(policy, system, options).results()
             results = [of_question[question.id] for question in questions]
             arrays = measured(

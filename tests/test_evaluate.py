@@ -114,6 +114,14 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
     assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
 
 
+def test_a_policy_beside_plays_single_alone(tiny, tmp_path):
+    more = {"policies": (f"warm={tiny / 'policy'}",), "beside": (f"plain={tiny / 'base'}",)}
+    main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), questions=2, **more))
+    rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
+    assert [row["name"] for row in rows] == ["warm/plain_rag", "warm/single", "plain/single"]
+    assert [row["adapter"] for row in rows] == ["v000000", "v000000", "base"]
+
+
 def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny, tmp_path, monkeypatch):
     async def failing(agent, question, seed):
         if question.id == "q1":
@@ -242,6 +250,7 @@ def test_a_collection_is_measured_by_documents_and_grades(tiny, tmp_path):
         ({"systems": ()}, "choose among"),
         ({"policies": ()}, "give each a name of its own"),
         ({"policies": ("a/warm", "b/warm")}, "give each a name of its own"),
+        ({"policies": ("a/warm",), "beside": ("b/warm",)}, "give each a name of its own"),
         ({"questions": -1}, "--questions must be at least 0"),
         ({"cutoffs": (3, 0)}, "--cutoffs one or more numbers of at least 1"),
         ({"k": 0}, "--k 0 must be at least 1"),
