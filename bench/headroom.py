@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from core.agent import searched_for
 from core.corpus import Question, read_answerable
-from core.demonstrations import body_of
+from core.demonstrations import body_of, first_words
 from core.errors import run_script
 from core.intervals import bootstrapped, span
 from core.measures import grades_of, retrieval_measures
@@ -58,20 +58,16 @@ def main(options: Options) -> None:
     guesses = {
         "the question": [""] * len(chosen),
         f"and {options.words} words of an answer of its type": [
-            first_words(draw.choice(of_type[q.question_type]), options.words) for q in chosen
+            first_words(draw.choice(of_type[q.question_type]).answer, options.words) for q in chosen
         ],
         "and its type's commonest beginning": [typical[q.question_type].replace(FOCUS, q.focus) for q in chosen],
-        f"and {options.words} words of its answer": [first_words(q, options.words) for q in chosen],
+        f"and {options.words} words of its answer": [first_words(q.answer, options.words) for q in chosen],
     }
     for name, several in guesses.items():
         queries = [searched_for(q, guess, options.question_weight) for q, guess in zip(chosen, several, strict=True)]
         ranked = [[hit.chunk_id for hit in hits] for hits in store.search(queries, options.k, options.mode)]
         found = bootstrapped(retrieval_measures(ranked, grades_of(chosen), ())["mrr"].tolist())
         print(f"{name:40} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
-
-
-def first_words(question: Question, words: int) -> str:
-    return " ".join(body_of(question.answer).split()[:words])
 
 
 def beginnings(questions: Sequence[Question]) -> dict[str, str]:

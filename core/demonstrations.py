@@ -47,6 +47,11 @@ def body_of(answer: str) -> str:
     return " ".join(told or sentences)
 
 
+def first_words(answer: str, words: int) -> str:
+    """How an answer begins, after its headings. Example: "What is gout? A joint hurts.", 2 words: "A joint"."""
+    return " ".join(body_of(answer).split()[:words])
+
+
 def guess_of(question: Question, words: int, question_weight: int = 0) -> str:
     """The question and a guess how its answer begins, as in query2doc, https://arxiv.org/abs/2303.07678; or nothing.
     The question is left to the search where that has it already.
@@ -55,7 +60,7 @@ def guess_of(question: Question, words: int, question_weight: int = 0) -> str:
     Example: "What is gout?", answer "What is gout? A joint hurts and swells.", 3 words: "What is gout? A joint hurts".
     """
     asked = [] if question_weight else question.question.split()
-    return " ".join([*asked, *body_of(question.answer).split()[:words]]) if words else ""
+    return " ".join([*asked, first_words(question.answer, words)]).strip() if words else ""
 
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:

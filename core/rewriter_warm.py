@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from core.demonstrations import body_of
+from core.demonstrations import first_words
 from core.errors import UserError, check_at_least_one
 from core.ppo_models import attended, load_lm
 from core.rewriter import Row
@@ -47,7 +47,7 @@ def beginning_of(text: str, words: int) -> str:
     Example: "Gout\\nWhat is gout? A joint hurts and swells.", 3 words: "A joint hurts".
     """
     title, _, rest = text.partition("\n")
-    return " ".join(body_of(rest if rest.strip() else title).split()[:words])
+    return first_words(rest if rest.strip() else title, words)
 
 
 def warm_started(
