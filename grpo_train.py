@@ -34,6 +34,7 @@ from core.corpus import read_answerable
 from core.episode import Episode
 from core.errors import UserError, check_at_least_one, run_script
 from core.guards import GuardOptions, fault_of
+from core.guidance import GuidanceOptions, Guide, open_guide
 from core.heartbeat import beat
 from core.intervals import bootstrapped
 from core.learner import Learner
@@ -56,6 +57,7 @@ class Options:
 
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     update: UpdateOptions = field(default_factory=UpdateOptions)
+    guidance: GuidanceOptions = field(default_factory=GuidanceOptions)
     guard: GuardOptions = field(default_factory=GuardOptions)
     run_dir: Path = Path("runs/grpo")
     """The run folder; what an earlier start left there is gone on with."""
@@ -85,7 +87,7 @@ class Options:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.rollout, self.update, self.guard):
+        for part in (self.rollout, self.update, self.guidance, self.guard):
             part.check()
         check_sharding(self.sharding, self.sequence_parallel)
         check_at_least_one(self, "max_steps")
@@ -165,7 +167,7 @@ def train(options: Options, learner: Learner, play: Play) -> None:
                 break
             lessons = prepare(played.episodes, options.update, rollout.weights, rollout.limits.max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
-            by = Pass(rate, rollout.sampling.temperature, options.prompts_shared)
+            by = Pass(rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step))
             training = update(learner, lessons, options.update, by, run.phases)
             stats = guard(run, learner, collect(run, played, lessons, training))
             run.after(stats, lessons)
@@ -198,6 +200,7 @@ class Run:
     history: list[StepStats]
     questions: list[str]
     eval_questions: list[str]
+    guide: Guide
     phases: Phases = field(default_factory=Phases)
 
     def kept(self) -> dict[str, Any]:
@@ -221,9 +224,10 @@ def open_run(options: Options, learner: Learner) -> Run:
     chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
     if options.eval_every and not chosen:
         raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
+    guide = open_guide(options.guidance, options.rollout.seed, train_questions)
     if step:
         print(f"going on from step {step}")
-    return Run(options, step, **kept, history=history, questions=train_questions, eval_questions=chosen)
+    return Run(options, step, **kept, history=history, questions=train_questions, eval_questions=chosen, guide=guide)
 
 
 def publish(learner: Learner, run_dir: Path, version: int) -> None:

@@ -263,6 +263,16 @@ def policy_loss(
     return loss, sums
 
 
+def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> Tensor:
+    """A micro-batch's share of the mean negative log-probability of all `tokens` that the demonstrations show.
+
+    Example: 4 tokens in all, of which this batch has two, of log-probability -1 and -3: 1.
+    """
+    batch = batch.to(logprobs_BT.device)
+    mask_BT = (batch.sampled_BT > 0) & (batch.positions_BT > 0)  # a first token has no log-probability
+    return -_where(mask_BT, logprobs_BT).sum() / max(tokens, 1)
+
+
 def add_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The sums of several micro-batches as one; a name in _max or _min says what is taken instead of the sum."""
     added: dict[str, Tensor] = {}

@@ -241,6 +241,7 @@ PANELS: dict[str, dict[str, str]] = {
     TOKENS: {"clip_high_share": "clipped above", "clip_low_share": "clipped below", "corrected_share": "corrected"},
     "trainer against sampler": {"mismatch_mean_abs": "|Δ log-probability|", "mismatch_kl": "KL"},
     "gradient norm": {"grad_norm": ""},
+    "loss of demonstrations": {"demonstration_loss": ""},
 }
 RATIO = "ratio to the sampler, with range"
 ORDER = [*list(PANELS)[:4], RATIO, *list(PANELS)[4:]]

@@ -104,7 +104,7 @@ class StepStats:
     """The update, as means over its tokens: policy_loss, kl (to the reference), entropy, clip_low_share,
     clip_high_share, ratio_mean, ratio_min, ratio_max (trained over sampling policy), mismatch_kl, mismatch_mean_abs,
     corrected_share (trainer's against sampler's log-probabilities), grad_norm (before clipping), learning_rate,
-    tokens, micro_batches; whatever else the loss reports."""
+    tokens, micro_batches, demonstration_loss (where demonstrations are shown); whatever else the loss reports."""
     evaluation: dict[str, Interval] | None = None
     """Each reward on held-out questions, at steps that measure it."""
     notes: list[str] = field(default_factory=list)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core.episode import Episode
 from core.errors import UserError, check_at_least_one, first_line
+from core.guidance import Shown
 from core.learner import Learner
 from core.losses import (
     AdvantageMethod,
@@ -20,13 +21,14 @@ from core.losses import (
     add_stats,
     advantages,
     count_totals,
+    demonstration_loss,
     flat_groups,
     overlong_penalty,
     policy_loss,
     summary,
     widest,
 )
-from core.packing import pack, pack_shared, values_like
+from core.packing import TokenBatch, pack, pack_shared, values_like
 from core.rewards import Floats, Method, combine_rewards
 from core.train_view import Phases
 
@@ -134,6 +136,8 @@ class Pass:
     temperature: float
     """At which the episodes were sampled: the policy is the distribution they came from."""
     share_prompts: bool
+    shown: Shown = field(default_factory=Shown)
+    """Demonstrations to learn from as well."""
 
 
 def update(learner: Learner, lessons: Lessons, options: UpdateOptions, by: Pass, phases: Phases) -> dict[str, float]:
@@ -144,7 +148,7 @@ def update(learner: Learner, lessons: Lessons, options: UpdateOptions, by: Pass,
             return update_within(budget, learner, lessons, options, by, phases)
         except torch.OutOfMemoryError as error:
             learner.forget()
-            longest = max(len(episode.ids) for episode in lessons.episodes)
+            longest = max(len(episode.ids) for episode in (*lessons.episodes, *by.shown.episodes))
             if budget <= longest or learner.world > 1:  # alone, a process can't begin anew what all do together
                 raise UserError(
                     f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
@@ -164,7 +168,7 @@ def update_within(
         if lessons.keep_N[number] and (advantage or options.loss.beta)  # the others have no gradient
     ]
     episodes = [lessons.episodes[number] for number in taught]
-    if not episodes:
+    if not episodes and not by.shown.episodes:
         return {"learning_rate": by.rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
     advantages_N, sampled = lessons.advantages_N[taught], [episode.logprobs for episode in episodes]
     totals = count_totals(lessons.episodes, lessons.keep_N)  # all that are kept count, taught or not
@@ -172,7 +176,7 @@ def update_within(
         parts = pack_shared(episodes, [episode.question_id for episode in episodes], budget)
     else:
         parts = pack(episodes, budget)
-    parts = learner.mine(parts)
+    parts, shown = learner.mine(parts), learner.mine(pack(by.shown.episodes, budget))
     old: dict[int, Tensor] = {}  # of the policy as the step found it, by micro-batch
     for _ in range(options.epochs):
         sums = []
@@ -186,11 +190,26 @@ def update_within(
                 reference_BT=reference_BT, entropy_BT=scores.entropy_BT,
             )  # fmt: skip
             with phases("backward"):
-                learner.backward(loss, last=number + 1 == len(parts))
+                learner.backward(loss, last=not shown and number + 1 == len(parts))
             sums.append(figures)
+        shown_loss = learn_shown(learner, shown, by, phases)
         norm = learner.step(by.rate, options.max_norm)
-    total = summary(learner.sums(add_stats(sums)))
-    return total | {"learning_rate": by.rate, "grad_norm": norm, "micro_batches": float(len(parts))}
+    total = summary(learner.sums(add_stats(sums))) if sums else {"tokens": 0.0}
+    if shown:
+        total["demonstration_loss"] = learner.sums({"loss": shown_loss})["loss"].item()
+    return total | {"learning_rate": by.rate, "grad_norm": norm, "micro_batches": float(len(parts) + len(shown))}
+
+
+def learn_shown(learner: Learner, parts: Sequence[TokenBatch], by: Pass, phases: Phases) -> Tensor:
+    """Add the gradients of the demonstrations; this process's share of their loss."""
+    tokens, total = count_totals(by.shown.episodes).tokens, torch.zeros((), device=learner.device)
+    for number, part in enumerate(parts):
+        with phases("logprobs"):
+            loss = demonstration_loss(learner.score(part, by.temperature).logprobs_BT, part, tokens)
+        with phases("backward"):
+            learner.backward(loss * by.shown.weight, last=number + 1 == len(parts))
+        total += loss.detach()
+    return total
 
 
 def learning_rate(step: int, options: UpdateOptions, max_steps: int) -> float:

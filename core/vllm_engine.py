@@ -166,12 +166,13 @@ class VLLMEngine:
 
     async def _load(self, client: httpx.AsyncClient, name: str) -> None:
         async with self._loading:
-            listed = await client.get("/v1/models")
-            if name in {model["id"] for model in listed.json()["data"]}:
+            if await has(client, name):
                 return
             answer = await client.post(
                 "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(self._folder)}
             )
+            if answer.status_code != 200 and await has(client, name):  # another worker was faster
+                return
         if answer.status_code == 404 and answer.json().get("detail") == "Not Found":  # no such address at all
             raise UserError(f"{client.base_url} can't load adapters; start it as scripts/vllm_cpu.sh does")
         if answer.status_code != 200:
@@ -189,6 +190,12 @@ def read_sample(choice: dict[str, Any], request: Request) -> Sample:
     if finish not in ("stop", "length") or (finish == "stop" and ids[-1] not in request.stop_ids):
         raise UserError(f"the vLLM server stopped for {finish!r} at token {ids[-1]}, which nobody asked for")
     return Sample(ids, logprobs, finish)
+
+
+async def has(client: httpx.AsyncClient, name: str) -> bool:
+    """Does the server serve a model or an adapter of that name?"""
+    listed = await client.get("/v1/models")
+    return name in {model["id"] for model in listed.json()["data"]}
 
 
 def message_of(answer: httpx.Response) -> str:

@@ -13,11 +13,13 @@ import grpo_rollout
 import grpo_train
 from core.adapters import adapter_path, versions
 from core.corpus import read_questions, write_jsonl
-from core.episode import read_episodes
+from core.episode import append_episodes, read_episodes
 from core.errors import UserError
 from core.guards import GuardOptions
+from core.guidance import GuidanceOptions, Shown, open_guide
 from core.learner import Learner
 from core.losses import LossOptions
+from core.packing import pack
 from core.plan import Plan, open_plans
 from core.policy import load_policy, read_policy_card
 from core.run_stats import read_stats, reproducible
@@ -47,8 +49,8 @@ def options_of(tiny, run_dir, **more):
         limits=replace(grpo_rollout.Limits(), max_turn_tokens=12, max_turns=2),
     )  # fmt: skip
     options = Options(
-        rollout, UpdateOptions(learning_rate=0.01, token_budget=600), GuardOptions(on_collapse="warn"), run_dir,
-        max_steps=3, eval_every=2,
+        rollout, UpdateOptions(learning_rate=0.01, token_budget=600), guard=GuardOptions(on_collapse="warn"),
+        run_dir=run_dir, max_steps=3, eval_every=2,
     )  # fmt: skip
     parts = {}
     for name in ("rollout", "update"):
@@ -250,10 +252,10 @@ def episodes(tiny, tmp_path_factory):
     return list(read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl"))
 
 
-def updated(tiny, episodes, **more):
+def updated(tiny, episodes, shown=None, **more):
     learner = learner_of(tiny)
     options = options_of(tiny, tiny / "unused", **more)
-    by = Pass(0.01, 1.0, options.prompts_shared)
+    by = Pass(0.01, 1.0, options.prompts_shared, shown or Shown())
     figures = update(learner, prepare(episodes, options.update), options.update, by, Phases())
     return figures, {name: weight.detach().clone() for name, weight in learner.policy.named_parameters()}
 
@@ -303,6 +305,62 @@ def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
     assert figures["micro_batches"] == 0
     before = dict(learner_of(tiny).policy.named_parameters())
     assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
+
+
+# Guidance
+
+
+def gradients(tiny, monkeypatch, episodes, shown=None, **more):
+    """Of an update, before they are cut, and its figures."""
+    kept = {}
+
+    def keep(learner, rate, norm):
+        kept.update({n: w.grad.clone() for n, w in learner.policy.named_parameters() if w.grad is not None})
+        return 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", keep)
+        figures, _ = updated(tiny, episodes, shown, **more)
+    return kept, figures
+
+
+def test_demonstrations_add_their_weighted_loss_to_the_gradient(tiny, episodes, monkeypatch):
+    taught, shown = episodes[:8], episodes[8:]
+    own, _ = gradients(tiny, monkeypatch, taught)
+    learner = learner_of(tiny)
+    scores = [learner.score(part, 1.0).logprobs_BT[part.sampled_BT > 0] for part in pack(shown, 10_000)]
+    loss = -torch.cat(scores).mean()
+    loss.backward()
+    theirs = {n: w.grad for n, w in learner.policy.named_parameters() if w.grad is not None}
+    for budget in (10_000, 120):
+        both, figures = gradients(tiny, monkeypatch, taught, Shown(shown, 0.3), token_budget=budget)
+        assert figures["demonstration_loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert figures["tokens"] == sum(e.sampled for e in taught)  # the other figures are of the policy's own
+        for name, gradient in both.items():
+            torch.testing.assert_close(gradient, own[name] + 0.3 * theirs[name], atol=1e-6, rtol=1e-4)
+
+
+def test_where_rewards_teach_nothing_demonstrations_still_do(tiny, episodes, monkeypatch):
+    alike = [replace(e, rewards=dict.fromkeys(e.rewards, 0.5)) for e in episodes]
+    found, figures = gradients(tiny, monkeypatch, alike, Shown(episodes[:2], 1.0))
+    assert any(gradient.abs().max() > 0 for gradient in found.values())
+    assert figures["tokens"] == 0
+    assert figures["demonstration_loss"] > 0
+
+
+def test_a_run_learns_what_it_is_shown_and_goes_on_exactly(tiny, episodes, tmp_path):
+    path = tmp_path / "shown.jsonl"
+    append_episodes(path, episodes[:3])
+    guided = GuidanceOptions(path, demonstrations_per_step=3, demonstration_weight=1.0)
+    options = options_of(tiny, tmp_path / "whole" / "run", guidance=guided, max_steps=4, eval_every=0)
+    grpo_train.main(options)
+    losses = [row.training["demonstration_loss"] for row in read_stats(options.run_dir)]
+    assert losses[-1] < losses[0] - 0.2
+    parts = replace(options, run_dir=tmp_path / "parts" / "run")
+    grpo_train.main(replace(parts, max_steps=2))
+    grpo_train.main(parts)
+    assert stats_of(parts.run_dir) == stats_of(options.run_dir)
+    assert adapter_bytes(parts.run_dir, 4) == adapter_bytes(options.run_dir, 4)
 
 
 # Guards
@@ -377,7 +435,8 @@ def test_a_missing_policy_or_eval_set_is_told(tiny, tmp_path):
 
 def test_a_plan_is_made_once_and_spare_questions_are_others(tiny, tmp_path):
     options = options_of(tiny, tmp_path / "run", replace_flat=2)
-    run = grpo_train.Run(options, 0, {}, 0, 0, [], [f"q{n}" for n in range(6)], [])
+    guide = open_guide(options.guidance, 0, [])
+    run = grpo_train.Run(options, 0, {}, 0, 0, [], [f"q{n}" for n in range(6)], [], guide)
     plan = grpo_train.plan_step(run, 0)
     assert isinstance(plan, Plan)
     assert len({*plan.questions, *plan.spare}) == 5

@@ -18,6 +18,7 @@ from core.losses import (
     add_stats,
     advantages,
     count_totals,
+    demonstration_loss,
     flat_groups,
     overlong_penalty,
     policy_loss,
@@ -345,3 +346,20 @@ def test_options_are_a_command_line():
     arguments = ["--loss", "gspo", "--clip-low", "3e-4", "--clip-high", "4e-4", "--aggregation", "sequence"]
     options = tyro.cli(LossOptions, args=arguments)
     assert options == LossOptions(loss="gspo", clip_low=3e-4, clip_high=4e-4, aggregation="sequence")
+
+
+# Demonstrations
+
+
+def test_a_demonstrations_loss_is_the_mean_over_what_it_says_alone():
+    batch = rows(LONG, SHORT)
+    logprobs_BT = torch.tensor([[9.0, -1.0, -2.0, 7.0, -3.0], [9.0, -6.0, 5.0, 5.0, 5.0]], requires_grad=True)
+    loss = demonstration_loss(logprobs_BT, batch, 4)
+    assert loss.item() == (1 + 2 + 3 + 6) / 4
+    loss.backward()
+    assert logprobs_BT.grad.tolist() == [[0, -0.25, -0.25, 0, -0.25], [0, -0.25, 0, 0, 0]]
+    apart = [
+        demonstration_loss(logprobs_BT[n : n + 1, :length], rows(episode), 4).item()
+        for n, (episode, length) in enumerate(((LONG, 5), (SHORT, 2)))
+    ]
+    assert apart == [1.5, 1.5]  # a batch's share is of all tokens, so shares add up

@@ -23,6 +23,7 @@ class FakeVLLM:
 
     def __init__(self):
         self.adapters, self.plan, self.bodies, self.base = [], [], [], "policy"
+        self.raced = self.refused = False
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,7 +43,11 @@ class FakeVLLM:
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path == "/v1/load_lora_adapter":
-                    fake.adapters.append(body["lora_name"])
+                    known = body["lora_name"] in fake.adapters
+                    if not known and not fake.refused:
+                        fake.adapters.append(body["lora_name"])
+                    if known or fake.raced or fake.refused:  # raced: another worker's request came a moment before
+                        return self.say(400, {"error": {"message": "has already been loaded"}})
                     return self.say(200, "ok")
                 if self.path == "/v1/unload_lora_adapter":
                     fake.adapters.remove(body["lora_name"])
@@ -144,6 +149,19 @@ def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tm
     assert with_engine(act, fake) == "run-v000002"
     assert [body["model"] for body in fake.bodies] == ["run-v000001", "run-v000002"]
     assert fake.adapters == ["run-v000002"]
+
+
+def test_an_adapter_that_another_worker_loads_at_the_same_moment_is_loaded(fake, tmp_path):
+    fake.raced = True
+
+    async def swap(engine):
+        await engine.load_adapter("run-v000001", tmp_path)
+        return engine.adapter
+
+    assert with_engine(swap, fake) == "run-v000001"
+    fake.refused = True
+    with pytest.raises(UserError, match=r"does not load adapter run-v000002 \(has already been loaded\)"):
+        with_engine(lambda engine: engine.load_adapter("run-v000002", tmp_path), fake)
 
 
 def test_a_restarted_server_gets_its_adapter_again(fake, tmp_path):
