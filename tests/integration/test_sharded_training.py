@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from core.adapters import adapter_path
+from core.episode import append_episodes
 from core.run_stats import read_stats
+from tests.test_episode import EXAMPLE
 from tests.tiny_training import make_tiny, tiny_args
 
 ROOT = Path(__file__).resolve().parents[2]
-FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean")
+FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean", "demonstration_loss")
 STEPS = 2
 
 
@@ -21,7 +24,10 @@ def run(folder, name, *more, processes=1):
     launch = [sys.executable]
     if processes > 1:
         launch += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    options = tiny_args(folder, folder / name / "run", "--max-steps", str(STEPS), "--token-budget", "300", *more)
+    options = tiny_args(
+        folder, folder / name / "run", "--max-steps", str(STEPS), "--token-budget", "300",
+        "--demonstrations", str(folder / "shown.jsonl"), *more,
+    )  # fmt: skip
     done = subprocess.run(
         [*launch, "-m", "tests.tiny_training", "train", *options], cwd=ROOT, capture_output=True, text=True
     )
@@ -33,6 +39,7 @@ def run(folder, name, *more, processes=1):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
     make_tiny(folder)
+    append_episodes(folder / "shown.jsonl", [replace(EXAMPLE, id=f"q{n}/0", question_id=f"q{n}") for n in range(4)])
     return folder
 
 
