@@ -45,7 +45,7 @@ class VLLMEngine:
         self.options = options
         self.adapter = "base"
         self._base = ""
-        self._folder: Path | None = None
+        self._folders: dict[str, Path] = {}  # by adapter
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._clients = [
@@ -143,7 +143,7 @@ class VLLMEngine:
         if name == self.adapter:
             return
         before = self.adapter
-        self._folder = folder.resolve()
+        self._folders[name] = folder.resolve()
         for client in self._clients:
             await self._load_patiently(client, name)
         self.adapter = name
@@ -169,7 +169,7 @@ class VLLMEngine:
             if await has(client, name):
                 return
             answer = await client.post(
-                "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(self._folder)}
+                "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(self._folders[name])}
             )
             if answer.status_code != 200 and await has(client, name):  # another worker was faster
                 return

@@ -24,6 +24,7 @@ class FakeVLLM:
     def __init__(self):
         self.adapters, self.plan, self.bodies, self.base = [], [], [], "policy"
         self.raced = self.refused = False
+        self.folders = {}
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -46,6 +47,7 @@ class FakeVLLM:
                     known = body["lora_name"] in fake.adapters
                     if not known and not fake.refused:
                         fake.adapters.append(body["lora_name"])
+                        fake.folders[body["lora_name"]] = body["lora_path"]
                     if known or fake.raced or fake.refused:  # raced: another worker's request came a moment before
                         return self.say(400, {"error": {"message": "has already been loaded"}})
                     return self.say(200, "ok")
@@ -149,6 +151,22 @@ def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tm
     assert with_engine(act, fake) == "run-v000002"
     assert [body["model"] for body in fake.bodies] == ["run-v000001", "run-v000002"]
     assert fake.adapters == ["run-v000002"]
+
+
+def test_an_episode_of_the_adapter_before_goes_on_with_that_adapters_weights(fake, tmp_path):
+    async def act(engine):
+        await engine.load_adapter("run-v000001", tmp_path / "one")
+        fake.plan = [503]  # this request tries again after a pause, in which the next adapter comes and its own goes
+        late = asyncio.create_task(engine.generate(REQUEST))
+        while fake.plan:
+            await asyncio.sleep(0.001)
+        await engine.load_adapter("run-v000002", tmp_path / "two")
+        fake.folders.clear()
+        await late
+
+    with_engine(act, fake)
+    assert [body["model"] for body in fake.bodies[:2]] == ["run-v000001", "run-v000001"]
+    assert fake.folders == {"run-v000001": str(tmp_path / "one")}
 
 
 def test_an_adapter_that_another_worker_loads_at_the_same_moment_is_loaded(fake, tmp_path):
