@@ -23,7 +23,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -49,6 +49,7 @@ from core.protocol import Protocol
 from core.remembering import Remembering
 from core.rewards import RewardFunction
 from core.rollout_view import RolloutView
+from core.run_folder import plain
 from core.s_star import SStar
 from core.scorers import Oracle, Total, relevance, support, well_formed
 from core.self_consistency import SelfConsistency
@@ -200,7 +201,7 @@ def held(options: Options) -> Iterator[None]:
     out = options.output_dir
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / ".lock", f"{out} is being written by another evaluation; give another --output-dir"):
-        now = {n: v for n, v in json.loads(json.dumps(asdict(options), default=str)).items() if n not in FREE}
+        now = {name: value for name, value in plain(options).items() if name not in FREE}
         before = json.loads((out / "config.json").read_text()) if (out / "config.json").exists() else now
         changed = [name for name in now if now[name] != before.get(name)]
         if changed:
@@ -262,7 +263,7 @@ def open_policy(name: str, source: str, options: Options) -> Policy:
     else:
         base = resolve_model(source)
         policy = Policy(name, PolicyCard(folder, base, base, quantized=False), None)
-    now = {"source": source, "adapter": policy.adapter.name if policy.adapter else "", "sha256": digest(policy.adapter)}
+    now = {"source": source, "adapter": policy.adapter.name if policy.adapter else "", "sha256": digest(policy)}
     if known.setdefault(name, now) != now:
         was = f"{known[name]['source']} {known[name]['adapter']}".strip()
         told = f"{path} knows {name} as {was} with other weights"
@@ -272,10 +273,16 @@ def open_policy(name: str, source: str, options: Options) -> Policy:
     return policy
 
 
-def digest(adapter: Path | None) -> str:
-    """Of an adapter's weights: a folder may be trained anew under its old name."""
-    weights = adapter / "adapter_model.safetensors" if adapter else None
-    return hashlib.sha256(weights.read_bytes()).hexdigest()[:16] if weights and weights.is_file() else ""
+def digest(policy: Policy) -> str:
+    """Of the weights: a folder may be trained, or merged, anew under its old name. Of a model on a hub: nothing."""
+    folder = policy.adapter or Path(policy.card.base)
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    weights = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while part := file.read(1 << 24):
+                weights.update(part)
+    return weights.hexdigest()[:16] if files else ""
 
 
 async def load_adapter(engine: Engine, policy: Policy) -> None:
@@ -369,9 +376,8 @@ def report(policies: Sequence[Policy], setting: Setting) -> None:
     title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, found by {unit}s"
     whole = {
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
-        "reference": rows[0]["name"], "options": asdict(options), "systems": rows,
+        "reference": rows[0]["name"], "options": plain(options), "systems": rows,
     }  # fmt: skip
-    whole["options"]["server"].pop("api_key")
     out = options.output_dir
     write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
     with replacing(out / "eval.json") as file:

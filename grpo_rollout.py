@@ -339,6 +339,8 @@ async def main_async(options: Options) -> None:
             await play_plan(rollout, options.run_dir, plan, options.worker, poll=options.poll)
             return
         done: set[str] = set()
+        if (options.run_dir / FINISHED).exists():
+            print(f"{options.run_dir} is finished; to go on with it, start grpo_train.py with more --max-steps first")
         while not (options.run_dir / FINISHED).exists():
             beat()
             plan_there = next_plan(options.run_dir, options.max_staleness, done)

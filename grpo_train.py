@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,9 +42,9 @@ from core.plan import Plan, Played, plan_path, read_plan, write_plan
 from core.plots import draw_plots, shown_episodes, write_report
 from core.policy import PolicyCard, load_policy, read_policy_card, write_policy_card
 from core.pool import by_spread
-from core.run_folder import run_folder
+from core.run_folder import plain, run_folder
 from core.run_stats import EpisodeFigures, StepStats, read_evaluations, read_stats, write_evaluations, write_stats
-from core.sharding import ShardedLearner, Sharding, check_sharding, join_processes, started_processes
+from core.sharding import ShardedLearner, Sharding, check_sharding, join_processes, process_rank, started_processes
 from core.trackers import Kind, Tracker, flatten, open_tracker
 from core.train_view import Phases, TrainView
 from core.update import Lessons, Pass, UpdateOptions, learning_rate, prepare, update
@@ -108,7 +108,6 @@ class Options:
 FREE = (
     "max_steps", "report_to", "sharding", "sequence_parallel", "update.token_budget", "update.gradient_checkpointing",
     "update.share_prompts", "rollout.engine", "rollout.at_once", "rollout.server.urls", "rollout.server.patience",
-    "rollout.server.api_key",
 )  # fmt: skip
 
 Play = Callable[[Plan], list[Episode]]
@@ -118,16 +117,16 @@ def main(options: Options) -> None:
     options.check()
     card = read_policy_card(options.rollout.policy)
     start = newest_adapter(options.rollout.policy)
-    learner = open_learner(options, card, start)
-    # The first process alone writes and plays; all learn.
-    folder = run_folder(options.run_dir, options, FREE) if learner.rank == 0 else nullcontext()
-    with folder, open_players(options, learner.rank) as play:
-        if learner.rank == 0:
+    lead = process_rank() == 0  # the first process alone writes and plays; all learn
+    with run_folder(options.run_dir, options, FREE) if lead else nullcontext():
+        if lead:
+            (options.run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
             write_policy_card(card, options.run_dir)
-            (options.run_dir / FINISHED).unlink(missing_ok=True)
+        learner = open_learner(options, card, start)
         learner.same(None)
-        train(options, learner, play)
-        if learner.rank == 0:
+        with open_players(options, learner.rank) as play:
+            train(options, learner, play)
+        if lead:
             (options.run_dir / FINISHED).touch()
 
 
@@ -154,7 +153,7 @@ def train(options: Options, learner: Learner, play: Play) -> None:
     """From what state/ holds to the last step."""
     run, run_dir, lead = open_run(options, learner), options.run_dir, learner.rank == 0
     rollout = options.rollout
-    tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, asdict(options))
+    tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
     with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
         while True:
             # Everything up to the checkpoint can be done again, to the same end: so a killed run goes on.

@@ -26,7 +26,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,7 +70,7 @@ from core.rewriter import (
 from core.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
 from core.rewriter_warm import WarmOptions, warm_started
 from core.rounds import in_rounds
-from core.run_folder import run_folder
+from core.run_folder import plain, run_folder
 from core.sample import QUESTIONS
 from core.store_card import NO_EMBEDDER, StoreOptions, read_card
 from core.trackers import Kind, Tracker, open_tracker
@@ -333,7 +333,7 @@ def train(options: Options, data: Data, actors: Actors, tokenizer: Any, scorer: 
     updates = options.max_steps - step
     if updates <= 0:
         return
-    with open_tracker(options.report_to, options.run_dir, options.run_dir.name, asdict(options)) as tracker:
+    with open_tracker(options.report_to, options.run_dir, options.run_dir.name, plain(options)) as tracker:
         run = Run(options, actors, optimizer, scorer, tracker, norms, rows)
         batches = batches_from(step, options, data.train, actors.policy.pad_id)
         if options.backend == "own":

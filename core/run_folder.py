@@ -29,7 +29,7 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
 def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
     """Save the options as config.json, and the code's difference to its last commit; refuse to mix two runs."""
     path = folder / "config.json"
-    now = json.loads(json.dumps(asdict(options), default=str))
+    now = plain(options)
     if path.exists():
         before = json.loads(path.read_text())
         changed = [name for name in flat(now) if flat(now)[name] != flat(before).get(name) and name not in free]
@@ -42,6 +42,18 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
             file.write(code_state())
     with replacing(path) as file:
         json.dump(now, file, indent=1)
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """Options as JSON holds them, but for keys, which belong into no file and no tracker."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))
+
+    def without_keys(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: without_keys(part) for name, part in value.items() if name != "api_key"}
+
+    return {name: without_keys(part) for name, part in values.items()}
 
 
 def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:

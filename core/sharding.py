@@ -67,6 +67,11 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def process_rank() -> int:
+    """Which of them this is, before they have met."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def join_processes() -> None:
     """Meet the processes that the launcher started, each with its own GPU; done once, before a policy is loaded."""
     if dist.is_initialized() or started_processes() == 1:

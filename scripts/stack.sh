@@ -9,14 +9,24 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Lines NAME=VALUE, as Docker reads them, never run as code; the environment goes before them.
+# Lines NAME=VALUE, as Docker reads them (comments behind a blank, quotes around a value), never run as code; the
+# environment goes before them.
 if [ -f "${ENV_FILE:-.env}" ]; then
-  while IFS='=' read -r name value; do
-    [[ $name =~ ^[A-Z][A-Z0-9_]*$ ]] && [ -z "${!name+set}" ] && export "$name=$value"
+  while IFS='=' read -r name value || [ -n "$name" ]; do
+    [[ $name =~ ^[A-Z][A-Z0-9_]*$ ]] && [ -z "${!name+set}" ] || continue
+    value=${value%$'\r'}
+    if [[ $value =~ ^\"([^\"]*)\"|^\'([^\']*)\' ]]; then
+      value=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
+    else
+      value=${value%%[[:blank:]]#*}
+      value=${value%"${value##*[![:blank:]]}"}
+    fi
+    export "$name=$value"
   done <"${ENV_FILE:-.env}"
 fi
 
 PY=${PY:-.venv/bin/python}
+VLLM_PY=${VLLM_PY:-.venv-vllm/bin/python}
 DEVICE=${DEVICE:-$(nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)}
 SHARED=${SHARED:-.}
 run=$SHARED/runs/${RUN:-stack}
@@ -54,7 +64,8 @@ prepare_warm=("$PY" sft_train.py --data "$data" --policy "$SHARED/models/policy"
 prepare_served=("$PY" -m core.served_base "$SHARED/models/policy" "$SHARED/models/served")
 
 if [ "$DEVICE" = cuda ]; then
-  vllm=(.venv-vllm/bin/python -m vllm.entrypoints.openai.api_server --model "$SHARED/models/served"
+  export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_NO_USAGE_STATS=1
+  vllm=("$VLLM_PY" -m vllm.entrypoints.openai.api_server --model "$SHARED/models/served"
     --served-model-name policy --host 127.0.0.1 --port "${VLLM_PORT:-8100}" --max-model-len "$MAX_TOKENS"
     --gpu-memory-utilization "${VLLM_GPU_MEMORY:-0.85}" --enable-lora --max-lora-rank "$LORA_RANK" --max-loras 2
     --logprobs-mode processed_logprobs ${VLLM_ARGS:-})
@@ -74,6 +85,19 @@ train+=(${TRAIN_ARGS:-})
 run_once() { # file that tells that it is done, command
   [ -e "$1" ] && echo "there already: $1" || { echo "+ ${*:2}" && "${@:2}"; }
 }
+# Compose has said it already; the store's embedder of a rollout runs on the CPU, beside the server that has the GPU.
+choose_gpus() { # verb
+  [ "$DEVICE" = cuda ] || return 0
+  local -A gpus=([prepare]=${TRAIN_GPUS:-1} [train]=${TRAIN_GPUS:-1} [vllm]=${VLLM_GPUS:-0} [rollout]="")
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-${gpus[$1]}}
+  case $1 in prepare | train)
+    # Else all would go on with the small model that is meant for machines without a GPU.
+    "$PY" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && return 0
+    echo "error: there is no GPU $CUDA_VISIBLE_DEVICES (TRAIN_GPUS); on one GPU set TRAIN_GPUS=0, VLLM_GPUS=0 and VLLM_GPU_MEMORY=0.4" >&2
+    exit 1
+    ;;
+  esac
+}
 wait_for_prepare() {
   local said=
   until [ -e "$SHARED/models/served" ]; do
@@ -85,6 +109,8 @@ wait_for_prepare() {
 
 case ${1:-} in
   prepare)
+    choose_gpus prepare
+    rm -f "$run/finished" # the trainer writes it again if MAX_STEPS was not raised; workers must not read the old one
     run_once "$data/eval.jsonl" "${prepare_data[@]}"
     run_once "$SHARED/models/policy/model.json" "${prepare_policy[@]}"
     [ "$WARM_STEPS" = 0 ] || run_once "$SHARED/models/warm/adapters/v000000" "${prepare_warm[@]}"
@@ -92,6 +118,7 @@ case ${1:-} in
     ;;
   vllm | rollout | train)
     wait_for_prepare
+    choose_gpus "$1"
     declare -n command=$1
     exec "${command[@]}"
     ;;

@@ -159,10 +159,13 @@ from core.agent import Limits
 from core.engines import Sampling
 from pathlib import Path
 
+played = []
+
 async def slow(agent, question, seed):
-    outcome = await baselines.single(agent, question, seed)
-    await asyncio.sleep(0.2)
-    return outcome
+    if len(played) == 3:
+        await asyncio.sleep(1000)  # to be killed here
+    played.append(question)
+    return await baselines.single(agent, question, seed)
 
 evaluate.SYSTEMS["single"] = lambda setting: slow
 tiny, out = map(Path, sys.argv[1:])
@@ -178,13 +181,13 @@ def test_a_killed_evaluation_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
     out, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     log = out / "outcomes" / "tiny" / "single.jsonl"
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(tiny), str(out)])
-    while not (log.exists() and log.read_text().count("\n") >= 2):
+    while not (log.exists() and log.read_text().count("\n") >= 3):
         assert run.poll() is None
         time.sleep(0.02)
     run.kill()
     run.wait()
     done = log.read_text().count("\n")
-    assert 2 <= done < 6
+    assert done == 3
     before = (out / "episodes" / "tiny" / "single.jsonl").read_bytes().splitlines(keepends=True)[:done]
     asked = counted("single", baselines.single, monkeypatch)
     main(options_of(tiny, out, systems=("single",)))
@@ -213,6 +216,13 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # trained anew under its old name
     with pytest.raises(UserError, match="with other weights"):
         main(replace(options, policies=(f"other={other}",)))
+    merged = tmp_path / "merged"
+    shutil.copytree(tiny / "base", merged)
+    main(replace(options, policies=(f"merged={merged}",)))
+    weights = merged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # merged anew
+    with pytest.raises(UserError, match=r"knows merged as .*merged with other weights"):
+        main(replace(options, policies=(f"merged={merged}",)))
 
 
 def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):

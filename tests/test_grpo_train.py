@@ -174,10 +174,18 @@ def test_two_runs_of_a_seed_are_equal_and_another_seed_is_not(tiny, tmp_path):
     assert adapter_bytes(tmp_path / "a" / "run", 3) == adapter_bytes(tmp_path / "b" / "run", 3)
 
 
-def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path):
+def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path, monkeypatch):
     short = options_of(tiny, tmp_path / "short" / "run", eval_every=0)
     grpo_train.main(replace(short, max_steps=2))
-    grpo_train.main(replace(short, max_steps=4))
+    with monkeypatch.context() as patch:
+        real = grpo_train.open_learner
+
+        def slow(*given):  # workers that start beside it must not find it finished while a large model is loaded
+            assert not (short.run_dir / "finished").exists()
+            return real(*given)
+
+        patch.setattr(grpo_train, "open_learner", slow)
+        grpo_train.main(replace(short, max_steps=4))
     whole = replace(short, run_dir=tmp_path / "whole" / "run", max_steps=4)
     grpo_train.main(whole)
     assert stats_of(short.run_dir) == stats_of(whole.run_dir)

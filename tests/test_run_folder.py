@@ -13,6 +13,7 @@ from core.run_folder import flat, run_folder
 @dataclass
 class Inner:
     top_k: int = 1
+    api_key: str = "secret"
 
 
 @dataclass
@@ -28,6 +29,7 @@ def test_options_and_code_are_kept(tmp_path):
     kept = json.loads((tmp_path / "run" / "config.json").read_text())
     assert kept == {"learning_rate": 0.1, "inner": {"top_k": 1}, "max_steps": 3}
     assert (tmp_path / "run" / "code.diff").exists()
+    assert "secret" not in (tmp_path / "run" / "config.json").read_text()
     assert flat(kept) == {"learning_rate": 0.1, "inner.top_k": 1, "max_steps": 3}
 
 

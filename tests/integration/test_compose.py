@@ -18,7 +18,7 @@ from core.adapters import versions
 from core.episode import read_episodes
 from core.run_stats import read_stats
 
-pytestmark = pytest.mark.compose
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "grpo-test"
 STEPS, QUESTIONS, SAMPLES = 7, 2, 4
@@ -196,8 +196,13 @@ def test_the_days_commands_of_the_operations_page(stack, tmp_path):
     )  # fmt: skip
     assert "merged" in merged.stdout
     stack.compose("--profile", "tensorboard", "up", "--detach", "--no-deps", "tensorboard")
-    ask = "import time, urllib.request as u; time.sleep(20); print(u.urlopen('http://tensorboard:6006').status)"
-    page = stack.compose("run", "--rm", "--no-deps", "-T", "rollout", "python", "-c", ask)
+    ask = "import urllib.request as u; print(u.urlopen('http://tensorboard:6006').status)"
+    deadline = time.monotonic() + 300  # it starts beside a server that loads its model
+    while True:
+        page = stack.compose("run", "--rm", "--no-deps", "-T", "rollout", "python", "-c", ask, check=False)
+        if page.returncode == 0 or time.monotonic() > deadline:
+            break
+        time.sleep(2)
     assert page.stdout.strip().endswith("200")
     # The move: out of the volume as a stream, into another.
     volume, moved = f"{PROJECT}_shared", f"{PROJECT}_moved"
