@@ -17,7 +17,6 @@ goes on where it was; policies, systems and questions may be added to one that i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import random
 import time
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Literal
 
 from core import baselines
-from core.adapters import newest_adapter
+from core.adapters import newest_adapter, weights_digest
 from core.agent import BatchedSearch, Found, Limits
 from core.best_of_n import BestOfN
 from core.budget_forcing import BudgetForcing
@@ -203,10 +202,10 @@ def held(options: Options) -> Iterator[None]:
     with locked(out / ".lock", f"{out} is being written by another evaluation; give another --output-dir"):
         now = {name: value for name, value in plain(options).items() if name not in FREE}
         before = json.loads((out / "config.json").read_text()) if (out / "config.json").exists() else now
-        changed = [name for name in now if now[name] != before.get(name)]
+        changed = [name for name in now if name in before and now[name] != before[name]]
         if changed:
             name = changed[0]
-            was = f"{name} {before.get(name)}, not {now[name]}"
+            was = f"{name} {before[name]}, not {now[name]}"
             raise UserError(f"{out} was begun with {was}; give that, or another --output-dir")
         with replacing(out / "config.json") as file:
             json.dump(now, file, indent=1)
@@ -215,8 +214,6 @@ def held(options: Options) -> Iterator[None]:
 
 def open_setting(options: Options) -> Setting:
     path = options.data / f"{options.split}.jsonl"
-    if not path.exists():
-        raise UserError(f"{path} is missing; make it with data_prep.py or collection_prep.py")
     questions = choose(read_answerable(path), options.questions, options.seed)
     if not questions:
         raise UserError(f"{path} has no question with a chunk that answers it")
@@ -263,7 +260,8 @@ def open_policy(name: str, source: str, options: Options) -> Policy:
     else:
         base = resolve_model(source)
         policy = Policy(name, PolicyCard(folder, base, base, quantized=False), None)
-    now = {"source": source, "adapter": policy.adapter.name if policy.adapter else "", "sha256": digest(policy)}
+    weights = weights_digest(policy.adapter or Path(policy.card.base))
+    now = {"source": source, "adapter": policy.adapter.name if policy.adapter else "", "sha256": weights}
     if known.setdefault(name, now) != now:
         was = f"{known[name]['source']} {known[name]['adapter']}".strip()
         told = f"{path} knows {name} as {was} with other weights"
@@ -271,18 +269,6 @@ def open_policy(name: str, source: str, options: Options) -> Policy:
     with replacing(path) as file:
         json.dump(known, file, indent=1)
     return policy
-
-
-def digest(policy: Policy) -> str:
-    """Of the weights: a folder may be trained, or merged, anew under its old name. Of a model on a hub: nothing."""
-    folder = policy.adapter or Path(policy.card.base)
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    weights = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            while part := file.read(1 << 24):
-                weights.update(part)
-    return weights.hexdigest()[:16] if files else ""
 
 
 async def load_adapter(engine: Engine, policy: Policy) -> None:

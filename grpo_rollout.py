@@ -314,6 +314,9 @@ async def play_question(
     rollout: Rollout, question: Question, plan: Plan, claims: Claims, folder: Path, view: RolloutView
 ) -> None:
     episodes = await rollout.play(question, plan, view)
+    causes = [episode.cause for episode in episodes if episode.stop == "engine"]
+    if causes:  # says nothing of the policy: not kept
+        raise UserError(f"{plan.name}: {causes[0]}; start it, and run the same command again to go on from here")
     if claims.holds(question.id):  # not if this worker slept so long that another one took over
         append_episodes(folder / f"{claims.worker}.jsonl", episodes)
 

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ import torch
 from core.adapters import adapter_path, newest_adapter
 from core.corpus import read_answerable
 from core.episode import Episode
-from core.errors import UserError, check_at_least_one, run_script
+from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
 from core.guards import GuardOptions, fault_of
 from core.guidance import GuidanceOptions, Guide, open_guide
 from core.heartbeat import beat
@@ -91,6 +91,10 @@ class Options:
             part.check()
         check_sharding(self.sharding, self.sequence_parallel)
         check_at_least_one(self, "max_steps")
+        check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions")
+        margin, most = self.update.overlong_margin, self.rollout.limits.max_tokens
+        if self.update.overlong == "punish" and not 0 < margin <= most:
+            raise UserError(f"--overlong-margin {margin} must be at least 1 and at most --max-tokens {most}")
         if self.rollout.num_rollouts < 2 and self.update.advantage != "none":
             raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
         if self.rollout.sampling.temperature <= 0:
@@ -106,8 +110,10 @@ class Options:
 
 # What a run may be gone on with that is other than before.
 FREE = (
-    "max_steps", "report_to", "sharding", "sequence_parallel", "update.token_budget", "update.gradient_checkpointing",
-    "update.share_prompts", "rollout.engine", "rollout.at_once", "rollout.server.urls", "rollout.server.patience",
+    "max_steps", "report_to", "max_staleness", "sharding", "sequence_parallel", "update.token_budget",
+    "update.gradient_checkpointing", "update.share_prompts", "update.learning_rate", "rollout.engine",
+    "rollout.at_once", "rollout.server.urls", "rollout.server.patience", "rollout.server.timeout",
+    *(f"guard.{item.name}" for item in fields(GuardOptions)),
 )  # fmt: skip
 
 Play = Callable[[Plan], list[Episode]]
@@ -344,7 +350,7 @@ def collect(run: Run, played: PlayedStep, lessons: Lessons, training: Mapping[st
         groups={
             "total": len(lessons.rewards_by_question()),
             "flat": lessons.flat,
-            "replaced": len(lessons.rewards_by_question()) - len(played.plan.questions),
+            "replaced": len(lessons.rewards_by_question().keys() - set(played.plan.questions)),
         },
         episodes=figures_of(episodes, played.stale),
         stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
@@ -396,7 +402,7 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
             "lower --learning-rate, or go on by --on-collapse rollback or warn"
         )
     if options.on_collapse == "rollback":
-        back = max(0, run.step - options.rollback_steps)
+        back = max(run.guarded_from, run.step - options.rollback_steps)  # the rollback before was for good
         learner.load_adapter(adapter_path(run.options.run_dir, back))
         run.guarded_from, run.rollbacks = run.step + 1, run.rollbacks + 1
         wrong += f"; went back to adapter v{back:06d}"

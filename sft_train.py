@@ -113,10 +113,14 @@ class Options:
         self.limits.check()
         self.sampling.check()
         check_at_least_one(self, "k", "passage_tokens", "answer_tokens", "max_steps", "batch_size", "token_budget")
-        check_at_least_one(self, "eval_every")
+        check_at_least_one(self, "eval_every", "patience")
         if not 0 < self.held_out < 1:
             raise UserError(f"--held-out {self.held_out} must lie between 0 and 1")
-        check_at_least_zero(self, "guess_words", "question_weight")
+        check_at_least_zero(self, "guess_words", "question_weight", "demonstrations", "rejection_samples")
+        check_at_least_zero(self, "probe_questions")
+        missing = next((path for path in self.episodes if not path.is_file()), None)
+        if missing:
+            raise UserError(f"--episodes {missing} is not there")
         if not 0 <= self.guess_share <= 1:
             raise UserError(f"--guess-share {self.guess_share} must lie from 0 to 1")
         if not (self.demonstrations or self.episodes):
@@ -278,8 +282,10 @@ def train(options: Options, card: PolicyCard, demonstrations: Sequence[Episode],
 def split(demonstrations: Sequence[Episode], options: Options) -> tuple[list[Episode], list[Episode]]:
     """(learnt from, measured by): by question, so that no question is on both sides."""
     ids = sorted({episode.question_id for episode in demonstrations})
+    if len(ids) < 2:
+        raise UserError(f"all demonstrations are of question {ids[0]}; one more is needed to measure by")
     random.Random(options.seed).shuffle(ids)
-    held_out = set(ids[: max(1, round(options.held_out * len(ids)))])
+    held_out = set(ids[: min(len(ids) - 1, max(1, round(options.held_out * len(ids))))])
     return (
         [episode for episode in demonstrations if episode.question_id not in held_out],
         [episode for episode in demonstrations if episode.question_id in held_out],

@@ -41,7 +41,17 @@ from core.errors import UserError, check_at_least_one, check_at_least_zero, run_
 from core.intervals import span
 from core.models import resolve_model
 from core.ppo import Batch, PPOOptions, make_optimizer, train_own
-from core.ppo_models import ActorOptions, Actors, Policy, SamplingOptions, load_lm, make_actors, save_lm, write_texts
+from core.ppo_models import (
+    ActorOptions,
+    Actors,
+    Policy,
+    SamplingOptions,
+    check_replaceable,
+    load_lm,
+    make_actors,
+    save_lm,
+    write_texts,
+)
 from core.ppo_plots import draw_metrics
 from core.ppo_reward import Scorer
 from core.qa_rows import Columns, read_records, to_rows
@@ -131,6 +141,9 @@ class Options:
             part.check()
         check_at_least_one(self, "k", "max_steps", "save_every", "pseudo_answer_tokens")
         check_at_least_zero(self, "eval_queries")
+        check_replaceable(self.output_dir)
+        if self.output_dir.resolve() in (self.run_dir.resolve(), *self.run_dir.resolve().parents):
+            raise UserError(f"--output-dir {self.output_dir} would take the place of --run-dir {self.run_dir}")
         if (self.retriever == "rerank") != bool(self.reranker):
             raise UserError("--retriever rerank and --reranker NAME belong together; give both or neither")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,17 @@ def newest_adapter(folder: Path) -> Path:
     if not there:
         raise UserError(f"{folder} holds no adapters/v000000; make one with create_lora_model.py")
     return adapter_path(folder, there[-1])
+
+
+def weights_digest(folder: Path) -> str:
+    """Of all weights in a folder, which may be trained or merged anew under its old name; empty where it has none."""
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while part := file.read(1 << 24):
+                digest.update(part)
+    return digest.hexdigest()[:16] if files else ""
 
 
 def publish_adapter(policy: Any, folder: Path, version: int) -> Path:

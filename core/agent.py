@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 from typing import Protocol as Interface
 
@@ -157,6 +157,7 @@ class Agent:
             given = self.protocol.join(await self._results(reading, episode), said.ids[-1])
             if len(episode.ids) + len(given) >= self.limits.max_tokens:
                 episode.stop = "tokens"
+                episode.forget_hits(number)  # the policy never saw them
             else:
                 episode.add_given(given)
 
@@ -262,6 +263,10 @@ class Growing:
     def fill_search(self, number: int, hits: Iterable[Found]) -> None:
         search = self.searches[number]
         self.searches[number] = Search(search.turn, search.query, tuple(hit.chunk_id for hit in hits))
+
+    def forget_hits(self, turn: int) -> None:
+        """Of the searches of a turn."""
+        self.searches = [replace(search, hits=()) if search.turn == turn else search for search in self.searches]
 
     def finished(self, protocol: Protocol) -> Episode:
         if not self.stop:

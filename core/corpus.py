@@ -145,6 +145,8 @@ def read_documents(path: Path) -> list[Document]:
 
 def read_questions(path: Path) -> list[Question]:
     """train.jsonl or eval.jsonl as written by data_prep.py."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing; make it with data_prep.py or collection_prep.py")
     return [Question(**_fields(row, Question, path, number)) for number, row in json_lines(path)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from core.errors import UserError
+from core.errors import check_at_least_one
 from core.run_stats import StepStats
 
 
@@ -23,6 +23,8 @@ class GuardOptions:
     """Well-formed episodes and searches an episode may not fall below this share of the best they were in this run."""
     least_entropy: float = 0.005
     """Nats a token; below, all episodes of a question are the same, and nothing can be compared."""
+    most_flat: int = 10
+    """Steps in a row of which no two episodes of a question were rewarded differently, so that nothing was learnt."""
     most_kl: float = 10.0
     """Of the policy to the one that training began with, where --beta measures it."""
     most_mismatch: float = 0.1
@@ -33,8 +35,7 @@ class GuardOptions:
     """After so many a run stops all the same."""
 
     def check(self) -> None:
-        if self.window < 1 or self.rollback_steps < 1:
-            raise UserError("--window and --rollback-steps must be at least 1")
+        check_at_least_one(self, "window", "rollback_steps", "most_flat")
 
 
 def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
@@ -43,6 +44,9 @@ def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
     Example: well-formed shares of .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is under half of the
     best window's, so "well-formed episodes fell from 0.90 to 0.30".
     """
+    flat = history[-options.most_flat :]
+    if len(flat) == options.most_flat and all(stats.groups["flat"] == stats.groups["total"] for stats in flat):
+        return f"in {options.most_flat} steps no two episodes of a question were rewarded differently"
     if len(history) < options.window:
         return ""
     shares: dict[str, Callable[[StepStats], float]] = {

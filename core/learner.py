@@ -58,7 +58,9 @@ class Learner:
             self.policy.set_adapter("default")
 
     def keep_reference(self, folder: Path) -> None:
+        training = self.policy.training
         self.policy.load_adapter(str(folder), adapter_name=REFERENCE, is_trainable=False)
+        self.policy.train(training)  # which peft ends, and with it that activations are computed again
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add a micro-batch's gradients; `last` is the last of an update."""

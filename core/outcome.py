@@ -22,6 +22,10 @@ class Outcome:
     """Tokens sampled beside episodes: critiques, comparisons, hypothetical passages; less those that several share."""
     extra_read: int = 0
     """Tokens those were sampled after."""
+    extra_searches: int = 0
+    """Searches beside episodes; less those that several share."""
+    extra_turns: int = 0
+    """Less than 0 where episodes share turns."""
 
     @property
     def sampled(self) -> int:
@@ -32,6 +36,15 @@ class Outcome:
     def read(self) -> int:
         """Tokens it was given: prompts and results, each counted once in each episode."""
         return sum(len(episode.ids) - episode.sampled for episode in self.tried) + self.extra_read
+
+    @property
+    def searches(self) -> int:
+        return sum(len(episode.searches) for episode in self.tried) + self.extra_searches
+
+    @property
+    def turns(self) -> int:
+        """Of the policy; what it wrote beside episodes is in the tokens only."""
+        return sum(len(episode.turns) for episode in self.tried) + self.extra_turns
 
 
 # A way of answering: plain sampling, a baseline, a test-time strategy. The number is the seed.

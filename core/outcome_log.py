@@ -31,11 +31,11 @@ class Cost:
     """How many episodes."""
     searches: int
     turns: int
-    """Turns of the policy; what it wrote beside episodes is in the tokens only."""
     sampled: int
     read: int
     latency: float
-    """Seconds from the question to its answer, while others were being played."""
+    """Seconds from the question to its answer, while others were being played. At least: of episodes that a system
+    before it had played already, the slowest one counts."""
     seconds: float
     """Seconds since the answer before: over all questions they add up to what the evaluation took."""
 
@@ -45,8 +45,7 @@ class Cost:
             raise ValueError(f"the episode that counts ({outcome.episode.id}) is not among those that were tried")
         return cls(
             outcome.episode.question_id, outcome.tried.index(outcome.episode), len(outcome.tried),
-            sum(len(episode.searches) for episode in outcome.tried),
-            sum(len(episode.turns) for episode in outcome.tried), outcome.sampled, outcome.read, latency, seconds,
+            outcome.searches, outcome.turns, outcome.sampled, outcome.read, latency, seconds,
         )  # fmt: skip
 
 

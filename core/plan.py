@@ -87,7 +87,8 @@ class Played:
     def groups(self) -> dict[str, list[Episode]]:
         """Whole groups by question, of one worker each, in the order of their samples.
 
-        A group that a killed worker wrote in part is played again by another, or by itself behind those lines.
+        A group that a killed worker wrote in part, or that the engine gave up on, is played again by another, or by
+        itself behind those lines.
         """
         whole: dict[str, list[Episode]] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
@@ -98,7 +99,8 @@ class Played:
             for episode in self._read[path][1]:
                 by_question.setdefault(episode.question_id, {})[episode.id] = episode
             for name, group in by_question.items():
-                if len(group) == self.plan.num_rollouts and name not in whole:
+                ended = all(episode.stop != "engine" for episode in group.values())
+                if ended and len(group) == self.plan.num_rollouts and name not in whole:
                     whole[name] = sorted(group.values(), key=lambda e: int(e.id.rpartition("/")[2]))
         return whole
 

@@ -290,6 +290,15 @@ def text_of(tokenizer: Any, tokens: Sequence[int], eos_id: int) -> str:
     return " ".join(tokenizer.decode(kept, skip_special_tokens=True).split())
 
 
+MARK = ".query_rewriter"  # in a folder that save_lm wrote
+
+
+def check_replaceable(folder: Path) -> None:
+    """Only what was written here before, or is empty, makes room for a trained model."""
+    if folder.exists() and not (folder / MARK).exists() and (folder.is_file() or any(folder.iterdir())):
+        raise UserError(f"--output-dir {folder} holds other things than a model of train_ppo.py; choose another")
+
+
 def save_lm(policy: Policy, source: str, tokenizer: Any, folder: Path) -> None:
     """A plain checkpoint in the precision that it was trained in, adapter merged, with the settings of its source."""
     from transformers import GenerationConfig
@@ -300,7 +309,9 @@ def save_lm(policy: Policy, source: str, tokenizer: Any, folder: Path) -> None:
     plain = lm.generation_config
     with suppress(OSError):  # where it has none
         lm.generation_config = GenerationConfig.from_pretrained(source)
+    check_replaceable(folder)
     with replacing_folder(folder, overwrite=True) as partial:
         lm.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        (partial / MARK).touch()
     lm.generation_config = plain

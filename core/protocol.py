@@ -108,7 +108,7 @@ def read_call(body: str, max_query: int) -> Call:
     """A call's JSON as a query, or its fault."""
     try:
         call = json.loads(body)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError too
         return Call(fault="bad_json")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Call(fault="bad_call")
@@ -117,7 +117,8 @@ def read_call(body: str, max_query: int) -> Call:
     arguments = call.get("arguments")
     if not isinstance(arguments, dict) or not isinstance(arguments.get("query"), str):
         return Call(fault="bad_arguments")
-    query = " ".join(arguments["query"].split())
+    # Half of an emoji (\ud83d) is a string to JSON, and to nothing else.
+    query = " ".join(arguments["query"].encode("utf-8", "replace").decode().split())
     if not query:
         return Call(fault="empty_query")
     return Call(fault="long_query") if len(query) > max_query else Call(query)

@@ -98,17 +98,20 @@ def load_reward(name: str, search: Search, k: int) -> CustomRewardModel:
     if name in BUILT_IN:
         return BUILT_IN[name](search, k)
     module_name, _, class_name = name.partition(":")
-    if not class_name:
+    if not (module_name and class_name):
         raise UserError(f"--reward {name} is not known; choose {', '.join(BUILT_IN)}, or give module:Class")
     if "" not in sys.path:  # as for `python -m`: the user's module lies where the command is given
         sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"--reward {name} can't be loaded: {first_line(error)}") from error
+    except Exception as error:  # a user's module may raise anything; it is told on, not hidden
+        raise UserError(f"--reward {name} can't be loaded: {type(error).__name__}: {first_line(error)}") from error
     if not (isinstance(found, type) and issubclass(found, CustomRewardModel)):
         raise UserError(f"--reward {name} must be a class that inherits core.query_rewards.CustomRewardModel")
-    return found(search, k)
+    try:
+        return found(search, k)
+    except Exception as error:  # as above
+        raise UserError(f"--reward {name} can't be made: {type(error).__name__}: {first_line(error)}") from error
 
 
 def rewarded(model: CustomRewardModel, query: str, relevant_doc_ids: Sequence[str]) -> float:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from core.corpus import replacing
 from core.errors import UserError
+from core.evaluation import clear
 from core.intervals import bootstrapped, span
 from core.query_rewards import Search, ndcg, recall, reciprocal_rank
 from core.rewriter import Row
@@ -78,7 +79,7 @@ def print_measured(ways: Sequence[Measured], k: int) -> None:
     table.columns[0].no_wrap = True
     for way in ways:
         own, over = bootstrapped(way.recall), difference(way, raw)
-        compared = ("", "") if way is raw else (f"{over['mean']:+.3f}", span(over) + " *" * (over["low"] > 0))
+        compared = ("", "") if way is raw else (f"{over['mean']:+.3f}", span(over) + " *" * clear(over))
         table.add_row(
             way.way, f"{own['mean']:.3f}", span(own), *compared,
             f"{np.mean(way.ndcg):.3f}", f"{np.mean(way.mrr):.3f}",

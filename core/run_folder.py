@@ -32,9 +32,10 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
     now = plain(options)
     if path.exists():
         before = json.loads(path.read_text())
-        changed = [name for name in flat(now) if flat(now)[name] != flat(before).get(name) and name not in free]
+        was_of = flat(before)  # which may lack an option that is newer than the run
+        changed = [n for n, value in flat(now).items() if n in was_of and value != was_of[n] and n not in free]
         if changed:
-            was, value = flat(before).get(changed[0]), flat(now)[changed[0]]
+            was, value = was_of[changed[0]], flat(now)[changed[0]]
             name = changed[0].rpartition(".")[2].replace("_", "-")
             raise UserError(f"{folder} was begun with --{name} {was}, not {value}; give that, or another --run-dir")
     else:

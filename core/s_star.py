@@ -69,9 +69,10 @@ class SStar:
             points[b] += 1 - point
         best = max(range(len(groups)), key=lambda n: (bool(groups[n][0].answer), points[n], len(groups[n]), -n))
         asides = [aside for _, aside in judged]
+        searches = sum(bool(groups[a][0].answer and groups[b][0].answer) for a, b in pairs)
         return Outcome(
             groups[best][0], tuple(episode for line in lines for episode in line),
-            sum(aside.sampled for aside in asides), sum(aside.read for aside in asides),
+            sum(aside.sampled for aside in asides), sum(aside.read for aside in asides), searches,
         )  # fmt: skip
 
     async def _revised(self, agent: Agent, question: Question, number: int, seed: int) -> list[Episode]:

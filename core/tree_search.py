@@ -55,12 +55,14 @@ class TreeSearch:
         root = Node(agent.begin(question, f"{question.id}/root"))
         tried: list[Episode] = []
         scores: list[float] = []
-        shared = 0
+        shared, searches, turns = 0, 0, 0
         while len(tried) < self.rollouts:
             leaves = self._choose(root, self.rollouts - len(tried))
             if not leaves:  # every way there is has been gone
                 break
             shared += sum(sum(leaf.above.mask) for leaf in leaves)
+            searches += sum(len(leaf.above.searches) for leaf in leaves)
+            turns += sum(len(leaf.above.turns) for leaf in leaves)
             names = [f"{question.id}/{len(tried) + number}" for number in range(len(leaves))]
             played = await asyncio.gather(
                 *(self._roll_out(agent, leaf, name, seed) for leaf, name in zip(leaves, names, strict=True))
@@ -69,7 +71,7 @@ class TreeSearch:
             scores = await scores_of(agent, self.scorer, question, tried)
             for (end, episode), score in zip(played, scores[-len(played) :], strict=True):
                 end.back_up(0.0 if episode.stop == "engine" else score, visits=-(episode.stop == "engine"))
-        return Outcome(tried[best_place(scores, tried)], tuple(tried), -shared, shared)
+        return Outcome(tried[best_place(scores, tried)], tuple(tried), -shared, shared, -searches, -turns)
 
     def _choose(self, root: Node, left: int) -> list[Node]:
         """New nodes to play from."""

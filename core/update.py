@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from core.episode import Episode
-from core.errors import UserError, check_at_least_one, first_line
+from core.errors import UserError, check_at_least_one, check_at_least_zero, first_line
 from core.guidance import Shown
 from core.learner import Learner
 from core.losses import (
@@ -72,6 +72,9 @@ class UpdateOptions:
     def check(self) -> None:
         self.loss.check()
         check_at_least_one(self, "epochs", "token_budget")
+        check_at_least_zero(self, "learning_rate", "warmup_steps", "weight_decay")
+        if self.max_norm <= 0:
+            raise UserError(f"--max-norm {self.max_norm} leaves no gradient; give more than 0")
         if self.learn_from < 0 or self.learn_from == 1:
             raise UserError(f"--learn-from {self.learn_from} leaves nothing to compare; give 2 or more, or 0 for all")
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from core.adapters import weights_digest
 from core.engines import EngineError, Request, Sample
 from core.errors import UserError
 from core.heartbeat import beat
@@ -45,7 +46,7 @@ class VLLMEngine:
         self.options = options
         self.adapter = "base"
         self._base = ""
-        self._folders: dict[str, Path] = {}  # by adapter
+        self._served: dict[str, tuple[str, Path]] = {}  # by adapter: its name on the servers, and its folder
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._clients = [
@@ -117,7 +118,7 @@ class VLLMEngine:
     def _body(self, request: Request, adapter: str) -> dict[str, Any]:
         sampling = request.sampling
         return {
-            "model": self._base if adapter == "base" else adapter,
+            "model": self._base if adapter == "base" else self._served[adapter][0],
             "prompt": list(request.ids),
             "max_tokens": request.max_tokens,
             "temperature": sampling.temperature,
@@ -139,18 +140,21 @@ class VLLMEngine:
     # Adapters
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load on every server, sample from it, and then unload the one before."""
+        """Load on every server, sample from it, and then unload the one before.
+
+        A server may still hold another run's adapter of that name, so there the name ends in the weights' digest.
+        """
         if name == self.adapter:
             return
         before = self.adapter
-        self._folders[name] = folder.resolve()
+        self._served[name] = f"{name}-{weights_digest(folder)[:8]}".removesuffix("-"), folder.resolve()
         for client in self._clients:
             await self._load_patiently(client, name)
         self.adapter = name
         if before != "base":
             for client in self._clients:
                 with contextlib.suppress(httpx.TransportError):  # a server that is down has no adapters
-                    await client.post("/v1/unload_lora_adapter", json={"lora_name": before})
+                    await client.post("/v1/unload_lora_adapter", json={"lora_name": self._served[before][0]})
 
     async def _load_patiently(self, client: httpx.AsyncClient, name: str) -> None:
         """Wait for a server that is being started again."""
@@ -165,13 +169,12 @@ class VLLMEngine:
             await asyncio.sleep(0.5)
 
     async def _load(self, client: httpx.AsyncClient, name: str) -> None:
+        served, folder = self._served[name]
         async with self._loading:
-            if await has(client, name):
+            if await has(client, served):
                 return
-            answer = await client.post(
-                "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(self._folders[name])}
-            )
-            if answer.status_code != 200 and await has(client, name):  # another worker was faster
+            answer = await client.post("/v1/load_lora_adapter", json={"lora_name": served, "lora_path": str(folder)})
+            if answer.status_code != 200 and await has(client, served):  # another worker was faster
                 return
         if answer.status_code == 404 and answer.json().get("detail") == "Not Found":  # no such address at all
             raise UserError(f"{client.base_url} can't load adapters; start it as scripts/vllm_cpu.sh does")
@@ -181,6 +184,8 @@ class VLLMEngine:
 
 def read_sample(choice: dict[str, Any], request: Request) -> Sample:
     """The sampled tokens of a completion, checked to be what was asked for."""
+    if not choice.get("token_ids") or not choice.get("logprobs"):
+        raise UserError("the vLLM server gave no tokens with their log-probabilities; is it another version?")
     ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
     if choice.get("prompt_token_ids") not in (None, list(request.ids)):
         raise UserError("the vLLM server did not go on from the tokens it was given; is it another version?")
@@ -195,6 +200,8 @@ def read_sample(choice: dict[str, Any], request: Request) -> Sample:
 async def has(client: httpx.AsyncClient, name: str) -> bool:
     """Does the server serve a model or an adapter of that name?"""
     listed = await client.get("/v1/models")
+    if listed.status_code != 200:  # as a server that is being started, or a proxy before it, may say
+        raise httpx.RemoteProtocolError(f"status {listed.status_code}")
     return name in {model["id"] for model in listed.json()["data"]}
 
 

@@ -166,6 +166,12 @@ def test_limits_end_an_episode(protocol, turns, limits, stop, count):
     assert not episode.well_formed
 
 
+def test_hits_that_no_longer_fit_were_not_seen(protocol):
+    _, episode = play(protocol, write_call("a"), "x", max_tokens=140)
+    assert [(search.query, search.hits) for search in episode.searches] == [("a", ())]
+    assert episode.hits == ()
+
+
 def test_the_last_turns_search_is_not_run(protocol):
     asked = []
     _, episode = play(protocol, write_call("a"), search=lambda queries: asked.extend(queries), max_turns=1)

@@ -12,7 +12,7 @@ import pytest
 import grpo_rollout
 from core.claims import Claims
 from core.corpus import Question, write_jsonl
-from core.engines import Sample, Sampling
+from core.engines import EngineError, Sample, Sampling
 from core.episode import append_episodes
 from core.errors import UserError
 from core.plan import Plan, Played, write_plan
@@ -160,6 +160,26 @@ def test_a_flat_group_is_replaced_by_a_spare_question(rollout, tmp_path):
     assert Played(tmp_path, plan).plan.wanted(Played(tmp_path, plan).groups()) == ("q0", "q1", "q3", "q4")
     assert len(Played(tmp_path, plan).episodes()) == 8
     assert "q2/0" not in rollout.engine.asked
+
+
+def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
+    plan = first_plan(rollout)
+    real = rollout.engine.generate
+
+    async def away(request):
+        raise EngineError("no vLLM server answered in 300 s (status 503)")
+
+    rollout.engine.generate = away
+    with pytest.raises(UserError, match=r"000000: no vLLM server answered in 300 s \(status 503\); start it, and run"):
+        asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    # A file of an older version holds such episodes; they count as not played.
+    name = plan.questions[0]
+    lost = [replace(EXAMPLE, id=f"{name}/{n}", question_id=name, stop="engine") for n in (0, 1)]
+    append_episodes(tmp_path / "episodes" / plan.name / "w.jsonl", lost)
+    assert Played(tmp_path, plan).missing() == list(plan.questions)
+    rollout.engine.generate = real
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    assert {episode.stop for episode in Played(tmp_path, plan).episodes()} == {"answer"}
 
 
 def test_two_workers_share_a_plan_and_play_nothing_twice(rollout, tmp_path):

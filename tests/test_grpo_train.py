@@ -195,8 +195,12 @@ def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path, monkeypatc
 def test_other_options_do_not_mix_with_a_run(tiny, tmp_path):
     options = options_of(tiny, tmp_path / "run", max_steps=1)
     grpo_train.main(options)
-    with pytest.raises(UserError, match=r"was begun with --learning-rate 0.01, not 0.1"):
-        grpo_train.main(replace(options, update=replace(options.update, learning_rate=0.1)))
+    with pytest.raises(UserError, match=r"was begun with --max-norm 1.0, not 0.1"):
+        grpo_train.main(replace(options, update=replace(options.update, max_norm=0.1)))
+    # What an error names as the way out may be changed.
+    lower = replace(options, max_steps=2, update=replace(options.update, learning_rate=0.001))
+    grpo_train.main(replace(lower, guard=GuardOptions(on_collapse="rollback")))
+    assert [row.training["learning_rate"] for row in read_stats(options.run_dir)] == [0.01, 0.001]
 
 
 @pytest.mark.parametrize("loss", ["gspo", "cispo"])
@@ -315,6 +319,13 @@ def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
     assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
 
 
+def test_a_reference_leaves_activations_to_be_computed_again(tiny):
+    options = options_of(tiny, tiny / "unused", gradient_checkpointing=True, loss=LossOptions(beta=0.1))
+    card = read_policy_card(tiny / "policy")
+    learner = grpo_train.open_learner(options, card, adapter_path(tiny / "policy", 0))
+    assert learner.policy.training  # which checkpointing asks for
+
+
 # Guidance
 
 
@@ -388,6 +399,10 @@ def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, capsys):
     assert "went back to adapter v000000" in notes[1][0]
     assert adapter_bytes(rolled.run_dir, 2) == adapter_bytes(rolled.run_dir, 0)
     assert adapter_bytes(rolled.run_dir, 1) != adapter_bytes(rolled.run_dir, 0)
+    # The second one does not go behind the first.
+    further = replace(rolled, run_dir=tmp_path / "further" / "run", guard=replace(rolled.guard, rollback_steps=3))
+    grpo_train.main(further)
+    assert "went back to adapter v000002" in read_stats(further.run_dir)[3].notes[0]
     once = replace(rolled, run_dir=tmp_path / "once" / "run", guard=replace(rolled.guard, most_rollbacks=1))
     with pytest.raises(UserError, match="stopped at step 3: entropy fell"):
         grpo_train.main(once)
@@ -418,6 +433,11 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_p
         ({"max_staleness": 1}, "--rollouts service"),
         ({"sampling": grpo_rollout.Sampling(temperature=0.0)}, "plays the same episode each time"),
         ({"loss": LossOptions(beta=-1.0)}, "--beta -1.0"),
+        ({"replace_flat": -1}, "--replace-flat -1"),
+        ({"eval_questions": -1}, "--eval-questions -1"),
+        ({"learning_rate": -1.0}, "--learning-rate -1"),
+        ({"max_norm": 0.0}, "--max-norm 0"),
+        ({"overlong": "punish", "overlong_margin": 10_000}, "--overlong-margin 10000 must be at least 1 and at most"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong, says):
@@ -436,6 +456,10 @@ def test_a_missing_policy_or_eval_set_is_told(tiny, tmp_path):
         grpo_train.main(options_of(tiny, tmp_path / "run", policy=tmp_path / "none"))
     data = tmp_path / "data"
     shutil.copytree(tiny / "data", data)
+    (data / "eval.jsonl").rename(data / "aside.jsonl")
+    with pytest.raises(UserError, match=r"eval.jsonl is missing; make it with data_prep.py"):
+        grpo_train.main(options_of(tiny, tmp_path / "run1", data=data))
+    (data / "aside.jsonl").rename(data / "eval.jsonl")
     write_jsonl(data / "eval.jsonl", [replace(q, relevant_chunk_ids=()) for q in read_questions(data / "eval.jsonl")])
     with pytest.raises(UserError, match="no question to evaluate on; give --eval-every 0"):
         grpo_train.main(options_of(tiny, tmp_path / "run2", data=data))

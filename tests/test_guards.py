@@ -52,6 +52,13 @@ def test_a_step_that_trained_nothing_has_no_entropy_to_judge():
     assert fault_of([stats(0), stats(1), replace(stats(2), training={})], GuardOptions()) == ""
 
 
+def test_nothing_to_compare_for_long_is_a_fault():
+    flat = [replace(stats(n), groups={"total": 2, "flat": 2, "replaced": 0}) for n in range(10)]
+    assert fault_of(flat, GuardOptions()) == "in 10 steps no two episodes of a question were rewarded differently"
+    assert fault_of(flat[:9], GuardOptions()) == ""
+    assert fault_of([*flat[:9], stats(9)], GuardOptions()) == ""
+
+
 def test_windows_must_hold_a_step():
     with pytest.raises(UserError, match="--window"):
         GuardOptions(window=0).check()

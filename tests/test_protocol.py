@@ -66,8 +66,15 @@ def test_calls_past_the_limit_are_refused_and_keep_their_place():
     assert reading.calls == (Call("gout"), Call("gout"), Call(fault="too_many_calls"))
 
 
-def test_deep_json_is_a_fault_not_a_crash():
+def test_deep_json_and_huge_numbers_are_faults_not_crashes():
     assert read_turn(f"<tool_call>{'[' * 100_000}</tool_call>").faults == ("bad_json",)
+    assert read_turn(f"<tool_call>{'9' * 5_000}</tool_call>").faults == ("bad_json",)
+
+
+def test_half_an_emoji_can_be_searched_for_and_written():
+    [call] = read_turn('<tool_call>{"name": "search", "arguments": {"query": "toe \\ud83d pain"}}</tool_call>').calls
+    assert call == Call("toe ? pain")
+    assert call.query.encode()
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))

@@ -63,12 +63,19 @@ def test_a_users_reward_is_loaded_by_its_name():
     assert rewarded(load_reward("tests.test_query_rewards:Short", search, 5), "a b", ["a"]) == pytest.approx(0.8)
 
 
+class Abstract(CustomRewardModel):
+    """Has no compute_reward."""
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("recal", "choose recall, ndcg, mrr, tiers"),
         ("no_such_module:Class", "No module named 'no_such_module'"),
         ("tests.test_query_rewards:Missing", "no attribute 'Missing'"),
+        (":Short", "is not known"),
+        ("tests.test_query_rewards:Abstract", "can't be made: TypeError: Can't instantiate"),
+        ("tests.templates:Class", "can't be loaded: AttributeError"),
         ("tests.test_query_rewards:search", "must be a class that inherits"),
     ],
 )

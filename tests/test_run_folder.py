@@ -43,6 +43,15 @@ def test_a_run_goes_on_under_its_own_options_but_for_the_free_ones(tmp_path):
         pass
 
 
+def test_an_option_newer_than_the_run_does_not_stop_it(tmp_path):
+    with run_folder(tmp_path, Options()):
+        pass
+    before = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"learning_rate": 0.1, "inner": {}, "gone": 1}))
+    with run_folder(tmp_path, Options()):
+        assert json.loads((tmp_path / "config.json").read_text()) == before
+
+
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with (tmp_path / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

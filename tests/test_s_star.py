@@ -30,6 +30,7 @@ def test_the_evidence_decides(protocol):
     asked = [request for request in engine.requests if "pair" in request.episode]
     assert len(asked) == 1  # equal answers are one
     assert (outcome.extra_sampled, outcome.extra_read) == (len(protocol.turn_ids("tell")), len(asked[0].ids))
+    assert outcome.searches == 4  # a candidate's each, and the judge's
     check_books(outcome, engine, asides=1)
 
 

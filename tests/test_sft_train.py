@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -287,6 +288,10 @@ def test_other_options_do_not_go_on_with_a_run(ground, trained, tmp_path):
         ({"guess_share": 1.5}, "--guess-share 1.5"),
         ({"demonstrations": 0}, "nothing to learn from"),
         ({"limits": Limits(max_turns=0)}, "--max-turns 0"),
+        ({"demonstrations": -1}, "--demonstrations -1"),
+        ({"probe_questions": -1}, "--probe-questions -1"),
+        ({"patience": 0}, "--patience 0"),
+        ({"episodes": (Path("none.jsonl"),)}, "--episodes none.jsonl is not there"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_loaded(tmp_path, wrong, says):

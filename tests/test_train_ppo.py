@@ -289,6 +289,18 @@ def test_options_that_can_not_be(given, says):
         Options(**given).check()
 
 
+def test_a_folder_of_other_things_is_not_replaced(tmp_path):
+    (tmp_path / "mine").mkdir()
+    Options(output_dir=tmp_path / "mine", run_dir=tmp_path / "run").check()  # empty
+    (tmp_path / "mine" / "notes").touch()
+    for folder in (tmp_path / "mine", tmp_path):
+        with pytest.raises(UserError, match=r"holds other things than a model of train_ppo\.py; choose another"):
+            Options(output_dir=folder, run_dir=tmp_path / "run").check()
+    for run_dir in (tmp_path / "new", tmp_path / "new" / "run"):
+        with pytest.raises(UserError, match="would take the place of --run-dir"):
+            Options(output_dir=tmp_path / "new", run_dir=run_dir).check()
+
+
 def test_a_run_that_diverges_says_so(tmp_path):
     after = train_ppo.Run(Options(run_dir=tmp_path), None, None, None, None, [1.0], [])
     with pytest.raises(UserError, match="update 1: loss/policy_avg is nan; training diverged"):

@@ -45,6 +45,7 @@ def test_a_shared_turn_is_paid_once(protocol):
     shared = len(protocol.turn_ids(write_call("good")))
     assert (outcome.extra_sampled, outcome.extra_read) == (-shared, shared)
     assert outcome.sampled == engine.given
+    assert (outcome.turns, outcome.searches) == (5, 2)  # of three episodes of two turns and a search each
     assert outcome.sampled + outcome.read == sum(len(episode.ids) for episode in outcome.tried)
 
 

@@ -25,6 +25,7 @@ class FakeVLLM:
         self.adapters, self.plan, self.bodies, self.base = [], [], [], "policy"
         self.raced = self.refused = False
         self.folders = {}
+        self.busy = 0
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,8 +39,11 @@ class FakeVLLM:
                 self.wfile.write(text)
 
             def do_GET(self):
+                if fake.busy:
+                    fake.busy -= 1
+                    return self.say(503, {"error": "starting"})
                 models = [{"id": fake.base, "parent": None}, *({"id": a, "parent": fake.base} for a in fake.adapters)]
-                self.say(200, {"data": models})
+                return self.say(200, {"data": models})
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -169,6 +173,24 @@ def test_an_episode_of_the_adapter_before_goes_on_with_that_adapters_weights(fak
     assert fake.folders == {"run-v000001": str(tmp_path / "one")}
 
 
+def test_an_adapter_of_the_same_name_with_other_weights_is_loaded_anew(fake, tmp_path):
+    """As of another run, or of one begun anew, while the server stayed up."""
+
+    async def act(engine):
+        await engine.load_adapter("run-v000000", tmp_path)
+        await engine.generate(REQUEST)
+        return engine.adapter
+
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"old")
+    assert with_engine(act, fake) == "run-v000000"
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"new")
+    assert with_engine(act, fake) == "run-v000000"
+    first, second = (body["model"] for body in fake.bodies)
+    assert first != second
+    assert fake.adapters == [first, second]
+    assert first.startswith("run-v000000-")
+
+
 def test_an_adapter_that_another_worker_loads_at_the_same_moment_is_loaded(fake, tmp_path):
     fake.raced = True
 
@@ -220,6 +242,16 @@ def test_an_adapter_waits_for_a_server_that_is_being_started_again(fake, tmp_pat
         return fake.adapters
 
     assert with_engine(act, fake) == ["run-v000001"]
+
+
+def test_a_server_that_is_not_ready_is_waited_for(fake, tmp_path):
+    async def act(engine):
+        fake.busy = 3
+        await engine.load_adapter("run-v000000", tmp_path)
+        return fake.busy
+
+    assert with_engine(act, fake) == 0
+    assert fake.adapters == ["run-v000000"]
 
 
 def test_an_adapter_does_not_wait_for_ever(fake, tmp_path):
