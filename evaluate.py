@@ -272,9 +272,14 @@ def open_policy(name: str, source: str, options: Options) -> Policy:
 
 
 async def load_adapter(engine: Engine, policy: Policy) -> None:
-    """The servers must serve the policy's base."""
+    """Or, of a plain model, see that the servers serve that one, as far as their folder can be seen from here."""
     if policy.adapter:
         await engine.load_adapter(f"{policy.name}-{policy.version}", policy.adapter)
+    elif isinstance(engine, VLLMEngine) and engine.base_root:
+        served, asked = Path(engine.base_root), Path(policy.card.base)
+        if served.resolve() != asked.resolve() and (served.exists() or not served.is_absolute()):
+            told = f"the server at {engine.options.urls[0]} serves {served}, not {asked}"
+            raise UserError(f"{told}; start it with that model, or give --engine local")
 
 
 # Playing

@@ -173,6 +173,8 @@ def train(options: Options, learner: Learner, play: Play) -> None:
             lessons = prepare(played.episodes, options.update, rollout.weights, rollout.limits.max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
             by = Pass(rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step))
+            # Dropout draws alike however often the run was killed, its episodes played again or found there.
+            torch.manual_seed((rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
             training = update(learner, lessons, options.update, by, run.phases)
             stats = guard(run, learner, collect(run, played, lessons, training))
             run.after(stats, lessons)

@@ -45,6 +45,8 @@ class VLLMEngine:
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.adapter = "base"
+        self.base_root = ""
+        """Where the servers have their base from: a folder of theirs, or a hub name."""
         self._base = ""
         self._served: dict[str, tuple[str, Path]] = {}  # by adapter: its name on the servers, and its folder
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
@@ -75,7 +77,9 @@ class VLLMEngine:
             try:
                 answer = await client.get("/v1/models", timeout=10)
                 if answer.status_code == 200:
-                    return str(next(model["id"] for model in answer.json()["data"] if not model.get("parent")))
+                    base = next(model for model in answer.json()["data"] if not model.get("parent"))
+                    self.base_root = str(base.get("root") or "")
+                    return str(base["id"])
                 if answer.status_code in (401, 403):
                     raise UserError(f"{client.base_url} wants another API key; set VLLM_API_KEY to the server's")
                 why = f"status {answer.status_code}"

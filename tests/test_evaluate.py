@@ -21,8 +21,10 @@ from core.episode import read_episodes
 from core.errors import UserError
 from core.evaluation import Measured, markdown, print_rows, summary
 from core.measures import COSTS
+from core.policy import PolicyCard
 from core.remembering import Shares
-from evaluate import SYSTEMS, Options, choose, main
+from core.vllm_engine import ServerOptions, VLLMEngine
+from evaluate import SYSTEMS, Options, Policy, choose, main
 from tests.test_episode import EXAMPLE
 from tests.tiny_training import make_tiny
 
@@ -223,6 +225,20 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # merged anew
     with pytest.raises(UserError, match=r"knows merged as .*merged with other weights"):
         main(replace(options, policies=(f"merged={merged}",)))
+
+
+def test_a_plain_model_is_not_measured_by_a_server_of_another(tiny):
+    async def see(root, base):
+        engine = VLLMEngine(ServerOptions())
+        engine.base_root = str(root)
+        await evaluate.load_adapter(engine, Policy("plain", PolicyCard(tiny, str(base), str(base), False), None))
+
+    base = tiny / "base"
+    for root in (base, base / ".." / "base", "", "/a/folder/that/only/the/server/sees"):
+        asyncio.run(see(root, base))
+    for root, asked in ((tiny / "policy", base), ("Qwen/Qwen2.5-7B", base), (base, "Qwen/Qwen2.5-7B")):
+        with pytest.raises(UserError, match=f"serves {root}, not {asked}; start it with that model, or give --engine"):
+            asyncio.run(see(root, asked))
 
 
 def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):

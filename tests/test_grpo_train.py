@@ -192,6 +192,25 @@ def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path, monkeypatc
     assert adapter_bytes(short.run_dir, 4) == adapter_bytes(whole.run_dir, 4)
 
 
+def test_dropout_draws_alike_where_episodes_were_there_already(tiny, tmp_path):
+    policy = tmp_path / "policy"
+    shutil.copytree(tiny / "policy", policy)
+    card = adapter_path(policy, 0) / "adapter_config.json"
+    card.write_text(json.dumps(json.loads(card.read_text()) | {"lora_dropout": 0.3}))
+    whole, parts = (
+        options_of(tiny, tmp_path / name / "run", policy=policy, max_steps=2, eval_every=0)
+        for name in ("whole", "parts")
+    )
+    grpo_train.main(whole)
+    grpo_train.main(replace(parts, max_steps=1))
+    # As if it had been killed in the second step's update: its episodes are there, nothing is played again.
+    shutil.copytree(whole.run_dir / "episodes" / "000001", parts.run_dir / "episodes" / "000001")
+    grpo_train.main(parts)
+    assert stats_of(parts.run_dir) == stats_of(whole.run_dir)
+    assert adapter_bytes(parts.run_dir, 2) == adapter_bytes(whole.run_dir, 2)
+    assert read_stats(whole.run_dir)[1].training["mismatch_mean_abs"] > 1e-3  # it was on
+
+
 def test_other_options_do_not_mix_with_a_run(tiny, tmp_path):
     options = options_of(tiny, tmp_path / "run", max_steps=1)
     grpo_train.main(options)
