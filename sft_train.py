@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,7 +33,7 @@ from core.agent import Agent, BatchedSearch, Found, Limits
 from core.answer_scores import token_f1
 from core.checkpoint import load_checkpoint, save_checkpoint
 from core.corpus import Question, read_answerable, read_questions, replacing, write_jsonl
-from core.demonstrations import accepted, demonstrate
+from core.demonstrations import accepted, beginnings, demonstrate
 from core.engines import Sampling
 from core.episode import Episode, append_episodes, read_episodes
 from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
@@ -69,6 +69,9 @@ class Options:
     guess_words: int = 0
     """Of the answer's first words, so many follow the question in a query of the teacher's, or are all of it where the
     search has the question already (--question-weight): the policy learns to guess them."""
+    guess: Literal["own", "typical"] = "own"
+    """Whose first words: the question's own answer's, or those that answers to questions of its type have most often,
+    which find less and are learnt sooner."""
     guess_share: float = 1.0
     """Of the questions, so many are asked with such a guess; the others leave it to training to find out what is worth
     guessing."""
@@ -202,6 +205,7 @@ def make_demonstrations(options: Options, play: Player) -> list[Episode]:
         demonstrate(
             chosen, play.search, play.protocol, options.limits, options.answer_tokens, options.seed,
             options.guess_words, options.guess_share, options.question_weight,
+            beginnings(questions, options.guess_words) if options.guess == "typical" else None,
         )
     )  # fmt: skip
     print(f"{len(taught)} demonstrations by the teacher, of {len(chosen)} questions")

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from core.agent import searched_for
-from core.corpus import Question, read_answerable
-from core.demonstrations import body_of, first_words
+from core.corpus import read_answerable
+from core.demonstrations import FOCUS, beginnings, first_words
 from core.errors import run_script
 from core.intervals import bootstrapped, span
 from core.measures import grades_of, retrieval_measures
 from document_store import DocumentStore, Mode
-
-FOCUS = "\0"  # stands for what a question is about
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Options:
 
 def main(options: Options) -> None:
     questions = read_answerable(options.data / "train.jsonl")
-    typical = beginnings(questions)
+    typical = beginnings(questions, options.words)
     draw = random.Random(options.seed)
     chosen = draw.sample(questions, min(options.questions, len(questions)))
     of_type = defaultdict(list)
@@ -68,15 +65,6 @@ def main(options: Options) -> None:
         ranked = [[hit.chunk_id for hit in hits] for hits in store.search(queries, options.k, options.mode)]
         found = bootstrapped(retrieval_measures(ranked, grades_of(chosen), ())["mrr"].tolist())
         print(f"{name:40} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
-
-
-def beginnings(questions: Sequence[Question]) -> dict[str, str]:
-    """The commonest first ten words of each type's answers, what the question is about left open."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for question in questions:
-        words = body_of(question.answer).lower().replace(question.focus.lower() or FOCUS, FOCUS).split()
-        counts[question.question_type][" ".join(words[:10])] += 1
-    return {kind: several.most_common(1)[0][0] for kind, several in counts.items()}
 
 
 if __name__ == "__main__":

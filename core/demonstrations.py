@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import dropwhile
 from pathlib import Path
@@ -21,6 +22,7 @@ IDLE = frozenset(
         "tell that the there they this to was what when where which who why will with would you your"
     ).split()
 )
+FOCUS = "\0"  # stands for what a question is about
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -52,15 +54,33 @@ def first_words(answer: str, words: int) -> str:
     return " ".join(body_of(answer).split()[:words])
 
 
-def guess_of(question: Question, words: int, question_weight: int = 0) -> str:
+def beginnings(questions: Iterable[Question], words: int) -> dict[str, str]:
+    """How the answers to questions of each type begin most often, with FOCUS for what they are about.
+
+    Example: most answers of type "prevention" begin "To avoid gout, drink"; of type "causes", "Gout is caused by".
+    """
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for question in questions:
+        body = body_of(question.answer)
+        if question.focus:
+            body = re.sub(re.escape(question.focus), FOCUS, body, flags=re.IGNORECASE)
+        counts[question.question_type][" ".join(body.split()[:words])] += 1
+    return {kind: several.most_common(1)[0][0] for kind, several in counts.items()}
+
+
+def guess_of(question: Question, words: int, question_weight: int = 0, beginning: str | None = None) -> str:
     """The question and a guess how its answer begins, as in query2doc, https://arxiv.org/abs/2303.07678; or nothing.
     The question is left to the search where that has it already.
 
     The policy can't know an answer's words, but it can learn how answers to such questions are put, which finds them.
+    A `beginning` is such a way, of `beginnings`; without one the guess is how the answer itself begins.
     Example: "What is gout?", answer "What is gout? A joint hurts and swells.", 3 words: "What is gout? A joint hurts".
     """
+    if not words:
+        return ""
     asked = [] if question_weight else question.question.split()
-    return " ".join([*asked, first_words(question.answer, words)]).strip() if words else ""
+    own = first_words(question.answer, words)
+    return " ".join([*asked, own if beginning is None else beginning.replace(FOCUS, question.focus)]).strip()
 
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
@@ -86,18 +106,21 @@ def readable(answer: str, passage: str) -> str:
     return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
 
 
-def plan(ranks: Mapping[str, int | None], choose: random.Random, guess: str = "") -> list[str] | None:
+def plan(
+    ranks: Mapping[str, int | None], choose: random.Random, guess: str = "", steady: bool = False
+) -> list[str] | None:
     """The teacher's queries, given at which place each candidate finds a chunk that answers; None if none does.
 
-    One that finds it best, the guess if it does, and for a tenth of the questions where another one does not find it,
-    first that one: so the policy sees that it may search again. (At a third, a small model learns to search on and on.)
+    One that finds it best, the guess if it does (or, `steady`, if it finds it at all), and for a tenth of the questions
+    where another one does not find it, first that one: so the policy sees that it may search again. (At a third, a
+    small model learns to search on and on.)
     """
     good = {query: rank for query, rank in ranks.items() if rank is not None}
     bad = [query for query, rank in ranks.items() if rank is None]
     if not good:
         return None
     best = [query for query, rank in good.items() if rank == min(good.values())]
-    query = guess if guess in best else choose.choice(best)
+    query = guess if guess in (good if steady else best) else choose.choice(best)
     return [choose.choice(bad), query] if bad and choose.random() < 0.1 else [query]
 
 
@@ -126,13 +149,17 @@ class Teacher:
 async def demonstrate(
     questions: Sequence[Question], search_many: Callable[[Sequence[str]], Sequence[Sequence[Found]]],
     protocol: Protocol, limits: Limits, answer_tokens: int, seed: int, guess_words: int = 0, guess_share: float = 1.0,
-    question_weight: int = 0,
+    question_weight: int = 0, typical: Mapping[str, str] | None = None,
 ) -> list[Episode]:  # fmt: skip
     """A well-formed episode that finds the answer for each question where a query does."""
     choose = random.Random(seed)
     guesses = {
-        q.id: guess_of(q, guess_words if choose.random() < guess_share else 0, question_weight) for q in questions
-    }
+        q.id: guess_of(
+            q, guess_words if choose.random() < guess_share else 0, question_weight,
+            typical[q.question_type] if typical is not None else None,
+        )
+        for q in questions
+    }  # fmt: skip
     texts = {  # of each question's candidate queries, what is searched for
         q.id: {
             query: searched_for(q, query, question_weight) for query in filter(None, [*queries_of(q), guesses[q.id]])
@@ -145,7 +172,7 @@ async def demonstrate(
     for question in questions:
         hits = {query: found[text] for query, text in texts[question.id].items()}
         ranks = {query: first_relevant(several, question) for query, several in hits.items()}
-        searches = plan(ranks, choose, guesses[question.id])
+        searches = plan(ranks, choose, guesses[question.id], steady=typical is not None)
         if searches and len(searches) < limits.max_turns:
             place = ranks[searches[-1]] or 0
             hit = hits[searches[-1]][place - 1]

@@ -18,7 +18,18 @@ from core.agent import Limits
 from core.answer_scores import token_f1
 from core.checkpoint import checkpoints
 from core.corpus import Document, Question, write_jsonl
-from core.demonstrations import accepted, body_of, demonstrate, guess_of, plan, queries_of, readable, short_answer
+from core.demonstrations import (
+    FOCUS,
+    accepted,
+    beginnings,
+    body_of,
+    demonstrate,
+    guess_of,
+    plan,
+    queries_of,
+    readable,
+    short_answer,
+)
 from core.episode import read_episodes
 from core.errors import UserError
 from core.packing import pack
@@ -52,6 +63,23 @@ def test_a_guess_by_hand():
     ranks = {"a": 1, "b": 1, "guess": 1}
     assert {tuple(plan(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
     assert plan({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
+
+
+def test_how_answers_of_a_type_begin_by_hand():
+    asked = [
+        Question("a", "?", "Gout is caused by crystals.", "causes", "Gout"),
+        Question("b", "?", "What causes lice? Head lice are caught.", "causes", "Lice"),
+        Question("c", "?", "gicht is caused by uric acid.", "causes", "Gicht"),
+        Question("d", "?", "Rest.", "treatment", "Gout"),
+    ]
+    found = beginnings(asked, 3)
+    assert found == {"causes": f"{FOCUS} is caused", "treatment": "Rest."}
+    assert guess_of(asked[0], 3, 2, found["causes"]) == "Gout is caused"
+    assert guess_of(asked[3], 3, 0, found["treatment"]) == "? Rest."
+    assert guess_of(asked[0], 0, 2, found["causes"]) == ""
+    # What is typical is said wherever it finds the answer at all, so that it is learnt soon.
+    assert plan({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
+    assert plan({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
 
 
 def test_a_guess_alone_where_the_search_has_the_question(protocol):
