@@ -149,7 +149,7 @@ def _reward_panel(
             label="evaluation, 95 % interval",
         )  # fmt: skip
     axes.set_title(name)
-    _step_axis(axes, bins, room=0.012)
+    _step_axis(axes, bins, room=0.012, until=max((step + 0.5 for step, _ in tested), default=0.0))
     _room(axes, 0.1)
 
 
@@ -384,10 +384,10 @@ def _finish(axes: Axes, title: str, bins: Bins, *, last: bool) -> None:
         axes.tick_params(labelbottom=False)
 
 
-def _step_axis(axes: Axes, bins: Bins, *, room: float = 0.0) -> None:
-    """Steps from edge to edge, and so much more on both sides, for markers."""
+def _step_axis(axes: Axes, bins: Bins, *, room: float = 0.0, until: float = 0.0) -> None:
+    """Steps from edge to edge, or `until` there, and so much more on both sides, for markers."""
     more = room * (bins.edges[-1] - bins.edges[0])
-    axes.set(xlabel="step", xlim=(bins.edges[0] - more, bins.edges[-1] + more))
+    axes.set(xlabel="step", xlim=(bins.edges[0] - more, max(bins.edges[-1], until) + more))
     if len(bins.x) == 1:
         axes.set_xticks(bins.x)
         axes.xaxis.set_major_formatter("{x:.0f}")

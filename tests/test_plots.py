@@ -97,6 +97,13 @@ def test_every_reward_has_a_panel_with_its_means_and_evaluations():
     assert not figure.axes[0].containers
 
 
+def test_the_last_evaluation_stands_behind_the_last_step_and_is_seen():
+    final = {30: {"mrr": {"mean": 0.9, "low": 0.8, "high": 1.0}}}
+    low, high = rewards_figure(run_of(30), final).axes[1].get_xlim()
+    assert low < 0
+    assert high > 30.4
+
+
 def test_panels_of_what_no_step_reports_are_left_out():
     titles = [axes.get_title() for axes in training_figure(run_of(3, training={"kl": 0.1})).axes]
     assert titles == ["KL to the reference", "episodes and groups", "an episode has", "seconds of a step"]
