@@ -48,7 +48,7 @@ from core.protocol import Protocol
 from core.remembering import Remembering
 from core.rewards import RewardFunction
 from core.rollout_view import RolloutView
-from core.run_folder import plain
+from core.run_folder import changed, plain
 from core.s_star import SStar
 from core.scorers import Oracle, Total, relevance, support, well_formed
 from core.self_consistency import SelfConsistency
@@ -202,9 +202,8 @@ def held(options: Options) -> Iterator[None]:
     with locked(out / ".lock", f"{out} is being written by another evaluation; give another --output-dir"):
         now = {name: value for name, value in plain(options).items() if name not in FREE}
         before = json.loads((out / "config.json").read_text()) if (out / "config.json").exists() else now
-        changed = [name for name in now if name in before and now[name] != before[name]]
-        if changed:
-            name = changed[0]
+        name = changed(now, before)
+        if name:
             was = f"{name} {before[name]}, not {now[name]}"
             raise UserError(f"{out} was begun with {was}; give that, or another --output-dir")
         with replacing(out / "config.json") as file:

@@ -33,7 +33,7 @@ from core.agent import Agent, BatchedSearch, Found, Limits
 from core.answer_scores import token_f1
 from core.checkpoint import load_checkpoint, save_checkpoint
 from core.corpus import Question, read_answerable, read_questions, replacing, write_jsonl
-from core.demonstrations import accepted, beginnings, demonstrate
+from core.demonstrations import accepted, beginnings, best_beginnings, demonstrate
 from core.engines import Sampling
 from core.episode import Episode, append_episodes, read_episodes
 from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
@@ -69,9 +69,9 @@ class Options:
     guess_words: int = 0
     """Of the answer's first words, so many follow the question in a query of the teacher's, or are all of it where the
     search has the question already (--question-weight): the policy learns to guess them."""
-    guess: Literal["own", "typical"] = "own"
+    guess: Literal["own", "typical", "best"] = "own"
     """Whose first words: the question's own answer's, or those that answers to questions of its type have most often,
-    which find less and are learnt sooner."""
+    which find less and are learnt sooner; or, of the frequent ones, those whose searches find most training answers."""
     guess_share: float = 1.0
     """Of the questions, so many are asked with such a guess; the others leave it to training to find out what is worth
     guessing."""
@@ -204,14 +204,22 @@ def make_demonstrations(options: Options, play: Player) -> list[Episode]:
     taught = asyncio.run(
         demonstrate(
             chosen, play.search, play.protocol, options.limits, options.answer_tokens, options.seed,
-            options.guess_words, options.guess_share, options.question_weight,
-            beginnings(questions, options.guess_words) if options.guess == "typical" else None,
+            options.guess_words, options.guess_share, options.question_weight, typical_of(options, questions, play),
         )
     )  # fmt: skip
     print(f"{len(taught)} demonstrations by the teacher, of {len(chosen)} questions")
     own = sample_own(options, chosen, play) if options.rejection_samples else []
     more = [episode for path in options.episodes for episode in read_episodes(path)]
     return [*taught, *own, *more]
+
+
+def typical_of(options: Options, questions: Sequence[Question], play: Player) -> dict[str, str] | None:
+    """What the teacher guesses for questions of each type; None where each is guessed its own answer."""
+    if options.guess == "own" or not options.guess_words:
+        return None
+    if options.guess == "typical":
+        return {kind: several[0] for kind, several in beginnings(questions, options.guess_words).items()}
+    return best_beginnings(questions, options.guess_words, play.search, options.question_weight, options.seed)
 
 
 def sample_own(options: Options, questions: Sequence[Question], play: Player) -> list[Episode]:

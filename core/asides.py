@@ -17,6 +17,8 @@ class Aside:
     """Without tags, one line; empty where the engine gave up."""
     sampled: int = 0
     read: int = 0
+    searches: int = 0
+    """Made for what was said."""
 
 
 async def ask(agent: Agent, name: str, instruction: str, text: str, tokens: int, seed: int) -> Aside:

@@ -223,7 +223,7 @@ def policy_loss(
     """
     batch, device = batch.to(logprobs_BT.device), logprobs_BT.device
     sequence_BT, count = batch.sequence_BT, len(advantages_N)
-    mask_BT = (batch.sampled_BT > 0) & (batch.positions_BT > 0)  # a first token has no log-probability
+    mask_BT = _predicted(batch)
     if keep_N is not None:
         mask_BT = mask_BT & (keep_N.to(device)[sequence_BT] > 0)
 
@@ -269,7 +269,7 @@ def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> T
     Example: 4 tokens in all, of which this batch has two, of log-probability -1 and -3: 1.
     """
     batch = batch.to(logprobs_BT.device)
-    mask_BT = (batch.sampled_BT > 0) & (batch.positions_BT > 0)  # a first token has no log-probability
+    mask_BT = _predicted(batch)
     return -_where(mask_BT, logprobs_BT).sum() / max(tokens, 1)
 
 
@@ -315,6 +315,11 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     result = {name: values[total] / max(tokens, 1.0) for name, total in means.items() if total in values}
     result |= {name: values[name] if tokens else 0.0 for name in ("ratio_max", "ratio_min")}
     return result | {name: values[name] for name in ("policy_loss", "tokens", "episodes")}
+
+
+def _predicted(batch: TokenBatch) -> Tensor:
+    """(B, T): what the policy said, but for a first token, which has no log-probability."""
+    return (batch.sampled_BT > 0) & (batch.positions_BT > 0)
 
 
 def _sums(mask_BT: Tensor, **values_BT: Tensor | None) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -32,12 +32,12 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
     now = plain(options)
     if path.exists():
         before = json.loads(path.read_text())
-        was_of = flat(before)  # which may lack an option that is newer than the run
-        changed = [n for n, value in flat(now).items() if n in was_of and value != was_of[n] and n not in free]
-        if changed:
-            was, value = was_of[changed[0]], flat(now)[changed[0]]
-            name = changed[0].rpartition(".")[2].replace("_", "-")
-            raise UserError(f"{folder} was begun with --{name} {was}, not {value}; give that, or another --run-dir")
+        was_of, now_of = flat(before), {name: value for name, value in flat(now).items() if name not in free}
+        name = changed(now_of, was_of)
+        if name:
+            option = name.rpartition(".")[2].replace("_", "-")
+            told = f"--{option} {was_of[name]}, not {now_of[name]}"
+            raise UserError(f"{folder} was begun with {told}; give that, or another --run-dir")
     else:
         with replacing(folder / "code.diff") as file:
             file.write(code_state())
@@ -47,14 +47,17 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
 
 def plain(options: Any) -> dict[str, Any]:
     """Options as JSON holds them, but for keys, which belong into no file and no tracker."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))
 
-    def without_keys(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: without_keys(part) for name, part in value.items() if name != "api_key"}
+    def without_key(part: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in part.items() if name != "api_key"}
 
-    return {name: without_keys(part) for name, part in values.items()}
+    values: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str), object_hook=without_key)
+    return values
+
+
+def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
+    """The first option that is other than before; `before` may lack those that are newer than it."""
+    return next((name for name, value in now.items() if name in before and value != before[name]), None)
 
 
 def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:

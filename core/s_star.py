@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from core.agent import Agent
@@ -69,10 +69,10 @@ class SStar:
             points[b] += 1 - point
         best = max(range(len(groups)), key=lambda n: (bool(groups[n][0].answer), points[n], len(groups[n]), -n))
         asides = [aside for _, aside in judged]
-        searches = sum(bool(groups[a][0].answer and groups[b][0].answer) for a, b in pairs)
         return Outcome(
             groups[best][0], tuple(episode for line in lines for episode in line),
-            sum(aside.sampled for aside in asides), sum(aside.read for aside in asides), searches,
+            sum(aside.sampled for aside in asides), sum(aside.read for aside in asides),
+            sum(aside.searches for aside in asides),
         )  # fmt: skip
 
     async def _revised(self, agent: Agent, question: Question, number: int, seed: int) -> list[Episode]:
@@ -99,7 +99,7 @@ class SStar:
         query = aside.text or f"{question.question} {only_one} {only_other}"
         hits = await agent.search(query[: agent.limits.max_query])
         passages = [f"{hit.title} {hit.text}" for hit in hits]
-        return preferred(covered(only_one, passages), covered(only_other, passages)), aside
+        return preferred(covered(only_one, passages), covered(only_other, passages)), replace(aside, searches=1)
 
 
 def clusters(episodes: Sequence[Episode]) -> list[list[Episode]]:

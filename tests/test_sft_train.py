@@ -22,6 +22,7 @@ from core.demonstrations import (
     FOCUS,
     accepted,
     beginnings,
+    best_beginnings,
     body_of,
     demonstrate,
     guess_of,
@@ -73,13 +74,35 @@ def test_how_answers_of_a_type_begin_by_hand():
         Question("d", "?", "Rest.", "treatment", "Gout"),
     ]
     found = beginnings(asked, 3)
-    assert found == {"causes": f"{FOCUS} is caused", "treatment": "Rest."}
-    assert guess_of(asked[0], 3, 2, found["causes"]) == "Gout is caused"
-    assert guess_of(asked[3], 3, 0, found["treatment"]) == "? Rest."
-    assert guess_of(asked[0], 0, 2, found["causes"]) == ""
+    assert found == {"causes": [f"{FOCUS} is caused"], "treatment": ["Rest."]}
+    assert guess_of(asked[0], 3, 2, *found["causes"]) == "Gout is caused"
+    assert guess_of(asked[3], 3, 0, *found["treatment"]) == "? Rest."
+    assert guess_of(asked[0], 0, 2, *found["causes"]) == ""
+    assert beginnings(asked, 3, 9) == found  # what one answer alone begins with is not typical
+    assert beginnings(asked, 1, 9)["causes"] == [FOCUS]
     # What is typical is said wherever it finds the answer at all, so that it is learnt soon.
     assert plan({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
     assert plan({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
+
+
+def test_the_best_beginning_is_the_one_that_finds_not_the_one_that_is_frequent():
+    """Three of five answers begin "It hurts.", two "Rest and"; behind the question twice only "Rest" finds, at place 2
+    of three questions: 0 against (1/2 + 1/2 + 1/2) / 5. Four words, two and one are tried."""
+    answers = ["It hurts. At night.", "It hurts. By day.", "It hurts. Always so.", "Rest and ice.", "Rest and sleep."]
+    asked = [replace(GOUT, id=str(n), answer=answer) for n, answer in enumerate(answers)]
+    one = replace(GOUT, id="o", question_type="causes", answer="Nobody knows.")
+    searched = []
+
+    def library(queries):
+        searched.extend(queries)
+        other, right = Hit("x#0", "Lice", "?"), Hit("d#1", "Gout", "It hurts.")
+        return [[other, right] if query.endswith(" Rest") and n < 3 else [other] for n, query in enumerate(queries)]
+
+    assert beginnings(asked, 1, 6) == {"symptoms": ["It", "Rest"]}
+    assert best_beginnings([*asked, one], 4, library, 2, 0) == {"symptoms": "Rest", "causes": "Nobody knows."}
+    tried = {query.removeprefix(f"{GOUT.question} {GOUT.question} ") for query in searched}
+    assert tried == {"It hurts. At night.", "It hurts.", "It", "Rest and", "Rest", "Nobody knows.", "Nobody"}
+    assert len(searched) == 5 * 5 + 2
 
 
 def test_a_guess_alone_where_the_search_has_the_question(protocol):
