@@ -21,6 +21,7 @@ from rich.table import Table
 from core.corpus import replacing_folder
 from core.errors import UserError, first_line, run_script
 from core.models import resolve_model
+from core.policy import Dtype
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Options:
     """Folder for models that come out of packages."""
     quantize: bool = True
     """4-bit NF4 with double quantisation by bitsandbytes; without, the base stays as it is."""
+    dtype: Dtype = "auto"
+    """What all scripts compute the policy in; auto: bf16 where the machine can, else fp32. bf16 is the faster, fp32 the
+    same on every machine."""
     target_modules: tuple[str, ...] = ("all-linear",)
     """Layers that get an adapter: all-linear (every linear layer but the output), or names as q_proj v_proj."""
     r: int = 16
@@ -101,7 +105,8 @@ def write_model(base: str, folder: Path, options: Options) -> tuple[Sizes, Sizes
         AutoTokenizer.from_pretrained(base).save_pretrained(folder / "base")
     policy = add_adapter(model, base, options)
     policy.save_pretrained(folder / "adapters" / "v000000")
-    card = {"base": "base" if options.quantize else base, "full_base": base, "quantized": options.quantize}
+    named = {"base": "base" if options.quantize else base, "full_base": base}
+    card = named | {"quantized": options.quantize, "dtype": options.dtype}
     (folder / "model.json").write_text(json.dumps(card, indent=1) + "\n")
     return before, sizes(policy)
 

@@ -326,10 +326,9 @@ def wait_for_workers(run_dir: Path, plan: Plan, poll: float = 0.5, say_every: fl
 
 
 def usable(episodes: Sequence[Episode], step: int, max_staleness: int) -> tuple[list[Episode], int]:
-    """Those that an adapter new enough sampled to their end, and how many were too old."""
-    ages = [step - version_of(episode) for episode in episodes]
-    fresh = [episode for episode, age in zip(episodes, ages, strict=True) if age <= max_staleness]
-    return [episode for episode in fresh if episode.stop != "engine"], len(episodes) - len(fresh)
+    """Those that an adapter new enough sampled, and how many were too old."""
+    fresh = [episode for episode in episodes if step - version_of(episode) <= max_staleness]
+    return fresh, len(episodes) - len(fresh)
 
 
 def version_of(episode: Episode) -> int:

@@ -15,7 +15,6 @@ command is given again.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import shutil
 import tempfile
@@ -32,7 +31,7 @@ from core.adapters import adapter_path, newest_adapter, publish_adapter
 from core.agent import Agent, BatchedSearch, Found, Limits
 from core.answer_scores import token_f1
 from core.checkpoint import load_checkpoint, save_checkpoint
-from core.corpus import Question, read_answerable, read_questions, replacing, write_jsonl
+from core.corpus import Question, read_answerable, read_questions, write_jsonl
 from core.demonstrations import accepted, beginnings, best_beginnings, demonstrate
 from core.engines import Sampling
 from core.episode import Episode, append_episodes, read_episodes
@@ -43,6 +42,7 @@ from core.packing import pack
 from core.policy import PolicyCard, load_base, load_policy, load_tokenizer, read_policy_card, write_policy_card
 from core.protocol import Protocol
 from core.rounds import in_rounds
+from core.run_folder import keep_options
 from document_store import DocumentStore, Mode
 
 
@@ -138,22 +138,12 @@ def main(options: Options) -> None:
     if options.overwrite and options.output_dir.exists():
         shutil.rmtree(options.output_dir)
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    keep_options(options)
+    keep_options(options.output_dir, options, ("overwrite",), "another --output-dir, or --overwrite")
     play = Player(options, card)
     demonstrations = get_demonstrations(options, play)
     policy = train(options, card, demonstrations, play)
     write_policy_card(card, options.output_dir)
     print(f"{publish_adapter(policy, options.output_dir, 0)} is the warm start")
-
-
-def keep_options(options: Options) -> None:
-    """A run is gone on with only under the options it was started with."""
-    path = options.output_dir / "config.json"
-    now = json.dumps(asdict(options) | {"overwrite": False}, default=str, indent=1)
-    if path.exists() and path.read_text() != now:
-        raise UserError(f"{options.output_dir} was started with other options ({path}); --overwrite starts anew")
-    with replacing(path) as file:
-        file.write(now)
 
 
 class Player:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -14,15 +14,18 @@ from core.corpus import replacing
 from core.embedder import has_bf16
 from core.errors import UserError
 
+Dtype = Literal["auto", "bfloat16", "float32"]
+
 
 @dataclass(frozen=True)
 class PolicyCard:
-    """What model.json says: which base is loaded, and the full-precision base it stems from."""
+    """What model.json says: which base is loaded and computed in what, and the full-precision base it stems from."""
 
     folder: Path
     base: str
     full_base: str
     quantized: bool
+    dtype: Dtype = "auto"
 
 
 def read_policy_card(folder: Path) -> PolicyCard:
@@ -32,25 +35,31 @@ def read_policy_card(folder: Path) -> PolicyCard:
     try:
         card = json.loads(path.read_text())
         base, full_base, quantized = card["base"], card["full_base"], card["quantized"]
+        dtype = card.get("dtype", "auto")  # which older policies lack
+        if dtype not in get_args(Dtype):
+            raise ValueError(f"dtype {dtype}")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); make the policy again") from error
     base = str(folder / base) if quantized else base  # a 4-bit base lies inside
     if (quantized or Path(base).is_absolute()) and not Path(base).is_dir():
         raise UserError(f"{path} names the base {base}, which is gone; make the policy again")
-    return PolicyCard(folder, base, full_base, quantized)
+    return PolicyCard(folder, base, full_base, quantized, dtype)
 
 
 def write_policy_card(card: PolicyCard, folder: Path) -> None:
     """The same base for another folder of adapters; a 4-bit base is named where it lies."""
     base = str(Path(card.base).resolve()) if card.quantized else card.base
+    told = {"base": base, "full_base": card.full_base, "quantized": card.quantized, "dtype": card.dtype}
     with replacing(folder / "model.json") as file:
-        json.dump({"base": base, "full_base": card.full_base, "quantized": card.quantized}, file, indent=1)
+        json.dump(told, file, indent=1)
         file.write("\n")
 
 
-def compute_dtype() -> torch.dtype:
-    """bf16 where it is computed in, fp32 where it would be emulated."""
-    return torch.bfloat16 if has_bf16("cuda" if torch.cuda.is_available() else "cpu") else torch.float32
+def compute_dtype(dtype: Dtype = "auto") -> torch.dtype:
+    """auto: bf16 where it is computed in, fp32 where it would be emulated."""
+    if dtype == "auto":
+        dtype = "bfloat16" if has_bf16("cuda" if torch.cuda.is_available() else "cpu") else "float32"
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
 
 
 def load_tokenizer(card: PolicyCard) -> Any:
@@ -68,13 +77,25 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    dtype, config = compute_dtype(), AutoConfig.from_pretrained(card.base)
+    dtype, config = compute_dtype(card.dtype), AutoConfig.from_pretrained(card.base)
     if card.quantized:
         config.quantization_config["bnb_4bit_compute_dtype"] = str(dtype).removeprefix("torch.")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(card.base, config=config, dtype=dtype, device_map=device)
-    return model.dequantize().to(dtype) if card.quantized and dequantize else model
+    if card.quantized and dequantize:
+        return model.dequantize().to(dtype)
+    if card.quantized:
+        keep_trainable(model)
+    return model
+
+
+def keep_trainable(model: Any) -> None:
+    """On processors with bf16 units bitsandbytes packs 4-bit weights anew at the first pass without gradients, and what
+    is packed so has no gradient: a policy that was measured would then be trained by wrong ones, silently."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "auto") -> Any:

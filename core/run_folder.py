@@ -26,7 +26,7 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
         yield
 
 
-def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
+def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: str = "another --run-dir") -> None:
     """Save the options as config.json, and the code's difference to its last commit; refuse to mix two runs."""
     path = folder / "config.json"
     now = plain(options)
@@ -37,7 +37,7 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = ()) -> None:
         if name:
             option = name.rpartition(".")[2].replace("_", "-")
             told = f"--{option} {was_of[name]}, not {now_of[name]}"
-            raise UserError(f"{folder} was begun with {told}; give that, or another --run-dir")
+            raise UserError(f"{folder} was begun with {told}; give that, or {way_out}")
     else:
         with replacing(folder / "code.diff") as file:
             file.write(code_state())

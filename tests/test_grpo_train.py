@@ -87,11 +87,8 @@ def played(question, sample, reward, adapter="run-v000003", **more):
     )  # fmt: skip
 
 
-def test_stale_episodes_and_those_the_engine_gave_up_on_are_left_out():
-    episodes = [
-        played("q", 0, 1.0), played("q", 1, 0.0, "run-v000002"), played("q", 2, 0.0, "run-v000001"),
-        played("q", 3, 0.0, stop="engine"),
-    ]  # fmt: skip
+def test_stale_episodes_are_left_out():
+    episodes = [played("q", 0, 1.0), played("q", 1, 0.0, "run-v000002"), played("q", 2, 0.0, "run-v000001")]
     kept, stale = usable(episodes, 3, 1)
     assert ([e.id for e in kept], stale) == (["q/0", "q/1"], 1)
 

@@ -51,6 +51,45 @@ def test_unpacked_weights_say_what_packed_ones_do(made):
     torch.testing.assert_close(logprobs(unpacked), logprobs(load_base(card)), atol=2e-2, rtol=1e-2)
 
 
+def test_what_was_measured_is_trained_by_the_same_gradients(made):
+    """On processors with bf16 units bitsandbytes would pack 4-bit weights at the first measurement, without gradient."""
+    policy = load_policy(read_policy_card(made))
+    [batch] = pack([Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1))], 10)
+
+    def gradients():
+        policy.train()
+        policy.zero_grad()
+        token_logprobs(policy, batch).sum().backward()
+        return {name: weight.grad.clone() for name, weight in policy.named_parameters() if weight.grad is not None}
+
+    before = gradients()
+    policy.eval()
+    logprobs(policy)
+    assert not any(getattr(module, "support_avx512bf16_for_cpu", False) for module in policy.modules())
+    after = gradients()
+    assert before
+    assert all(torch.equal(gradient, after[name]) for name, gradient in before.items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(tmp_path, model_folder, dtype):
+    torch.manual_seed(0)
+    tiny_llama().save_pretrained(tmp_path / "tiny")
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "tiny")
+    main(Options(base_model=str(tmp_path / "tiny"), output_dir=tmp_path / "policy", quantize=False, dtype=dtype))
+    card = read_policy_card(tmp_path / "policy")
+    assert {weight.dtype for weight in load_base(card).parameters()} == {getattr(torch, dtype)}
+    write_policy_card(card, tmp_path)
+    assert read_policy_card(tmp_path).dtype == dtype  # a warm start's and a run's too
+    older = json.loads((tmp_path / "model.json").read_text())
+    del older["dtype"]
+    (tmp_path / "model.json").write_text(json.dumps(older))
+    assert read_policy_card(tmp_path).dtype == "auto"
+    (tmp_path / "model.json").write_text(json.dumps(older | {"dtype": "int8"}))
+    with pytest.raises(UserError, match=r"damaged \(dtype int8\)"):
+        read_policy_card(tmp_path)
+
+
 def test_adapters_are_published_whole_under_their_version_and_name_the_full_base(made, tmp_path):
     card = read_policy_card(made)
     policy = load_policy(card)

@@ -326,8 +326,8 @@ def test_other_options_do_not_go_on_with_a_run(ground, trained, tmp_path):
         main(options(ground, trained))
     output = tmp_path / "warm"
     output.mkdir()
-    (output / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="was started with other options"):
+    (output / "config.json").write_text('{"batch_size": 9}')  # of an older version, which had no other option
+    with pytest.raises(UserError, match="--batch-size 9, not 2; give that, or another --output-dir, or --overwrite"):
         main(options(ground, output))
 
 

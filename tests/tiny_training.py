@@ -37,7 +37,7 @@ def make_tiny(folder):
     lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     policy = get_peft_model(LlamaForCausalLM.from_pretrained(base), lora)
     publish_adapter(policy, folder / "policy", 0)
-    write_policy_card(PolicyCard(folder / "policy", str(base), str(base), False), folder / "policy")
+    write_policy_card(PolicyCard(folder / "policy", str(base), str(base), False, "float32"), folder / "policy")
     documents = [
         Document(f"d{n}", f"Disease {n}", f"Disease {n} is mended by rest and by remedy {n}.") for n in range(8)
     ]
