@@ -52,7 +52,7 @@ def test_unpacked_weights_say_what_packed_ones_do(made):
 
 
 def test_what_was_measured_is_trained_by_the_same_gradients(made):
-    """On processors with bf16 units bitsandbytes would pack 4-bit weights at the first measurement, without gradient."""
+    """On processors with bf16 units bitsandbytes would pack 4-bit weights when first measured."""
     policy = load_policy(read_policy_card(made))
     [batch] = pack([Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1))], 10)
 
