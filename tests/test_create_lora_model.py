@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from core.errors import UserError
 from core.models import PACKAGED_MODEL
+from core.policy import load_base, load_policy, load_tokenizer, read_policy_card
 from create_lora_model import Options, Sizes, add_adapter, main, sizes
 
 
@@ -40,20 +40,18 @@ def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
     config = json.loads((created / "policy" / "base" / "config.json").read_text())["quantization_config"]
     assert (config["bnb_4bit_quant_type"], config["bnb_4bit_use_double_quant"]) == ("nf4", True)
     assert config["bnb_4bit_quant_storage"] == "bfloat16"
-    base = AutoModelForCausalLM.from_pretrained(created / "policy" / "base")
-    tokenizer = AutoTokenizer.from_pretrained(created / "policy" / "base")
+    card = read_policy_card(created / "policy")
+    tokenizer = load_tokenizer(card)
     ids = tokenizer("The heart pumps", return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        alone = base(ids).logits
-        policy = PeftModel.from_pretrained(base, created / "policy" / "adapters" / "v000000")
-        torch.testing.assert_close(policy(ids).logits, alone)
+        torch.testing.assert_close(load_policy(card).eval()(ids).logits, load_base(card)(ids).logits)
     assert tokenizer.chat_template
 
 
 def test_model_json_names_the_full_base(created):
     full = str((created / "SmolLM2-135M-Instruct").resolve())
     card = json.loads((created / "policy" / "model.json").read_text())
-    assert card == {"base": "base", "full_base": full, "quantized": True}
+    assert card == {"base": "base", "full_base": full, "quantized": True, "dtype": "auto"}
     adapter = json.loads((created / "policy" / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["r"], adapter["lora_alpha"]) == (full, 16, 32)
 
