@@ -133,19 +133,23 @@ def test_no_usable_episode_is_told():
 
 
 def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
-    options = options_of(tiny, tmp_path / "run", max_steps=12, num_rollouts=8)
+    options = options_of(tiny, tmp_path / "run", max_steps=12, num_rollouts=8, learning_rate=0.02)
     grpo_train.main(options)
     stats = read_stats(options.run_dir)
     assert [row.step for row in stats] == list(range(12))
     assert versions(options.run_dir) == list(range(13))
     first, last = (np.mean([np.mean(row.rewards["overall"]) for row in part]) for part in (stats[:3], stats[-3:]))
-    assert last > first + 0.05
-    for row in stats:
+    assert last > first + 0.2  # by .5 with any of four seeds; at half the rate by .05 to .5
+    taught = [row for row in stats if row.groups["flat"] < row.groups["total"]]
+    assert len(taught) >= 6  # in the end all episodes are alike, and teach nothing
+    for row in taught:
         # Sampler and trainer are the same weights in the same precision, so they must agree.
         assert row.training["mismatch_mean_abs"] < 1e-4
         assert row.training["ratio_mean"] == 1.0
+        assert {"logprobs", "backward"} <= set(row.seconds)
+    for row in stats:
         assert row.episodes["count"] == 24
-        assert {"rollout", "generate", "search", "logprobs", "backward", "publish"} <= set(row.seconds)
+        assert {"rollout", "generate", "search", "publish"} <= set(row.seconds)
         assert 0 < row.seconds["generate"] <= row.seconds["rollout"]
     assert [row.evaluation is not None for row in stats[:4]] == [True, False, True, False]
     assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
