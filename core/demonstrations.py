@@ -86,15 +86,22 @@ def best_beginnings(
     draw, best = random.Random(seed), {}
     for kind, several in of_type.items():
         tried = draw.sample(several, min(tried_on, len(several)))
-
-        def mean_rank(beginning: str, tried: Sequence[Question] = tried) -> float:
-            guesses = [guess_of(q, words, question_weight, beginning) for q in tried]
-            texts = [searched_for(q, guess, question_weight) for q, guess in zip(tried, guesses, strict=True)]
-            places = map(first_relevant, search_many(texts), tried)
-            return sum(1 / place for place in places if place) / len(tried)
-
-        best[kind] = max(dict.fromkeys(b for of_length in candidates for b in of_length[kind]), key=mean_rank)
+        found = {
+            beginning: mean_reciprocal_rank(tried, [guess_of(q, words, question_weight, beginning) for q in tried],
+                                            search_many, question_weight)
+            for beginning in dict.fromkeys(one for of_length in candidates for one in of_length[kind])
+        }  # fmt: skip
+        best[kind] = max(found, key=found.__getitem__)
     return best
+
+
+def mean_reciprocal_rank(
+    questions: Sequence[Question], queries: Sequence[str], search_many: SearchMany, question_weight: int
+) -> float:
+    """Example: found at place 1, at place 2 and not at all: (1 + 1/2 + 0) / 3 = .5."""
+    texts = [searched_for(q, query, question_weight) for q, query in zip(questions, queries, strict=True)]
+    places = map(first_relevant, search_many(texts), questions)
+    return sum(1 / place for place in places if place) / len(questions)
 
 
 def guess_of(question: Question, words: int, question_weight: int = 0, beginning: str | None = None) -> str:
