@@ -3,6 +3,7 @@
 #   MODEL  folder of the base (default: SmolLM2-135M-Instruct out of its package)
 #   LORA_RANK   rank of the adapters (default 16): on CPUs vLLM works on so much for every token, used or not
 #   PORT, HOST, API_KEY, MAX_LEN, KV_GIB   where it listens, who may ask, tokens of an episode, memory for keys and values
+#   DTYPE                                  float32 or bfloat16, as the policy's own (create_lora_model.py --dtype)
 # Further arguments go to vLLM as they are.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +14,8 @@ if [ -z "${MODEL:-}" ] && [ ! -d "$model" ]; then
 fi
 # bf16 where the processor computes in it; else it would be emulated, and fp32 is several times as fast.
 dtype=float32
-grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo && dtype=bfloat16
+! grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo || dtype=bfloat16
+dtype=${DTYPE:-$dtype}
 
 export LD_PRELOAD="$PWD/$venv/lib/libiomp5.so${LD_PRELOAD:+:$LD_PRELOAD}"
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True # adapters by /v1/load_lora_adapter

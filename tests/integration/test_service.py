@@ -32,7 +32,8 @@ def folder(tmp_path_factory, model_folder):
     policy = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
     policy.peft_config["default"].base_model_name_or_path = str(model_folder)
     publish_adapter(policy, folder / "smollm2", 0)
-    write_policy_card(PolicyCard(folder / "smollm2", str(model_folder), str(model_folder), False), folder / "smollm2")
+    card = PolicyCard(folder / "smollm2", str(model_folder), str(model_folder), False, "float32")
+    write_policy_card(card, folder / "smollm2")
     return folder
 
 

@@ -104,7 +104,7 @@ def test_sampled_logprobs_are_the_trainers(server, base, adapters, protocol, ada
     apart = differences(policy_of(base, adapters if adapted else None), requests, samples, temperature)
     what = f"adapter {adapted}, temperature {temperature}: {len(apart)} tokens"
     print(f"{what}, mean {apart.mean():.2e}, most {apart.max():.2e}")
-    assert apart.mean() < 0.02  # what bf16 is allowed; fp32 stays under 1e-4
+    assert apart.mean() < 1e-3  # 1e-5 where it was measured; both compute in fp32
 
 
 def test_a_swap_takes_under_a_second_and_no_token_is_the_old_adapters(server, base, adapters, protocol):
