@@ -37,8 +37,8 @@ class Options:
     quantize: bool = True
     """4-bit NF4 with double quantisation by bitsandbytes; without, the base stays as it is."""
     dtype: Dtype = "auto"
-    """What all scripts compute the policy in; auto: bf16 where the machine can, else fp32. bf16 is the faster, fp32 the
-    same on every machine."""
+    """What all scripts compute the policy in; auto: bf16 where the machine can, else fp32. bf16 is the faster, fp32
+    what every machine has."""
     target_modules: tuple[str, ...] = ("all-linear",)
     """Layers that get an adapter: all-linear (every linear layer but the output), or names as q_proj v_proj."""
     r: int = 16

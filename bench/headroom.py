@@ -69,7 +69,7 @@ def main(options: Options) -> None:
     }
     for name, several in guesses.items():
         queries = [searched_for(q, guess, options.question_weight) for q, guess in zip(chosen, several, strict=True)]
-        ranked = [[hit.chunk_id for hit in hits] for hits in store.search(queries, options.k, options.mode)]
+        ranked = [[hit.chunk_id for hit in hits] for hits in search_many(queries)]
         found = bootstrapped(retrieval_measures(ranked, grades_of(chosen), ())["mrr"].tolist())
         print(f"{name:40} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
 

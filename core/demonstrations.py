@@ -14,6 +14,7 @@ from core.corpus import Question
 from core.engines import Request, Sample
 from core.episode import Episode
 from core.protocol import Passage, Protocol, write_answer, write_call
+from core.query_rewards import reciprocal_rank
 
 # Words that a question has and a query does not need.
 IDLE = frozenset(
@@ -100,8 +101,8 @@ def mean_reciprocal_rank(
 ) -> float:
     """Example: found at place 1, at place 2 and not at all: (1 + 1/2 + 0) / 3 = .5."""
     texts = [searched_for(q, query, question_weight) for q, query in zip(questions, queries, strict=True)]
-    places = map(first_relevant, search_many(texts), questions)
-    return sum(1 / place for place in places if place) / len(questions)
+    found = [[hit.chunk_id for hit in hits] for hits in search_many(texts)]
+    return sum(map(reciprocal_rank, found, [q.relevant_chunk_ids for q in questions])) / len(questions)
 
 
 def guess_of(question: Question, words: int, question_weight: int = 0, beginning: str | None = None) -> str:

@@ -14,7 +14,7 @@ if [ -z "${MODEL:-}" ] && [ ! -d "$model" ]; then
 fi
 # bf16 where the processor computes in it; else it would be emulated, and fp32 is several times as fast.
 dtype=float32
-! grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo || dtype=bfloat16
+grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo && dtype=bfloat16
 dtype=${DTYPE:-$dtype}
 
 export LD_PRELOAD="$PWD/$venv/lib/libiomp5.so${LD_PRELOAD:+:$LD_PRELOAD}"
