@@ -49,5 +49,5 @@ ENV PATH=/venv/bin:$PATH PY=python PYTHONUNBUFFERED=1 DEVICE=${DEVICE} SHARED=/s
 WORKDIR /app
 COPY . .
 USER agent
-HEALTHCHECK --interval=30s --timeout=10s --start-period=15m --retries=3 CMD ["python", "-m", "core.heartbeat"]
+HEALTHCHECK --interval=30s --timeout=10s --start-period=15m --retries=3 CMD ["python", "-m", "forage.heartbeat"]
 CMD ["scripts/stack.sh", "show"]

@@ -4,7 +4,7 @@
     python collection_prep.py --corpus docs.jsonl --queries topics.tsv --qrels qrels.txt --output-dir data/covid
     python evaluate.py --data data/scifact --policies models/warm
 
-Reads local files only (core/collection.py has their forms). Writes into --output-dir what data_prep.py writes:
+Reads local files only (forage/data/collection.py has their forms). Writes into --output-dir what data_prep.py writes:
 documents.jsonl, store/, eval.jsonl (queries of --split), train.jsonl (of --train-split; empty where the collection has
 none), rewriter/; and qrels/eval.tsv and train.tsv, the judgements of documents with their grades, by which evaluate.py
 then measures: documents rather than chunks, so that its figures mean what the collection's own do.
@@ -15,12 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from core.collection import Collection, questions_of, read_beir, read_collection, write_qrels
-from core.corpus import Question, write_jsonl
-from core.errors import UserError, run_script
-from core.rewriter_data import export_rewriter_data
-from core.store_card import StoreOptions
-from document_store import DocumentStore
+from forage.cli import run_script
+from forage.data.collection import Collection, questions_of, read_beir, read_collection, write_qrels
+from forage.data.records import Question
+from forage.data.rewriter_data import export_rewriter_data
+from forage.errors import UserError
+from forage.files import write_jsonl
+from forage.store.card import StoreOptions
+from forage.store.document_store import DocumentStore
 
 
 @dataclass(frozen=True)

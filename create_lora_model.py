@@ -18,10 +18,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from core.corpus import replacing_folder
-from core.errors import UserError, first_line, run_script
-from core.models import resolve_model
-from core.policy import Dtype
+from forage.cli import run_script
+from forage.errors import UserError, first_line
+from forage.files import replacing_folder
+from forage.machine import Dtype
+from forage.policy.base_models import resolve_model
 
 
 @dataclass(frozen=True)

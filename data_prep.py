@@ -21,18 +21,20 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from core.content_folder import PageRecord
-from core.corpus import Document, Question, write_jsonl
-from core.documents import Library, PageText, assemble, page_text
-from core.errors import UserError, run_script
-from core.page_text import drop_boilerplate, read_page
-from core.qa_rows import Columns, QARow, read_records, to_rows
-from core.relevance import make_questions, split_by_document
-from core.rewriter_data import export_rewriter_data, import_rewriter_data
-from core.sample import QUESTIONS, sample_sites
-from core.scrape import ScrapeOptions, scrape
-from core.store_card import StoreOptions
-from document_store import DocumentStore
+from forage.cli import run_script
+from forage.data.documents import Library, PageText, assemble, page_text
+from forage.data.qa_rows import Columns, QARow, read_records, to_rows
+from forage.data.records import Document, Question
+from forage.data.relevance import make_questions, split_by_document
+from forage.data.rewriter_data import export_rewriter_data, import_rewriter_data
+from forage.data.sample import QUESTIONS, sample_sites
+from forage.data.scraping.content_folder import PageRecord
+from forage.data.scraping.fetcher import ScrapeOptions, scrape
+from forage.data.scraping.page_text import drop_boilerplate, read_page
+from forage.errors import UserError
+from forage.files import write_jsonl
+from forage.store.card import StoreOptions
+from forage.store.document_store import DocumentStore
 
 
 @dataclass(frozen=True)

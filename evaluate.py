@@ -9,9 +9,9 @@ policies: folders with adapters, of which the newest counts, or plain models (a 
 system of SYSTEMS, which you may add to, plays every question; the first policy's first system is what the others are
 compared with. Samples through vLLM servers (--urls) or in this process.
 
-Writes into --output-dir: eval.json (its schema is in core/evaluation.py), per_question.jsonl, table.md, eval.png,
-episodes/<policy>/<system>.jsonl (every episode), outcomes/ (which of them count, what they cost). A killed evaluation
-goes on where it was; policies, systems and questions may be added to one that is done, which keeps what was played.
+Writes into --output-dir: eval.json (its schema is in forage/evaluation/summary.py), per_question.jsonl, table.md,
+eval.png, episodes/<policy>/<system>.jsonl (every episode), outcomes/ (which of them count, what they cost). Run the
+same command again to resume; policies, systems and questions may be added, and what was played is kept.
 """
 
 from __future__ import annotations
@@ -27,38 +27,42 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
-from core import baselines
-from core.adapters import newest_adapter, weights_digest
-from core.agent import BatchedSearch, Found, Limits
-from core.best_of_n import BestOfN
-from core.budget_forcing import BudgetForcing
-from core.collection import read_qrels
-from core.corpus import Question, locked, read_answerable, replacing, write_jsonl
-from core.embedder import Embedder
-from core.engines import Engine, EngineError, Sampling
-from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
-from core.eval_plots import draw_evaluation
-from core.evaluation import SCHEMA, Measured, markdown, per_question, print_rows, summary
-from core.measures import Grades, grades_of, measured
-from core.models import resolve_model
-from core.outcome import Strategy
-from core.outcome_log import OutcomeLog
-from core.policy import PolicyCard, load_tokenizer, read_policy_card
-from core.protocol import Protocol
-from core.remembering import Remembering
-from core.rewards import RewardFunction
-from core.rollout_view import RolloutView
-from core.run_folder import changed, plain
-from core.s_star import SStar
-from core.scorers import Oracle, Total, relevance, support, well_formed
-from core.self_consistency import SelfConsistency
-from core.store_card import NO_EMBEDDER
-from core.thought_templates import ThoughtTemplates, read_templates
-from core.tpo import TPO
-from core.tree_search import TreeSearch
-from core.vllm_engine import ServerOptions, VLLMEngine
-from document_store import DocumentStore, Mode
-from grpo_rollout import EngineChoice, get_answer_similarity, get_format_reward, open_engine
+from forage.agent.agent import BatchedSearch, Found
+from forage.agent.combination import RewardFunction
+from forage.agent.options import Limits
+from forage.agent.protocol import Protocol
+from forage.agent.rewards import get_answer_similarity, get_format_reward
+from forage.cli import run_script
+from forage.data.collection import read_qrels
+from forage.data.records import Question, read_answerable
+from forage.engines.base import Engine, EngineError, Sampling
+from forage.engines.choice import open_engine
+from forage.engines.options import EngineChoice, ServerOptions
+from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.evaluation import baselines
+from forage.evaluation.measures import Grades, grades_of, measured
+from forage.evaluation.memo import Remembering
+from forage.evaluation.outcomes import OutcomeLog, Strategy
+from forage.evaluation.plots import draw_evaluation
+from forage.evaluation.scorers import Oracle, Total, relevance, support, well_formed
+from forage.evaluation.strategies.best_of_n import BestOfN
+from forage.evaluation.strategies.budget_forcing import BudgetForcing
+from forage.evaluation.strategies.s_star import SStar
+from forage.evaluation.strategies.self_consistency import SelfConsistency
+from forage.evaluation.strategies.thought_templates import ThoughtTemplates, read_templates
+from forage.evaluation.strategies.tpo import TPO
+from forage.evaluation.strategies.tree_search import TreeSearch
+from forage.evaluation.summary import SCHEMA, Measured, markdown, per_question, print_rows, summary
+from forage.files import locked, replacing, write_jsonl
+from forage.policy.adapters import newest_adapter, weights_digest
+from forage.policy.base_models import resolve_model
+from forage.policy.policy import PolicyCard, load_tokenizer, read_policy_card
+from forage.rollout.view import RolloutView
+from forage.runs.run_folder import changed, plain
+from forage.store.card import NO_EMBEDDER
+from forage.store.document_store import DocumentStore, Mode
+from forage.store.embedder import Embedder
 
 # What is looked for in an episode without knowing the answer: kept to the protocol, found what was asked, said what it
 # found.
@@ -145,7 +149,7 @@ class Options:
     """Search for the question, so many times, and the policy's query behind it: it need only add what helps, and BM25
     counts words. 0: its query alone."""
     templates: Path = Path("templates.jsonl")
-    """Library of core/thought_templates.py, for the system of that name."""
+    """Library of forage/evaluation/strategies/thought_templates.py, for the system of that name."""
     seed: int = 0
     """Of the choice of questions and of sampling."""
 
@@ -161,7 +165,10 @@ class Options:
         if unknown or not self.systems:
             raise UserError(f"--systems {' '.join(unknown)}: choose among {', '.join(SYSTEMS)}")
         if "templates" in self.systems and not self.templates.is_file():
-            raise UserError(f"--templates {self.templates} is missing; make it with python -m core.thought_templates")
+            raise UserError(
+                f"--templates {self.templates} is missing; make it with "
+                "python -m forage.evaluation.strategies.thought_templates"
+            )
         if not self.policies or len(self.sources) < len(self.policies + self.beside):
             told = " ".join(self.policies + self.beside)
             raise UserError(f"--policies {told}: give each a name of its own, as name=folder")

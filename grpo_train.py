@@ -29,26 +29,38 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from core.adapters import adapter_path, newest_adapter
-from core.corpus import read_answerable
-from core.episode import Episode
-from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
-from core.guards import GuardOptions, fault_of
-from core.guidance import GuidanceOptions, Guide, open_guide
-from core.heartbeat import beat
-from core.intervals import bootstrapped
-from core.learner import Learner
-from core.plan import Plan, Played, plan_path, read_plan, write_plan
-from core.plots import draw_plots, shown_episodes, write_report
-from core.policy import PolicyCard, load_policy, read_policy_card, write_policy_card
-from core.pool import by_spread
-from core.run_folder import plain, run_folder
-from core.run_stats import EpisodeFigures, StepStats, read_evaluations, read_stats, write_evaluations, write_stats
-from core.sharding import ShardedLearner, Sharding, check_sharding, join_processes, process_rank, started_processes
-from core.trackers import Kind, Tracker, flatten, open_tracker
-from core.train_view import Phases, TrainView
-from core.update import Lessons, Pass, UpdateOptions, learning_rate, prepare, update
-from grpo_rollout import FINISHED, Rollout, RolloutOptions, load_newest, open_rollout, plan_of, play_plan
+from forage.agent.combination import MakeRewards
+from forage.agent.episode import Episode
+from forage.cli import run_script
+from forage.data.records import read_answerable
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.grpo.guards import fault_of
+from forage.grpo.guidance import Guide, open_guide
+from forage.grpo.learner import Learner
+from forage.grpo.options import GuardOptions, GuidanceOptions, UpdateOptions
+from forage.grpo.sharding import (
+    ShardedLearner,
+    Sharding,
+    check_sharding,
+    join_processes,
+    process_rank,
+    started_processes,
+)
+from forage.grpo.update import Lessons, Pass, learning_rate, prepare, update
+from forage.heartbeat import beat
+from forage.policy.adapters import adapter_path, newest_adapter
+from forage.policy.policy import PolicyCard, load_policy, read_policy_card, write_policy_card
+from forage.rollout.options import RolloutOptions
+from forage.rollout.plans import Plan, Played, plan_path, read_plan, write_plan
+from forage.rollout.rollout import FINISHED, Rollout, load_newest, open_rollout, plan_of, play_plan
+from forage.runs.plots import draw_plots, shown_episodes, write_report
+from forage.runs.progress import Phases, TrainView
+from forage.runs.run_folder import plain, run_folder
+from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations, read_stats, write_evaluations, write_stats
+from forage.runs.trackers import Kind, Tracker, flatten, open_tracker
+from forage.schedule import by_spread
+from forage.statistics import bootstrapped
+from grpo_rollout import get_reward_functions
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ class Options:
     """With --rollouts service: steps that workers may play ahead of the newest adapter, so that nobody waits; episodes
     of an older one are dropped."""
     sharding: Sharding = "none"
-    """With several processes: what is cut into parts among them (core/sharding.py); none: each has a whole model."""
+    """With several processes: what is cut into parts among them (grpo/sharding.py); none: each has a whole model."""
     sequence_parallel: int = 1
     """Processes that share the tokens of an episode, for episodes too long for one (Ulysses); not with zero3."""
     eval_every: int = 10
@@ -119,7 +131,7 @@ FREE = (
 Play = Callable[[Plan], list[Episode]]
 
 
-def main(options: Options) -> None:
+def main(options: Options, rewards: MakeRewards = get_reward_functions) -> None:
     options.check()
     card = read_policy_card(options.rollout.policy)
     start = newest_adapter(options.rollout.policy)
@@ -130,7 +142,7 @@ def main(options: Options) -> None:
             write_policy_card(card, options.run_dir)
         learner = open_learner(options, card, start)
         learner.same(None)
-        with open_players(options, learner.rank) as play:
+        with open_players(options, rewards, learner.rank) as play:
             train(options, learner, play)
         if lead:
             (options.run_dir / FINISHED).touch()
@@ -290,13 +302,13 @@ def write_plans(run: Run) -> Plan | None:
 
 
 @contextmanager
-def open_players(options: Options, rank: int = 0) -> Iterator[Play]:
+def open_players(options: Options, rewards: MakeRewards, rank: int = 0) -> Iterator[Play]:
     """What gets a plan's episodes: by this process, or by workers."""
     if options.rollouts == "service" or rank:
         yield lambda plan: wait_for_workers(options.run_dir, plan)
         return
     with asyncio.Runner() as runner:  # one loop for all steps, as connections and tasks belong to theirs
-        opened = open_rollout(options.rollout)
+        opened = open_rollout(options.rollout, rewards)
         rollout = runner.run(opened.__aenter__())
         try:
             yield lambda plan: runner.run(play_here(rollout, options.run_dir, plan))

@@ -29,10 +29,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from core.corpus import replacing_folder
-from core.errors import UserError, first_line, run_script
-from core.hub import hub_reachable
-from core.models import check_folder, resolve_model
+from forage.cli import run_script
+from forage.errors import UserError, first_line
+from forage.files import replacing_folder
+from forage.machine import hub_reachable
+from forage.policy.base_models import check_folder, resolve_model
 
 # Largest mean differences that rounding alone made on SmolLM2-135M, with r 16, alpha 32 on every linear layer, B of std
 # 0.002 to 0.05, LoRA and DoRA: 0.026, 0.003, 0.000012. At 0.02, half the scale made 0.17, twice the scale 0.36.

@@ -27,23 +27,26 @@ from typing import Any, Literal
 
 import torch
 
-from core.adapters import adapter_path, newest_adapter, publish_adapter
-from core.agent import Agent, BatchedSearch, Found, Limits
-from core.answer_scores import token_f1
-from core.checkpoint import load_checkpoint, save_checkpoint
-from core.corpus import Question, read_answerable, read_questions, write_jsonl
-from core.demonstrations import accepted, beginnings, best_beginnings, demonstrate
-from core.engines import Sampling
-from core.episode import Episode, append_episodes, read_episodes
-from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
-from core.local_engine import LocalEngine
-from core.logprobs import token_logprobs
-from core.packing import pack
-from core.policy import PolicyCard, load_base, load_policy, load_tokenizer, read_policy_card, write_policy_card
-from core.protocol import Protocol
-from core.rounds import in_rounds
-from core.run_folder import keep_options
-from document_store import DocumentStore, Mode
+from forage.agent.agent import Agent, BatchedSearch, Found
+from forage.agent.episode import Episode, append_episodes, read_episodes
+from forage.agent.options import Limits
+from forage.agent.protocol import Protocol
+from forage.agent.teacher import accepted, beginnings, best_beginnings, demonstrate
+from forage.cli import run_script
+from forage.data.records import Question, read_answerable, read_questions
+from forage.engines.base import Sampling
+from forage.engines.local import LocalEngine
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.files import write_jsonl
+from forage.metrics import token_f1
+from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import pack
+from forage.policy.policy import PolicyCard, load_base, load_policy, load_tokenizer, read_policy_card, write_policy_card
+from forage.runs.run_folder import keep_options
+from forage.schedule import in_rounds
+from forage.store.document_store import DocumentStore, Mode
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ and what it earned), training.png, evaluation.jsonl (held-out queries: raw, by p
 the warm start, trained), warm/ (the model after it), config.json, code.diff and state/. A killed run goes on where it
 was saved last when the same command is given again, and comes to the same.
 
-TRL's trainer does the updates (--backend trl); core/ppo.py has the same in 300 lines, faster (--backend own).
+TRL's trainer does the updates (--backend trl); forage/rewriter/ppo.py has the same in 300 lines and is faster
+(--backend own).
 """
 
 from __future__ import annotations
@@ -33,31 +34,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from core.checkpoint import load_checkpoint, save_checkpoint
-from core.corpus import Document, write_jsonl
-from core.documents import assemble
-from core.embedder import Reranker
-from core.errors import UserError, check_at_least_one, check_at_least_zero, run_script
-from core.intervals import span
-from core.models import resolve_model
-from core.ppo import Batch, PPOOptions, make_optimizer, train_own
-from core.ppo_models import (
-    ActorOptions,
-    Actors,
-    Policy,
-    SamplingOptions,
-    check_replaceable,
-    load_lm,
-    make_actors,
-    save_lm,
-    write_texts,
-)
-from core.ppo_plots import draw_metrics
-from core.ppo_reward import Scorer
-from core.qa_rows import Columns, read_records, to_rows
-from core.query_rewards import Search, load_reward
-from core.relevance import make_questions, split_by_document
-from core.rewrite_eval import (
+from forage.agent.prompts import PSEUDO_ANSWER, final_query, prompt_tokens
+from forage.cli import run_script
+from forage.data.documents import assemble
+from forage.data.qa_rows import Columns, read_records, to_rows
+from forage.data.records import Document
+from forage.data.relevance import make_questions, split_by_document
+from forage.data.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
+from forage.data.sample import QUESTIONS
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.files import write_jsonl
+from forage.policy.base_models import resolve_model
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
+from forage.rewriter.actors import Actors, Policy, check_replaceable, load_lm, make_actors, save_lm, write_texts
+from forage.rewriter.evaluation import (
     RAW,
     Measured,
     difference,
@@ -67,25 +57,20 @@ from core.rewrite_eval import (
     result_rows,
     save_measured,
 )
-from core.rewriter import (
-    PSEUDO_ANSWER,
-    RewriteOptions,
-    Row,
-    final_query,
-    left_padded,
-    make_rows,
-    prompt_tokens,
-    with_padding,
-)
-from core.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
-from core.rewriter_warm import WarmOptions, warm_started
-from core.rounds import in_rounds
-from core.run_folder import plain, run_folder
-from core.sample import QUESTIONS
-from core.store_card import NO_EMBEDDER, StoreOptions, read_card
-from core.trackers import Kind, Tracker, open_tracker
-from core.trl_ppo import train_trl
-from document_store import DocumentStore, Mode
+from forage.rewriter.options import ActorOptions, PPOOptions, RewriteOptions, SamplingOptions, WarmOptions
+from forage.rewriter.plots import draw_metrics
+from forage.rewriter.ppo import Batch, make_optimizer, train_own
+from forage.rewriter.rewards import Scorer, Search, load_reward
+from forage.rewriter.rewrites import Row, left_padded, make_rows, with_padding
+from forage.rewriter.trl_backend import train_trl
+from forage.rewriter.warm_start import warm_started
+from forage.runs.run_folder import plain, run_folder
+from forage.runs.trackers import Kind, Tracker, open_tracker
+from forage.schedule import in_rounds
+from forage.statistics import span
+from forage.store.card import NO_EMBEDDER, StoreOptions, read_card
+from forage.store.document_store import DocumentStore, Mode
+from forage.store.embedder import Reranker
 
 MODES: dict[str, Mode] = {"bm25": "sparse", "dense": "dense", "hybrid": "hybrid", "rerank": "dense"}
 
@@ -114,7 +99,7 @@ class Options:
     k: int = 5
     """Documents that a search finds."""
     reward: str = "recall"
-    """recall, ndcg, mrr (of the best k), tiers (DeepRetrieval's), or module:Class (core/query_rewards.py)."""
+    """recall, ndcg, mrr (of the best k), tiers (DeepRetrieval's), or module:Class (forage/rewriter/rewards.py)."""
     backend: Literal["trl", "own"] = "trl"
     """Whose loop does the updates."""
     rewrite: RewriteOptions = field(default_factory=RewriteOptions)

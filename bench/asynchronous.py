@@ -8,19 +8,17 @@ second step to those of the last: the first waits for servers to start.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import tyro
 
 from bench.report import Bar, finish
-from core.errors import UserError, run_script
-from core.intervals import bootstrapped
-from core.run_stats import StepStats, read_stats
+from forage.cli import run_script
+from forage.errors import UserError
+from forage.runs.stats import StepStats, read_stats
+from forage.statistics import bootstrapped
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,18 @@ def pace_of(folder: Path) -> Pace:
     )
 
 
-def main(lockstep: tyro.conf.Positional[Path], ahead: tyro.conf.Positional[Path]) -> None:
+@dataclass(frozen=True)
+class Options:
+    """Two runs of the same training."""
+
+    lockstep: tyro.conf.Positional[Path]
+    """Run folder of --max-staleness 0."""
+    ahead: tyro.conf.Positional[Path]
+    """Run folder of --max-staleness 1 or more."""
+
+
+def main(options: Options) -> None:
+    lockstep, ahead = options.lockstep, options.ahead
     paces = {folder: pace_of(folder) for folder in (lockstep, ahead)}
     for folder, pace in paces.items():
         reward = bootstrapped(pace.reward)

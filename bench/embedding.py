@@ -8,21 +8,18 @@ On the sample's answers, with the packaged model, in turn, so that a machine who
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
 from bench.report import Bar, finish
-from core.corpus import json_lines
-from core.embedder import PACKAGED_EMBEDDER, Embedder, has_bf16
-from core.errors import run_script
-from core.sample import QUESTIONS
+from forage.cli import run_script
+from forage.data.sample import QUESTIONS
+from forage.files import json_lines
+from forage.machine import has_bf16
+from forage.store.embedder import PACKAGED_EMBEDDER, Embedder
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,18 @@ which it can learn; with the first words of their own answer, which it can only 
 from __future__ import annotations
 
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from core.agent import searched_for
-from core.corpus import read_answerable
-from core.demonstrations import FOCUS, beginnings, best_beginnings, first_words
-from core.errors import run_script
-from core.intervals import bootstrapped, span
-from core.measures import grades_of, retrieval_measures
-from document_store import DocumentStore, Hit, Mode
+from forage.agent.agent import searched_for
+from forage.agent.teacher import FOCUS, beginnings, best_beginnings, first_words
+from forage.cli import run_script
+from forage.data.records import read_answerable
+from forage.evaluation.measures import grades_of, retrieval_measures
+from forage.statistics import bootstrapped, span
+from forage.store.document_store import DocumentStore, Hit, Mode
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import numpy as np
 import tyro
 
-from core.agent import searched_for
-from core.corpus import Question, read_answerable
-from core.episode import Episode
-from core.errors import UserError, run_script
-from core.intervals import bootstrapped, span
-from core.measures import Floats, grades_of, retrieval_measures
-from core.outcome_log import OutcomeLog
-from document_store import DocumentStore, Mode
+from forage.agent.agent import searched_for
+from forage.agent.episode import Episode
+from forage.cli import run_script
+from forage.data.records import Question, read_answerable
+from forage.errors import UserError
+from forage.evaluation.measures import Floats, grades_of, retrieval_measures
+from forage.evaluation.outcomes import OutcomeLog
+from forage.statistics import bootstrapped, span
+from forage.store.document_store import DocumentStore, Mode
 
 SCORES = ("mrr", "answer_similarity", "format")
 

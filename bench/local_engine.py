@@ -10,24 +10,21 @@ generate, the next turn, the next group.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
 
 from bench.replay import teacher_episodes, tokens_of, turn_requests
 from bench.report import Bar, finish
-from core.adapters import newest_adapter
-from core.episode import Episode
-from core.errors import run_script
-from core.local_engine import LocalEngine
-from core.policy import load_base, load_policy, load_tokenizer, read_policy_card
-from core.protocol import Protocol
+from forage.agent.episode import Episode
+from forage.agent.protocol import Protocol
+from forage.cli import run_script
+from forage.engines.local import LocalEngine
+from forage.policy.adapters import newest_adapter
+from forage.policy.policy import load_base, load_policy, load_tokenizer, read_policy_card
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.report import Bar, finish
-from core.errors import run_script
-from core.logprobs import token_logprobs
-from core.packing import TokenBatch
+from forage.cli import run_script
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import TokenBatch
 
 VOCABULARY = 49_152
 
@@ -61,7 +59,7 @@ def main(bench: BenchOptions) -> None:
 
 def run_alone(way: str, bench: BenchOptions) -> tuple[float, float, float]:
     sizes = ["--sequences", str(bench.sequences), "--tokens", str(bench.tokens)]
-    command = [sys.executable, __file__, "--way", way, *sizes]
+    command = [sys.executable, "-m", f"bench.{Path(__file__).stem}", "--way", way, *sizes]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     mebibytes, seconds, value = map(float, printed.split())
     return mebibytes, seconds, value

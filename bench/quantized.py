@@ -11,14 +11,11 @@ fp32 is timed too; NF4 computes in bf16.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from rich.console import Console
@@ -27,11 +24,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.report import Bar, finish
-from core.errors import UserError, run_script
-from core.logprobs import token_logprobs
-from core.models import PACKAGED_MODEL, resolve_model
-from core.packing import TokenBatch
 from create_lora_model import Options, add_adapter, nf4, sizes
+from forage.cli import run_script
+from forage.errors import UserError
+from forage.policy.base_models import PACKAGED_MODEL, resolve_model
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import TokenBatch
 
 KINDS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": torch.float32},

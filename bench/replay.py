@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.agent import Limits
-from core.corpus import Question, read_answerable
-from core.demonstrations import demonstrate
-from core.engines import Request, Sampling
-from core.episode import Episode
-from core.errors import UserError
-from core.protocol import Protocol
-from document_store import DocumentStore
+from forage.agent.episode import Episode
+from forage.agent.options import Limits
+from forage.agent.protocol import Protocol
+from forage.agent.teacher import demonstrate
+from forage.data.records import Question, read_answerable
+from forage.engines.base import Request, Sampling
+from forage.errors import UserError
+from forage.store.document_store import DocumentStore
 
 
 def teacher_episodes(data: Path, protocol: Protocol, count: int, k: int = 3) -> tuple[list[Question], list[Episode]]:

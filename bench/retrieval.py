@@ -11,15 +11,12 @@ embeds nothing anew.
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import bm25s
 import ir_measures
@@ -35,15 +32,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.report import Bar, finish
-from core.bm25 import BM25, Tokenizer
-from core.corpus import Question
-from core.documents import assemble
-from core.errors import run_script
-from core.qa_rows import Columns, read_records, to_rows
-from core.ranking import Fusion, Ranking, top_k
-from core.relevance import make_questions, split_by_document
-from core.store_card import StoreOptions
-from document_store import DocumentStore, search_text
+from forage.cli import run_script
+from forage.data.documents import assemble
+from forage.data.qa_rows import Columns, read_records, to_rows
+from forage.data.records import Question
+from forage.data.relevance import make_questions, split_by_document
+from forage.store.bm25 import BM25, Tokenizer
+from forage.store.card import StoreOptions
+from forage.store.document_store import DocumentStore, search_text
+from forage.store.fusion import Fusion, Ranking, top_k
 
 K = 10
 BATCH = 256

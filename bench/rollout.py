@@ -11,7 +11,6 @@ episode's one after the other, with nothing in between. The two take turns, afte
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -19,18 +18,18 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from bench.replay import teacher_episodes, tokens_of, turn_requests
 from bench.report import Bar, finish
-from core.agent import Agent, BatchedSearch, Limits
-from core.engines import Request, Sample
-from core.episode import Episode
-from core.errors import run_script
-from core.models import resolve_model
-from core.protocol import Protocol, write_call
-from core.vllm_engine import ServerOptions, VLLMEngine
-from document_store import DocumentStore
+from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.episode import Episode
+from forage.agent.options import Limits
+from forage.agent.protocol import Protocol, write_call
+from forage.cli import run_script
+from forage.engines.base import Request, Sample
+from forage.engines.options import ServerOptions
+from forage.engines.vllm import VLLMEngine
+from forage.policy.base_models import resolve_model
+from forage.store.document_store import DocumentStore
 
 
 @dataclass(frozen=True)

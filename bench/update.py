@@ -16,17 +16,16 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
 
 from bench.report import Bar, finish
-from core.episode import Episode, read_episodes
-from core.errors import run_script
-from core.learner import Learner
-from core.policy import load_policy, read_policy_card
-from core.train_view import Phases
-from core.update import Pass, UpdateOptions, prepare, update
+from forage.agent.episode import Episode, read_episodes
+from forage.cli import run_script
+from forage.grpo.learner import Learner
+from forage.grpo.options import UpdateOptions
+from forage.grpo.update import Pass, prepare, update
+from forage.policy.policy import load_policy, read_policy_card
+from forage.runs.progress import Phases
 
 # name: (budget, prompts shared, activations computed again)
 WAYS = {
@@ -59,7 +58,14 @@ def main(bench: BenchOptions) -> None:
     figures = {}
     for way in WAYS:
         arguments = ["--policy", str(bench.policy), "--episodes", str(bench.episodes), "--way", way]
-        command = [sys.executable, __file__, *arguments, "--questions", str(bench.questions)]
+        command = [
+            sys.executable,
+            "-m",
+            f"bench.{Path(__file__).stem}",
+            *arguments,
+            "--questions",
+            str(bench.questions),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         figures[way] = json.loads(done.stdout.splitlines()[-1])
         print(f"{way:26} {figures[way]['rate']:7.1f} tokens/s, peak {figures[way]['mib']:6.0f} MiB above", flush=True)

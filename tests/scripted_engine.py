@@ -3,10 +3,11 @@
 import asyncio
 from dataclasses import dataclass
 
-from core.agent import Agent, BatchedSearch, Limits
-from core.corpus import Question
-from core.engines import Sample
-from core.protocol import write_answer, write_call
+from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.options import Limits
+from forage.agent.protocol import write_answer, write_call
+from forage.data.records import Question
+from forage.engines.base import Sample
 
 QUESTION = Question(
     "q1", "What mends gout?", "GOLD rest", "treatment", "gout", relevant_doc_ids=("d",), relevant_chunk_ids=("right#0",)

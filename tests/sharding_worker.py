@@ -11,9 +11,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-from core.learner import Learner
-from core.packing import pack
-from core.sharding import ShardedLearner, join_processes
+from forage.grpo.learner import Learner
+from forage.grpo.sharding import ShardedLearner, join_processes
+from forage.policy.packing import pack
 
 RATE, MAX_NORM = 0.01, 0.5
 TOTAL = 40

@@ -1,15 +1,26 @@
 """What ends a script: one line and a status for what the user can mend, a traceback for what is our fault."""
 
 import errno
+import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
-from core.errors import UserError, check_at_least_one, first_line, run_script
+from forage.cli import run_script
+from forage.errors import UserError, check_at_least_one, first_line
+from tests import ROOT
+
+
+@dataclass
+class Options:
+    """Nothing to choose."""
+
+    name: str = "x"
 
 
 def ended(monkeypatch, error):
-    def script(name: str = "x") -> None:
+    def script(options: Options) -> None:
         raise error
 
     monkeypatch.setattr(sys, "argv", ["script.py"])
@@ -18,19 +29,20 @@ def ended(monkeypatch, error):
     return end.value.code
 
 
-def test_what_the_user_can_mend_is_one_line(monkeypatch):
+def test_what_the_user_can_mend_is_one_line(monkeypatch, capsys):
     assert ended(monkeypatch, UserError("no such thing")) == "error: no such thing"
     full = OSError(errno.ENOSPC, "No space left on device", "runs/a/state")
     assert ended(monkeypatch, full) == (
-        "error: runs/a/state: no space is left; make room, and run the same command again to go on from here"
+        "error: runs/a/state: no space left on it; free some, then run the same command again to resume"
     )
-    assert ended(monkeypatch, OSError(errno.EROFS, "Read-only")).startswith("error: the disk: it is read-only;")
-    assert ended(monkeypatch, KeyboardInterrupt()) == "stopped; run the same command again to go on from here"
+    assert ended(monkeypatch, OSError(errno.EROFS, "Read-only")).startswith("error: the disk: it is mounted read-only;")
+    assert ended(monkeypatch, KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "stopped; run the same command again to resume\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError(errno.EBADF, "a bug")])
 def test_what_is_our_fault_is_shown_whole(monkeypatch, error):
-    def script(name: str = "x") -> None:
+    def script(options: Options) -> None:
         raise error
 
     monkeypatch.setattr(sys, "argv", ["script.py"])
@@ -43,3 +55,24 @@ def test_first_lines_and_bounds():
     assert first_line(ValueError()) == "ValueError"
     with pytest.raises(UserError, match="--max-steps 0 must be at least 1"):
         check_at_least_one(type("Options", (), {"max_steps": 0})(), "max_steps")
+
+
+def test_a_script_ends_with_one_line_and_a_status():
+    script = (
+        "from dataclasses import dataclass\n"
+        "from forage.cli import run_script\n"
+        "from forage.errors import UserError\n"
+        "@dataclass\nclass Options:\n    name: str\n"
+        "def main(options: Options) -> None:\n"
+        "    raise UserError(f'{options.name} is missing') if options.name != 'key' else KeyboardInterrupt\n"
+        "run_script(main)\n"
+    )
+    for name, status, says in (
+        ("store", 1, "error: store is missing\n"),
+        ("key", 130, "stopped; run the same command"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", script, "--name", name], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == status
+        assert done.stderr.startswith(says)

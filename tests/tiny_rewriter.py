@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from core.models import PACKAGED_MODEL, resolve_model
-from core.ppo import Batch
-from core.ppo_models import ActorOptions, SamplingOptions, make_actors
-from core.rewriter import Row, left_padded
+from forage.policy.base_models import PACKAGED_MODEL, resolve_model
+from forage.rewriter.actors import make_actors
+from forage.rewriter.options import ActorOptions, SamplingOptions
+from forage.rewriter.ppo import Batch
+from forage.rewriter.rewrites import Row, left_padded
 
 
 def tiny_lm(seed=0, width=32):

@@ -14,12 +14,14 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import grpo_rollout
 import grpo_train
-from core.adapters import publish_adapter
-from core.corpus import Document, Question, write_jsonl
-from core.errors import run_script
-from core.models import PACKAGED_MODEL, resolve_model
-from core.policy import PolicyCard, write_policy_card
-from document_store import DocumentStore, StoreOptions
+from document_store import StoreOptions
+from forage.cli import run_script
+from forage.data.records import Document, Question
+from forage.files import write_jsonl
+from forage.policy.adapters import publish_adapter
+from forage.policy.base_models import PACKAGED_MODEL, resolve_model
+from forage.policy.policy import PolicyCard, write_policy_card
+from forage.store.document_store import DocumentStore
 
 
 def make_tiny(folder):
@@ -70,6 +72,11 @@ def tiny_args(folder, run_dir, *more):
 
 
 if __name__ == "__main__":
-    grpo_rollout.get_reward_functions = rewards_of_tokens
-    script = {"train": grpo_train.main, "play": grpo_rollout.main}[sys.argv.pop(1)]
-    run_script(script)
+    script, options = {
+        "train": (grpo_train.main, grpo_train.Options), "play": (grpo_rollout.main, grpo_rollout.Options)
+    }[sys.argv.pop(1)]  # fmt: skip
+
+    def main(options: options) -> None:
+        script(options, rewards_of_tokens)
+
+    run_script(main)

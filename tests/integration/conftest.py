@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 
 import httpx
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests import ROOT
+
 STARTUP = 300  # seconds; about 60 on two idle cores
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from core.adapters import versions
-from core.episode import read_episodes
-from core.run_stats import read_stats
+from forage.agent.episode import read_episodes
+from forage.policy.adapters import versions
+from forage.runs.stats import read_stats
+from tests import ROOT
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "grpo-test"
 STEPS, QUESTIONS, SAMPLES = 7, 2, 4
 

@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from core.adapters import adapter_path
-from core.run_stats import read_stats, same_run
+from forage.policy.adapters import adapter_path
+from forage.runs.stats import read_stats, same_run
+from tests import ROOT
 from tests.tiny_training import make_tiny, tiny_args
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, KILLS = 30, 10
 
 

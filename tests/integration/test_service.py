@@ -5,21 +5,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from core.adapters import publish_adapter, versions
-from core.episode import read_episodes
-from core.policy import PolicyCard, write_policy_card
-from core.run_stats import read_stats
+from forage.agent.episode import read_episodes
+from forage.policy.adapters import publish_adapter, versions
+from forage.policy.policy import PolicyCard, write_policy_card
+from forage.runs.stats import read_stats
+from tests import ROOT
 from tests.tiny_training import make_tiny
 
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
 
 

@@ -3,19 +3,18 @@
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from core.adapters import adapter_path
-from core.episode import append_episodes
-from core.run_stats import read_stats
-from tests.test_episode import EXAMPLE
+from forage.agent.episode import append_episodes
+from forage.policy.adapters import adapter_path
+from forage.runs.stats import read_stats
+from tests import ROOT
+from tests.agent.test_episode import EXAMPLE
 from tests.tiny_training import make_tiny, tiny_args
 
-ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean", "demonstration_loss")
 STEPS = 2
 

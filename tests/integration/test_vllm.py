@@ -10,13 +10,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import merge_lora
-from core.agent import Agent, BatchedSearch, Limits
-from core.corpus import Question
-from core.engines import Request, Sampling
-from core.logprobs import token_logprobs
-from core.packing import pack
-from core.vllm_engine import ServerOptions, VLLMEngine
-from tests.test_agent import search_many
+from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.options import Limits
+from forage.data.records import Question
+from forage.engines.base import Request, Sampling
+from forage.engines.options import ServerOptions
+from forage.engines.vllm import VLLMEngine
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import pack
+from tests.agent.test_agent import search_many
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 QUESTIONS = ["What is gout?", "What are the symptoms of asthma?", "How is anemia treated?", "What causes migraine?"]

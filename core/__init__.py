@@ -1,1 +1,0 @@
-"""Small modules with one noun each; the stage scripts at the top level import from here, never the other way round."""

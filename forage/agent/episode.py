@@ -1,0 +1,141 @@
+"""Episode: one conversation of the policy with its tool, as the tokens that were really sampled; and its JSONL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from forage.errors import UserError
+
+# answer: the policy gave one; no_action: two turns in succession neither searched nor answered; turns, tokens,
+# turn_tokens: a limit was reached; engine: the server gave up on it.
+Stop = Literal["answer", "no_action", "turns", "tokens", "turn_tokens", "engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of the policy: its tokens are ids[start:end]; `faults` are its breaches of the protocol."""
+
+    start: int
+    end: int
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A search that was run: in which turn, for what, and the ids of the chunks it found, best first."""
+
+    turn: int
+    query: str
+    hits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One conversation. Nothing in it is decoded and tokenised again.
+
+    Example, with words for tokens; the policy sampled the tokens of mask 1, of which two are ends of its turns:
+
+        ids       system Q? go   call end  user found go   answer end
+        mask      0      0  0    1    1    0    0     0    1      1
+        logprobs  0      0  0    -.2  -.1  0    0     0    -.7    0
+        turns     (3, 5), (8, 10)
+    """
+
+    id: str
+    """Unique within a step: the question's id and the number of the sample."""
+    question_id: str
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    """1 = sampled by the policy; 0 = prompt or tool result."""
+    logprobs: tuple[float, ...]
+    """The sampler's log-probability of each sampled token, 0 elsewhere."""
+    turns: tuple[Turn, ...]
+    searches: tuple[Search, ...]
+    answer: str
+    stop: Stop
+    adapter: str
+    """Name of the adapter that sampled it."""
+    cause: str = ""
+    """Why the engine gave up, where it did."""
+    transcript: str = ""
+    """All of it as text, for people only."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    reward: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where its time went: generate, search, total."""
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.mask) == len(self.logprobs):
+            lengths = f"{len(self.ids)} ids, {len(self.mask)} mask, {len(self.logprobs)} logprobs"
+            raise ValueError(f"episode {self.id}: {lengths}")
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(fault for turn in self.turns for fault in turn.faults)
+
+    @property
+    def well_formed(self) -> bool:
+        """It searched, ended with an answer, and broke no rule on the way."""
+        return self.stop == "answer" and bool(self.searches) and not self.faults
+
+    @property
+    def hits(self) -> tuple[str, ...]:
+        """The chunks of all its searches in the order the policy saw them, each once."""
+        return tuple(dict.fromkeys(hit for search in self.searches for hit in search.hits))
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(self.mask)
+
+
+def to_json(episode: Episode) -> str:
+    """One line."""
+    row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
+    row["turns"] = [asdict(turn) for turn in episode.turns]
+    row["searches"] = [asdict(search) for search in episode.searches]
+    return json.dumps(row, ensure_ascii=False)
+
+
+def from_json(line: str | bytes) -> Episode:
+    row: dict[str, Any] = json.loads(line)
+    row["turns"] = tuple(Turn(t["start"], t["end"], tuple(t["faults"])) for t in row["turns"])
+    row["searches"] = tuple(Search(s["turn"], s["query"], tuple(s["hits"])) for s in row["searches"])
+    for name in ("ids", "mask", "logprobs"):
+        row[name] = tuple(row[name])
+    return Episode(**row)
+
+
+def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
+    """Add lines, all at once; if the process dies in the midst of one, it is left out when read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        if file.tell() and not _ends_with_newline(path):
+            file.truncate(_torn_at(path))
+        file.write(b"".join(to_json(episode).encode() + b"\n" for episode in episodes))
+
+
+def read_episodes(path: Path) -> Iterator[Episode]:
+    """Episodes of a file; a torn last line is not one. A broken line before it raises with its number."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield from_json(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path}:{number}: no episode ({error}); delete that line") from error
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+def _torn_at(path: Path) -> int:
+    return path.read_bytes().rfind(b"\n") + 1

@@ -1,0 +1,288 @@
+"""Protocol: what agent and tools say to each other, as tokens of a given model.
+
+A turn of the policy holds either calls of the one tool, as Hermes and Qwen2.5 write them, or the final answer:
+
+    <tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>
+    <answer>...</answer>
+
+Free text may stand before either. The tool answers each call with a <tool_response> in a turn of the user's. Where
+turns begin and end is derived from the model's own chat template; nothing the policy sampled is ever tokenised again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from forage.errors import UserError
+
+TOOL_NAME = "search"
+SEARCH_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": TOOL_NAME,
+        "description": "Finds passages of a medical library.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "What to look for, in a few words."}},
+            "required": ["query"],
+        },
+    },
+}
+TASK = (
+    "Answer the medical question from a library: search it first, then write the answer between <answer> and </answer>."
+)
+# For models whose own chat template can't tell of tools in this form; those that can, say it as they were trained to.
+# Short, as every prompt carries it.
+TOOL_TEXT = (
+    'To search, write <tool_call>{"name": "search", "arguments": {"query": "a few words"}}</tool_call> and end your '
+    "turn; what was found comes in <tool_response>."
+)
+# What retrieved text must not be able to write: every tag, in any spelling that a template or a model could know.
+TAG = re.compile(r"<(?=[|/!｜A-Za-z])")
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+QUESTION_SLOT, TURN_SLOT, RESULT_SLOT = "QUESTION-GOES-HERE", "TURN-GOES-HERE", "RESULT-GOES-HERE"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a turn: a query to run, or the fault for which it is not run."""
+
+    query: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a turn of the policy says: calls, or an answer, or neither; `faults` are breaches of the protocol."""
+
+    calls: tuple[Call, ...] = ()
+    answer: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+# What the policy is told of each fault that keeps a call from being run.
+CALL_FAULTS = {
+    "call_not_closed": "the call is not closed with </tool_call>",
+    "bad_json": "the call is not valid JSON",
+    "bad_call": 'the call must be a JSON object with "name" and "arguments"',
+    "unknown_tool": f'there is no such tool; the only one is "{TOOL_NAME}"',
+    "bad_arguments": '"arguments" must be a JSON object with a "query" of text',
+    "empty_query": "the query is empty",
+    "long_query": "the query is too long; use a few words",
+    "too_many_calls": "too many calls in one turn; this one was not run",
+}
+NO_ACTION = "no_action"
+NO_ACTION_TEXT = "neither a call nor an answer was found; search, or write the answer between <answer> and </answer>"
+
+
+def read_turn(text: str, *, max_calls: int = 3, max_query: int = 300) -> Reading:
+    """The calls or the answer in a turn's text; whichever comes first counts, and the other is a fault.
+
+    Examples: 'I look. <tool_call>{"name": "search", "arguments": {"query": "gout"}}</tool_call>' has one call;
+    '<answer>Rest.</answer> <tool_call>...' has the answer 'Rest.' and the fault 'text_after_answer'.
+    """
+    faults = ["forged_response"] if "<tool_response>" in text else []
+    answer_at, call_at = text.find("<answer>"), text.find("<tool_call>")
+    if answer_at >= 0 and (call_at < 0 or answer_at < call_at):
+        answer, closed, rest = text[answer_at + len("<answer>") :].partition("</answer>")
+        faults += ["answer_not_closed"] if not closed else []
+        faults += ["text_after_answer"] if rest.strip() else []
+        faults += ["empty_answer"] if not answer.strip() else []
+        return Reading(answer=answer.strip(), faults=tuple(faults))
+    if call_at < 0:
+        return Reading(faults=(*faults, NO_ACTION))
+    faults += ["answer_with_call"] if answer_at >= 0 else []
+    calls = [read_call(body, max_query) for body in CALL.findall(text)]
+    if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
+        calls.append(Call(fault="call_not_closed"))
+    calls = calls[:max_calls] + [Call(fault="too_many_calls")] * len(calls[max_calls:])
+    return Reading(tuple(calls), faults=(*faults, *(call.fault for call in calls if call.fault)))
+
+
+def read_call(body: str, max_query: int) -> Call:
+    """A call's JSON as a query, or its fault."""
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError too
+        return Call(fault="bad_json")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return Call(fault="bad_call")
+    if call["name"] != TOOL_NAME:
+        return Call(fault="unknown_tool")
+    arguments = call.get("arguments")
+    if not isinstance(arguments, dict) or not isinstance(arguments.get("query"), str):
+        return Call(fault="bad_arguments")
+    # Half of an emoji (\ud83d) is a string to JSON, and to nothing else.
+    query = " ".join(arguments["query"].encode("utf-8", "replace").decode().split())
+    if not query:
+        return Call(fault="empty_query")
+    return Call(fault="long_query") if len(query) > max_query else Call(query)
+
+
+def write_call(query: str) -> str:
+    """A well-formed call, for demonstrations."""
+    call = {"name": TOOL_NAME, "arguments": {"query": query}}
+    return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
+
+
+def write_answer(answer: str) -> str:
+    """A well-formed answer, for demonstrations."""
+    return f"<answer>{answer}</answer>"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What a tool response shows of a hit."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The protocol in one model's tokens, from its tokenizer and chat template."""
+
+    tokenizer: Any
+    passage_tokens: int = 120
+    """Each passage of a response is cut to so many tokens."""
+    task: str = TASK
+    _delimiters: tuple[str, str, str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.tokenizer.chat_template:
+            raise UserError(f"{self.tokenizer.name_or_path} has no chat template; use a model that was tuned to chat")
+        object.__setattr__(self, "_delimiters", self._derive())
+
+    def _derive(self) -> tuple[str, str, str, str]:
+        """What the template writes before a question, from it to a turn, from a turn to a result, from there on.
+
+        Read off a rendered conversation with unmistakable words in it.
+        """
+        asked = self._render([{"role": "user", "content": QUESTION_SLOT}], generation=True)
+        whole = self._render(
+            [
+                {"role": "user", "content": QUESTION_SLOT},
+                {"role": "assistant", "content": TURN_SLOT},
+                {"role": "user", "content": RESULT_SLOT},
+            ],
+            generation=True,
+        )
+        parts = re.split("|".join([QUESTION_SLOT, TURN_SLOT, RESULT_SLOT]), whole)
+        if len(parts) != 4 or not whole.startswith(asked):
+            name = self.tokenizer.name_or_path
+            raise UserError(f"the chat template of {name} changes earlier turns when later ones come; it can't be used")
+        # Where the first turn begins is where the template puts a generation, not what it writes around a past turn.
+        return parts[0], asked[len(parts[0] + QUESTION_SLOT) :], parts[2], parts[3]
+
+    def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
+        """A conversation by the template, the tool told of by the template itself if it can, else by us."""
+        if self._tells_of_tools:
+            return self._apply([{"role": "system", "content": self.task}, *messages], generation, tools=[SEARCH_TOOL])
+        text = f"{self.task}\n{TOOL_TEXT}"
+        told = self._apply([{"role": "system", "content": text}, *messages], generation)
+        if text in told:
+            return told
+        # Some templates know no system turn: then the first question says it.
+        first = {"role": "user", "content": f"{text}\n\n{messages[0]['content']}"}
+        return self._apply([first, *messages[1:]], generation)
+
+    @cached_property
+    def _tells_of_tools(self) -> bool:
+        """Does the template tell of tools as Hermes calls? Others have forms of their own, such as Llama 3's."""
+        messages = [{"role": "system", "content": self.task}, {"role": "user", "content": QUESTION_SLOT}]
+        own = self._apply(messages, True, tools=[SEARCH_TOOL])
+        return "<tool_call>" in own and SEARCH_TOOL["function"]["description"] in own
+
+    def _apply(self, messages: list[dict[str, str]], generation: bool, **more: Any) -> str:
+        from jinja2.exceptions import TemplateError
+
+        try:
+            rendered: str = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=generation, tokenize=False, **more
+            )
+        except TemplateError:  # how templates refuse a role
+            return ""
+        return rendered
+
+    @cached_property
+    def end_of_turn(self) -> int:
+        """The token that ends a turn of the policy."""
+        first: int = self._encode(self._delimiters[2])[0]
+        if first not in self._control:
+            raise UserError(f"the chat template of {self.tokenizer.name_or_path} ends turns with no token of its own")
+        return first
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens at which a turn's generation stops."""
+        eos = self.tokenizer.eos_token_id
+        return (self.end_of_turn,) if eos in (None, self.end_of_turn) else (self.end_of_turn, eos)
+
+    @cached_property
+    def _control(self) -> dict[int, str]:
+        """Tokens that text can't be split into: delimiters of turns, tags that a model has tokens for."""
+        return {number: token.content for number, token in self.tokenizer.added_tokens_decoder.items()}
+
+    @cached_property
+    def _markup(self) -> re.Pattern[str]:
+        """Every control token's text, longest first."""
+        texts = sorted((text for text in self._control.values() if len(text.strip()) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
+
+    def prompt(self, question: str) -> list[int]:
+        """Tokens from the start up to where the policy's first turn begins."""
+        before, after, _, _ = self._delimiters
+        return self._encode(before + self.harmless(question) + after)
+
+    def turn_ids(self, text: str) -> list[int]:
+        """A turn of the policy's as it would be sampled, for demonstrations."""
+        return [*self._encode(text), self.end_of_turn]
+
+    def join(self, results: Sequence[str], last: int | None) -> list[int]:
+        """Tokens from the end of a turn, whose last sampled token is `last`, to where the next one begins."""
+        _, _, before, after = self._delimiters
+        shown = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
+        ids = self._encode(before + shown + after)
+        return ids[1:] if last == self.end_of_turn else ids
+
+    def show(self, passages: Iterable[Passage]) -> str:
+        """A search's result as text: numbered passages, each cut to its length, none able to forge a turn."""
+        shown = [
+            f"[{number}] {self._cut(self.harmless(f'{passage.title}: {passage.text}'))}"
+            for number, passage in enumerate(passages, 1)
+        ]
+        return "\n".join(shown) or "nothing found"
+
+    def harmless(self, text: str) -> str:
+        """Text in which nothing is a tag or a control token: each gets a space behind its first character."""
+        text = TAG.sub("< ", " ".join(text.split()))
+        while found := self._markup.search(text):
+            at = found.start() + 1
+            text = f"{text[:at]} {text[at:]}"
+        return text
+
+    def _cut(self, text: str) -> str:
+        offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        if len(offsets) <= self.passage_tokens:
+            return text
+        return text[: offsets[self.passage_tokens - 1][1]].rstrip()
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What a turn's tokens say, the end of turn left out."""
+        kept = [number for number in ids if number not in self.stop_ids]
+        said: str = self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return said
+
+    def forges(self, ids: Sequence[int]) -> bool:
+        """Does a turn hold a control token of the template before its end?"""
+        special = set(self.tokenizer.all_special_ids)
+        return any(number in special for number in ids[:-1]) or bool(ids and ids[-1] in special - set(self.stop_ids))
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids

@@ -1,0 +1,232 @@
+"""Command lines: flags and a YAML file become a dataclass of options, help comes at once, errors are one line.
+
+tyro does the parsing. The help is our own: tyro's lists all flags of a script, up to 73, where `--help` here shows the
+ten that people change first, and `--help-all` shows every one under headings that say what they are about.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import inspect
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from forage.errors import UserError
+
+# How a full or unwritable disk shows, from Python itself and through safetensors.
+NO_ROOM = {
+    errno.ENOSPC: "no space left on it; free some",
+    errno.EDQUOT: "its quota is used up; free some space",
+    errno.EROFS: "it is mounted read-only; mount it writable",
+    errno.EACCES: "this user may not write there; change its owner",
+}
+
+
+def run_script(
+    main: Callable[..., Any],
+    description: str | None = None,
+    *,
+    top: Sequence[str] = (),
+    renamed: Mapping[str, str] | None = None,
+) -> None:
+    """Parse the command line into main's first parameter, a dataclass of options, and call main with it.
+
+    `top` are the flags that --help shows; `renamed` says what flags of earlier versions are called now. A UserError, or
+    a disk without room, ends the script with one line and status 1.
+    """
+    try:
+        run(main, sys.argv[1:], description or "", top, renamed or {})
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        where = error.filename or "the disk"
+        sys.exit(f"error: {where}: {NO_ROOM[error.errno]}, then run the same command again to resume")
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; run the same command again to resume\n")
+        sys.exit(130)
+
+
+def run(
+    main: Callable[..., Any], arguments: Sequence[str], description: str, top: Sequence[str],
+    renamed: Mapping[str, str],
+) -> None:  # fmt: skip
+    options = next(iter(get_type_hints(main).values()))  # or, of document_store.py, one dataclass for each subcommand
+    if isinstance(options, type) and {"-h", "--help", "--help-all"} & set(arguments):
+        print(help_text(options, description, () if "--help-all" in arguments else top))
+        return
+    arguments = with_config(arguments)
+    refuse_old_names(arguments, renamed)
+    import tyro  # takes a fifth of a second, so not for --help
+
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+    main(tyro.cli(options, args=arguments, description=description, config=config))
+
+
+def refuse_old_names(arguments: Sequence[str], renamed: Mapping[str, str]) -> None:
+    """A flag that has another name now is answered with that name."""
+    for argument in arguments:
+        flag = argument.split("=")[0].replace("_", "-")
+        if flag in renamed:
+            raise UserError(f"{flag} is now {renamed[flag]}")
+
+
+# Help
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option as the help shows it. Example: --k, INT, "Passages a search shows.", "3", "How the agent plays."."""
+
+    name: str
+    value: str
+    help: str
+    default: str
+    group: str
+
+
+def help_text(options: type, description: str, top: Sequence[str]) -> str:
+    """The flags of `top` in its order, or all of them by group where `top` is empty."""
+    flags = list(flags_of(options))
+    script = Path(sys.argv[0]).name
+    parts = [f"usage: {script} [options]", description.strip()]
+    if top:
+        by_name = {flag.name.replace("[no-]", ""): flag for flag in flags}
+        lines = "\n".join(_entry(by_name["--" + name.replace("_", "-")]) for name in top)
+        parts.append(f"The options people change first (defaults in brackets):\n{lines}")
+        more = len(flags) - len(top)
+        parts.append(f"--help-all shows the other {more}; --config FILE reads any of them from a YAML file.")
+    else:
+        for group in dict.fromkeys(flag.group for flag in flags):
+            heading = f"{group.rstrip('.')}:"
+            parts.append("\n".join([heading, *(_entry(flag) for flag in flags if flag.group == group)]))
+        parts.append("--config FILE reads any of these from a YAML file, a line `max_steps: 100` each.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iterator[Flag]:
+    """Every flag of a dataclass, those of nested dataclasses included."""
+    group = group or _first_sentence(inspect.getdoc(options) or "")
+    hints, texts = get_type_hints(options), _field_texts(options)
+    for field in fields(options):
+        default = _default_of(field) if defaults is MISSING else getattr(defaults, field.name)
+        if is_dataclass(hints[field.name]):
+            yield from flags_of(hints[field.name], default)
+        else:
+            name = ("--[no-]" if hints[field.name] is bool else "--") + field.name.replace("_", "-")
+            yield Flag(name, _metavar(hints[field.name]), texts.get(field.name, ""), _shown(default), group)
+
+
+def _entry(flag: Flag) -> str:
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    text = f"{flag.help.removesuffix('.')} ({flag.default})" if flag.default else flag.help
+    left = f"  {flag.name} {flag.value}".rstrip()
+    lines = textwrap.wrap(text, width - 30)
+    if len(left) > 28:
+        return "\n".join([left, *(" " * 30 + line for line in lines)])
+    return "\n".join([f"{left:30}{lines[0] if lines else ''}", *(" " * 30 + line for line in lines[1:])])
+
+
+def _default_of(field: Field[Any]) -> object:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else MISSING
+
+
+def _shown(default: object) -> str:
+    if default is MISSING:
+        return "required"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if default is None or default in ("", ()):
+        return ""
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _metavar(hint: Any) -> str:
+    """Example: INT for int | None, sparse|dense for Literal["sparse", "dense"], INT ... for tuple[int, ...]."""
+    if hint is bool:
+        return ""
+    origin, arguments = get_origin(hint), [part for part in get_args(hint) if part not in (NoneType, Ellipsis)]
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return "|".join(map(_metavar, arguments))
+    if origin is tuple:
+        return f"{_metavar(arguments[0])} ..."
+    return str(getattr(hint, "__name__", hint)).upper()
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _field_texts(options: type) -> dict[str, str]:
+    """The docstring under each field, those of parent classes included."""
+    texts = {}
+    for parent in reversed([c for c in options.__mro__ if is_dataclass(c)]):
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        body = tree.body if isinstance(tree, ast.ClassDef) else []
+        for before, after in pairwise(body):
+            if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and _is_text(after):
+                texts[before.target.id] = " ".join(ast.literal_eval(after.value).split())  # type: ignore[attr-defined]
+    return texts
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+# The YAML file
+
+
+def with_config(arguments: Sequence[str]) -> list[str]:
+    """Arguments with those of `--config FILE` put in its place; what the command line says itself wins.
+
+    Example: a file with `max_steps: 40` and `pool: true` makes of ["--config", "f.yaml", "--no-pool"]
+    ["--max-steps", "40", "--no-pool"].
+    """
+    if "--config" not in arguments:
+        return list(arguments)
+    place = arguments.index("--config")
+    if place + 1 == len(arguments):
+        raise UserError("--config needs the path of a YAML file")
+    rest = [*arguments[:place], *arguments[place + 2 :]]
+    said = {argument.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for argument in rest}
+    return [*_from_file(Path(arguments[place + 1]), said), *rest]
+
+
+def _from_file(path: Path, said: set[str]) -> Iterator[str]:
+    import yaml
+
+    try:
+        options = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"--config {path} can't be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+        raise UserError(f"{path} must hold lines like `max_steps: 100`")
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if flag not in said:
+            yield from _as_arguments(flag, value)
+
+
+def _as_arguments(flag: str, value: Any) -> list[str]:
+    """Example: ("--pool", False) gives --no-pool; ("--weights", [1, 2]) gives --weights 1 2."""
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
+    if isinstance(value, dict):
+        name = flag.removeprefix("--")
+        raise UserError(f"{name} in the config file is a group of options; write them at the top level")
+    return [flag, *map(str, value)] if isinstance(value, list) else [flag, str(value)]

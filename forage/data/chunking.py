@@ -1,0 +1,140 @@
+"""Chunks: pieces of a document, cut between sentences, that fit an embedder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from forage.data.records import Document
+from forage.errors import UserError
+
+CountTokens = Callable[[Sequence[str]], list[int]]
+Span = tuple[int, int]
+
+# A sentence ends at . ! or ?, with closing quotes or brackets, before white space and something that can start a
+# sentence; or at a line break. Abbreviations that medical text is full of do not end one.
+SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*\s+(?=[\"'“‘(\[]?[A-Z0-9À-Þ])|\n+")
+ABBREVIATION = re.compile(r"(?:\b(?:Dr|Mr|Mrs|Ms|Prof|St|vs|e\.g|i\.e|etc|approx|Fig|No|spp?)|\b[A-Z])\.\s+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`document.text[start:end]`, with where it stands among its document's chunks.
+
+    Example: of a document 'asthma' cut in three, the second chunk has id 'asthma#1', index 1, of 3,
+    previous 'asthma#0' and next 'asthma#2'.
+    """
+
+    doc_id: str
+    title: str
+    text: str
+    start: int
+    end: int
+    index: int
+    of: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.doc_id}#{self.index}"
+
+    @property
+    def previous(self) -> str | None:
+        return f"{self.doc_id}#{self.index - 1}" if self.index > 0 else None
+
+    @property
+    def next(self) -> str | None:
+        return f"{self.doc_id}#{self.index + 1}" if self.index + 1 < self.of else None
+
+
+def chunk_document(document: Document, count: CountTokens, size: int, overlap: int) -> list[Chunk]:
+    """Cut each section of a document into chunks of at most `size` tokens; white space alone makes no chunk."""
+    if not 0 <= overlap < size:
+        raise UserError(f"chunk overlap {overlap} must be at least 0 and under the chunk size {size}")
+    spans = [
+        (section_start + start, section_start + end)
+        for section_start, section_end in _section_spans(document)
+        for start, end in chunk_spans(document.text[section_start:section_end], count, size, overlap)
+    ]
+    return [
+        Chunk(document.id, document.title, document.text[start:end], start, end, index, len(spans))
+        for index, (start, end) in enumerate(spans)
+    ]
+
+
+def chunk_spans(text: str, count: CountTokens, size: int, overlap: int) -> list[Span]:
+    """Spans over `text` that cover every character, start at sentences and hold at most `size` tokens each.
+
+    Consecutive spans share whole sentences of at most `overlap` tokens. Example, one token a word, size 4, overlap 2:
+    "A b. C d. E f." -> "A b. C d. ", "C d. E f."
+    """
+    if not text.strip():
+        return []
+    sentences = list(_sentence_spans(text))
+    counts = count([text[start:end] for start, end in sentences])
+    units, unit_counts = [], []
+    for span, tokens in zip(sentences, counts, strict=True):
+        pieces = [(span, tokens)] if tokens <= size else _halve(text, span, count, size)
+        units += [piece for piece, _ in pieces]
+        unit_counts += [piece_tokens for _, piece_tokens in pieces]
+    spans = [(units[first][0], units[last][1]) for first, last in _pack(unit_counts, size, overlap)]
+    # Sub-word tokenizers may need more tokens for a joined text than for its parts where a word was cut: count again.
+    totals = count([text[start:end] for start, end in spans])
+    return [
+        piece
+        for span, tokens in zip(spans, totals, strict=True)
+        for piece in ([span] if tokens <= size else [part for part, _ in _halve(text, span, count, size)])
+    ]
+
+
+def _section_spans(document: Document) -> Iterator[Span]:
+    size = len(document.text)
+    starts = sorted({0, *(start for start in document.sections if 0 < start < size)})
+    yield from zip(starts, [*starts[1:], size], strict=True)
+
+
+def _sentence_spans(text: str) -> Iterator[Span]:
+    """Spans that cover `text`; the white space after a sentence belongs to it."""
+    start = 0
+    for end in SENTENCE_END.finditer(text):
+        if ABBREVIATION.search(text, start, end.end()) and "\n" not in end.group():
+            continue
+        yield start, end.end()
+        start = end.end()
+    if start < len(text):
+        yield start, len(text)
+
+
+def _halve(text: str, span: Span, count: CountTokens, size: int) -> list[tuple[Span, int]]:
+    """Cut an over-long span in two at the space nearest to its middle, again and again, until each piece fits."""
+    start, end = span
+    tokens = count([text[start:end]])[0]
+    if tokens <= size or end - start == 1:
+        return [(span, tokens)]
+    middle = (start + end) // 2
+    spaces = [place for place in (text.rfind(" ", start + 1, middle), text.find(" ", middle, end - 1)) if place > 0]
+    cut = min(spaces, key=lambda place: abs(place - middle)) + 1 if spaces else middle
+    return _halve(text, (start, cut), count, size) + _halve(text, (cut, end), count, size)
+
+
+def _pack(counts: Sequence[int], size: int, overlap: int) -> Iterator[tuple[int, int]]:
+    """(first, last) unit of each chunk: as many as fit, starting at most `overlap` tokens before the last end.
+
+    Example: counts [2, 2, 2], size 4, overlap 2 -> (0, 1), (1, 2).
+    """
+    first = 0
+    while True:
+        last, total = first, counts[first]
+        while last + 1 < len(counts) and total + counts[last + 1] <= size:
+            last += 1
+            total += counts[last]
+        yield first, last
+        if last + 1 == len(counts):
+            return
+        # Going back must leave room for the next unit, else a chunk would lie wholly inside the one before.
+        room = min(overlap, size - counts[last + 1])
+        start, shared = last + 1, 0
+        while start - 1 > first and shared + counts[start - 1] <= room:
+            start -= 1
+            shared += counts[start]
+        first = start

@@ -1,0 +1,122 @@
+"""Relevance: which chunks answer a question, and a split into train and eval that shares no document."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from forage.data.chunking import Chunk
+from forage.data.qa_rows import QARow
+from forage.data.records import Question, clean
+
+WORD = re.compile(r"\w+")
+# Half of the shorter one's word triples: a chunk may hold a short answer whole, a long answer many chunks.
+RELEVANT = 0.5
+
+Trigrams = frozenset[tuple[str, ...]]
+
+
+def trigrams(text: str) -> Trigrams:
+    """All runs of three words; a text of fewer words is one run.
+
+    Example: "Rest, and drink water." -> (rest, and, drink), (and, drink, water).
+    """
+    words = WORD.findall(text.lower())
+    if len(words) < 3:
+        return frozenset([tuple(words)] if words else [])
+    return frozenset(zip(words, words[1:], words[2:], strict=False))
+
+
+def shared_share(part: Trigrams, whole: Trigrams) -> float:
+    """The share of `part` that is in `whole`; nothing is shared with an empty part."""
+    return len(part & whole) / len(part) if part else 0.0
+
+
+def relevant_chunks(answer: str, chunks: Sequence[Chunk]) -> list[str]:
+    """Ids of the chunks that hold the answer or a part of it: they share half of the shorter one's word triples."""
+    wanted = trigrams(answer)
+    found = []
+    for chunk in chunks:
+        held = trigrams(chunk.text)
+        shorter, longer = sorted((wanted, held), key=len)
+        if shared_share(shorter, longer) >= RELEVANT:
+            found.append(chunk.id)
+    return found
+
+
+def make_questions(
+    rows: Sequence[QARow], doc_of_row: Mapping[str, str], chunks: Sequence[Chunk]
+) -> tuple[list[Question], Counter[str]]:
+    """Questions with the ids of all that answers them, and how many rows are left out for which cause.
+
+    Rows that ask the same are one question: every row's document answers it, and a retriever that finds any of them is
+    right. The first row gives id, answer, type and focus.
+    """
+    chunks_of: dict[str, list[Chunk]] = {}
+    for chunk in chunks:
+        chunks_of.setdefault(chunk.doc_id, []).append(chunk)
+    merged: dict[str, list[tuple[QARow, str, list[str]]]] = {}
+    left_out = Counter[str]()
+    for row in rows:
+        doc_id = doc_of_row.get(row.id, "")
+        relevant = relevant_chunks(row.answer, chunks_of.get(doc_id, [])) if row.question and row.answer else []
+        if relevant:
+            merged.setdefault(question_key(row.question), []).append((row, doc_id, relevant))
+        else:
+            left_out[_why_unused(row)] += 1
+    questions = []
+    for same in merged.values():
+        first = same[0][0]
+        docs = tuple(dict.fromkeys(doc_id for _, doc_id, _ in same))
+        found = tuple(dict.fromkeys(chunk_id for _, _, relevant in same for chunk_id in relevant))
+        questions.append(Question(first.id, first.question, clean(first.answer), first.type, first.focus, docs, found))
+    left_out["same question, merged"] = sum(len(same) - 1 for same in merged.values())
+    return questions, +left_out
+
+
+def question_key(question: str) -> str:
+    """What two spellings of one question share: words without case or punctuation."""
+    return " ".join(WORD.findall(question.lower()))
+
+
+def split_by_document(
+    questions: Sequence[Question], eval_share: float, seed: int
+) -> tuple[list[Question], list[Question]]:
+    """(train, eval) such that no document answers questions of both.
+
+    Documents that share a question stay together. Groups are put in the order of a hash of the seed and their first
+    document's id, and the first of them, `eval_share` of all, are held out: another run makes the same split, and added
+    documents move only groups that are near the cut.
+    """
+    leader = _groups(questions)
+    groups = sorted(set(leader.values()), key=lambda doc_id: hashlib.sha256(f"{seed}:{doc_id}".encode()).digest())
+    held = set(groups[: max(1, round(eval_share * len(groups)))])
+    train = [question for question in questions if leader[question.relevant_doc_ids[0]] not in held]
+    held_out = [question for question in questions if leader[question.relevant_doc_ids[0]] in held]
+    return train, held_out
+
+
+def _groups(questions: Sequence[Question]) -> dict[str, str]:
+    """The leading document of each document's group; documents that one question names are of one group."""
+    leader: dict[str, str] = {}
+
+    def find(doc_id: str) -> str:
+        while leader.setdefault(doc_id, doc_id) != doc_id:
+            leader[doc_id] = leader[leader[doc_id]]
+            doc_id = leader[doc_id]
+        return doc_id
+
+    for question in questions:
+        first, *others = map(find, question.relevant_doc_ids)
+        for other in others:
+            low, high = sorted((find(first), find(other)))
+            leader[high] = low
+    return {doc_id: find(doc_id) for doc_id in list(leader)}
+
+
+def _why_unused(row: QARow) -> str:
+    if not row.question:
+        return "no question"
+    return "no answer" if not row.answer else "answer in no document"

@@ -1,0 +1,97 @@
+"""The query rewriter's files: train.jsonl of query and relevant_doc_ids, pubmed_corpus.json of doc_id and text.
+
+Exported, a "doc" is a chunk, the unit that the store searches; imported, it is whatever the corpus calls one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forage.data.chunking import Chunk
+from forage.data.records import Document, Question
+from forage.errors import UserError
+from forage.files import json_lines, replacing, write_jsonl
+
+CORPUS = "pubmed_corpus.json"
+
+
+@dataclass(frozen=True)
+class RewriterData:
+    """Documents, questions, and each bad row as 'file:line: what is wrong'."""
+
+    documents: list[Document]
+    questions: list[Question]
+    problems: list[str]
+
+
+def export_rewriter_data(
+    folder: Path, chunks: Sequence[Chunk], train: Sequence[Question], held_out: Sequence[Question]
+) -> None:
+    """Write pubmed_corpus.json, train.jsonl and eval.jsonl into a folder."""
+    with replacing(folder / CORPUS) as file:
+        rows = [{"doc_id": chunk.id, "text": f"{chunk.title}\n{chunk.text}".strip()} for chunk in chunks]
+        json.dump(rows, file, ensure_ascii=False, indent=0)
+    for name, questions in (("train", train), ("eval", held_out)):
+        pairs = ({"query": q.question, "relevant_doc_ids": list(q.relevant_chunk_ids)} for q in questions)
+        write_jsonl(folder / f"{name}.jsonl", pairs)
+
+
+def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:
+    """Read queries and corpus; rows that can't be used are named and left out, nothing usable at all is an error."""
+    documents, problems = _read_corpus(corpus)
+    known = {document.id for document in documents}
+    questions = []
+    for number, row in json_lines(queries, problems):
+        where = f"{queries}:{number}"
+        query, ids = _query_of(row)
+        found = tuple(dict.fromkeys(doc_id for doc_id in ids if doc_id in known))
+        if not query:
+            problems.append(f"{where}: no query")
+        elif not ids:
+            problems.append(f"{where}: no relevant_doc_ids")
+        elif not found:
+            problems.append(f"{where}: none of its relevant_doc_ids is in {corpus.name}")
+        else:
+            if len(found) < len(set(ids)):
+                problems.append(
+                    f"{where}: {len(set(ids)) - len(found)} relevant_doc_ids are not in {corpus.name}, left out"
+                )
+            questions.append(Question(f"q{number}", query, "", relevant_doc_ids=found))
+    if not questions:
+        raise UserError(f"{queries}: no usable query among {len(problems)} rows ({'; '.join(problems[:3])})")
+    return RewriterData(documents, questions, problems)
+
+
+def _read_corpus(path: Path) -> tuple[list[Document], list[str]]:
+    try:
+        rows = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; the corpus is a JSON list of doc_id and text") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); it must be a list of doc_id and text") from error
+    if not isinstance(rows, list):
+        raise UserError(f"{path} must be a JSON list of objects with doc_id and text")
+    documents: dict[str, Document] = {}
+    problems = []
+    for number, row in enumerate(rows, 1):
+        doc_id, text = (str(row.get("doc_id") or ""), str(row.get("text") or "")) if isinstance(row, dict) else ("", "")
+        if not doc_id or not text.strip():
+            problems.append(f"{path}: entry {number} has no {'text' if doc_id else 'doc_id'}")
+        elif doc_id in documents:
+            problems.append(f"{path}: entry {number} repeats doc_id {doc_id!r}; the first one counts")
+        else:
+            documents[doc_id] = Document(doc_id, "", text, source="corpus")
+    if not documents:
+        raise UserError(f"{path}: no usable document")
+    return list(documents.values()), problems
+
+
+def _query_of(row: Any) -> tuple[str, list[str]]:
+    if not isinstance(row, Mapping):
+        return "", []
+    query, ids = row.get("query"), row.get("relevant_doc_ids")
+    return str(query or "").strip(), [str(doc_id) for doc_id in ids] if isinstance(ids, list) else []

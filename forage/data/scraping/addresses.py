@@ -1,0 +1,96 @@
+"""Addresses: which URLs and machines may be asked for a page, where the URLs are untrusted input."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from ipaddress import IPv4Address, IPv6Address
+
+import httpx
+
+# httpx has lowered the case. Odd forms of IPv4 (2130706433, 0x7f.1) pass, and are checked once resolved.
+HOST_NAME = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?", re.ASCII)
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Unfetchable(Exception):
+    """Why a page could not be fetched: a cause from fetcher.py's list, and what is known of the answer."""
+
+    def __init__(self, cause: str, detail: str, status: int | None = None, size: int = 0) -> None:
+        super().__init__(cause, detail)
+        self.cause = cause
+        self.detail = detail
+        self.status = status
+        self.size = size
+
+
+def parse_url(text: str) -> httpx.URL:
+    """An http(s) URL with a host that can be looked up, no user info and no fragment, or Unfetchable."""
+    try:
+        url = httpx.URL(text.strip())
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise Unfetchable("bad_url", str(error)) from error
+    host = url.raw_host.decode("ascii")
+    if url.scheme and url.scheme not in ("http", "https"):
+        raise Unfetchable("bad_scheme", f"{url.scheme}: is neither http nor https")
+    if not url.scheme or not host:
+        raise Unfetchable("bad_url", "not an absolute URL")
+    if url.userinfo:
+        raise Unfetchable("bad_url", "holds a user name or password")
+    if url.port is not None and not 0 < url.port < 65536:
+        raise Unfetchable("bad_url", f"port {url.port} does not exist")
+    if not _is_host(host):
+        raise Unfetchable("bad_url", f"{host[:80]!r} is not a host name")
+    return url.copy_with(fragment=None)
+
+
+def _is_host(host: str) -> bool:
+    if ":" in host:  # httpx lets only a bracketed IPv6 literal through, but takes nearly anything as one
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return False
+        return True
+    return len(host) <= 253 and HOST_NAME.fullmatch(host) is not None
+
+
+def is_public(address: str) -> bool:
+    """Whether an address, and the IPv4 address inside it if it carries one, is out on the internet."""
+    ip = ipaddress.ip_address(address)
+    inner = _embedded_ipv4(ip)
+    if inner is not None:
+        return is_public(str(inner))
+    # is_global alone lets multicast pass.
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not _is_site_local(ip)
+
+
+def _embedded_ipv4(ip: IPv4Address | IPv6Address) -> IPv4Address | None:
+    """::ffff:127.0.0.1, 2002:7f00:1:: (6to4) and 64:ff9b::7f00:1 (NAT64) all end at 127.0.0.1."""
+    if isinstance(ip, IPv4Address):
+        return None
+    if ip in NAT64:
+        return IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip.ipv4_mapped or ip.sixtofour
+
+
+def _is_site_local(ip: IPv4Address | IPv6Address) -> bool:
+    return isinstance(ip, IPv6Address) and ip.is_site_local
+
+
+async def look_up(host: str, port: int, timeout: float, allow_local: bool) -> tuple[str, ...]:
+    """The addresses of a host. One that is not public among them is enough to refuse the host."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise Unfetchable("dns", f"{host}: {error.strerror}") from error
+    except TimeoutError as error:
+        raise Unfetchable("dns", f"{host}: no answer in {timeout:g} s") from error
+    addresses = tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    private = [address for address in addresses if not is_public(address)]
+    if private and not allow_local:
+        raise Unfetchable("private_address", f"{host} is {private[0]}")
+    return addresses

@@ -1,0 +1,106 @@
+"""ContentFolder: the pages of a scraping run on disk, and its manifest with one row per URL."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from forage.errors import UserError
+from forage.files import json_lines, locked, replacing
+
+
+@dataclass(frozen=True, slots=True)
+class PageRecord:
+    """What became of one URL: a row of the manifest."""
+
+    url: str
+    status: int | None  # of the last answer, if there was one
+    cause: str
+    detail: str
+    bytes: int  # of the decompressed body, as far as it was read
+    sha256: str | None
+    path: str | None  # relative to content_dir
+    charset: str | None  # by the header
+    time: str  # UTC, of the end
+
+
+class ContentFolder:
+    """Pages and manifest on disk, in which a kill at any moment leaves nothing that the next run can't go on from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path / "manifest.jsonl"
+        self.rows: dict[str, PageRecord] = {}
+        with self._disk_errors(), ExitStack() as opened:
+            path.mkdir(parents=True, exist_ok=True)
+            told = f"{path}: another run is scraping into this folder; wait for its end"
+            opened.enter_context(locked(path / ".lock", told))
+            for left_over in path.glob(f".{self.manifest.name}.*.part"):
+                left_over.unlink()
+            # Unbuffered: a row is one write, and closing has nothing left to write when the disk is full.
+            self.file = opened.enter_context(self.manifest.open("ab+", buffering=0))
+            self._cut_torn_row()
+            for number, row in json_lines(self.manifest):
+                record = self._row(row, number)
+                self.rows[record.url] = record
+            self.close = opened.pop_all().close
+
+    def _cut_torn_row(self) -> None:
+        """Drop a last row whose writer was killed in the middle of it."""
+        self.file.seek(0)
+        data = self.file.read()
+        if not data.endswith(b"\n"):
+            self.file.truncate(data.rfind(b"\n") + 1)
+
+    def _row(self, row: object, number: int) -> PageRecord:
+        names = [column.name for column in fields(PageRecord)]
+        if not isinstance(row, dict) or not set(names) <= set(row):
+            raise UserError(f"{self.manifest}:{number}: not a row of a manifest; delete that line")
+        return PageRecord(**{name: row[name] for name in names})
+
+    def store(self, url: str, body: bytes) -> str:
+        """Keep a page under a name made of its URL; no fsync, since a page lost in a power cut is fetched again."""
+        name = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        folder = self.path / name[:2]
+        partial = folder / f".{name}.part"
+        with self._disk_errors():
+            folder.mkdir(exist_ok=True)
+            try:
+                partial.write_bytes(body)
+                partial.replace(folder / f"{name}.html")
+            finally:
+                partial.unlink(missing_ok=True)
+        return f"{name[:2]}/{name}.html"
+
+    def add(self, record: PageRecord) -> None:
+        line = _line(record)
+        with self._disk_errors():
+            if self.file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.rows[record.url] = record
+
+    def compact(self, wanted: list[str]) -> None:
+        """One row per URL: those of earlier runs first, then those of this one in its order."""
+        asked = set(wanted)
+        order = [url for url in self.rows if url not in asked] + wanted
+        with self._disk_errors(), replacing(self.manifest) as file:
+            file.writelines(_line(self.rows[url]).decode("ascii") for url in order)
+
+    @contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: {error.strerror or error}; make room there or choose another folder, then run again"
+            ) from error
+
+
+def _line(record: PageRecord) -> bytes:
+    return json.dumps(asdict(record)).encode("ascii") + b"\n"  # ASCII, for a URL can hold half a surrogate pair

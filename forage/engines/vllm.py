@@ -1,0 +1,210 @@
+"""VLLMEngine: samples through the HTTP of real vLLM servers, tokens in and tokens out.
+
+Adapters are served under a name of their own for every version: one that is loaded again under its old name would be
+answered out of prefix-cache blocks that the old weights computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from forage.engines.base import EngineError, Request, Sample
+from forage.engines.options import ServerOptions
+from forage.errors import UserError
+from forage.heartbeat import beat
+from forage.policy.adapters import weights_digest
+
+RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
+
+
+class VLLMEngine:
+    """Samples through one or several servers of the same base model. Use it as `async with VLLMEngine(options)`."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.adapter = "base"
+        self.base_root = ""
+        """Where the servers have their base from: a folder of theirs, or a hub name."""
+        self._base = ""
+        self._served: dict[str, tuple[str, Path]] = {}  # by adapter: its name on the servers, and its folder
+        headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._clients = [
+            httpx.AsyncClient(base_url=url, headers=headers, timeout=options.timeout, limits=limits)
+            for url in options.urls
+        ]
+        self._loading = asyncio.Lock()
+
+    async def __aenter__(self) -> VLLMEngine:
+        """Wait until every server answers, and see that they serve the same model."""
+        bases = [await self._wait_for(client) for client in self._clients]
+        if len(set(bases)) != 1:
+            raise UserError(f"the servers serve different models: {', '.join(sorted(set(bases)))}")
+        self._base = bases[0]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+    async def _wait_for(self, client: httpx.AsyncClient) -> str:
+        """The name of the base that a server serves."""
+        deadline = time.monotonic() + self.options.patience
+        while True:
+            beat()
+            try:
+                answer = await client.get("/v1/models", timeout=10)
+                if answer.status_code == 200:
+                    base = next(model for model in answer.json()["data"] if not model.get("parent"))
+                    self.base_root = str(base.get("root") or "")
+                    return str(base["id"])
+                if answer.status_code in (401, 403):
+                    raise UserError(f"{client.base_url} wants another API key; set VLLM_API_KEY to the server's")
+                why = f"status {answer.status_code}"
+            except httpx.TransportError as error:
+                why = type(error).__name__
+            if time.monotonic() > deadline:
+                raise UserError(f"no vLLM server answers at {client.base_url} ({why}); start one: make vllm-cpu")
+            await asyncio.sleep(1)
+
+    # Sampling
+
+    async def generate(self, request: Request) -> Sample:
+        """Ask the episode's server, or, where it does not answer, the next one; again with growing pauses."""
+        adapter = self.adapter
+        body = self._body(request, adapter)
+        # A question's episodes share their prompt, so they share a server and its prefix cache.
+        first = zlib.crc32(request.episode.partition("/")[0].encode())
+        deadline: float | None = None
+        attempt = 0
+        while True:
+            client = self._clients[(first + attempt) % len(self._clients)]
+            try:
+                answer = await client.post("/v1/completions", json=body)
+                if answer.status_code == 200:
+                    return read_sample(answer.json()["choices"][0], request)
+                if answer.status_code == 404 and adapter != "base":  # a server that was restarted has no adapters
+                    await self._load(client, adapter)
+                elif answer.status_code not in RETRIED:
+                    raise UserError(f"{client.base_url} refuses: {message_of(answer)}")
+                why = f"status {answer.status_code}"
+            except (httpx.TransportError, ValueError) as error:  # ValueError: an answer that was cut off is no JSON
+                why = f"{type(error).__name__} {error}".strip()
+            attempt += 1
+            deadline = deadline or time.monotonic() + self.options.patience
+            if time.monotonic() > deadline:
+                raise EngineError(f"no vLLM server answered in {self.options.patience:g} s ({why})")
+            if attempt % len(self._clients) == 0:
+                await asyncio.sleep(min(10, 0.2 * 2 ** min(attempt, 6)) * random.uniform(0.5, 1))
+
+    def _body(self, request: Request, adapter: str) -> dict[str, Any]:
+        sampling = request.sampling
+        return {
+            "model": self._base if adapter == "base" else self._served[adapter][0],
+            "prompt": list(request.ids),
+            "max_tokens": request.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "repetition_penalty": 1.0,  # a model's own generation settings may say otherwise
+            "min_p": 0.0,
+            "seed": request.seed,
+            "stop_token_ids": list(request.stop_ids),
+            "ignore_eos": True,  # the request's own stop tokens end it, and no other
+            "logprobs": 0,  # of the sampled token alone
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+
+    def release(self, episode: str) -> None:
+        """Nothing is held here; the server's prefix cache forgets what is oldest."""
+
+    # Adapters
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load on every server, sample from it, and then unload the one before.
+
+        A server may still hold another run's adapter of that name, so there the name ends in the weights' digest.
+        """
+        if name == self.adapter:
+            return
+        before = self.adapter
+        self._served[name] = f"{name}-{weights_digest(folder)[:8]}".removesuffix("-"), folder.resolve()
+        for client in self._clients:
+            await self._load_patiently(client, name)
+        self.adapter = name
+        if before != "base":
+            for client in self._clients:
+                with contextlib.suppress(httpx.TransportError):  # a server that is down has no adapters
+                    await client.post("/v1/unload_lora_adapter", json={"lora_name": self._served[before][0]})
+
+    async def _load_patiently(self, client: httpx.AsyncClient, name: str) -> None:
+        """Wait for a server that is being started again."""
+        deadline = time.monotonic() + self.options.patience
+        while True:
+            try:
+                return await self._load(client, name)
+            except httpx.TransportError as error:
+                if time.monotonic() > deadline:
+                    why = f"{client.base_url} does not answer ({type(error).__name__})"
+                    raise UserError(f"{why}, so it can't load adapter {name}; start it again") from error
+            await asyncio.sleep(0.5)
+
+    async def _load(self, client: httpx.AsyncClient, name: str) -> None:
+        served, folder = self._served[name]
+        async with self._loading:
+            if await has(client, served):
+                return
+            answer = await client.post("/v1/load_lora_adapter", json={"lora_name": served, "lora_path": str(folder)})
+            if answer.status_code != 200 and await has(client, served):  # another worker was faster
+                return
+        if answer.status_code == 404 and answer.json().get("detail") == "Not Found":  # no such address at all
+            raise UserError(f"{client.base_url} can't load adapters; start it as scripts/vllm_cpu.sh does")
+        if answer.status_code != 200:
+            raise UserError(f"{client.base_url} does not load adapter {name} ({message_of(answer)})")
+
+
+def read_sample(choice: dict[str, Any], request: Request) -> Sample:
+    """The sampled tokens of a completion, checked to be what was asked for."""
+    if not choice.get("token_ids") or not choice.get("logprobs"):
+        raise UserError("the vLLM server gave no tokens with their log-probabilities; is it another version?")
+    ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
+    if choice.get("prompt_token_ids") not in (None, list(request.ids)):
+        raise UserError("the vLLM server did not go on from the tokens it was given; is it another version?")
+    if len(ids) != len(logprobs) or not ids:
+        raise UserError(f"the vLLM server gave {len(ids)} tokens and {len(logprobs)} log-probabilities")
+    finish = choice["finish_reason"]
+    if finish not in ("stop", "length") or (finish == "stop" and ids[-1] not in request.stop_ids):
+        raise UserError(f"the vLLM server stopped for {finish!r} at token {ids[-1]}, which nobody asked for")
+    return Sample(ids, logprobs, finish)
+
+
+async def has(client: httpx.AsyncClient, name: str) -> bool:
+    """Does the server serve a model or an adapter of that name?"""
+    listed = await client.get("/v1/models")
+    if listed.status_code != 200:  # as a server that is being started, or a proxy before it, may say
+        raise httpx.RemoteProtocolError(f"status {listed.status_code}")
+    return name in {model["id"] for model in listed.json()["data"]}
+
+
+def message_of(answer: httpx.Response) -> str:
+    """What an error answer says, on one line."""
+    try:
+        error = answer.json()
+        text = (error.get("error") or error).get("message") or str(error)
+    except (ValueError, AttributeError):
+        text = answer.text
+    return " ".join(str(text).split())[:300]
+
+
+def served_name(run: str, version: int) -> str:
+    """An adapter's name on the servers. Example: served_name("gout", 7) is "gout-v000007"."""
+    return f"{run}-v{version:06d}"

@@ -1,0 +1,118 @@
+"""Measures: what is counted of each question of an evaluation; a metric is an array over questions, so all is paired.
+
+A question that a metric can't be taken of (an answer where the data set has none to compare with) is NaN, and is so for
+every system.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import ir_measures
+import numpy as np
+from ir_measures import RR, R, nDCG
+from numpy.typing import NDArray
+
+from forage.agent.combination import RewardFunction, reward_matrix
+from forage.data.records import Question
+from forage.evaluation.outcomes import Result
+from forage.metrics import rouge_l, token_f1
+from forage.statistics import Interval, bootstrapped
+
+Floats = NDArray[np.float64]
+Grades = Mapping[str, int]
+"""What answers a question: ids of chunks, or of documents, with how well they do; 1 is the least."""
+
+# What a system spends; everything else is a score from 0 to 1, of which more is better.
+COSTS = ("searches", "turns", "sampled_tokens", "read_tokens", "seconds", "latency")
+# Means nothing where a question has no reference answer.
+BY_REFERENCE = ("answer_similarity", "token_f1", "rouge_l")
+
+
+def grades_of(questions: Iterable[Question]) -> list[Grades]:
+    """The chunks that answer each question, all equally well."""
+    return [dict.fromkeys(question.relevant_chunk_ids, 1) for question in questions]
+
+
+def documents_of(chunk_ids: Iterable[str]) -> list[str]:
+    """The chunks' documents, each once, where its first chunk stands. Example: a#2, b#0, a#0 gives a, b."""
+    return list(dict.fromkeys(chunk_id.rpartition("#")[0] for chunk_id in chunk_ids))
+
+
+def retrieval_measures(
+    found: Sequence[Sequence[str]], grades: Sequence[Grades], cutoffs: Sequence[int]
+) -> dict[str, Floats]:
+    """MRR, recall@k and nDCG@k by ir_measures of what was found for each question, best first; 0 where nothing was.
+
+    `mrr` is of everything found; mrr@k compares systems by the same number of hits, however often they searched.
+    Example: found (a, b, c) with grades {b: 1} has mrr 1/2, mrr@1 0, recall@1 0, recall@3 1, ndcg@3 1 / log2 3 = .631.
+    """
+    cut = {"mrr": RR, "recall": R, "ndcg": nDCG}
+    measures = {RR: "mrr"} | {metric @ k: f"{name}@{k}" for name, metric in cut.items() for k in cutoffs}
+    # Scores fall with the place and are whole numbers: no two are alike, which trec_eval would put in an order by id.
+    run = {str(n): {unit: -float(place) for place, unit in enumerate(units)} for n, units in enumerate(found) if units}
+    # Grades under 1 say that something was looked at and does not answer: the same as if nobody had looked.
+    judged = {str(n): {unit: g for unit, g in graded.items() if g > 0} for n, graded in enumerate(grades)}
+    judged = {n: graded for n, graded in judged.items() if graded}
+    arrays = {name: np.zeros(len(found)) for name in measures.values()}
+    for metric in ir_measures.iter_calc(list(measures), judged, run):
+        arrays[measures[metric.measure]][int(metric.query_id)] = metric.value
+    return arrays
+
+
+def answer_measures(
+    results: Sequence[Result], questions: Sequence[Question], functions: Mapping[str, RewardFunction]
+) -> dict[str, Floats]:
+    """Scores of the answers: those of `functions`, which are rewards, then token F1, ROUGE-L, and if there is one."""
+    episodes = [result.episode for result in results]
+    pairs = [(episode.answer, question.answer) for episode, question in zip(episodes, questions, strict=True)]
+    matrix_QM = reward_matrix(functions, episodes, questions) if functions else np.zeros((len(results), 0))
+    arrays = dict(zip(functions, matrix_QM.T.copy(), strict=True)) | {
+        "token_f1": np.array([token_f1(*pair) for pair in pairs]),
+        "rouge_l": np.array([rouge_l(*pair) for pair in pairs]),
+        "answered": np.array([float(bool(answer)) for answer, _ in pairs]),
+    }
+    unknown_Q = np.array([not reference.strip() for _, reference in pairs])
+    for name in BY_REFERENCE:
+        if name in arrays:
+            arrays[name][unknown_Q] = math.nan
+    return arrays
+
+
+def cost_measures(results: Sequence[Result]) -> dict[str, Floats]:
+    """What each question took, over all episodes that were tried for it."""
+    return {
+        "searches": np.array([result.cost.searches for result in results], np.float64),
+        "turns": np.array([result.cost.turns for result in results], np.float64),
+        "sampled_tokens": np.array([result.cost.sampled for result in results], np.float64),
+        "read_tokens": np.array([result.cost.read for result in results], np.float64),
+        "seconds": np.array([result.cost.seconds for result in results], np.float64),
+        "latency": np.array([result.cost.latency for result in results], np.float64),
+    }
+
+
+def measured(
+    results: Sequence[Result], questions: Sequence[Question], grades: Sequence[Grades], cutoffs: Sequence[int],
+    functions: Mapping[str, RewardFunction], *, by_document: bool = False,
+) -> dict[str, Floats]:  # fmt: skip
+    """Every metric of one system over the questions, in the order of a table: what was found, what was said, its cost.
+
+    What was found are the chunks of the episode that counts, in the order the policy saw them, each once; with
+    `by_document`, their documents, of which `grades` must be.
+    """
+    hits = [result.episode.hits for result in results]
+    found = [documents_of(ids) for ids in hits] if by_document else hits
+    return {
+        **retrieval_measures(found, grades, cutoffs), **answer_measures(results, questions, functions),
+        **cost_measures(results),
+    }  # fmt: skip
+
+
+def interval(values_Q: Floats) -> Interval | None:
+    """Mean and 95 % bootstrap interval over the questions that have a value; None where none has.
+
+    Paired: the interval of `one - other` is that of the difference between two systems, question by question.
+    """
+    known = values_Q[~np.isnan(values_Q)]
+    return bootstrapped(known.tolist()) if len(known) else None

@@ -1,0 +1,166 @@
+"""Outcome: what a way of answering gave for one question, and what it cost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forage.agent.agent import Agent
+from forage.agent.episode import Episode, append_episodes, read_episodes, to_json
+from forage.data.records import Question
+from forage.errors import UserError
+from forage.files import replacing
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Example: best of 3 has the best episode, all three in `tried`, and the tokens of the judge in `extra_sampled`."""
+
+    episode: Episode
+    """The one that counts: its answer, and the chunks its searches found."""
+    tried: tuple[Episode, ...]
+    """All that were played for it, this one among them."""
+    extra_sampled: int = 0
+    """Tokens sampled beside episodes: critiques, comparisons, hypothetical passages; less those that several share."""
+    extra_read: int = 0
+    """Tokens those were sampled after."""
+    extra_searches: int = 0
+    """Searches beside episodes; less those that several share."""
+    extra_turns: int = 0
+    """Less than 0 where episodes share turns."""
+
+    @property
+    def sampled(self) -> int:
+        """Tokens the policy wrote."""
+        return sum(episode.sampled for episode in self.tried) + self.extra_sampled
+
+    @property
+    def read(self) -> int:
+        """Tokens it was given: prompts and results, each counted once in each episode."""
+        return sum(len(episode.ids) - episode.sampled for episode in self.tried) + self.extra_read
+
+    @property
+    def searches(self) -> int:
+        return sum(len(episode.searches) for episode in self.tried) + self.extra_searches
+
+    @property
+    def turns(self) -> int:
+        """Of the policy; what it wrote beside episodes is in the tokens only."""
+        return sum(len(episode.turns) for episode in self.tried) + self.extra_turns
+
+
+FUSED = -1  # the turn of a search that no turn made: its hits are fused from several episodes
+
+# A way of answering: plain sampling, a baseline, a test-time strategy. The number is the seed.
+Strategy = Callable[[Agent, Question, int], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A line of outcomes/: which episode counts, and what all that were tried for the question cost together."""
+
+    question_id: str
+    chosen: int
+    """Place of the episode that counts among those tried, from 0."""
+    tried: int
+    """How many episodes."""
+    searches: int
+    turns: int
+    sampled: int
+    read: int
+    latency: float
+    """Seconds from the question to its answer, while others were being played. At least: of episodes that a system
+    before it had played already, the slowest one counts."""
+    seconds: float
+    """Seconds since the answer before: over all questions they add up to what the evaluation took."""
+
+    @classmethod
+    def of(cls, outcome: Outcome, latency: float, seconds: float) -> Cost:
+        if outcome.episode not in outcome.tried:
+            raise ValueError(f"the episode that counts ({outcome.episode.id}) is not among those that were tried")
+        return cls(
+            outcome.episode.question_id, outcome.tried.index(outcome.episode), len(outcome.tried),
+            outcome.searches, outcome.turns, outcome.sampled, outcome.read, latency, seconds,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one question."""
+
+    episode: Episode
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class OutcomeLog:
+    """One system's log in an evaluation's folder. One process writes it."""
+
+    folder: Path
+    name: str
+
+    @property
+    def episodes(self) -> Path:
+        return self.folder / "episodes" / f"{self.name}.jsonl"
+
+    @property
+    def outcomes(self) -> Path:
+        return self.folder / "outcomes" / f"{self.name}.jsonl"
+
+    def open(self) -> set[str]:
+        """Ids of the questions that are done; what a killed process left half done is gone afterwards."""
+        done = self._costs()
+        whole = b"".join(json.dumps(asdict(cost)).encode() + b"\n" for cost in done.values())
+        if self.outcomes.exists() and self.outcomes.read_bytes() != whole:
+            with replacing(self.outcomes) as file:
+                file.write(whole.decode())
+        if any(episode.question_id not in done for episode in self._tried()):
+            with replacing(self.episodes) as file:
+                file.writelines(to_json(e) + "\n" for e in self._tried() if e.question_id in done)
+        return set(done)
+
+    def append(self, outcome: Outcome, latency: float, seconds: float) -> None:
+        """First the episodes, then the line that makes them count."""
+        line = json.dumps(asdict(Cost.of(outcome, latency, seconds))) + "\n"
+        append_episodes(self.episodes, outcome.tried)
+        self.outcomes.parent.mkdir(parents=True, exist_ok=True)
+        with self.outcomes.open("a") as file:
+            file.write(line)
+
+    def results(self) -> dict[str, Result]:
+        """What came of each question that is done, by its id."""
+        costs, seen, results = self._costs(), Counter[str](), dict[str, Result]()
+        for episode in self._tried():
+            cost = costs.get(episode.question_id)
+            if cost and cost.chosen == seen[episode.question_id]:
+                results[episode.question_id] = Result(episode, cost)
+            seen[episode.question_id] += 1
+        for name, cost in costs.items():
+            if seen[name] != cost.tried:
+                what = f"{self.episodes} has {seen[name]} of the {cost.tried} episodes of question {name}"
+                raise UserError(f"{what}; delete it and {self.outcomes} to play this system again")
+        return results
+
+    def _tried(self) -> Iterator[Episode]:
+        return read_episodes(self.episodes) if self.episodes.exists() else iter(())
+
+    def _costs(self) -> dict[str, Cost]:
+        """Lines of outcomes/, but for a torn last one."""
+        costs: dict[str, Cost] = {}
+        lines = self.outcomes.read_bytes().splitlines(keepends=True) if self.outcomes.exists() else []
+        for number, line in enumerate(lines, 1):
+            if line.endswith(b"\n"):
+                cost = self._cost(line, number)
+                costs[cost.question_id] = cost
+        return costs
+
+    def _cost(self, line: bytes, number: int) -> Cost:
+        try:
+            row: dict[str, Any] = json.loads(line)
+            return Cost(**row)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{self.outcomes}:{number}: no outcome ({error}); delete that line") from error

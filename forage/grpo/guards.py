@@ -1,0 +1,47 @@
+"""Guards: signs that a run has gone wrong, which no exception tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+
+from forage.grpo.options import GuardOptions
+from forage.runs.stats import StepStats
+
+
+def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
+    """What has gone wrong by the last steps, as half a sentence; empty if nothing has.
+
+    Example: well-formed shares of .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is under half of the
+    best window's, so "well-formed episodes fell from 0.90 to 0.30".
+    """
+    flat = history[-options.most_flat :]
+    if len(flat) == options.most_flat and all(stats.groups["flat"] == stats.groups["total"] for stats in flat):
+        return f"in {options.most_flat} steps no two episodes of a question were rewarded differently"
+    if len(history) < options.window:
+        return ""
+    shares: dict[str, Callable[[StepStats], float]] = {
+        "well-formed episodes": lambda stats: stats.episodes["well_formed"],
+        "searches an episode": lambda stats: stats.episodes["searches"],
+    }
+    for name, figure in shares.items():
+        windows = means([figure(stats) for stats in history], options.window)
+        if windows[-1] < options.least_share * max(windows):
+            return f"{name} fell from {max(windows):.2f} to {windows[-1]:.2f}"
+    last = history[-options.window :]
+    entropy = [stats.training["entropy"] for stats in last if "entropy" in stats.training]
+    if entropy and mean(entropy) < options.least_entropy:
+        return f"entropy fell to {mean(entropy):.4f} nats a token"
+    for name, key, most in (
+        ("KL to the start", "kl", options.most_kl),
+        ("KL of sampler to trainer", "mismatch_kl", options.most_mismatch),
+    ):
+        values = [stats.training[key] for stats in last if key in stats.training]
+        if values and mean(values) > most:
+            return f"{name} rose to {mean(values):.3g}"
+    return ""
+
+
+def means(values: Sequence[float], window: int) -> list[float]:
+    """Means of each so many values in a row. Example: 1, 2, 3 by 2: 1.5, 2.5."""
+    return [mean(values[end - window : end]) for end in range(window, len(values) + 1)]

@@ -1,0 +1,112 @@
+"""Learner: the policy in training. One process here; sharding.py has the same interface over many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forage.policy.adapters import publish_adapter
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
+from forage.policy.logprobs import TokenScores, token_scores
+from forage.policy.packing import TokenBatch
+
+REFERENCE = "reference"  # name of the adapter that the KL term is measured against
+
+
+class Scorer(nn.Module):
+    """The policy as a module whose forward gives what the loss is made of.
+
+    What shards a model hooks into the forward of the module it wraps, and token_scores goes past the model's own.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, batch: TokenBatch, temperature: float) -> TokenScores:
+        return token_scores(self.policy, batch, temperature=temperature)
+
+
+class Learner:
+    """A PEFT policy and its AdamW, in this process."""
+
+    rank, world = 0, 1
+
+    def __init__(self, policy: Any, weight_decay: float = 0.0) -> None:
+        self.policy, self.scorer = policy, Scorer(policy)
+        self.weights = [weight for weight in policy.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.weights, lr=0.0, weight_decay=weight_decay)
+        self.device = next(policy.parameters()).device
+
+    def score(self, batch: TokenBatch, temperature: float) -> TokenScores:
+        """By the policy as it is, with a gradient where torch keeps one."""
+        scores: TokenScores = self.scorer(batch.to(self.device), temperature)
+        return scores
+
+    def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
+        """Log-probabilities by the policy that training began with."""
+        self.policy.set_adapter(REFERENCE, inference_mode=True)
+        try:
+            with torch.no_grad():
+                return self.score(batch, temperature).logprobs_BT
+        finally:
+            self.policy.set_adapter("default")
+
+    def keep_reference(self, folder: Path) -> None:
+        training = self.policy.training
+        self.policy.load_adapter(str(folder), adapter_name=REFERENCE, is_trainable=False)
+        self.policy.train(training)  # which peft ends, and with it that activations are computed again
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add a micro-batch's gradients; `last` is the last of an update."""
+        del last  # tells who shards when to communicate
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, learning_rate: float, max_norm: float) -> float:
+        """Update by the gradients there are, cut to a norm. Gives the norm; if it is not finite, nothing changes."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm).item()
+        if math.isfinite(norm):
+            self.optimizer.step()
+        self.forget()
+        return norm
+
+    def forget(self) -> None:
+        """Drop the gradients there are."""
+        self.optimizer.zero_grad()
+
+    def publish(self, folder: Path, version: int) -> Path:
+        return publish_adapter(self.policy, folder, version)
+
+    def load_adapter(self, folder: Path) -> None:
+        """The weights of a published adapter, with the optimiser begun anew: what a roll-back is."""
+        from peft import load_peft_weights, set_peft_model_state_dict
+
+        set_peft_model_state_dict(self.policy, load_peft_weights(str(folder), device=str(self.device)))
+        self.optimizer.state.clear()
+
+    def save(self, folder: Path, step: int, kept: Any) -> None:
+        save_checkpoint(folder, step, self.policy, self.optimizer, kept)
+
+    def load(self, folder: Path) -> tuple[int, Any] | None:
+        return load_checkpoint(folder, self.policy, self.optimizer)
+
+    # Over processes, of which there is one
+
+    def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Added over all processes; "max" and "min" in a name say what is taken instead."""
+        return values
+
+    def same(self, value: Any) -> Any:
+        """The value of the first process."""
+        return value
+
+    def mine(self, items: Iterable[Any]) -> list[Any]:
+        """This process's share of a step's micro-batches, as many for each."""
+        return list(items)

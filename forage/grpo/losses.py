@@ -1,0 +1,353 @@
+"""Losses: what episodes' rewards and log-probabilities make of a step. Pure functions of tensors.
+
+Shapes: N episodes of the step, G groups, B rows and T tokens of a micro-batch.
+
+What equals what in TRL 1.12's GRPOTrainer, as tests/test_trl_parity.py proves on loss and gradients:
+
+| TRL `loss_type`, and what it divides the sum over tokens by | loss | aggregation | advantage |
+|---|---|---|---|
+| `grpo`: the episode's tokens, then the episodes | clip | sequence | grpo |
+| `dr_grpo`, `scale_rewards="none"`: episodes * `max_completion_length` | clip | constant | dr_grpo |
+| `dapo`: tokens of all micro-batches and processes | clip | token | grpo |
+| `grpo`, `importance_sampling_level="sequence"`: as grpo | gspo | sequence | grpo |
+| `cispo`, `epsilon_high=5`: as dapo; our `clip_high` 4, `clip_low` 1 | cispo | token | grpo |
+
+| TRL option | ours |
+|---|---|
+| `max_completion_length`, with `dr_grpo` | `constant_length` |
+| `use_bias_correction_kl=True`, its default | `unbiased_kl`, by tokens: TRL takes the episode's ratio with GSPO |
+| `vllm_importance_sampling_mode`, `..._clip_max` | `correction`, `correction_cap` |
+| `..._clip_min`, by default none | 1 / `correction_cap` for masks, none for truncation |
+| `mask_truncated_completions` | `keep_N` of 0; TRL's grpo and dr_grpo still divide by such episodes, we never do |
+
+Where they differ on purpose: TRL's dapo and cispo divide by an even share of the tokens of all that was generated, we
+by the update's own tokens; the two are one unless a generation is split over several updates (`steps_per_generation`
+above `gradient_accumulation_steps`). With GSPO, TRL spreads a token's correction over its episode, with us it stays
+with its token. TRL's `scale_rewards="batch"` divides by the deviation of the rewards, our reinforce++ by that of the
+rewards less their group's mean, as its paper does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from forage.errors import UserError
+from forage.grpo.options import AdvantageMethod, LossOptions
+from forage.policy.packing import TokenBatch, Tokens
+
+DEVIATION_FLOOR = 1e-4  # added to a deviation that is divided by, as in TRL
+LARGEST_LOG = 20.0  # log-ratios are cut here: in fp32 exp overflows at 88, and its gradient 0 * inf would be nan
+
+
+class Totals(NamedTuple):
+    """What an update is made of, over all its micro-batches and processes."""
+
+    tokens: int
+    """Sampled by the policy, of episodes that are kept."""
+    episodes: int
+    """That are kept."""
+
+
+def count_totals(episodes: Sequence[Tokens], keep_N: Sequence[float] | Tensor | None = None) -> Totals:
+    """Example: masks (0, 1, 1), (0, 1) and (0, 1) of which the last is not kept: 3 tokens, 2 episodes.
+
+    A sequence's first token does not count: nothing is before it that could predict it.
+    """
+    kept = [e for n, e in enumerate(episodes) if keep_N is None or keep_N[n] > 0]
+    return Totals(sum(sum(e.mask[1:]) for e in kept), len(kept))
+
+
+# Advantages
+
+
+def advantages(
+    rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], method: AdvantageMethod = "grpo"
+) -> Tensor:
+    """(N,) float64: how much better an episode is than the others of its group, those of the same question.
+
+    Rewards 0, 0, 1 and 1 in one group:
+
+    grpo         -.866, -.866, .866, .866: less the group's mean, over its deviation, https://arxiv.org/abs/2402.03300
+    dr_grpo      -.5, -.5, .5, .5: only less the mean, since the deviation favours questions that are nearly always or
+                 nearly never answered, https://arxiv.org/abs/2503.20783
+    rloo         -.667, -.667, .667, .667: less the mean of the others, https://arxiv.org/abs/2402.14740
+    reinforce++  less the group's mean, over the deviation of all such differences in the batch: the paper's "baseline"
+                 variant, https://arxiv.org/abs/2501.03262. Its plain form takes no group's mean, which lets the mere
+                 difficulty of a question pass for merit; here each question is played several times, so the mean is
+                 at hand
+    none         the rewards themselves, where they already are advantages (combine_rewards' gdpo)
+
+    A group whose rewards are all equal, as is a group of one, gives exactly 0, whatever rounding makes of its mean.
+    """
+    rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
+    if method == "none":
+        return rewards_N
+    group_N, _, flat_G = _by_group(rewards_N, groups_N)
+    sizes_G = _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G))
+    means_G = _sum_by(rewards_N, group_N, len(flat_G)) / sizes_G
+    differences_N = torch.where(flat_G[group_N], 0.0, rewards_N - means_G[group_N])
+    if method == "dr_grpo":
+        return differences_N
+    others_G = (sizes_G - 1).clamp(min=1)  # a group of one is flat: its difference is 0, whatever divides it
+    if method == "rloo":
+        return differences_N * (sizes_G / others_G)[group_N]
+    if method == "grpo":
+        deviations_G = (_sum_by(differences_N**2, group_N, len(flat_G)) / others_G).sqrt()
+        return differences_N / (deviations_G + DEVIATION_FLOOR)[group_N]
+    if method == "reinforce++":
+        deviation = (differences_N.square().sum() / max(len(differences_N) - 1, 1)).sqrt()
+        return differences_N / (deviation + DEVIATION_FLOOR)
+    raise UserError(f"no way {method!r} to make advantages; choose grpo, dr_grpo, rloo, reinforce++ or none")
+
+
+def flat_groups(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]) -> set[Hashable]:
+    """The groups whose rewards are all equal. Example: 1, 1, 0, 1 in groups a, a, b, b: {a}."""
+    _, names_G, flat_G = _by_group(torch.as_tensor(rewards_N, dtype=torch.float64), groups_N)
+    return {name for name, flat in zip(names_G, flat_G.tolist(), strict=True) if flat}
+
+
+def widest(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], most: int) -> Tensor:
+    """(N,) bool: of each group the `most` episodes whose rewards vary most, https://arxiv.org/abs/2504.13818.
+
+    They are always some of the lowest and some of the highest. 2 of rewards 0, .1, .5, .9, 1: 0 and 1; 3 of 0, 0, .1,
+    .9: 0, 0 and .9.
+    """
+    rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
+    group_N, names, _ = _by_group(rewards_N, groups_N)
+    chosen_N = torch.zeros(len(rewards_N), dtype=torch.bool)
+    for group in range(len(names)):
+        members = (group_N == group).nonzero()[:, 0]
+        members = members[rewards_N[members].argsort(stable=True)]
+        count = min(most, len(members))
+        ways = [torch.cat([members[:low], members[len(members) - (count - low) :]]) for low in range(count + 1)]
+        chosen_N[max(ways, key=lambda way: rewards_N[way].var(correction=0).item())] = True
+    return chosen_N
+
+
+def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int) -> Tensor:
+    """(N,) float64: DAPO's soft punishment of length, https://arxiv.org/abs/2503.14476 equation 13.
+
+    0 up to limit - margin tokens, then falling to -1 at the limit. Limit 100 and margin 20: 80 gives 0, 90 gives -.5,
+    100 and more -1.
+    """
+    if not 0 < margin <= limit:
+        raise UserError(f"the margin of {margin} tokens must be at least 1 and at most the limit of {limit}")
+    lengths_N = torch.as_tensor(lengths_N, dtype=torch.float64)
+    return ((limit - margin - lengths_N) / margin).clamp(-1.0, 0.0)
+
+
+def _by_group(rewards_N: Tensor, groups_N: Sequence[Hashable]) -> tuple[Tensor, list[Hashable], Tensor]:
+    """Each episode's group by number; the groups' names; which of them have equal rewards."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(groups_N))}
+    group_N = torch.tensor([numbers[name] for name in groups_N], dtype=torch.long)
+    empty_G = torch.zeros(len(numbers), dtype=rewards_N.dtype)
+    highest_G = empty_G.scatter_reduce(0, group_N, rewards_N, "amax", include_self=False)
+    lowest_G = empty_G.scatter_reduce(0, group_N, rewards_N, "amin", include_self=False)
+    return group_N, list(numbers), highest_G == lowest_G
+
+
+# The loss
+
+
+def policy_loss(
+    logprobs_BT: Tensor, old_BT: Tensor, sampler_BT: Tensor, advantages_N: Tensor, batch: TokenBatch,
+    options: LossOptions, totals: Totals, *, reference_BT: Tensor | None = None, entropy_BT: Tensor | None = None,
+    keep_N: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    """A micro-batch's share of the loss of an update, and its sums for `summary`.
+
+    Log-probabilities are of the policy in training (with its gradient), of the same policy at the start of the step, of
+    the engine when it sampled, and of the policy that training began with. `totals` are the whole update's: the losses
+    of its micro-batches, however it is cut into them, add up to the loss of one batch (so gradients of several
+    processes are to be added, not averaged). `keep_N` is 1, or 0 for an episode that teaches nothing (it ran out of
+    room, say); such a one must not be in the totals either. The engine's weight falls on the policy's term only, not on
+    the KL's.
+
+    Example: one episode of 2 tokens with advantage 1, all log-probabilities alike: every ratio is 1, the loss is -1 and
+    its gradient by each log-probability -1/2.
+    """
+    batch, device = batch.to(logprobs_BT.device), logprobs_BT.device
+    sequence_BT, count = batch.sequence_BT, len(advantages_N)
+    mask_BT = _predicted(batch)
+    if keep_N is not None:
+        mask_BT = mask_BT & (keep_N.to(device)[sequence_BT] > 0)
+
+    # 0 where nothing counts, so that whatever stands there can't become 0 * inf in a sum or a gradient.
+    logprobs_BT, old_BT, sampler_BT = (_where(mask_BT, values) for values in (logprobs_BT, old_BT, sampler_BT))
+    lengths_N = _sum_by(mask_BT.float(), sequence_BT, count)
+    weights_BT = _token_weights(mask_BT, lengths_N[sequence_BT], options, totals)
+    advantages_BT = advantages_N.to(device, torch.float32)[sequence_BT]
+
+    token_ratio_BT = _exp(logprobs_BT - old_BT)
+    ratio_BT = token_ratio_BT
+    if options.loss == "gspo":
+        ratio_BT = _sequence_ratio(logprobs_BT, old_BT, sequence_BT, lengths_N)
+    correction_BT, corrected_BT = _correction(old_BT - sampler_BT, sequence_BT, count, options)
+    policy_BT = _policy_terms(logprobs_BT, ratio_BT, advantages_BT, options) * correction_BT
+    policy = (policy_BT * weights_BT).sum()
+    loss, kl_BT = policy, None
+    if reference_BT is not None:
+        kl_BT = _k3(_where(mask_BT, reference_BT) - logprobs_BT)
+    if options.beta > 0:
+        if kl_BT is None:
+            raise ValueError("beta above 0 needs reference_BT")
+        loss = loss + options.beta * ((kl_BT * token_ratio_BT if options.unbiased_kl else kl_BT) * weights_BT).sum()
+
+    with torch.no_grad():
+        low_BT, high_BT = _clipped(ratio_BT, advantages_BT, options)
+        sums = _sums(
+            mask_BT, clip_low=low_BT, clip_high=high_BT, ratio=ratio_BT, corrected=corrected_BT, kl=kl_BT,
+            entropy=entropy_BT, mismatch_kl=_k3(old_BT - sampler_BT), mismatch_abs=(old_BT - sampler_BT).abs(),
+            tokens=mask_BT,
+        )  # fmt: skip
+        present_N = _sum_by(torch.ones_like(logprobs_BT), sequence_BT, count) > 0
+        sums["episodes"] = (present_N if keep_N is None else present_N & (keep_N.to(device) > 0)).float().sum()
+        sums["policy_loss"] = policy.detach()
+        sums["ratio_max"] = ratio_BT.detach().masked_fill(~mask_BT, -torch.inf).amax()
+        sums["ratio_min"] = ratio_BT.detach().masked_fill(~mask_BT, torch.inf).amin()
+    return loss, sums
+
+
+def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> Tensor:
+    """A micro-batch's share of the mean negative log-probability of all `tokens` that the demonstrations show.
+
+    Example: 4 tokens in all, of which this batch has two, of log-probability -1 and -3: 1.
+    """
+    batch = batch.to(logprobs_BT.device)
+    mask_BT = _predicted(batch)
+    return -_where(mask_BT, logprobs_BT).sum() / max(tokens, 1)
+
+
+def add_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The sums of several micro-batches as one; a name in _max or _min says what is taken instead of the sum."""
+    added: dict[str, Tensor] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name not in added:
+                added[name] = value
+            elif name.endswith("_max"):
+                added[name] = torch.maximum(added[name], value)
+            elif name.endswith("_min"):
+                added[name] = torch.minimum(added[name], value)
+            else:
+                added[name] = added[name] + value
+    return added
+
+
+def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """What one update is known by: means over its tokens, from its sums over all micro-batches and processes.
+
+    policy_loss       without the KL term
+    kl, entropy       where a reference and an entropy were given
+    clip_low_share,   of the tokens whose ratio was clipped: with clip and gspo those that thereby lost their gradient,
+    clip_high_share   with cispo all that were weighed less or more
+    ratio_mean,       trained policy over the one at the start of the step; with gspo of the whole episode
+    ratio_max, ratio_min
+    mismatch_kl       k3 of the engine's policy to the trainer's at the start of the step, the tokens being the engine's
+    mismatch_mean_abs the distance of their log-probabilities
+    corrected_share   of the tokens whose weight was cut to the cap or whose term was left out
+    tokens, episodes  that were kept
+
+    All are 0 where there are no tokens.
+    """
+    values = dict(zip(sums, torch.stack([value.double() for value in sums.values()]).tolist(), strict=True))
+    tokens = values["tokens"]
+    means = {
+        "kl": "kl", "entropy": "entropy", "clip_low_share": "clip_low", "clip_high_share": "clip_high",
+        "ratio_mean": "ratio", "mismatch_kl": "mismatch_kl", "mismatch_mean_abs": "mismatch_abs",
+        "corrected_share": "corrected",
+    }  # fmt: skip
+    result = {name: values[total] / max(tokens, 1.0) for name, total in means.items() if total in values}
+    result |= {name: values[name] if tokens else 0.0 for name in ("ratio_max", "ratio_min")}
+    return result | {name: values[name] for name in ("policy_loss", "tokens", "episodes")}
+
+
+def _predicted(batch: TokenBatch) -> Tensor:
+    """(B, T): what the policy said, but for a first token, which has no log-probability."""
+    return (batch.sampled_BT > 0) & (batch.positions_BT > 0)
+
+
+def _sums(mask_BT: Tensor, **values_BT: Tensor | None) -> dict[str, Tensor]:
+    """Over the tokens that count, of what there is."""
+    return {name: _where(mask_BT, values).sum() for name, values in values_BT.items() if values is not None}
+
+
+def _token_weights(mask_BT: Tensor, lengths_BT: Tensor, options: LossOptions, totals: Totals) -> Tensor:
+    """What each token's loss counts in the update's. `lengths_BT` are sampled tokens of the token's episode."""
+    if options.aggregation == "token":
+        return mask_BT.float() / max(totals.tokens, 1)
+    if options.aggregation == "sequence":
+        return mask_BT.float() / lengths_BT.clamp(min=1) / max(totals.episodes, 1)
+    return mask_BT.float() / (max(totals.episodes, 1) * options.constant_length)
+
+
+def _sequence_ratio(logprobs_BT: Tensor, old_BT: Tensor, sequence_BT: Tensor, lengths_N: Tensor) -> Tensor:
+    """At every token its episode's ratio, the geometric mean of the tokens': GSPO, https://arxiv.org/abs/2507.18071.
+
+    The value is the episode's, the gradient the token's own (the paper's GSPO-token): summed over an episode they are
+    that of the ratio times its length, and a weight that differs from token to token stays with its token.
+    """
+    with torch.no_grad():
+        means_N = _sum_by(logprobs_BT - old_BT, sequence_BT, len(lengths_N)) / lengths_N.clamp(min=1)
+    return _exp(means_N)[sequence_BT] * torch.exp(logprobs_BT - logprobs_BT.detach())
+
+
+def _policy_terms(logprobs_BT: Tensor, ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> Tensor:
+    clipped_BT = ratio_BT.clamp(1 - options.clip_low, 1 + options.clip_high)
+    if options.loss == "cispo":
+        return -clipped_BT.detach() * advantages_BT * logprobs_BT
+    # The worse of the two: clipping may withhold a gain, never a loss.
+    return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
+
+
+def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:
+    """Where clipping from below and from above told."""
+    low_BT, high_BT = ratio_BT < 1 - options.clip_low, ratio_BT > 1 + options.clip_high
+    if options.loss == "cispo":
+        return low_BT, high_BT
+    return low_BT & (advantages_BT < 0), high_BT & (advantages_BT > 0)
+
+
+def _correction(log_BT: Tensor, sequence_BT: Tensor, count: int, options: LossOptions) -> tuple[Tensor, Tensor]:
+    """Weights for what an engine sampled with other probabilities than the trainer's, and where they met a bound.
+
+    `log_BT` is trainer less engine. Truncated: TIS, https://fengyao.notion.site/off-policy-rl. Masked: IcePop,
+    https://arxiv.org/abs/2510.18855, and of whole episodes MIS, https://arxiv.org/abs/2510.26788.
+    """
+    with torch.no_grad():
+        if options.correction == "none":
+            return torch.ones_like(log_BT), torch.zeros_like(log_BT)
+        if options.correction.startswith("sequence"):
+            log_BT = _sum_by(log_BT, sequence_BT, count)[sequence_BT]
+        weights_BT, cap = _exp(log_BT), options.correction_cap
+        if options.correction.endswith("truncate"):
+            return weights_BT.clamp(max=cap), weights_BT > cap
+        out_BT = (weights_BT > cap) | (weights_BT < 1 / cap)
+        return weights_BT.masked_fill(out_BT, 0.0), out_BT
+
+
+def _k3(log_BT: Tensor) -> Tensor:
+    """Estimates the KL of p to q from tokens of p by log q - log p; never below 0, http://joschu.net/blog/kl-approx.html.
+
+    Example: log 2 gives 2 - log 2 - 1 = .307.
+    """
+    return _exp(log_BT) - log_BT - 1
+
+
+def _exp(log: Tensor) -> Tensor:
+    return log.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
+
+
+def _where(mask_BT: Tensor, values_BT: Tensor) -> Tensor:
+    """The values as fp32, 0 where the mask is."""
+    return torch.where(mask_BT, values_BT.to(mask_BT.device, torch.float32), 0.0)
+
+
+def _sum_by(values: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """(count,): values added up by their number."""
+    sums = torch.zeros(count, dtype=values.dtype, device=values.device)
+    return sums.index_add(0, numbers.flatten(), values.flatten())

@@ -1,0 +1,75 @@
+"""Scores of an answer against a reference, and of a ranking against what is relevant."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+
+def token_f1(answer: str, reference: str) -> float:
+    """Harmonic mean of precision and recall of the answer's words, as SQuAD measures answers; in [0, 1].
+
+    Example: "a big toe" against "the big red toe" shares 2 words (articles do not count): precision 2/2, recall 2/3,
+    so 0.8.
+    """
+    said, wanted = _words(answer), _words(reference)
+    shared = sum((said & wanted).values())
+    if not shared:
+        return 0.0
+    precision, recall = shared / said.total(), shared / wanted.total()
+    return 2 * precision * recall / (precision + recall)
+
+
+def rouge_l(answer: str, reference: str) -> float:
+    """ROUGE-L: as token F1, but of the longest run of words, gaps allowed, that both hold in one order; in [0, 1].
+
+    Articles count, and words are not cut to their stems, https://aclanthology.org/W04-1013. Example: "the toe is red"
+    against "red is the big toe" share "the toe": precision 2/4, recall 2/5, so 4/9.
+    """
+    said, wanted = (re.findall(r"\w+", text.lower()) for text in (answer, reference))
+    return 2 * common_length(said, wanted) / (len(said) + len(wanted)) if said and wanted else 0.0
+
+
+def common_length(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the longest common subsequence. Example: a b c d and b x d share b d: 2.
+
+    Bits of one number stand for the words of `one`, so a word of `other` is four operations whatever the length:
+    Hyyrö's form of the usual table, in which a bit is 0 where the table's row rises.
+    """
+    places: dict[str, int] = {}
+    for place, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << place
+    every = (1 << len(one)) - 1
+    level = every
+    for word in other:
+        matched = level & places.get(word, 0)
+        level = (level + matched | level - matched) & every
+    return len(one) - level.bit_count()
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(word for word in re.findall(r"\w+", text.lower()) if word not in ("a", "an", "the"))
+
+
+def recall(found: Sequence[str], relevant: Sequence[str]) -> float:
+    """Share of what is relevant that was found. Example: ([a, b], [b, c]) gives .5."""
+    return len(set(found) & set(relevant)) / len(set(relevant)) if relevant else 0.0
+
+
+def reciprocal_rank(found: Sequence[str], relevant: Sequence[str]) -> float:
+    """One over the place of the first relevant one. Example: ([a, b], [b, c]) gives .5; none found, 0."""
+    wanted = set(relevant)
+    return next((1 / place for place, doc_id in enumerate(found, 1) if doc_id in wanted), 0.0)
+
+
+def ndcg(found: Sequence[str], relevant: Sequence[str], k: int) -> float:
+    """Gain 1 for each relevant one, discounted by log2(place + 1), over what the best order of k would have.
+
+    Example: ([a, b], [b, c], 2) gives (1 / log2 3) / (1 + 1 / log2 3) = .387.
+    """
+    wanted = set(relevant)
+    gained = math.fsum(1 / math.log2(place + 1) for place, doc_id in enumerate(found[:k], 1) if doc_id in wanted)
+    best = math.fsum(1 / math.log2(place + 1) for place in range(1, min(k, len(wanted)) + 1))
+    return gained / best if wanted else 0.0

@@ -1,0 +1,74 @@
+"""Checkpoint: all that a training run needs to go on exactly, in safetensors and JSON, nothing pickled.
+
+state/000040/ holds the trained weights, the optimiser's state, torch's random numbers and whatever else the script
+keeps. A checkpoint is written under another name and renamed; the one before is removed after.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from forage.errors import UserError
+from forage.files import replacing_folder
+
+
+def trained_tensors(model: Any) -> dict[str, Tensor]:
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.Optimizer, kept: Any) -> None:
+    older, target = checkpoints(folder), folder / f"{step:06d}"
+    with replacing_folder(target, overwrite=True) as partial:
+        # Written by Python, since safetensors' own writer hides in a message what a full disk is.
+        trained = {name: weight.contiguous() for name, weight in trained_tensors(model).items()}
+        (partial / "model.safetensors").write_bytes(save(trained))
+        (partial / "optimizer.safetensors").write_bytes(save(_flat(optimizer.state_dict()["state"])))
+        (partial / "random.safetensors").write_bytes(save({"torch": torch.get_rng_state()}))
+        (partial / "kept.json").write_text(json.dumps(kept))
+    for path in older:
+        if path != target:
+            shutil.rmtree(path)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
+
+
+def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, Any] | None:
+    """Put the newest checkpoint into model and optimiser; its step and what was kept. None if there is none."""
+    there = checkpoints(folder)
+    if not there:
+        return None
+    newest = there[-1]
+    weights = load_file(newest / "model.safetensors")
+    trained = trained_tensors(model)
+    if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in trained.items()}:
+        raise UserError(f"{newest} is of another model or adapter; give another output folder, or remove {folder}")
+    for name, weight in trained.items():
+        weight.copy_(weights[name])
+    state = optimizer.state_dict()
+    state["state"] = _nested(load_file(newest / "optimizer.safetensors"))
+    optimizer.load_state_dict(state)
+    torch.set_rng_state(load_file(newest / "random.safetensors")["torch"])
+    return int(newest.name), json.loads((newest / "kept.json").read_text())
+
+
+def _flat(state: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Example: {0: {"step": s, "exp_avg": m}} gives {"0.step": s, "0.exp_avg": m}."""
+    return {f"{number}.{name}": value.contiguous() for number, parts in state.items() for name, value in parts.items()}
+
+
+def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = value
+    return state

@@ -1,0 +1,81 @@
+"""RolloutView: what is going on while episodes are played, as a live table in a terminal or as lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from forage.agent.episode import Episode
+
+LOG_EVERY = 15.0  # seconds between lines where there is no terminal
+
+
+class RolloutView:
+    """Counts episodes as they end. Use it as `with RolloutView(title, total) as view`."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.title, self.total = title, total
+        self.episodes: list[Episode] = []
+        self.scores: list[Episode] = []
+        self._started = self._said = time.monotonic()
+        self._live = Live(self.table(), console=Console(), refresh_per_second=4) if sys.stdout.isatty() else None
+
+    def __enter__(self) -> RolloutView:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.update(self.table())
+            self._live.stop()
+        elif error is None:
+            print(self.line(), flush=True)
+
+    def played(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+        self._show()
+
+    def rewarded(self, episodes: Sequence[Episode]) -> None:
+        self.scores += episodes
+        self._show()
+
+    def _show(self) -> None:
+        if self._live:
+            self._live.update(self.table())
+        elif time.monotonic() - self._said > LOG_EVERY:
+            self._said = time.monotonic()
+            print(self.line(), flush=True)
+
+    def figures(self) -> dict[str, str]:
+        """What is shown, by name."""
+        count = max(1, len(self.episodes))
+        sampled = sum(episode.sampled for episode in self.episodes)
+        shown = {
+            "episodes": f"{len(self.episodes)} of {self.total}",
+            "tokens/s": f"{sampled / max(1e-9, time.monotonic() - self._started):,.0f}",
+            "searches": f"{sum(len(episode.searches) for episode in self.episodes) / count:.2f}",
+            "ended by": ", ".join(f"{stop} {n}" for stop, n in Counter(e.stop for e in self.episodes).most_common()),
+        }
+        if self.scores:
+            for name in self.scores[0].rewards:
+                shown[name] = f"{sum(episode.rewards[name] for episode in self.scores) / len(self.scores):.3f}"
+        return shown
+
+    def line(self) -> str:
+        return f"{self.title}: " + "; ".join(f"{name} {value}" for name, value in self.figures().items())
+
+    def table(self) -> Table:
+        table = Table("", "", show_header=False, title=self.title)
+        for name, value in self.figures().items():
+            table.add_row(name, value)
+        return table

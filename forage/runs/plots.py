@@ -1,0 +1,553 @@
+"""Plots of a training run and its report, from nothing but its statistics, so that they can be drawn again at any time.
+
+    python -m forage.runs.plots runs/grpo
+
+rewards.png shows every reward over the steps: mean, middle half of the episodes, evaluations with their interval;
+reward_distribution.png how the overall reward's distribution moves; training.png what the update did, and where the
+time went. report.html is all of it in one page, with the last statistics and some episodes, to send around.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib as mpl
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from forage.agent.episode import Episode, read_episodes
+from forage.cli import run_script
+from forage.errors import UserError
+from forage.files import replacing
+from forage.runs.stats import NO_PHASES, StepStats, read_evaluations, read_stats
+from forage.statistics import Interval
+
+Floats = NDArray[np.float64]
+Panel = Callable[[Axes], None]
+
+# Okabe and Ito's colours, which the colour-blind tell apart.
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#9A9A9A"
+SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#cfe3f1", "#7fb6d9", BLUE, "#06304d"])
+STYLE: Any = {
+    "font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left", "axes.titlepad": 8, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#777777", "axes.axisbelow": True,
+    "xtick.color": "#444444", "ytick.color": "#444444", "axes.grid": True, "axes.grid.axis": "y",
+    "grid.color": "#e8e8e8", "lines.solid_capstyle": "round", "savefig.dpi": 150,
+    "text.parse_math": False,  # a reward's name may hold a dollar sign
+}  # fmt: skip
+WIDTH = 12  # inches
+MOST_POINTS = 300  # that a line is drawn with, whatever the number of steps
+MOST_COLUMNS, MOST_RIDGES, MOST_LEVELS = 100, 8, 40  # of the distribution
+
+# The drawing.
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Steps in their order, cut into at most so many runs of neighbours, each drawn as one point.
+
+    Example: steps 0 to 4 in at most 3 are the runs (0, 1), (2, 3), (4): drawn at .5, 2.5, 4, from -.5 to 4.5.
+    """
+
+    parts: tuple[slice, ...]
+    x: Floats
+    edges: Floats
+
+    @classmethod
+    def of(cls, steps: Sequence[int], most: int = MOST_POINTS) -> Bins:
+        # All of one size: averages over more steps look calmer, and the line would seem to change its nature.
+        size = math.ceil(len(steps) / most)
+        parts = tuple(slice(start, min(start + size, len(steps))) for start in range(0, len(steps), size))
+        of_step = np.asarray(steps, np.float64)
+        between = [(of_step[part.start - 1] + of_step[part.start]) / 2 for part in parts[1:]]
+        edges = np.array([of_step[0] - 0.5, *between, of_step[-1] + 0.5])
+        return cls(parts, np.array([of_step[part].mean() for part in parts]), edges)
+
+    def means(self, values: Sequence[float] | Floats) -> Floats:
+        """Each run's mean over the steps that have a value; NaN where none has."""
+        array, starts = np.asarray(values, np.float64), [part.start for part in self.parts]
+        there = ~np.isnan(array)
+        sums, counts = np.add.reduceat(np.where(there, array, 0), starts), np.add.reduceat(there.astype(int), starts)
+        return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+    def pooled(self, values: Sequence[Floats]) -> list[Floats]:
+        """All values of each run's steps."""
+        return [np.concatenate(values[part]) for part in self.parts]
+
+
+def running_mean(values: Sequence[float] | Floats, reach: int) -> Floats:
+    """Mean of the values from `reach` before to `reach` after each, as far as there are any: it does not lag behind.
+
+    Example: [1, 3, nan, 8, 6] by 1 gives [2, 2, 5.5, 7, 7].
+    """
+    array = np.asarray(values, np.float64)
+    there = ~np.isnan(array)
+    sums, counts = (np.cumsum([0, *part]) for part in (np.where(there, array, 0), there))
+    places = np.arange(len(array))
+    first, last = np.maximum(places - reach, 0), np.minimum(places + reach + 1, len(array))
+    count = counts[last] - counts[first]
+    return np.where(count > 0, (sums[last] - sums[first]) / np.maximum(count, 1), np.nan)
+
+
+def reach_of(steps: int) -> int:
+    """What a running mean of so many steps reaches to either side: a twentieth, 1 to 20; under 6 steps have none."""
+    return 0 if steps < 6 else min(20, max(1, steps // 20))
+
+
+def rewards_figure(stats: Sequence[StepStats], final: Mapping[int, Mapping[str, Interval]] | None = None) -> Figure:
+    """The overall reward above, a panel for each of the others below. `final`: evaluations of what came of it all."""
+    names = list(dict.fromkeys(name for step in stats for name in step.rewards))
+    columns = max(1, min(3, len(names) - 1))
+    rows = math.ceil((len(names) - 1) / columns)
+    figure = Figure(figsize=(WIDTH, 4.4 + 3.0 * rows), layout="constrained")
+    grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.35, *[1] * rows])
+    places = [grid[0, :], *(grid[1 + place // columns, place % columns] for place in range(len(names) - 1))]
+    summaries = [step.summary for step in stats]
+    for name, place in zip(names, places, strict=True):
+        axes = figure.add_subplot(place)
+        _reward_panel(axes, name, stats, [summary.get(name, {}) for summary in summaries], final or {})
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= {str(label): line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside upper right", ncols=len(handles))
+    return figure
+
+
+def _reward_panel(
+    axes: Axes, name: str, stats: Sequence[StepStats], summaries: Sequence[Mapping[str, Any]],
+    final: Mapping[int, Mapping[str, Interval]],
+) -> None:  # fmt: skip
+    bins, reach = Bins.of([step.step for step in stats]), reach_of(len(stats))
+    mean, p25, p75 = (np.array([s.get(part, np.nan) for s in summaries]) for part in ("mean", "p25", "p75"))
+    _band(axes, bins, running_mean(p25, reach), running_mean(p75, reach), "middle half of the episodes")
+    _line(axes, bins, mean, BLUE, "mean", quiet=reach > 0)
+    if reach:
+        smooth = bins.means(running_mean(mean, reach))
+        axes.plot(bins.x, smooth, color=BLUE, lw=2.4, label=f"mean of {2 * reach + 1} steps")
+    evaluations = {step.step: step.evaluation for step in stats if step.evaluation} | dict(final)
+    tested = [(step, evaluation[name]) for step, evaluation in sorted(evaluations.items()) if name in evaluation]
+    tested = tested[:: -math.ceil(len(tested) / 40) or None]  # the last one is always among them
+    if tested:
+        middle = np.array([interval["mean"] for _, interval in tested])
+        arms = [[interval["mean"] - interval["low"] for _, interval in tested],
+                [interval["high"] - interval["mean"] for _, interval in tested]]  # fmt: skip
+        axes.errorbar(
+            [step for step, _ in tested], middle, np.maximum(arms, 0), fmt="D", color=VERMILION, markersize=7,
+            markerfacecolor="white", markeredgewidth=1.6, capsize=3, elinewidth=1.6, zorder=1.5,
+            label="evaluation, 95 % interval",
+        )  # fmt: skip
+    axes.set_title(name)
+    _step_axis(axes, bins, room=0.012, until=max((step + 0.5 for step, _ in tested), default=0.0))
+    _room(axes, 0.1)
+
+
+def distribution_figure(stats: Sequence[StepStats]) -> Figure:
+    """How the overall reward is distributed: step by step with quantiles, and a ridge for each part of the run."""
+    figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.7, 1])
+    values = [np.asarray(step.rewards["overall"]) for step in stats]
+    low, high = min(value.min() for value in values), max(value.max() for value in values)
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    reach, steps = (low, high if high > low else low + 1), [step.step for step in stats]
+    _heat_map(left, figure, Bins.of(steps, MOST_COLUMNS), values, reach)
+    _ridges(right, Bins.of(steps, MOST_RIDGES), steps, values, reach)
+    return figure
+
+
+def levels_of(pooled: Sequence[Floats], reach: tuple[float, float], most: int) -> Floats:
+    """Edges of as many levels as the episodes of a column can fill: twice the root of their number, at least 10.
+
+    Example: columns of 64 episodes have 16 levels.
+    """
+    count = 2 * math.isqrt(min(len(column) for column in pooled))
+    return np.linspace(*reach, min(max(count, 10), most) + 1)
+
+
+def shares(values: Floats, levels: Floats) -> Floats:
+    """Share of the values at each level. Example: [0, .6, 1] at levels 0, .5, 1 gives [1/3, 2/3]."""
+    return np.asarray(np.histogram(values, levels)[0] / len(values))
+
+
+def _heat_map(
+    axes: Axes, figure: Figure, bins: Bins, values: Sequence[Floats], reach: tuple[float, float]
+) -> None:  # fmt: skip
+    pooled = bins.pooled(values)
+    levels = levels_of(pooled, reach, MOST_LEVELS)
+    shares_CL = np.stack([shares(column, levels) for column in pooled])
+    # A column in which all is at one level must not leave the others pale.
+    mesh = axes.pcolormesh(
+        bins.edges, levels, shares_CL.T, cmap=SHARES, vmin=0, vmax=min(float(shares_CL.max()), 0.4), rasterized=True
+    )
+    bar = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=30, extend="max" if shares_CL.max() > 0.4 else "neither")
+    bar.outline.set_visible(False)
+    bar.set_label("share of the episodes")
+    bar.ax.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
+    quantiles_QC = np.stack([np.quantile(column, (0.1, 0.25, 0.5, 0.75, 0.9)) for column in pooled], axis=1)
+    lines = {"median": ([2], 2.4, "-"), "quartiles": ([1, 3], 1.5, "-"), "10 % and 90 %": ([0, 4], 1.2, (0, (3, 2)))}
+    for label, (rows, width, dashes) in lines.items():
+        for row in rows:
+            x, y = _stairs(bins, quantiles_QC[row]) if len(bins.x) <= 30 else (bins.x, quantiles_QC[row])
+            axes.plot(x, y, color=VERMILION, lw=width, ls=dashes, label=label if row == rows[0] else None)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, borderaxespad=0.2)
+    axes.grid(visible=False)
+    axes.set(ylabel="overall reward", ylim=reach)
+    _step_axis(axes, bins)
+
+
+def _ridges(
+    axes: Axes, bins: Bins, steps: Sequence[int], values: Sequence[Floats], reach: tuple[float, float]
+) -> None:  # fmt: skip
+    pooled = bins.pooled(values)
+    levels = levels_of(pooled, reach, MOST_LEVELS // 2)
+    heights = [shares(column, levels) for column in pooled]
+    # The tallest ridge reaches half over the one before it.
+    scale = 1.5 / max(float(height.max()) for height in heights) if len(heights) > 1 else 0.9 / heights[0].max()
+    for place, (part, column, height) in enumerate(zip(bins.parts, pooled, heights, strict=True)):
+        base, order = float(-place), 2 * place
+        shade = SHARES(0.3 + 0.5 * place / max(1, len(pooled) - 1))
+        axes.stairs(base + height * scale, levels, baseline=base, fill=True, color=shade, zorder=order + 2)
+        axes.stairs(base + height * scale, levels, baseline=base, color="white", lw=1.2, zorder=order + 3)
+        axes.plot([np.median(column)] * 2, [base, base + 0.32], color=VERMILION, lw=2.4, zorder=2 * len(pooled) + 4)
+        first, last = steps[part.start], steps[part.stop - 1]
+        axes.annotate(
+            f"{first}" if first == last else f"{first}–{last}", (0, base), (-6, 2), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="right", va="bottom", color="#444444",
+        )  # fmt: skip
+    axes.set(xlabel="overall reward", xlim=reach, yticks=[], ylim=(0.02 - len(pooled) + 0.9, 1.6))
+    axes.set_title("by steps, with their median")
+    axes.spines["left"].set_visible(False)
+
+
+TOKENS = "tokens clipped or corrected"
+# name of a panel: its figures and the labels of their lines
+PANELS: dict[str, dict[str, str]] = {
+    "policy loss": {"policy_loss": ""},
+    "KL to the reference": {"kl": ""},
+    "entropy of the policy": {"entropy": ""},
+    TOKENS: {"clip_high_share": "clipped above", "clip_low_share": "clipped below", "corrected_share": "corrected"},
+    "trainer against sampler": {"mismatch_mean_abs": "|Δ log-probability|", "mismatch_kl": "KL"},
+    "gradient norm": {"grad_norm": ""},
+    "loss of demonstrations": {"demonstration_loss": ""},
+}
+RATIO = "ratio to the sampler, with range"
+ORDER = [*list(PANELS)[:4], RATIO, *list(PANELS)[4:]]
+SHARE_PANELS = {TOKENS, "episodes and groups"}
+# Seconds that are drawn, from below; what lies within another phase is not, and the rest of the step is "other".
+PHASES = {
+    "rollout": BLUE, "rewards": SKY, "logprobs": GREEN, "backward": ORANGE, "publish": PURPLE, "evaluation": VERMILION,
+    "plots": YELLOW,
+}  # fmt: skip
+
+
+def training_figure(stats: Sequence[StepStats]) -> Figure:
+    """A panel for each thing that the update reports, those left out that no step has; then seconds by phase."""
+    bins = Bins.of([step.step for step in stats])
+    draw: dict[str, Panel] = {
+        title: partial(_training_panel, lines=lines, bins=bins, stats=stats) for title, lines in PANELS.items()
+    }
+    named = {RATIO: ["ratio_min", "ratio_mean", "ratio_max"]} | {title: list(lines) for title, lines in PANELS.items()}
+    there = {name for step in stats for name in step.training}
+    titles = [title for title in ORDER if there & set(named[title])]
+    draw |= {
+        RATIO: partial(_ratio_panel, bins=bins, stats=stats),
+        "episodes and groups": partial(_episodes_panel, bins=bins, stats=stats),
+        "an episode has": partial(_searches_panel, bins=bins, stats=stats),
+    }
+    titles += ["episodes and groups", "an episode has"]
+    rows = math.ceil(len(titles) / 3)
+    figure = Figure(figsize=(WIDTH, 2.4 * rows + 3.4), layout="constrained")
+    grid = figure.add_gridspec(rows + 1, 3, height_ratios=[*[1] * rows, 1.3])
+    for place, title in enumerate(titles):
+        axes = figure.add_subplot(grid[place // 3, place % 3])
+        draw[title](axes)
+        _finish(axes, title, bins, last=place + 3 >= len(titles))
+    _seconds_panel(figure.add_subplot(grid[rows, :]), bins, stats)
+    return figure
+
+
+def _training_panel(axes: Axes, *, lines: Mapping[str, str], bins: Bins, stats: Sequence[StepStats]) -> None:
+    for (name, label), color in zip(lines.items(), (BLUE, ORANGE, GREEN), strict=False):
+        values = [step.training.get(name, np.nan) for step in stats]
+        if not np.isnan(values).all():
+            _smooth(axes, bins, values, color, label)
+
+
+def _ratio_panel(axes: Axes, *, bins: Bins, stats: Sequence[StepStats]) -> None:
+    least, mean, most = (
+        np.array([step.training.get(f"ratio_{part}", np.nan) for step in stats]) for part in ("min", "mean", "max")
+    )
+    _band(axes, bins, least, most, "")
+    _line(axes, bins, mean, BLUE, "", quiet=False)
+    # One token's ratio may be thousands, and that of another nearly nothing.
+    if np.nanmax(most, initial=1) > 10 and np.nanmin(least, initial=1) > 0:
+        axes.set_yscale("log")
+
+
+def _episodes_panel(axes: Axes, *, bins: Bins, stats: Sequence[StepStats]) -> None:
+    _smooth(axes, bins, [step.episodes["well_formed"] for step in stats], GREEN, "well-formed episodes")
+    flat = [step.groups["flat"] / max(1, step.groups["total"]) for step in stats]
+    _smooth(axes, bins, flat, VERMILION, "flat groups")
+
+
+def _searches_panel(axes: Axes, *, bins: Bins, stats: Sequence[StepStats]) -> None:
+    _smooth(axes, bins, [step.episodes["turns"] for step in stats], BLUE, "turns")
+    _smooth(axes, bins, [step.episodes["searches"] for step in stats], ORANGE, "searches")
+
+
+def phase_seconds(stats: Sequence[StepStats]) -> dict[str, list[float]]:
+    """Seconds of each step by phase, such that they add up to the step's.
+
+    Example: {"rollout": 20, "generate": 15, "backward": 8, "step": 31} is rollout 20, backward 8, other 3.
+    """
+    named = {name for step in stats for name in step.seconds} - set(NO_PHASES)
+    phases = [*(name for name in PHASES if name in named), *sorted(named - set(PHASES))]
+    seconds = {name: [step.seconds.get(name, 0.0) for step in stats] for name in phases}
+    sums = [sum(column[place] for column in seconds.values()) for place in range(len(stats))]
+    other = [max(0.0, step.seconds.get("step", 0.0) - total) for step, total in zip(stats, sums, strict=True)]
+    return {name: column for name, column in (seconds | {"other": other}).items() if any(column)}
+
+
+def _seconds_panel(axes: Axes, bins: Bins, stats: Sequence[StepStats]) -> None:
+    base, phases = np.zeros(len(bins.x)), phase_seconds(stats)
+    for name, column in phases.items():
+        top = base + bins.means(column)
+        x, (lower, upper) = _stairs(bins, base)[0], (_stairs(bins, base)[1], _stairs(bins, top)[1])
+        axes.fill_between(x, lower, upper, color=PHASES.get(name, GREY), linewidth=0, label=name)
+        base = top
+    if phases:
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1, 1), ncols=len(phases), borderaxespad=0.2, handlelength=1, fontsize=11
+        )
+    axes.set(ylim=(0, None))
+    axes.set_title("seconds of a step")
+    _step_axis(axes, bins)
+
+
+def _smooth(axes: Axes, bins: Bins, values: Sequence[float], color: str, label: str) -> None:
+    """A line, and where there are many steps their running mean over it."""
+    reach = reach_of(len(values))
+    _line(axes, bins, values, color, "" if reach else label, quiet=reach > 0)
+    if reach:
+        axes.plot(bins.x, bins.means(running_mean(values, reach)), color=color, lw=2, label=label or None)
+
+
+def _line(axes: Axes, bins: Bins, values: Sequence[float] | Floats, color: str, label: str, *, quiet: bool) -> None:
+    style: dict[str, Any] = {"lw": 1, "alpha": 0.4} if quiet else {"lw": 2}
+    marker = "o" if len(bins.x) <= 20 else ""
+    axes.plot(bins.x, bins.means(values), color=color, marker=marker, markersize=4, label=label or None, **style)
+
+
+def _band(axes: Axes, bins: Bins, low: Floats, high: Floats, label: str) -> None:
+    """From low to high; as stairs where a single step would leave it no width."""
+    if len(bins.x) == 1:
+        x, lower, upper = bins.x + np.array([-0.05, 0.05]), bins.means(low).repeat(2), bins.means(high).repeat(2)
+    else:
+        x, lower, upper = bins.x, bins.means(low), bins.means(high)
+    axes.fill_between(x, lower, upper, color=BLUE, alpha=0.16, linewidth=0, label=label or None)
+
+
+def _stairs(bins: Bins, values: Floats) -> tuple[Floats, Floats]:
+    """A value for each run as a line from edge to edge. Example: [1, 2] from -.5 to 1.5 is at -.5, .5, .5, 1.5."""
+    return bins.edges.repeat(2)[1:-1], values.repeat(2)
+
+
+def _finish(axes: Axes, title: str, bins: Bins, *, last: bool) -> None:
+    axes.set_title(title)
+    if title in SHARE_PANELS:
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %" if share <= 1 else "")
+    axes.margins(y=0.12)
+    if axes.get_yscale() == "linear":
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    labels = len(axes.get_legend_handles_labels()[1])
+    if labels:
+        low, high = axes.get_ylim()
+        taken = 0.15 * labels  # share of the height, so that the legend lies on no line
+        axes.set_ylim(low, low + (high - low) / (1 - taken))
+        axes.legend(loc="upper right", fontsize=11, handlelength=1.2, borderaxespad=0, labelspacing=0.3)
+    _step_axis(axes, bins, room=0.012)
+    if not last:  # the panel below has the same axis
+        axes.set_xlabel("")
+        axes.tick_params(labelbottom=False)
+
+
+def _step_axis(axes: Axes, bins: Bins, *, room: float = 0.0, until: float = 0.0) -> None:
+    """Steps from edge to edge, or `until` there, and so much more on both sides, for markers."""
+    more = room * (bins.edges[-1] - bins.edges[0])
+    axes.set(xlabel="step", xlim=(bins.edges[0] - more, max(bins.edges[-1], until) + more))
+    if len(bins.x) == 1:
+        axes.set_xticks(bins.x)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+
+
+def _room(axes: Axes, least: float) -> None:
+    """Let the y-axis span so much, that noise in a flat line does not look like an event."""
+    low, high = axes.get_ylim()
+    if high - low < least:
+        axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
+
+
+FIGURES: dict[str, Callable[[Sequence[StepStats]], Figure]] = {
+    "rewards.png": rewards_figure,
+    "reward_distribution.png": distribution_figure,
+    "training.png": training_figure,
+}
+
+
+def draw_plots(run_dir: Path, stats: Sequence[StepStats]) -> None:
+    """Write the plots into the run folder."""
+    final = {version: row for version, row in read_evaluations(run_dir).items() if version > stats[-1].step}
+    for name, figure in FIGURES.items():
+        with mpl.rc_context(STYLE):
+            save_figure(rewards_figure(stats, final) if name == "rewards.png" else figure(stats), run_dir / name)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Drawn first and then written at once: a viewer never sees half a picture, and a failure leaves the old one."""
+    drawn = png(figure)
+    with replacing(path) as file:
+        file.buffer.write(drawn)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a file's content; its layout is found first and then left, else all is drawn twice to find it."""
+    drawn, engine = io.BytesIO(), figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    figure.set_layout_engine(None)
+    figure.savefig(drawn, format="png")
+    return drawn.getvalue()
+
+
+# The report.
+
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto;
+  padding: 0 1em }}
+h1 {{ font-size: 1.5em }}
+h2 {{ font-size: 1.15em; margin-top: 2em }}
+img {{ width: 100%; height: auto; margin: 1em 0 }}
+.tables {{ display: flex; flex-wrap: wrap; gap: 0 3em; align-items: start }}
+table {{ border-collapse: collapse; margin: .5em 0 1.5em }}
+caption {{ text-align: left; font-weight: 600 }}
+th, td {{ text-align: right; padding: .1em 0 .1em 1.2em; border-top: 1px solid #ddd;
+  font-variant-numeric: tabular-nums }}
+th:first-child {{ text-align: left; padding-left: 0; font-weight: 400 }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: 1em; font-size: 14px }}
+summary {{ cursor: pointer }}
+</style>
+<h1>{title}</h1>
+{body}
+</html>
+"""
+
+
+def write_report(run_dir: Path, stats: Sequence[StepStats], episodes: Iterable[tuple[str, str]]) -> None:
+    """Write report.html: the plots as they are in the folder, the last step's statistics, episodes by title."""
+    last = stats[-1]
+    parts = [
+        f"<p>{len(stats)} steps, the last is {last.step}; its episodes were sampled by {escaped(last.adapter)}.</p>"
+    ]
+    parts += [f"<p><b>Note:</b> {escaped(note)}</p>" for note in last.notes]
+    parts += [_image(run_dir / name) for name in FIGURES if (run_dir / name).exists()]
+    parts += [f"<h2>Step {last.step}</h2>", '<div class="tables">', *_tables(last), "</div>"]
+    shown = [
+        f"<details><summary>{escaped(title)}</summary><pre>{escaped(text)}</pre></details>" for title, text in episodes
+    ]
+    parts += ["<h2>Episodes</h2>", *shown] if shown else []
+    with replacing(run_dir / "report.html") as file:
+        file.write(PAGE.format(title=escaped(run_dir.resolve().name), body="\n".join(parts)))
+
+
+def escaped(text: str) -> str:
+    """Text as it may stand in the page: what a model wrote can't become a tag, nor break the file's encoding."""
+    return html.escape(text.encode("utf-8", "replace").decode())
+
+
+def _image(path: Path) -> str:
+    return (
+        f'<img alt="{escaped(path.stem)}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
+    )
+
+
+def _tables(stats: StepStats) -> list[str]:
+    tables: dict[str, Mapping[str, Any]] = {
+        "Rewards": stats.summary, "Evaluation, 95 % interval": stats.evaluation or {}, "Episodes": stats.episodes,
+        "Groups": stats.groups, "Ended by": stats.stops, "Breaches of the protocol": stats.faults,
+        "Update": stats.training, "Seconds": stats.seconds,
+    }  # fmt: skip
+    return [_table(caption, rows) for caption, rows in tables.items() if rows]
+
+
+def _table(caption: str, rows: Mapping[str, Any]) -> str:
+    """A row for each name; its figures by column where it has several. Example: {"mrr": {"mean": .5, "std": .1}}."""
+    lines, first = [], next(iter(rows.values()))
+    if isinstance(first, Mapping):
+        lines.append("<tr><th></th>" + "".join(f"<th>{escaped(column)}</th>" for column in first) + "</tr>")
+    for name, value in rows.items():
+        figures = value.values() if isinstance(value, Mapping) else [value]
+        cells = "".join(f"<td>{figure:.4g}</td>" for figure in figures)
+        lines.append(f"<tr><th>{escaped(name)}</th>{cells}</tr>")
+    return f"<table><caption>{escaped(caption)}</caption>{''.join(lines)}</table>"
+
+
+def shown_episodes(episodes: Sequence[Episode]) -> list[tuple[str, str]]:
+    """(title, text) of the best, the middle and the worst episode by reward."""
+    ordered = sorted(episodes, key=lambda episode: (-episode.reward, episode.id))
+    places = {0: "best", len(ordered) // 2: "middle", len(ordered) - 1: "worst"} if ordered else {}
+    return [(f"{place}: {_title(ordered[index])}", ordered[index].transcript) for index, place in places.items()]
+
+
+def _title(episode: Episode) -> str:
+    rewards = ", ".join(f"{name} {value:.3f}" for name, value in episode.rewards.items())
+    return f"{episode.id}, reward {episode.reward:.3f} ({rewards}), ended by {episode.stop}"
+
+
+# The script.
+
+
+@dataclass(frozen=True)
+class Options:
+    """Draw a run's plots and its report again."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+
+
+def main(options: Options) -> None:
+    stats = read_stats(options.run_dir)
+    if not stats:
+        raise UserError(f"{options.run_dir} has no training_stats_<step>.json; is it the folder of a training run?")
+    draw_plots(options.run_dir, stats)
+    played = sorted((options.run_dir / "episodes" / f"{stats[-1].step:06d}").glob("*.jsonl"))
+    write_report(
+        options.run_dir, stats, shown_episodes([episode for path in played for episode in read_episodes(path)])
+    )
+    print(f"{options.run_dir / 'report.html'} shows {len(stats)} steps")
+
+
+if __name__ == "__main__":
+    run_script(main, description=__doc__)

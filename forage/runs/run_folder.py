@@ -1,0 +1,84 @@
+"""RunFolder: what was run, kept beside what came of it; and no two trainers in one folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from forage.errors import UserError
+from forage.files import locked, replacing
+
+
+@contextmanager
+def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
+    """Hold a run folder for this process. A run goes on only under its own options, but for those that are `free`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".lock", f"{folder} is being trained in by another process; give another --run-dir"):
+        keep_options(folder, options, free)
+        for half_written in (*(folder / "adapters").glob(".*"), *(folder / "state").glob(".*")):  # by a killed process
+            shutil.rmtree(half_written, ignore_errors=True)
+        yield
+
+
+def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: str = "another --run-dir") -> None:
+    """Save the options as config.json, and the code's difference to its last commit; refuse to mix two runs."""
+    path = folder / "config.json"
+    now = plain(options)
+    if path.exists():
+        before = json.loads(path.read_text())
+        was_of, now_of = flat(before), {name: value for name, value in flat(now).items() if name not in free}
+        name = changed(now_of, was_of)
+        if name:
+            option = name.rpartition(".")[2].replace("_", "-")
+            told = f"--{option} {was_of[name]}, not {now_of[name]}"
+            raise UserError(f"{folder} was begun with {told}; give that, or {way_out}")
+    else:
+        with replacing(folder / "code.diff") as file:
+            file.write(code_state())
+    with replacing(path) as file:
+        json.dump(now, file, indent=1)
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """Options as JSON holds them, but for keys, which belong into no file and no tracker."""
+
+    def without_key(part: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in part.items() if name != "api_key"}
+
+    values: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str), object_hook=without_key)
+    return values
+
+
+def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
+    """The first option that is other than before; `before` may lack those that are newer than it."""
+    return next((name for name, value in now.items() if name in before and value != before[name]), None)
+
+
+def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Example: {"a": 1, "b": {"c": 2}} gives {"a": 1, "b.c": 2}."""
+    rows: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            rows |= flat(value, f"{prefix}{name}.")
+        else:
+            rows[prefix + name] = value
+    return rows
+
+
+def code_state() -> str:
+    """The commit and what differs from it; empty where the code is in no git checkout, or git is not there."""
+    here = Path(__file__).resolve().parent
+    try:
+        parts = [
+            subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout  # noqa: S603, S607
+            for args in (("rev-parse", "HEAD"), ("diff", "HEAD"))
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return "".join(parts)

@@ -1,0 +1,246 @@
+"""StepStats: what one step of training is known by; a run folder's training_stats_<step>.json, their schema and I/O.
+
+A file is one JSON object, a line a field, in the order below. `summary` is derived from `rewards` when it is written.
+All that differs between two runs of the same seed on the same machine lies under `measured`: {"seconds", "memory_gib"}.
+
+    {
+    "schema": 1,
+    "step": 7,
+    "adapter": "v000007",
+    "rewards": {"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},
+    "summary": {"overall": {"mean": 0.625, "std": 0.125, "min": 0.5, "p25": 0.5625, ...}, ...},
+    ...
+    "measured": {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5}
+    }
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from numbers import Integral
+from pathlib import Path
+from typing import Any, TypedDict
+
+from forage.errors import UserError
+from forage.files import replacing
+from forage.statistics import Interval
+
+SCHEMA = 1
+MEASURED = ("seconds", "memory_gib")
+NO_PHASES = ("step", "generate", "search")  # of the seconds: the whole, and what lies within the rollout
+
+
+class Summary(TypedDict):
+    """How a reward is distributed over a step's episodes."""
+
+    mean: float
+    std: float
+    """Of the episodes as they are, not as a sample: [0, 1] gives 0.5."""
+    min: float
+    p25: float
+    median: float
+    p75: float
+    max: float
+
+
+class Groups(TypedDict):
+    """Groups of episodes of one question."""
+
+    total: int
+    """Groups that were trained on."""
+    flat: int
+    """Of them, those whose episodes all have the same reward, which teach nothing."""
+    replaced: int
+    """Flat groups that others were played for."""
+
+
+class EpisodeFigures(TypedDict):
+    """Episodes that were trained on, as means over them where nothing else is said."""
+
+    count: int
+    well_formed: float
+    """Share that searched, ended with an answer and broke no rule."""
+    searches: float
+    turns: float
+    sampled_tokens: float
+    """Tokens of the policy's."""
+    tokens: float
+    """All tokens: prompt, policy's and tool's."""
+    stale: int
+    """How many more were dropped for their age."""
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One step of training."""
+
+    step: int
+    """Number of the step, as in the file's name."""
+    adapter: str
+    """Version of the adapter that sampled the episodes, as v000007."""
+    rewards: dict[str, list[float]]
+    """Values of each reward by name, "overall" first: one for each episode, in the order of the episodes' ids."""
+    groups: Groups
+    """How many groups, and how many of them taught nothing."""
+    episodes: EpisodeFigures
+    """What the episodes look like."""
+    stops: dict[str, int]
+    """Episodes by what ended them."""
+    faults: dict[str, int]
+    """Breaches of the protocol by kind, over all turns."""
+    training: dict[str, float]
+    """The update, as means over its tokens: policy_loss, kl (to the reference), entropy, clip_low_share,
+    clip_high_share, ratio_mean, ratio_min, ratio_max (trained over sampling policy), mismatch_kl, mismatch_mean_abs,
+    corrected_share (trainer's against sampler's log-probabilities), grad_norm (before clipping), learning_rate,
+    tokens, micro_batches, demonstration_loss (where demonstrations are shown); whatever else the loss reports."""
+    evaluation: dict[str, Interval] | None = None
+    """Each reward on held-out questions, at steps that measure it."""
+    notes: list[str] = field(default_factory=list)
+    """Warnings, a sentence each; without times, which differ from run to run."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall-clock by phase: rollout (generate and search lie within), rewards, logprobs, backward, publish, evaluation,
+    plots; and step, the whole."""
+    memory_gib: float = 0.0
+    """Peak memory: of the GPU where there is one, else of the process."""
+    schema: int = SCHEMA
+    """Version of this format."""
+
+    def __post_init__(self) -> None:
+        if next(iter(self.rewards), None) != "overall":
+            raise ValueError(f"step {self.step}: the first reward must be 'overall', got {list(self.rewards)}")
+        lengths = {name: len(values) for name, values in self.rewards.items()}
+        if len(set(lengths.values())) > 1 or not lengths["overall"]:
+            raise ValueError(f"step {self.step}: each reward needs one value an episode, got {lengths}")
+
+    @cached_property
+    def summary(self) -> dict[str, Summary]:
+        """Each reward's distribution."""
+        return {name: summarised(values) for name, values in self.rewards.items()}
+
+
+def summarised(values: Sequence[float]) -> Summary:
+    """Quantiles are interpolated. Example: [0, 1] has mean .5, std .5, p25 .25, median .5."""
+    ordered, mean = sorted(values), math.fsum(values) / len(values)
+    low, p25, median, p75, high = (_quantile(ordered, share) for share in (0, 0.25, 0.5, 0.75, 1))
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return {"mean": mean, "std": std, "min": low, "p25": p25, "median": median, "p75": p75, "max": high}
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """As numpy's, in a tenth of its time for the few values of a step."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def to_row(stats: StepStats) -> dict[str, Any]:
+    """The JSON object; a number that JSON can't hold is refused by the name of its field."""
+    names = ["schema", *(item.name for item in fields(stats) if item.name != "schema")]
+    row = {name: _plain(getattr(stats, name), f"step {stats.step}: {name}") for name in names}
+    measured = {"measured": {name: row.pop(name) for name in MEASURED}}
+    # Rows are read by people too: the summary stands beside the values that it is made of.
+    place = list(row).index("rewards") + 1
+    return dict([*list(row.items())[:place], ("summary", stats.summary), *list(row.items())[place:]]) | measured
+
+
+def reproducible(stats: StepStats) -> dict[str, Any]:
+    """All that a second run of the same seed must give bit for bit."""
+    return {name: value for name, value in to_row(stats).items() if name != "measured"}
+
+
+def same_run(first: Sequence[StepStats], second: Sequence[StepStats]) -> bool:
+    """Whether two runs did the same, in whatever time."""
+    return list(map(reproducible, first)) == list(map(reproducible, second))
+
+
+def stats_path(run_dir: Path, step: int) -> Path:
+    return run_dir / f"training_stats_{step}.json"
+
+
+def write_stats(run_dir: Path, stats: StepStats) -> Path:
+    """Write a step's file, over that of the same step if it was made again."""
+    lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in to_row(stats).items())
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    with replacing(stats_path(run_dir, stats.step)) as file:
+        file.write(text)
+    return stats_path(run_dir, stats.step)
+
+
+def read_stats(run_dir: Path) -> list[StepStats]:
+    """All steps of a run in their order: 2 before 10."""
+    steps = [int(found[1]) for path in run_dir.glob("training_stats_*.json")
+             if (found := re.fullmatch(r"training_stats_(\d+)\.json", path.name))]  # fmt: skip
+    return [_read(stats_path(run_dir, step), step) for step in sorted(steps)]
+
+
+def _read(path: Path, step: int) -> StepStats:
+    try:
+        row = json.loads(path.read_bytes(), parse_constant=_refuse)
+        if row["schema"] > SCHEMA:
+            raise UserError(f"{path} has schema {row['schema']}, this code reads up to {SCHEMA}; update the code")
+        if row["step"] != step:
+            raise ValueError(f"it says step {row['step']}")
+        row |= row["measured"]
+        stats = StepStats(**{item.name: row[item.name] for item in fields(StepStats)})
+        _add_up(stats)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is broken ({type(error).__name__}: {error}); delete it to go on without it") from error
+    return stats
+
+
+def _add_up(stats: StepStats) -> None:
+    """Raise TypeError where something else stands for a number."""
+    tables: list[Any] = [stats.groups, stats.episodes, stats.stops, stats.faults, stats.training, stats.seconds]
+    for table in [*tables, {"memory_gib": stats.memory_gib}, *(stats.evaluation or {}).values()]:
+        sum(table.values())
+    for values in stats.rewards.values():
+        sum(values)
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Python's own numbers for numpy's and torch's, none of them NaN or infinite.
+
+    Example: {"kl": np.float32(0.5)} becomes {"kl": 0.5}; {"kl": nan} is refused as "step 7: training.kl is nan".
+    """
+    if isinstance(value, float) and math.isfinite(value):  # most values are
+        return float(value)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _plain(part, f"{where}.{name}") for name, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(part, f"{where}[{place}]") for place, part in enumerate(value)]
+    if isinstance(value, Integral):
+        return int(value)
+    if not math.isfinite(value):
+        raise UserError(f"{where} is {float(value)}: training diverged; lower the learning rate, or mend that figure")
+    return float(value)
+
+
+# Evaluations, of which the last is of an adapter that no step sampled with any more
+
+
+def write_evaluations(run_dir: Path, evaluations: Mapping[int, Mapping[str, Interval]]) -> None:
+    """By adapter version, each reward's mean on the held-out questions."""
+    with replacing(run_dir / "evaluations.json") as file:
+        json.dump(evaluations, file, indent=1, allow_nan=False)
+
+
+def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
+    path = run_dir / "evaluations.json"
+    if not path.exists():
+        return {}
+    try:
+        return {int(version): row for version, row in json.loads(path.read_text()).items()}
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{path} is broken ({error}); delete it to evaluate again") from error

@@ -1,0 +1,154 @@
+"""Tracker: sends each step's figures to wandb, tensorboard or trackio, by accelerate's classes for them.
+
+The run folder holds everything without any of them; a tracker is for those who watch many runs in one place.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from forage.errors import UserError, first_line
+from forage.runs.stats import StepStats
+
+Kind = Literal["wandb", "tensorboard", "trackio", "none"]
+PROJECT = "search-agent-grpo"
+
+
+def flatten(stats: StepStats) -> dict[str, float]:
+    """A step's figures under flat names.
+
+    Example: rewards {"mrr": [0, 1]}, training {"policy_loss": -.1, "kl": .2}, stops {"answer": 3} and seconds
+    {"rollout": 9} give reward/mrr .5, reward_std/mrr .5, loss/policy -.1, training/kl .2, stops/answer 3,
+    seconds/rollout 9; then groups/... and episodes/..., memory_gib, and where it was measured evaluation/mrr,
+    evaluation_low/mrr and evaluation_high/mrr.
+    """
+    flat: dict[str, float] = {}
+    for name, summary in stats.summary.items():
+        flat |= {f"reward/{name}": summary["mean"], f"reward_std/{name}": summary["std"]}
+    for name, interval in (stats.evaluation or {}).items():
+        flat |= {f"evaluation/{name}": interval["mean"], f"evaluation_low/{name}": interval["low"]}
+        flat[f"evaluation_high/{name}"] = interval["high"]
+    for name, value in stats.training.items():
+        flat[f"loss/{name.removesuffix('_loss')}" if name.endswith("_loss") else f"training/{name}"] = value
+    parts: dict[str, Mapping[str, Any]] = {
+        "groups": stats.groups, "episodes": stats.episodes, "stops": stats.stops, "faults": stats.faults,
+        "seconds": stats.seconds,
+    }  # fmt: skip
+    flat |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+    flat["memory_gib"] = stats.memory_gib
+    # Tensorboard replaces other characters itself, and says so at each; all trackers get the same names instead.
+    return {re.sub(r"[^\w./-]+", "_", name): float(value) for name, value in flat.items()}
+
+
+class Tracker:
+    """What `open_tracker` gives: a run of the library's, or what starts one at the first step, or neither."""
+
+    def __init__(self, run: Any = None, start: Callable[[int], Any] | None = None) -> None:
+        self._run, self._start = run, start
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send a step's figures; a step that is made again after a resume may be sent again."""
+        if self._run is None and self._start:
+            self._run = self._start(step)
+        if self._run is None:
+            return
+        if self._run.name == "wandb":  # drops what is logged under a step that it has passed: see _wandb
+            self._run.log({**values, "step": step})
+        else:
+            self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Send what is left. Nothing can be logged after."""
+        if self._run is not None:
+            self._run.finish()
+        self._run = self._start = None
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_tracker(kind: Kind, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> Tracker:
+    """The tracker of that kind; of many processes, only the main one's does anything. What is missing shows here."""
+    if kind == "none":
+        return Tracker()
+    if kind not in ("wandb", "tensorboard", "trackio"):
+        raise UserError(f"--report-to {kind} is not known; choose wandb, tensorboard, trackio or none")
+    if importlib.util.find_spec(kind) is None:
+        raise UserError(f"--report-to {kind} needs its library: pip install {kind}")
+    from accelerate import PartialState  # type: ignore[import-untyped]
+
+    if not PartialState().is_main_process:  # accelerate's loggers need it anyway
+        return Tracker()
+    plain = json.loads(json.dumps(config, default=str))
+    if kind == "tensorboard":
+        return Tracker(start=lambda step: _tensorboard(run_dir, run_name, plain, step))
+    return Tracker(_wandb(run_dir, run_name, plain) if kind == "wandb" else _trackio(run_name, plain))
+
+
+def _tensorboard(run_dir: Path, run_name: str, config: dict[str, Any], step: int) -> Any:
+    from accelerate.tracking import TensorBoardTracker  # type: ignore[import-untyped]
+
+    # purge_step: what an earlier process logged from here on is hidden, as it is about to be logged again.
+    tracker = TensorBoardTracker(run_name, run_dir / "tensorboard", purge_step=step)
+    tracker.start()
+    # Not as "hyperparameters": accelerate makes another run of them in the same folder at every start.
+    tracker.writer.add_text("config", "```json\n" + json.dumps(config, indent=1) + "\n```", step)
+    return tracker
+
+
+def _wandb(run_dir: Path, run_name: str, config: dict[str, Any]) -> Any:
+    import wandb
+    from accelerate.tracking import WandBTracker
+
+    offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False)
+    if offline:
+        print(
+            f"wandb: no key, so the run stays offline; `wandb login`, then `wandb sync {run_dir}/wandb/offline-run-*`"
+        )
+    tracker = WandBTracker(
+        PROJECT,
+        name=run_name,
+        dir=str(run_dir),
+        id=_run_id(run_dir),
+        resume="allow",
+        config=config,
+        mode="offline" if offline else None,
+        # Its console would take over the terminal that the progress is drawn in.
+        settings=wandb.Settings(console="off", silent=offline),
+    )
+    try:
+        tracker.start()
+    except wandb.Error as error:
+        raise UserError(f"wandb: {first_line(error)}; WANDB_MODE=offline keeps the run on this machine") from error
+    tracker.run.define_metric("*", step_metric="step")
+    return tracker
+
+
+def _run_id(run_dir: Path) -> str:
+    """The same for a run folder whenever it is asked, so that a resumed run goes on as the same one."""
+    path = run_dir / "wandb" / "run_id"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(uuid.uuid4().hex[:8])
+    return path.read_text()
+
+
+def _trackio(run_name: str, config: dict[str, Any]) -> Any:
+    from accelerate.tracking import TrackioTracker
+
+    tracker = TrackioTracker(PROJECT, name=run_name, config=config, resume="allow")
+    tracker.start()
+    return tracker

@@ -1,0 +1,152 @@
+"""BM25 with the exact scores of rank_bm25.BM25Okapi, precomputed for each (term, text) pair.
+
+`rank_bm25` walks all texts for each word of each query. Precomputed, a query is the sum of a few sparse rows. The
+library `bm25s` does the same, but none of its variants has BM25Okapi's floor under the idf of frequent words, it scores
+in 32 bits, and its ties are not in a fixed order; these lines are as fast (`python bench/retrieval.py` prints both).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import Stemmer
+from numpy.typing import NDArray
+
+from forage.store.fusion import Ranking, top_k
+
+WORD = re.compile(r"\w+")
+STOP_WORDS = frozenset(
+    """
+    a an and are as at be been but by can did do does for from had has have how if in into is it its may
+    more most no not of on or other over should so such than that the their them then there these they
+    this those to was were what when where which who why will with would you your
+    """.split()
+)
+K1, B, EPSILON = 1.5, 0.75, 0.25  # BM25Okapi's defaults
+# A row with a score for a quarter of the texts or more is added as a whole: faster than by its indices.
+DENSE_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Lower-cased words, by choice without stop words and cut to their English stems.
+
+    Example: "What are the causes of Gout?" -> ["caus", "gout"].
+    """
+
+    stem: bool = True
+    stop_words: bool = True
+
+    def __call__(self, text: str) -> list[str]:
+        words = WORD.findall(text.lower())
+        if self.stop_words:
+            words = [word for word in words if word not in STOP_WORDS]
+        return _stemmer().stemWords(words) if self.stem else words
+
+
+@lru_cache(maxsize=1)
+def _stemmer() -> Stemmer.Stemmer:
+    return Stemmer.Stemmer("english")
+
+
+@dataclass(frozen=True)
+class BM25:
+    """Scores in compressed rows: term t has texts[starts[t]:starts[t+1]] with weights[starts[t]:starts[t+1]]."""
+
+    terms: dict[str, int]
+    starts: NDArray[np.int64]
+    texts: NDArray[np.int32]
+    weights: NDArray[np.float64]
+    size: int
+    _dense_rows: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def build(cls, tokenized: Iterable[Sequence[str]]) -> BM25:
+        """Index texts given as lists of words."""
+        terms: dict[str, int] = {}
+        term_ids, text_ids, counts, lengths = [], [], [], []
+        for text_id, words in enumerate(tokenized):
+            lengths.append(len(words))
+            for word, count in Counter(words).items():
+                term_ids.append(terms.setdefault(word, len(terms)))
+                text_ids.append(text_id)
+                counts.append(count)
+        return cls(terms, *_weigh(np.array(term_ids, np.int64), text_ids, counts, lengths, len(terms)), len(lengths))
+
+    def scores(self, words: Sequence[str]) -> NDArray[np.float64]:
+        """The score of every text, as BM25Okapi.get_scores gives it: terms are added in the same order."""
+        total = np.zeros(self.size)
+        for word in words:
+            term = self.terms.get(word)
+            if term is None:
+                continue
+            row = slice(self.starts[term], self.starts[term + 1])
+            if row.stop - row.start >= DENSE_SHARE * self.size:
+                total += self._dense_row(term, row)
+            else:
+                total[self.texts[row]] += self.weights[row]
+        return total
+
+    def rank(self, words: Sequence[str], k: int) -> Ranking:
+        """The k best texts that hold at least one of the words."""
+        scores = self.scores(words)
+        ids = top_k(scores, k, above=0.0)
+        return Ranking(ids, scores[ids])
+
+    def _dense_row(self, term: int, row: slice) -> NDArray[np.float64]:
+        if term not in self._dense_rows:
+            dense = np.zeros(self.size)
+            dense[self.texts[row]] = self.weights[row]
+            self._dense_rows[term] = dense
+        return self._dense_rows[term]
+
+    def save(self, path: Path) -> None:
+        """One .npz without pickles, written to a temporary name and renamed."""
+        partial = path.with_name(f".{path.name}.part")
+        words = np.frombuffer(json.dumps(list(self.terms)).encode(), np.uint8)
+        with partial.open("wb") as file:
+            np.savez(file, words=words, starts=self.starts, texts=self.texts, weights=self.weights, size=self.size)
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> BM25:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                terms = {word: term for term, word in enumerate(json.loads(file["words"].tobytes()))}
+                return cls(terms, file["starts"], file["texts"], file["weights"], int(file["size"]))
+        except (zipfile.BadZipFile, ValueError, KeyError) as error:
+            raise ValueError(f"{path} is damaged ({error})") from error
+
+
+def _weigh(
+    term_ids: NDArray[np.int64], text_ids: Sequence[int], counts: Sequence[int], lengths: Sequence[int], n_terms: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
+    """(starts, texts, weights): each (term, text) pair's share of the score, in BM25Okapi's own order of operations."""
+    order = np.argsort(term_ids, kind="stable")
+    texts = np.array(text_ids, np.int32)[order]
+    frequency = np.array(counts, np.int64)[order]
+    lengths_N = np.array(lengths, np.int64)
+    mean_length = lengths_N.sum() / max(len(lengths), 1)
+    document_frequency = np.bincount(term_ids, minlength=n_terms)
+    idf = np.repeat(_idf(document_frequency, len(lengths)), document_frequency)
+    norm = K1 * (1 - B + B * lengths_N[texts] / mean_length) if len(texts) else np.zeros(0)
+    weights = idf * (frequency * (K1 + 1) / (frequency + norm))
+    return np.concatenate([[0], np.cumsum(document_frequency)]).astype(np.int64), texts, weights
+
+
+def _idf(document_frequency: NDArray[np.int64], n_texts: int) -> NDArray[np.float64]:
+    """log((N - n + .5) / (n + .5)); a word in over half of the texts gets EPSILON times the mean of all words."""
+    idf: NDArray[np.float64] = np.log(n_texts - document_frequency + 0.5) - np.log(document_frequency + 0.5)
+    if len(idf):
+        # A running sum from the first word on, as BM25Okapi makes it; numpy's own sum adds in another order.
+        mean = np.cumsum(idf)[-1] / len(idf)
+        idf[idf < 0] = EPSILON * mean
+    return idf

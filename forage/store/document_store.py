@@ -1,0 +1,326 @@
+"""DocumentStore: build, open and search a store of chunks."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from forage.data.chunking import Chunk, chunk_document
+from forage.data.records import Document
+from forage.errors import UserError
+from forage.files import json_lines, write_jsonl
+from forage.store.bm25 import BM25, Tokenizer
+from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, StoreOptions, build_lock, read_card, write_card
+from forage.store.embedder import Embedder, Reranker
+from forage.store.fusion import Fusion, Ranking
+from forage.store.vectors import DenseIndex, VectorCollection, text_key
+
+EMBED_GROUP = 512  # chunks embedded between two writes: what a killed build loses at most
+PROBE = "The heart pumps blood through the body."
+
+Mode = Literal["hybrid", "dense", "sparse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk that answers a query; `rank` counts from 1."""
+
+    chunk_id: str
+    doc_id: str
+    title: str
+    text: str
+    score: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """What a build had to embed: chunks that had no vector yet, and how long that took."""
+
+    chunks: int
+    seconds: float
+
+
+class DocumentStore:
+    """A searchable store on disk; made by `build`, opened by `open`."""
+
+    def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25) -> None:
+        self.path = path
+        self.card = card
+        self.options = card.options
+        self.chunks = chunks
+        self.embedded = Embedded(0, 0.0)
+        self._bm25 = bm25
+        self._tokenize = Tokenizer(card.options.stem, card.options.stop_words)
+
+    @cached_property
+    def chunk_by_id(self) -> dict[str, Chunk]:
+        return {chunk.id: chunk for chunk in self.chunks}
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The store's embedder, loaded at the first use; refuses another model under the same name."""
+        if self.options.embedder == NO_EMBEDDER:
+            raise UserError(f"{self.path} has no vectors (embedder none); search it with mode sparse, or build it anew")
+        embedder = Embedder(self.options.embedder)
+        if not _probe_fits(self.card, embedder):
+            raise UserError(f"{self.path}: embedder {embedder.name!r} is not the model it was built with; rebuild it")
+        return embedder
+
+    @cached_property
+    def dense(self) -> DenseIndex:
+        """The vectors, loaded at the first use."""
+        keys = [text_key(text) for text in embed_texts(self.chunks, self.options, self.embedder)]
+        return DenseIndex(_open_collection(self.path, self.card), keys, self.card.dimension, self.options.exact_up_to)
+
+    # Building
+
+    @classmethod
+    def build(
+        cls, path: Path | str, documents: Sequence[Document], options: StoreOptions | None = None
+    ) -> DocumentStore:
+        """Make the store at `path`, or bring it up to date; only what has no vector yet is embedded.
+
+        So a killed build goes on where it stopped, and a new document costs its own chunks.
+        """
+        path, options = Path(path), options or StoreOptions()
+        if not documents:
+            raise UserError("no documents to build a store from")
+        path.mkdir(parents=True, exist_ok=True)
+        with build_lock(path):
+            embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
+            options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
+            chunks = _chunk(documents, options, embedder)
+            name = _collection_name(path, options, embedder)
+            card = StoreCard(FORMAT, False, name, options, documents=len(documents), chunks=len(chunks))
+            write_card(path, card)
+            store = cls(path, card, chunks, _build_bm25(chunks, options))
+            write_jsonl(path / "chunks.jsonl", chunks)
+            store._bm25.save(path / "bm25.npz")
+            if embedder:
+                texts = embed_texts(chunks, options, embedder)
+                store.embedded = _embed_missing(_open_collection(path, card), texts, embedder)
+                card = replace(card, dimension=embedder.dimension, probe=embedder.encode_queries([PROBE])[0].tolist())
+            store.card = replace(card, complete=True)
+            write_card(path, store.card)
+        return store
+
+    @classmethod
+    def open(cls, path: Path | str, embedder: str | None = None) -> DocumentStore:
+        """Open a finished store; refuses another embedder, a newer format or a missing part, and says which."""
+        path = Path(path)
+        card = read_card(path)
+        if not card.complete:
+            raise UserError(f"{path}: its build did not finish; run the same build again, it goes on where it stopped")
+        built_with = card.options.embedder
+        if embedder not in (None, "auto", built_with):
+            raise UserError(f"{path} was built with embedder {built_with!r}, not {embedder!r}; build it anew")
+        vectors_inside = built_with != NO_EMBEDDER and not card.options.chroma_url
+        for part in ["chunks.jsonl", "bm25.npz", *(["chroma"] if vectors_inside else [])]:
+            if not (path / part).exists():
+                raise UserError(f"{path}: {part} is missing; run the build again")
+        chunks = [Chunk(**row) for _, row in json_lines(path / "chunks.jsonl")]
+        try:
+            bm25 = BM25.load(path / "bm25.npz")
+        except ValueError as error:
+            raise UserError(f"{error}; run the build again") from error
+        if not len(chunks) == bm25.size == card.chunks:
+            counts = f"store.json counts {card.chunks} chunks, chunks.jsonl {len(chunks)}, bm25.npz {bm25.size}"
+            raise UserError(f"{path}: {counts}; run the build again")
+        return cls(path, card, chunks, bm25)
+
+    # Searching
+
+    def search(
+        self,
+        queries: Sequence[str],
+        k: int = 5,
+        mode: Mode = "hybrid",
+        *,
+        fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
+        query_vectors: NDArray[np.float32] | None = None,
+        reranker: Reranker | None = None,
+    ) -> list[list[Hit]]:
+        """The k best chunks for each query, best first; a blank query has none.
+
+        `query_vectors` are the queries' embeddings, where the caller has them already. A `reranker` puts the first
+        `fusion.depth` of any mode's result in a new order.
+        """
+        wanted = max(k, fusion.depth) if reranker else k
+        rankings = self.rank(queries, wanted, mode, fusion=fusion, query_vectors=query_vectors)
+        if reranker:
+            rankings = self._rerank(queries, rankings, reranker)
+        return [self._hits(ranking, k) for ranking in rankings]
+
+    def rank(
+        self,
+        queries: Sequence[str],
+        k: int,
+        mode: Mode = "hybrid",
+        *,
+        fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
+        query_vectors: NDArray[np.float32] | None = None,
+    ) -> list[Ranking]:
+        """As `search`, but chunk numbers and scores instead of hits. Equal queries of a batch are ranked once."""
+        if k < 1:
+            raise UserError(f"k {k} must be at least 1")
+        fusion.check()
+        unique = {query: row for row, query in reversed(list(enumerate(queries))) if query.strip()}
+        texts = list(unique)
+        if query_vectors is not None:
+            query_vectors = query_vectors[list(unique.values())]
+        ranking_of = dict(zip(texts, self._rank(texts, k, mode, fusion, query_vectors), strict=True))
+        return [_first(ranking_of[query], k) if query in ranking_of else NO_HITS for query in queries]
+
+    def _rank(
+        self, texts: list[str], k: int, mode: Mode, fusion: Fusion, vectors_QD: NDArray[np.float32] | None
+    ) -> list[Ranking]:
+        words = [self._tokenize(text) for text in texts]
+        if mode == "sparse" or not texts:
+            return [self._bm25.rank(query_words, k) for query_words in words]
+        if vectors_QD is None:
+            vectors_QD = self.embed_queries(texts)
+        if mode == "dense":
+            return self.dense.nearest(vectors_QD, k)
+        depth = max(fusion.depth, k)
+        dense = self.dense.nearest(vectors_QD, depth)
+        return [fusion.fuse(*self._three(*pair, depth)) for pair in zip(dense, words, strict=True)]
+
+    def _three(self, dense: Ranking, words: Sequence[str], depth: int) -> tuple[Ranking, Ranking, Ranking]:
+        """(dense, sparse, title), the last one of all that the first two hold."""
+        sparse = self._bm25.rank(words, depth)
+        index, title_of_chunk = self._titles
+        ids = np.union1d(dense.ids, sparse.ids)
+        # Squared: a title that fits half as well as the best one counts a quarter, for a name shared in part misleads.
+        scores = np.square(index.scores(words))[title_of_chunk[ids]]
+        order = np.lexsort((ids, -scores))
+        return dense, sparse, Ranking(ids[order], scores[order])
+
+    @cached_property
+    def _titles(self) -> tuple[BM25, NDArray[np.int64]]:
+        """An index of all titles, and which of them is each chunk's."""
+        titles = {title: number for number, title in enumerate(dict.fromkeys(chunk.title for chunk in self.chunks))}
+        return BM25.build(map(self._tokenize, titles)), np.array([titles[chunk.title] for chunk in self.chunks])
+
+    def embed_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """(queries, dimension) vectors, for callers that search the same queries more than once."""
+        return self.embedder.encode_queries(queries)
+
+    def _rerank(self, queries: Sequence[str], rankings: Sequence[Ranking], reranker: Reranker) -> list[Ranking]:
+        reranked = []
+        for query, ranking in zip(queries, rankings, strict=True):
+            scores = reranker.scores(query, [search_text(self.chunks[i], self.options) for i in ranking.ids])
+            order = np.argsort(-scores, kind="stable")
+            reranked.append(Ranking(ranking.ids[order], scores[order]))
+        return reranked
+
+    def _hits(self, ranking: Ranking, k: int) -> list[Hit]:
+        chunks = (self.chunks[i] for i in ranking.ids[:k].tolist())
+        return [
+            Hit(chunk.id, chunk.doc_id, chunk.title, chunk.text, score, rank)
+            for rank, (chunk, score) in enumerate(zip(chunks, ranking.scores.tolist(), strict=False), 1)
+        ]
+
+
+NO_HITS = Ranking(np.zeros(0, np.int64), np.zeros(0))
+
+
+def search_text(chunk: Chunk, options: StoreOptions) -> str:
+    """What of a chunk is searched: its text, by choice with the title in front."""
+    return f"{chunk.title}\n{chunk.text}" if options.title_in_chunk and chunk.title else chunk.text
+
+
+def embed_texts(chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedder) -> list[str]:
+    """What of each chunk is embedded: as `search_text`, its title cut so that nothing of the chunk itself is."""
+    room = embedder.max_tokens - options.chunk_tokens
+    titles = sorted({chunk.title for chunk in chunks if options.title_in_chunk})
+    short = {title: _cut(title, room, embedder) for title in titles}
+    return [f"{short[c.title]}\n{c.text}".strip() if short.get(c.title) else c.text.strip() for c in chunks]
+
+
+def _cut(title: str, room: int, embedder: Embedder) -> str:
+    """As many of the title's first words as fit into `room` tokens."""
+    words = title.split()
+    while words and embedder.count_tokens([" ".join(words)])[0] > room:
+        words.pop()
+    return " ".join(words)
+
+
+def _chunk(documents: Sequence[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
+    """All chunks; without an embedder a token is a word."""
+    if embedder and options.chunk_tokens > embedder.max_tokens:
+        raise UserError(
+            f"--chunk-tokens {options.chunk_tokens} is over the {embedder.max_tokens} tokens that {embedder.name} reads"
+        )
+    seen: set[str] = set()
+    for document in documents:
+        if document.id in seen:
+            raise UserError(f"document id {document.id!r} occurs twice; ids must be unique")
+        seen.add(document.id)
+    count = embedder.count_tokens if embedder else lambda texts: [len(text.split()) for text in texts]
+    return [
+        chunk
+        for document in documents
+        for chunk in chunk_document(document, count, options.chunk_tokens, options.chunk_overlap)
+    ]
+
+
+def _build_bm25(chunks: Sequence[Chunk], options: StoreOptions) -> BM25:
+    tokenize = Tokenizer(options.stem, options.stop_words)
+    return BM25.build(tokenize(search_text(chunk, options)) for chunk in chunks)
+
+
+def _collection_name(path: Path, options: StoreOptions, embedder: Embedder | None) -> str:
+    """The collection to build in: the store's present one if the same model filled it, else a new one."""
+    if (path / "store.json").exists():
+        card = read_card(path)
+        same_place = (card.options.embedder, card.options.chroma_url) == (options.embedder, options.chroma_url)
+        # A build that did not finish has no probe yet.
+        if same_place and (not card.probe or embedder is None or _probe_fits(card, embedder)):
+            return card.collection
+        if card.options.embedder != NO_EMBEDDER:
+            _open_collection(path, card).drop()
+    return f"chunks-{uuid.uuid4().hex[:12]}"
+
+
+def _probe_fits(card: StoreCard, embedder: Embedder) -> bool:
+    """Does the embedder see the probe sentence as it did when the store was built?"""
+    then_D, now_D = np.array(card.probe), embedder.encode_queries([PROBE])[0]
+    return then_D.shape == now_D.shape and float(then_D @ now_D) >= 0.999
+
+
+def _open_collection(path: Path, card: StoreCard) -> VectorCollection:
+    return VectorCollection(card.collection, path / "chroma", card.options.chroma_url)
+
+
+def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder: Embedder) -> Embedded:
+    """Bring the collection to hold just these texts' vectors: add what is new, then remove what is no longer there."""
+    started = time.perf_counter()
+    text_of = {text_key(text): text for text in texts}
+    present = collection.keys()
+    # Longest first: a batch of one length wastes nothing on padding, and memory runs out at the start if at all.
+    missing = sorted(text_of.keys() - present, key=lambda key: (-len(text_of[key]), key))
+    done = len(text_of) - len(missing)
+    # To a log file a line every quarter of a minute; a terminal gets a moving bar.
+    interval = 0.2 if sys.stderr.isatty() else 15
+    with tqdm(total=len(text_of), initial=done, desc="embedding", unit="chunk", mininterval=interval) as bar:
+        for first in range(0, len(missing), EMBED_GROUP):
+            keys = missing[first : first + EMBED_GROUP]
+            collection.add(keys, embedder.encode_passages([text_of[key] for key in keys]))
+            bar.update(len(keys))
+    collection.remove(sorted(present - text_of.keys()))
+    return Embedded(len(missing), time.perf_counter() - started)
+
+
+def _first(ranking: Ranking, k: int) -> Ranking:
+    return Ranking(ranking.ids[:k], ranking.scores[:k])

@@ -1,0 +1,155 @@
+"""Vectors: a store's embeddings, kept in ChromaDB under the hash of the embedded text, and nearest neighbours.
+
+ChromaDB keeps the vectors, on disk or behind a server. Searching goes over all of them with one matrix product as
+long as they fit in memory: that is exact and repeatable where Chroma's HNSW graph is neither, and on MedQuAD's chunks
+several times as fast in batches (`python bench/retrieval.py` prints both).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import chromadb
+import numpy as np
+from chromadb.config import Settings
+from chromadb.errors import ChromaError, NotFoundError
+from numpy.typing import NDArray
+
+from forage.errors import UserError
+from forage.store.fusion import Ranking, kth_bound
+
+PAGE = 2000  # ids in one request to Chroma
+QUERY_BLOCK = 64  # queries in one matrix product: scores stay in the processor's cache
+# Products in 32 bits differ in their last bits with the shape of the batch. Candidates are taken with this margin and
+# scored again in 64 bits, one by one, so that a ranking does not depend on what else is in the batch.
+MARGIN = 1e-5
+
+
+def text_key(text: str) -> str:
+    """Where the vector of a text is kept: equal texts are embedded once, changed ones anew."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class VectorCollection:
+    """One Chroma collection, in a folder or, with a URL, on a server."""
+
+    def __init__(self, name: str, folder: Path, url: str = "") -> None:
+        self.where = url or str(folder)
+        try:
+            self._client = _server(url) if url else chromadb.PersistentClient(str(folder), settings=_settings())
+            # Without an embedding function: Chroma would load a default one of its own.
+            self._collection: Any = self._client.get_or_create_collection(
+                name, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
+            )
+        except (ChromaError, ValueError, OSError) as error:
+            raise UserError(f"no vectors can be had from Chroma at {self.where}: {error}") from error
+
+    def keys(self) -> set[str]:
+        return set(self._collection.get(include=[])["ids"])
+
+    def add(self, keys: Sequence[str], vectors_ND: NDArray[np.float32]) -> None:
+        for part in _pages(len(keys)):
+            self._collection.upsert(ids=list(keys[part]), embeddings=vectors_ND[part])
+
+    def remove(self, keys: Sequence[str]) -> None:
+        for part in _pages(len(keys)):
+            self._collection.delete(ids=list(keys[part]))
+
+    def drop(self) -> None:
+        """Delete the collection, where there is one."""
+        with suppress(NotFoundError):
+            self._client.delete_collection(self._collection.name)
+
+    def matrix(self, keys: Sequence[str], dimension: int) -> NDArray[np.float32]:
+        """(keys, dimension) vectors in the order of the keys."""
+        vectors_ND = np.zeros((len(keys), dimension), np.float32)
+        rows: dict[str, list[int]] = {}
+        for row, key in enumerate(keys):
+            rows.setdefault(key, []).append(row)
+        wanted = list(rows)
+        found = 0
+        for part in _pages(len(wanted)):
+            page = self._collection.get(ids=wanted[part], include=["embeddings"])
+            found += len(page["ids"])
+            for key, vector in zip(page["ids"], page["embeddings"], strict=True):
+                vectors_ND[rows[key]] = vector
+        if found < len(wanted):
+            raise UserError(
+                f"Chroma at {self.where} lacks {len(wanted) - found} of {len(wanted)} vectors; run the same build again"
+            )
+        return vectors_ND
+
+    def nearest(self, queries_QD: NDArray[np.float32], k: int) -> list[list[tuple[str, float]]]:
+        """(key, cosine) of the about k nearest to each query, by Chroma's approximate graph."""
+        answer = self._collection.query(query_embeddings=queries_QD, n_results=k, include=["distances"])
+        return [
+            [(key, 1.0 - distance) for key, distance in zip(keys, distances, strict=True)]
+            for keys, distances in zip(answer["ids"], answer["distances"], strict=True)
+        ]
+
+
+class DenseIndex:
+    """Nearest chunks by meaning: exact over all vectors in memory, or by Chroma's graph where they are too many."""
+
+    def __init__(self, collection: VectorCollection, keys: Sequence[str], dimension: int, exact_up_to: int) -> None:
+        self._collection = collection
+        self._keys = keys
+        self._dimension = dimension
+        self._use_exact = len(keys) <= exact_up_to
+
+    @cached_property
+    def matrix_ND(self) -> NDArray[np.float32]:
+        return self._collection.matrix(self._keys, self._dimension)
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {key: row for row, key in reversed(list(enumerate(self._keys)))}
+
+    def nearest(self, queries_QD: NDArray[np.float32], k: int) -> list[Ranking]:
+        return self.exact(queries_QD, k) if self._use_exact else self.approximate(queries_QD, k)
+
+    def exact(self, queries_QD: NDArray[np.float32], k: int) -> list[Ranking]:
+        return list(exact_nearest(self.matrix_ND, queries_QD, k))
+
+    def approximate(self, queries_QD: NDArray[np.float32], k: int) -> list[Ranking]:
+        """By Chroma's graph; of chunks with equal texts, which share a vector, the first stands for all."""
+        found = self._collection.nearest(queries_QD, min(k, len(self._row_of)))
+        return [
+            Ranking(np.array([self._row_of[key] for key, _ in row]), np.array([score for _, score in row]))
+            for row in found
+        ]
+
+
+def exact_nearest(matrix_ND: NDArray[np.float32], queries_QD: NDArray[np.float32], k: int) -> Iterator[Ranking]:
+    """For each query the k rows of highest inner product, equal ones by row; the same in any batch."""
+    for first in range(0, len(queries_QD), QUERY_BLOCK):
+        block_BD = queries_QD[first : first + QUERY_BLOCK]
+        for query_D, scores_N in zip(block_BD, block_BD @ matrix_ND.T, strict=True):
+            bound = kth_bound(scores_N, k) - MARGIN if k < len(scores_N) else -np.inf
+            ids = np.flatnonzero(scores_N >= bound)
+            exact = (matrix_ND[ids].astype(np.float64) * query_D).sum(axis=1)
+            order = np.lexsort((ids, -exact))[:k]
+            yield Ranking(ids[order], exact[order])
+
+
+def _pages(count: int) -> Iterator[slice]:
+    for first in range(0, count, PAGE):
+        yield slice(first, min(first + PAGE, count))
+
+
+def _settings() -> Settings:
+    return Settings(anonymized_telemetry=False)
+
+
+def _server(url: str) -> Any:
+    parts = urlparse(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"a Chroma server is named by http://host:port, not {url!r}")
+    port = parts.port or (443 if parts.scheme == "https" else 8000)
+    return chromadb.HttpClient(parts.hostname, port, ssl=parts.scheme == "https", settings=_settings())

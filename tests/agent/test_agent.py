@@ -1,0 +1,309 @@
+"""The agent's loop over an engine that says what it was told to: outcomes by hand, and tokens that add up."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.agent.agent import Agent, BatchedSearch, Said, turn_seed
+from forage.agent.options import Limits
+from forage.agent.protocol import write_answer, write_call
+from forage.data.records import Question
+from forage.engines.base import EngineError, Sample
+
+QUESTION = Question("q1", "What is gout?", "A disease.")
+
+
+@dataclass
+class Hit:
+    chunk_id: str
+    title: str = "Gout"
+    text: str = "Crystals in a joint."
+
+
+class Scripted:
+    """Turns of text by turn of the episode; a number instead of a text is how many tokens to babble."""
+
+    adapter = "v000001"
+
+    def __init__(self, protocol, *turns):
+        self.protocol, self.turns, self.requests, self.released = protocol, list(turns), [], []
+
+    async def generate(self, request):
+        self.requests.append(request)
+        turn = self.turns[len(self.requests) - 1]
+        if isinstance(turn, Exception):
+            raise turn
+        ids = [50] * turn if isinstance(turn, int) else self.protocol.turn_ids(turn)
+        kept = ids[: request.max_tokens]
+        return Sample(
+            tuple(kept),
+            tuple(-0.5 for _ in kept),
+            "length" if len(kept) < len(ids) or isinstance(turn, int) else "stop",
+        )
+
+    def release(self, episode):
+        self.released.append(episode)
+
+
+def search_many(queries):
+    return [[Hit(f"{query}#{number}") for number in range(2)] if query != "nothing" else [] for query in queries]
+
+
+def play(protocol, *turns, search=search_many, **limits):
+    async def run():
+        engine = Scripted(protocol, *turns)
+        return engine, await Agent(engine, protocol, BatchedSearch(search), Limits(**limits)).play(QUESTION)
+
+    return asyncio.run(run())
+
+
+def check_tokens(episode, engine, protocol):
+    """What every episode must keep to."""
+    assert len(episode.ids) == len(episode.mask) == len(episode.logprobs)
+    inside = {place for turn in episode.turns for place in range(turn.start, turn.end)}
+    assert [place for place, one in enumerate(episode.mask) if one] == sorted(inside)
+    assert all(logprob == 0 for logprob, one in zip(episode.logprobs, episode.mask, strict=True) if not one)
+    prompts = [request.ids for request in engine.requests]
+    for number, (turn, prompt) in enumerate(zip(episode.turns, prompts, strict=False)):
+        assert prompt == episode.ids[: turn.start]
+        assert number == 0 or prompt[: episode.turns[number - 1].end] == episode.ids[: episode.turns[number - 1].end]
+    text = protocol.tokenizer.decode(episode.ids)
+    given = "".join(
+        protocol.tokenizer.decode([token for token, one in zip(episode.ids, episode.mask, strict=True) if not one])
+    )
+    assert text.count("<tool_response>\n") == given.count("<tool_response>\n")  # none of them was sampled
+
+
+def test_the_question_is_searched_for_before_the_query(protocol):
+    """Twice, and as it is where the policy is asked more than it; the episode has the policy's own query."""
+    searched, script = [], (write_call("sore toe"), write_answer("Gout."))
+
+    def search(queries):
+        searched.extend(queries)
+        return search_many(queries)
+
+    async def run(**more):
+        engine = Scripted(protocol, *script)
+        agent = Agent(engine, protocol, BatchedSearch(search), **more)
+        return engine, await agent.play(QUESTION, asked="What is gout? Think of toes.")
+
+    engine, episode = asyncio.run(run(question_weight=2))
+    assert searched == ["What is gout? What is gout? sore toe"]
+    assert [s.query for s in episode.searches] == ["sore toe"]
+    assert engine.requests[0].ids == tuple(protocol.prompt("What is gout? Think of toes."))
+    asyncio.run(run())
+    assert searched[1:] == ["sore toe"]
+
+
+def test_search_then_answer(protocol):
+    engine, episode = play(protocol, write_call("gout"), write_answer("Crystals."))
+    check_tokens(episode, engine, protocol)
+    assert (episode.stop, episode.answer, episode.adapter) == ("answer", "Crystals.", "v000001")
+    assert [(s.turn, s.query, s.hits) for s in episode.searches] == [(0, "gout", ("gout#0", "gout#1"))]
+    assert episode.well_formed
+    first, second = episode.turns
+    assert protocol.tokenizer.decode(episode.ids[first.start : first.end]) == f"{write_call('gout')}<|im_end|>"
+    between = protocol.tokenizer.decode(episode.ids[first.end : second.start])
+    assert between == (
+        "\n<|im_start|>user\n<tool_response>\n[1] Gout: Crystals in a joint.\n[2] Gout: Crystals in a joint.\n"
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert episode.logprobs[first.start : first.end] == (-0.5,) * (first.end - first.start)
+    assert engine.released == ["q1/0"]
+    assert [request.seed for request in engine.requests] == [turn_seed(0, "q1/0", 0), turn_seed(0, "q1/0", 1)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "told"),
+    [
+        ("hello", "error: neither a call nor an answer was found"),
+        ("<tool_call>x</tool_call>", "error: the call is not valid JSON"),
+        ("<tool_call>", "error: the call is not closed"),
+        ('<tool_call>{"name": "ask"}</tool_call>', 'error: there is no such tool; the only one is "search"'),
+        (write_call(""), "error: the query is empty"),
+        (write_call("x" * 400), "error: the query is too long"),
+        (write_call("nothing"), "nothing found"),
+    ],
+)
+def test_what_goes_wrong_is_told_to_the_policy_and_recorded(protocol, turn, told):
+    engine, episode = play(protocol, turn, write_answer("x"))
+    check_tokens(episode, engine, protocol)
+    given = protocol.tokenizer.decode(episode.ids[episode.turns[0].end : episode.turns[1].start])
+    assert f"<tool_response>\n{told}" in given
+    assert bool(episode.turns[0].faults) == (told != "nothing found")
+    assert episode.stop == "answer"
+
+
+def test_several_calls_have_their_results_in_order_and_the_rest_is_refused(protocol):
+    engine, episode = play(protocol, "".join(map(write_call, "abc")), write_answer("x"), max_calls=2)
+    check_tokens(episode, engine, protocol)
+    assert [search.query for search in episode.searches] == ["a", "b"]
+    given = protocol.tokenizer.decode(episode.ids[episode.turns[0].end : episode.turns[1].start])
+    assert given.count("<tool_response>") == 3
+    assert "too many calls" in given
+    assert episode.faults == ("too_many_calls",)
+
+
+@pytest.mark.parametrize(
+    ("turns", "limits", "stop", "count"),
+    [
+        ((write_call("a"), write_call("b")), {"max_turns": 2}, "turns", 2),
+        (("a", "b", write_answer("c")), {}, "no_action", 2),
+        (("a", write_call("b"), "a", "b"), {}, "turns", 4),  # not in succession, but for the last two
+        ((500,), {"max_turn_tokens": 20}, "turn_tokens", 1),
+        ((500,), {"max_tokens": 120, "max_turn_tokens": 400}, "tokens", 1),
+        ((write_call("a"), "x"), {"max_tokens": 140}, "tokens", 1),  # the result would not fit
+        (("x",), {"max_tokens": 20}, "tokens", 0),  # nor would the prompt
+    ],
+)
+def test_limits_end_an_episode(protocol, turns, limits, stop, count):
+    engine, episode = play(protocol, *turns, **limits)
+    check_tokens(episode, engine, protocol)
+    assert (episode.stop, len(episode.turns), episode.answer) == (stop, count, "")
+    assert not episode.well_formed
+
+
+def test_hits_that_no_longer_fit_were_not_seen(protocol):
+    _, episode = play(protocol, write_call("a"), "x", max_tokens=140)
+    assert [(search.query, search.hits) for search in episode.searches] == [("a", ())]
+    assert episode.hits == ()
+
+
+def test_the_last_turns_search_is_not_run(protocol):
+    asked = []
+    _, episode = play(protocol, write_call("a"), search=lambda queries: asked.extend(queries), max_turns=1)
+    assert (asked, episode.searches, episode.stop) == ([], (), "turns")
+
+
+def test_an_engine_that_gives_up_ends_the_episode_with_its_cause(protocol):
+    engine, episode = play(protocol, write_call("a"), EngineError("no server answered"))
+    check_tokens(episode, engine, protocol)
+    assert (episode.stop, episode.cause, len(episode.turns)) == ("engine", "no server answered", 1)
+
+
+def test_a_turn_that_forges_a_turn_is_recorded(protocol):
+    _, episode = play(protocol, f"<|im_start|>user\n<tool_response>x</tool_response>{write_answer('y')}")
+    assert episode.faults == ("forged_response", "control_token")
+    assert not episode.well_formed
+
+
+def test_a_broken_search_stops_the_run_with_its_own_error(protocol):
+    def broken(queries):
+        raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone"):
+        play(protocol, write_call("a"), search=broken)
+
+
+def test_searches_that_wait_together_are_one_batch():
+    batches = []
+
+    def search(queries):
+        batches.append(list(queries))
+        return search_many(queries)
+
+    async def run():
+        batched = BatchedSearch(search)
+        first = await asyncio.gather(*(batched(f"q{number}") for number in range(8)))
+        second = await asyncio.gather(batched("a"), batched("b"))
+        return first, second
+
+    first, second = asyncio.run(run())
+    assert batches == [[f"q{number}" for number in range(8)], ["a", "b"]]
+    assert [hits[0].chunk_id for hits in first] == [f"q{number}#0" for number in range(8)]
+    assert [hits[0].chunk_id for hits in second] == ["a#0", "b#0"]
+
+
+def test_no_episode_waits_for_anothers_search(protocol):
+    """The slow question's search blocks until the fast one's whole episode is over."""
+    import threading
+
+    over, order = threading.Event(), []
+
+    def search(queries):
+        if "slow" in queries:
+            assert over.wait(10)
+        return search_many(queries)
+
+    class Engine(Scripted):
+        async def generate(self, request):
+            slow = request.episode.startswith("slow")
+            text = write_call("slow") if slow and len(request.ids) < 150 else write_answer("x")
+            ids = self.protocol.turn_ids(text)
+            return Sample(tuple(ids), (0.0,) * len(ids), "stop")
+
+        def release(self, episode):
+            order.append(episode)
+            if episode.startswith("fast"):
+                over.set()
+
+    async def run():
+        agent = Agent(Engine(protocol), protocol, BatchedSearch(search))
+        slow, fast = (Question(name, "?", "") for name in ("slow", "fast"))
+        await asyncio.gather(agent.play(slow), agent.play(fast))
+
+    asyncio.run(run())
+    assert order == ["fast/0", "slow/0"]
+
+
+TURNS = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
+    st.sampled_from(
+        [write_call("gout"), write_call("nothing"), write_call("a") * 2, "<tool_call>", "</tool_response>"]
+    ),
+    st.sampled_from([write_answer("x"), "<answer>", "<|im_start|>user\n", "<|im_end|>", f"t {write_call('b')} t"]),
+    st.integers(1, 40),
+)
+
+
+@given(turns=st.lists(TURNS, min_size=6, max_size=6), seed=st.integers(0, 9))
+def test_tokens_add_up_whatever_is_said(protocol, turns, seed):
+    choose = random.Random(seed)
+    limits = {
+        "max_turns": choose.randint(1, 6),
+        "max_turn_tokens": choose.randint(1, 60),
+        "max_tokens": choose.randint(90, 600),
+    }
+    engine, episode = play(protocol, *turns, **limits)
+    check_tokens(episode, engine, protocol)
+    assert len(episode.ids) <= limits["max_tokens"] or not episode.turns
+
+
+def test_a_fork_goes_on_from_a_turn_and_leaves_its_parent_alone(protocol):
+    async def run():
+        engine = Scripted(protocol, write_call("gout"), write_answer("ice"), write_answer("rest"))
+        agent = Agent(engine, protocol, BatchedSearch(search_many))
+        parent = agent.begin(QUESTION, "q1/p")
+        await agent.step(parent, 0)
+        forks = [parent.fork(f"q1/{name}") for name in "ab"]
+        for fork in forks:
+            await agent.step(fork, 0)
+        with pytest.raises(ValueError, match="q1/p is not over"):
+            agent.finish(parent)
+        return parent, [agent.finish(fork) for fork in forks], engine
+
+    parent, episodes, engine = asyncio.run(run())
+    assert [(episode.id, episode.answer, episode.hits) for episode in episodes] == [
+        ("q1/a", "ice", ("gout#0", "gout#1")), ("q1/b", "rest", ("gout#0", "gout#1")),
+    ]  # fmt: skip
+    assert [request.ids for request in engine.requests[1:]] == [tuple(parent.ids)] * 2
+    assert (len(parent.turns), parent.answer, parent.stop) == (1, "", "")
+    assert engine.requests[1].seed != engine.requests[2].seed
+
+
+def test_words_put_into_the_policys_mouth_have_mask_0(protocol):
+    async def speak(episode, room, seed):
+        forced, own = protocol.turn_ids("<answer>")[:-1], protocol.turn_ids("rest</answer>")
+        masks = (0,) * len(forced) + (1,) * len(own)
+        return Said((*forced, *own), masks, (0.0,) * len(forced) + (-0.5,) * len(own), "stop")
+
+    async def run():
+        return await Agent(Scripted(protocol), protocol, BatchedSearch(search_many)).play(QUESTION, speak=speak)
+
+    episode = asyncio.run(run())
+    assert (episode.answer, episode.sampled) == ("rest", len(protocol.turn_ids("rest</answer>")))
+    assert protocol.text(episode.ids[episode.turns[0].start : episode.turns[0].end]) == "<answer>rest</answer>"

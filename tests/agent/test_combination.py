@@ -1,0 +1,111 @@
+"""Combining rewards: every method by hand, degenerate cases defined, broken rewards told by name."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.agent.combination import combine_rewards, first_component, reward_matrix, scored
+from forage.errors import UserError
+from tests.agent.test_episode import EXAMPLE
+
+
+def test_uniform_by_hand():
+    rewards = np.array([[1.0, 0.0], [0.0, 0.0], [0.5, 1.0]])
+    assert combine_rewards(rewards).tolist() == [0.5, 0.0, 0.75]
+    assert combine_rewards(rewards, "uniform", [3, 1]).tolist() == [0.75, 0.0, 0.625]
+
+
+def test_std_by_hand():
+    # Deviations: first column .5, second 0 (a constant), third .25. Weights 2/3, 0, 1/3.
+    rewards = np.array([[1.0, 0.7, 0.5], [0.0, 0.7, 0.0]])
+    np.testing.assert_allclose(combine_rewards(rewards, "std"), [2 / 3 + 0.5 / 3, 0])
+    # Nothing varies: as uniform.
+    np.testing.assert_allclose(combine_rewards(np.array([[0.2, 0.6], [0.2, 0.6]]), "std"), [0.4, 0.4])
+    # The user's weights count too: .5 * 1 and .25 * 2 are equal.
+    np.testing.assert_allclose(combine_rewards(rewards, "std", [1, 1, 2]), [0.75, 0])
+
+
+def test_pca_by_hand():
+    # Two columns that go together and one constant: loadings .707, .707, 0.
+    rewards = np.array([[0.0, 0.0, 0.3], [1.0, 0.5, 0.3], [0.5, 0.25, 0.3]])
+    np.testing.assert_allclose(first_component(rewards), [2**-0.5, 2**-0.5, 0], atol=1e-12)
+    np.testing.assert_allclose(combine_rewards(rewards, "pca"), [0, 0.75, 0.375], atol=1e-12)
+    # Columns that go against each other: no loading is negative.
+    against = np.array([[0.0, 1.0], [1.0, 0.0]])
+    np.testing.assert_allclose(combine_rewards(against, "pca"), [0.5, 0.5])
+    # One varies, or none, or there is one episode: as uniform.
+    np.testing.assert_allclose(combine_rewards(np.array([[0.0, 0.4], [1.0, 0.4]]), "pca"), [0.2, 0.7])
+    np.testing.assert_allclose(combine_rewards(np.array([[0.0, 0.4]]), "pca"), [0.2])
+
+
+def test_pca_weighs_what_rewards_do_in_common():
+    # Correlations: first and second 1, third 0 with both: the first component is theirs alone.
+    rewards = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+    np.testing.assert_allclose(first_component(rewards), [2**-0.5, 2**-0.5, 0], atol=1e-12)
+
+
+def test_l2_by_hand():
+    rewards = np.array([[1.0, 0.0], [0.6, 0.8], [1.0, 1.0]])
+    np.testing.assert_allclose(combine_rewards(rewards, "l2"), [2**-0.5, 2**-0.5, 1])
+    np.testing.assert_allclose(combine_rewards(rewards, "l2", [3, 4])[0], 0.6)
+
+
+def test_gdpo_by_hand():
+    # Group a: first column 0, 1 -> -1, 1; second constant -> 0, 0. Group b: 1, 0 -> 1, -1; 0, 1 -> -1, 1.
+    rewards = np.array([[0.0, 0.5], [1.0, 0.5], [1.0, 0.0], [0.0, 1.0]])
+    # Sums -1, 1, 0, 0: mean 0, deviation sqrt(.5).
+    np.testing.assert_allclose(
+        combine_rewards(rewards, "gdpo", groups_N=["a", "a", "b", "b"]), [-(2**0.5), 2**0.5, 0, 0], atol=1e-12
+    )
+    with pytest.raises(UserError, match="gdpo needs to know each episode's group"):
+        combine_rewards(rewards, "gdpo")
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=8),
+    st.sampled_from(["uniform", "std", "pca", "l2"]),
+)
+def test_rewards_in_0_to_1_stay_there_and_more_is_never_worse(rows, method):
+    rewards = np.array(rows)
+    combined = combine_rewards(rewards, method)
+    assert ((combined >= -1e-9) & (combined <= 1 + 1e-9)).all()
+    for better in range(len(rows)):
+        for worse in range(len(rows)):
+            if (rewards[better] >= rewards[worse]).all():
+                assert combined[better] >= combined[worse] - 1e-9
+
+
+@pytest.mark.parametrize("weights", [[1], [-1, 2], [0, 0]])
+def test_wrong_weights_are_refused(weights):
+    with pytest.raises(UserError, match="reward weights"):
+        combine_rewards(np.ones((2, 2)), "uniform", weights)
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(UserError, match="no way 'mean'"):
+        combine_rewards(np.ones((2, 2)), "mean")
+
+
+def raising(episodes, questions):
+    raise KeyError("gone")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (raising, "reward 'mine' raised KeyError: 'gone'"),
+        (lambda episodes, questions: [0.5], r"reward 'mine' gave \(1,\) values for 2 episodes"),
+        (lambda episodes, questions: [0.5, float("nan")], "reward 'mine' gave nan for episode q/0"),
+    ],
+)
+def test_a_broken_reward_is_told_by_name(function, says):
+    with pytest.raises(UserError, match=says):
+        reward_matrix({"good": lambda e, q: [1, 1], "mine": function}, [EXAMPLE, EXAMPLE], [])
+
+
+def test_episodes_carry_their_rewards():
+    matrix = reward_matrix({"a": lambda e, q: [1, 0], "b": lambda e, q: [0.5, 0.5]}, [EXAMPLE, EXAMPLE], [])
+    first, second = scored([EXAMPLE, EXAMPLE], ["a", "b"], matrix, combine_rewards(matrix))
+    assert (first.rewards, first.reward) == ({"a": 1.0, "b": 0.5}, 0.75)
+    assert (second.rewards, second.reward) == ({"a": 0.0, "b": 0.5}, 0.25)

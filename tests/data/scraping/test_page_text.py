@@ -1,0 +1,218 @@
+"""Text of pages: charsets, blocks in order, furniture out, boilerplate of a host out."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.data.scraping.page_text import Block, Page, decode_html, drop_boilerplate, page_text, read_page
+
+
+def texts(html: str) -> list[str]:
+    return [block.text for block in read_page(html.encode(), "utf-8").blocks]
+
+
+def test_a_whole_page_has_exactly_its_content():
+    html = """<!DOCTYPE html><html><head><title>Asthma | Health Site</title><meta property="og:title" content="Shared">
+    <style>p { color: red }</style><script>var text = "<p>no</p>";</script></head>
+    <body class="has-cookie-banner"><a class="skip-link" href="#main">Skip to content</a>
+    <header><h1>Health Site</h1><p>Tagline</p></header><nav><ul><li>Home</li><li>Topics</li></ul></nav>
+    <div id="cookieConsent">We use cookies. <button>Accept</button></div>
+    <main id="main"><div class="breadcrumbs">Home &gt; Lungs</div>
+      <article><header><h1>Asthma&nbsp;in<br>children</h1></header>
+      Loose text <b>in</b> the arti<i>cle</i>.
+      <p>A <b>long</b>-term disease of the <a href="#">air&shy;ways</a> &amp; lungs:   H<sub>2</sub>O,\n
+      5&nbsp;&micro;g.</p>
+      <!-- a comment --><h2 id="social-anxiety">Signs</h2>
+      <ul><li>Cough<ul><li>at night</li><li>in the cold</li></ul>and more</li><li><p>Wheeze</p></li></ul>
+      <table><caption>Doses</caption><tr><th>Who</th><th>How much</th></tr>
+        <tr><td>Adults</td><td><p>5 mg</p><p>twice</p></td></tr><tr><td>Children</td><td>2<br>mg</td></tr></table>
+      <dl><dt>Trigger</dt><dd>What starts an attack.</dd></dl>
+      <section id="informed-consent"><p>Ask your doctor.</p></section>
+      <div class="share-buttons">Share this</div><div hidden>Hidden</div><span aria-hidden="true">*</span>
+      <aside>Related pages</aside><form>Search <input value="x"></form></article></main>
+    <div role="dialog">Subscribe now!</div><footer>Imprint</footer></body></html>"""
+    page = read_page(html.encode(), None)
+    assert page.title == "Asthma in children"
+    assert page.blocks == (
+        Block("Asthma in children", is_heading=True),
+        Block("Loose text in the article."),
+        Block("A long-term disease of the airways & lungs: H2O, 5 µg."),
+        Block("Signs", is_heading=True),
+        Block("Cough"),
+        Block("at night"),
+        Block("in the cold"),
+        Block("and more"),
+        Block("Wheeze"),
+        Block("Doses"),
+        Block("Who | How much"),
+        Block("Adults | 5 mg twice"),
+        Block("Children | 2 mg"),
+        Block("Trigger"),
+        Block("What starts an attack."),
+        Block("Ask your doctor."),
+    )
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("<p>one<p>two", ["one", "two"]),
+        ("<div>one<div>two</div>three</div>", ["one", "two", "three"]),
+        ("<div>a<p></p>b</div>", ["a", "b"]),
+        ("<div>a<hr>b</div>", ["a", "b"]),
+        ("one<br>two<br/>three", ["one two three"]),
+        ("<p>x &lt; 5 &#8211; &eacute;</p>", ["x < 5 – é"]),
+        ("<p>zero\u200bwidth</p><p>\u00a0 \u200b</p>", ["zerowidth"]),
+        ("<pre>a\n  b</pre>", ["a b"]),
+        ("<table><tr><td></td><td>b</td></tr></table>", ["b"]),
+        ("<table><tr><td><h2>Lead</h2><p>para</p></td><td>side</td></tr></table>", ["Lead", "para", "side"]),
+        ("<table><tr><td><table><tr><td>1</td><td>2</td></tr></table></td></tr></table>", ["1 | 2"]),
+        ("<table><tr><td><ul><li>a</li><li>b</li></ul>c</td><td>d</td></tr></table>", ["a b c | d"]),
+        ("no tags, 5 < 6\n\nnext\nline", ["no tags, 5 < 6", "next line"]),
+        ("<p>before</p>\0<p>after</p>", ["before", "after"]),
+        ('<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml"><p>x</p></html>', ["x"]),
+        ("", []),
+        ("<script>x</script><!-- y -->", []),
+    ],
+)
+def test_blocks(html, expected):
+    assert texts(html) == expected
+
+
+@pytest.mark.parametrize(
+    "furniture",
+    [
+        "<nav>F</nav>",
+        "<footer>F</footer>",
+        "<header>F</header>",
+        "<div role=navigation>F</div>",
+        "<div role='search'>F</div>",
+        "<div hidden>F</div>",
+        "<div class='x Cookie_Notice'>F</div>",
+        "<div id=onetrust-consent-sdk>F</div>",
+        "<ol class='m-breadcrumb'>F</ol>",
+        "<div class=socialLinks>F</div>",
+        "<div class='newsletter-signup'>F</div>",
+        "<a href='#c' class='skip-to-content'>F</a>",
+        "<iframe>F</iframe>",
+        "<template><p>F</p></template>",
+        "<noscript><p>F</p></noscript>",
+        "<svg><title>F</title><text>F</text></svg>",
+    ],
+)
+def test_furniture_is_dropped(furniture):
+    assert texts(f"{furniture}<p>What the page says.</p>{furniture}") == ["What the page says."]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<div class='social-anxiety'>Stays</div>",
+        "<section id='sharing-needles'>Stays</section>",
+        "<div class='informed-consent'>Stays</div>",
+        "<h2 id='cookies-and-diet'>Stays</h2>",
+        "<div hidden='until-found'>Stays</div>",
+        "<div style='display:none'>Stays</div>",
+        "<article><header>Stays</header></article>",
+    ],
+)
+def test_content_that_looks_like_furniture_stays(content):
+    assert texts(f"<p>What the page says.</p>{content}") == ["What the page says.", "Stays"]
+
+
+def test_furniture_that_holds_the_page_stays():
+    assert texts("<form id=aspnet><nav>Menu</nav><p>The whole page.</p></form>") == ["The whole page."]
+    assert texts("<div class='cookies-ok'><main>M</main></div><p>Longer than the main part.</p>")[0] == "M"
+
+
+def test_main_is_preferred_only_if_it_holds_most():
+    assert texts("<div>Around</div><main><p>Most of the text is here.</p></main>") == ["Most of the text is here."]
+    assert texts("<p>Most of the text is here.</p><article>Teaser</article>") == ["Most of the text is here.", "Teaser"]
+
+
+@pytest.mark.parametrize(
+    ("head", "title"),
+    [
+        ("<title>Gout | NHS</title>", "Gout"),
+        ("<title>Type 1 - Diabetes - Mayo Clinic</title>", "Type 1 - Diabetes"),
+        ("<title>Follow-up care</title>", "Follow-up care"),
+        ("<title>Gout | NHS</title><meta property='og:title' content='Gout &amp; diet'>", "Gout & diet"),
+        ("", ""),
+    ],
+)
+def test_title_without_a_heading(head, title):
+    assert read_page(f"<html><head>{head}</head><body><h1> </h1><p>x</p>".encode(), None).title == title
+
+
+SJOGREN = "Sjögren – café"
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "text"),
+    [
+        (SJOGREN.encode(), None, SJOGREN),
+        (SJOGREN.encode(), "iso-8859-1", SJOGREN),
+        (SJOGREN.encode("cp1252"), "utf-8", SJOGREN),
+        (SJOGREN.encode("cp1252"), "latin-1", SJOGREN),
+        (SJOGREN.encode("cp1252"), "no-such-charset", SJOGREN),
+        (SJOGREN.encode("cp1252"), "hex", SJOGREN),
+        (SJOGREN.encode("cp1252"), "a\0b", SJOGREN),
+        (SJOGREN.encode("utf-16"), "utf-8", SJOGREN),
+        (b"\xef\xbb\xbf" + SJOGREN.encode(), "latin-1", SJOGREN),
+        (b'<meta charset="koi8-r">' + "боль".encode("koi8-r"), None, '<meta charset="koi8-r">боль'),
+        ("боль".encode("koi8-r"), "KOI8-R", "боль"),
+        ("頭痛".encode("iso-2022-jp"), "iso-2022-jp", "頭痛"),
+        ("頭痛".encode("shift_jis"), '"Shift_JIS"', "頭痛"),
+        ("überall große Füße".encode()[:-1] + b"\xff", "utf-8", "überall große Füß\ufffd"),
+        (b"caf\xe9 \x81", None, "café \ufffd"),
+    ],
+)
+def test_charsets(body, charset, text):
+    assert decode_html(body, charset) == text
+
+
+@given(st.binary(max_size=300), st.text(max_size=20) | st.sampled_from(["utf-16", "utf-7", "unicode_escape", "hz"]))
+def test_no_bytes_and_no_charset_raise(body, charset):
+    read_page(body, charset)
+    read_page(b"<p>" + body + b"<table><tr><td>" + body, charset)
+    decode_html(body, charset).encode()  # no half surrogate pairs
+
+
+@pytest.mark.parametrize("piece", ["<header>x", "<tr><td><div>x", "<h1>"])
+def test_no_page_takes_for_ever(piece):
+    started = time.monotonic()
+    read_page((piece * 20_000).encode(), None)
+    assert time.monotonic() - started < 15  # a quadratic walk takes a minute
+
+
+def test_drop_boilerplate():
+    def page(*lines: str) -> Page:
+        return Page("T", (Block("See also", is_heading=True), *map(Block, lines)))
+
+    pages = {
+        "http://a.test/1": page("one", "Call 911.", "Rare note"),
+        "http://a.test/2": page("two", "Call 911.", "Rare note"),
+        "http://a.test/3": page("three", "Call 911."),
+        "http://a.test/4": page("four"),
+        "http://a.test/5": page("same"),
+        "http://a.test/5?print": page("same"),
+        "http://a.test/5?mobile": page("same"),
+        "http://b.test/1": page("one", "Call 911."),
+        "http://b.test/2": page("two", "Call 911."),
+    }
+    left = drop_boilerplate(pages)
+    assert list(left) == list(pages)
+    assert left["http://a.test/1"] == page("one", "Rare note")
+    assert left["http://a.test/3"] == page("three")
+    assert left["http://a.test/5?print"] == page("same")  # under three addresses, yet one page
+    assert left["http://b.test/1"] == page("one", "Call 911.")  # two pages prove nothing
+    together = drop_boilerplate(pages, host_of=lambda url: "one host")
+    assert together["http://b.test/1"] == page("one")
+
+
+def test_page_text():
+    blocks = (Block("Asthma", True), Block("A disease."), Block("Signs", True), Block("Cough"), Block("Wheeze"))
+    assert page_text(Page("Asthma", blocks)) == "Asthma\nA disease.\n\nSigns\nCough\nWheeze"
+    assert page_text(Page("", ())) == ""

@@ -1,0 +1,214 @@
+"""Test collections: each form read by hand, each fault told by its line, and a folder that the other stages can use."""
+
+import gzip
+import json
+
+import pytest
+
+import collection_prep
+from collection_prep import Options, main
+from forage.data.chunking import Chunk
+from forage.data.collection import (
+    questions_of,
+    read_beir,
+    read_collection,
+    read_corpus,
+    read_qrels,
+    read_topics,
+    write_qrels,
+)
+from forage.data.records import read_documents, read_questions
+from forage.data.rewriter_data import import_rewriter_data
+from forage.errors import UserError
+from forage.store.card import StoreOptions
+from forage.store.document_store import DocumentStore
+
+HEADER = "query-id\tcorpus-id\tscore\n"
+CORPUS = [
+    {"_id": "d1", "title": "Gout", "text": "Crystals in a joint.", "metadata": {}},
+    {"_id": "d2", "title": "Rest", "text": ""},
+    {"_id": 3, "title": "", "text": "Ice  helps.\n\nHeat\tdoes not."},
+    {"_id": "d4", "title": "", "text": " "},
+]
+QUERIES = [{"_id": "q1", "text": "what is gout"}, {"_id": "q2", "text": "what helps"}, {"_id": "q3", "text": "x"}]
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def beir(tmp_path):
+    folder = tmp_path / "beir"
+    write(folder / "corpus.jsonl", lines(CORPUS))
+    write(folder / "queries.jsonl", lines(QUERIES))
+    write(folder / "qrels" / "test.tsv", f"{HEADER}q1\td1\t2\nq1\t3\t1\nq1\td2\t0\nq3\td2\t0\n")
+    write(folder / "qrels" / "train.tsv", f"{HEADER}q2\t3\t1\n")
+    return folder
+
+
+def test_beirs_folder_by_hand(beir):
+    collection = read_beir(beir, ("test", "train", "dev"))
+    assert [(d.id, d.title, d.text) for d in collection.documents] == [
+        ("d1", "Gout", "Crystals in a joint."), ("d2", "Rest", "Rest"), ("3", "", "Ice helps.\nHeat does not."),
+    ]  # fmt: skip
+    # q3 has nothing that answers it, so it measures nothing.
+    assert collection.judgements == {"test": {"q1": {"d1": 2, "3": 1, "d2": 0}}, "train": {"q2": {"3": 1}}}
+    assert collection.queries["q2"] == "what helps"
+    assert collection.problems == [f"{beir / 'corpus.jsonl'}:4: document d4 has no text; left out"]
+
+
+def test_questions_have_every_chunk_of_what_answers_the_best_first(beir):
+    collection = read_beir(beir, ("test",))
+    chunks = [Chunk(doc, "", "x", 0, 1, n, 2) for doc in ("3", "d1", "d2") for n in range(2)]
+    [question] = questions_of(collection, "test", chunks)
+    assert (question.id, question.question, question.answer) == ("q1", "what is gout", "")
+    assert question.relevant_doc_ids == ("d1", "3")
+    assert question.relevant_chunk_ids == ("d1#0", "d1#1", "3#0", "3#1")
+
+
+def test_judgements_of_what_is_not_there_are_told(beir):
+    path = write(beir / "qrels" / "test.tsv", f"{HEADER}q1\td9\t1\nq9\td1\t1\n\nq2\td1\t1\nq2\td4\t1\n")
+    collection = read_beir(beir, ("test",))
+    assert collection.judgements["test"] == {"q2": {"d1": 1}}
+    assert collection.problems[1:] == [
+        f"{path}:2: document d9 is not in the corpus; left out",
+        f"{path}:3: query q9 is not among the queries; left out",
+        f"{path}:6: document d4 is not in the corpus; left out",
+    ]
+
+
+def test_packed_files_are_the_same(beir):
+    plain = read_beir(beir, ("test", "train"))
+    for path in (beir / "corpus.jsonl", beir / "queries.jsonl", beir / "qrels" / "test.tsv"):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    packed = read_beir(beir, ("test", "train"))
+    assert (packed.documents, packed.queries, packed.judgements) == (plain.documents, plain.queries, plain.judgements)
+
+
+def test_trecs_files_by_hand(tmp_path):
+    corpus = write(tmp_path / "docs.tsv", "d1\tGout: crystals.\nd2\tIce\thelps.\n")
+    topics = write(tmp_path / "topics.tsv", "\ufeff101\twhat is gout\n102\twhat helps\n")
+    qrels = write(tmp_path / "qrels.txt", "101 0 d1 2\n101 Q0 d2 -1\n102\t0\td2\t1\n")
+    collection = read_collection(corpus, topics, {"test": qrels})
+    assert [(d.id, d.text) for d in collection.documents] == [("d1", "Gout: crystals."), ("d2", "Ice helps.")]
+    assert collection.queries == {"101": "what is gout", "102": "what helps"}
+    assert collection.judgements == {"test": {"101": {"d1": 2, "d2": -1}, "102": {"d2": 1}}}
+
+
+def test_judgements_and_back(tmp_path):
+    judgements = {"q 1": {"d 1": 2, "d2": 0}, "q2": {"d1": 1}}
+    write_qrels(tmp_path / "qrels.tsv", judgements)
+    assert read_qrels(tmp_path / "qrels.tsv") == judgements
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{HEADER}q1\td1\n", r":2: 2 columns, not `query<tab>document<tab>grade`; mend"),
+        (f"{HEADER}q1 d1 1\n", r":2: 1 columns"),
+        (f"{HEADER}q1\td1\t1\nq1 0 d1 1\n", r":3: 1 columns"),
+        ("q1\td1\t1\n", r":1: 3 columns, not `query 0 document grade` \(or begin with the line query-id<tab>corpus-id"),
+        ("q1 0 d1 1\nq1 0 d2\n", r":2: 3 columns, not `query 0 document grade`; mend"),
+        ("q1 0 d1 high\n", r":1: grade 'high' is no whole number"),
+        ("q1 0 d1 1.5\n", r":1: grade '1.5' is no whole number"),
+        ("q1 0 d1 1\nq1 0 d1 1\nq1 0 d1 2\n", r":3: q1 and d1 have grade 1 further up, 2 here"),
+    ],
+)
+def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
+    with pytest.raises(UserError, match=r"qrels\.tsv" + told):
+        read_qrels(write(tmp_path / "qrels.tsv", text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": \n', r":2: not JSON"),
+        ("c.jsonl", '["a"]\n', r":1: not a JSON object; each line is one"),
+        ("c.jsonl", '{"text": "x"}\n', r":1: no _id"),
+        ("c.jsonl", '{"_id": " ", "text": "x"}\n', r":1: no _id"),
+        ("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: _id a occurs further up"),
+        ("c.tsv", "a\tx\nb x\n", r":2: no tab"),
+        ("c.tsv", "\n", r" has no "),
+    ],
+)
+def test_a_broken_corpus_or_query_is_told_by_its_line(tmp_path, name, text, told):
+    path = write(tmp_path / name, text)
+    for read in (read_corpus, read_topics):
+        with pytest.raises(UserError, match=told):
+            read(path)
+
+
+def test_more_that_cannot_be_read(tmp_path, beir):
+    with pytest.raises(UserError, match=r"q.jsonl:1: query a has no text"):
+        read_topics(write(tmp_path / "q.jsonl", '{"_id": "a", "text": null}\n'))
+    with pytest.raises(UserError, match=r"none.jsonl: no such file"):
+        read_corpus(tmp_path / "none.jsonl")
+    with pytest.raises(UserError, match=r"none.tsv: no such file"):
+        read_qrels(tmp_path / "none.tsv")
+    (tmp_path / "latin.tsv").write_bytes("1\tgout\n2\tMénière\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin.tsv: no UTF-8 text after line"):
+        read_topics(tmp_path / "latin.tsv")
+    (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(b"1\tgout\n")[:-4])
+    with pytest.raises(UserError, match=r"cut.tsv.gz: damaged after line"):
+        read_topics(tmp_path / "cut.tsv.gz")
+    with pytest.raises(UserError, match=r"has no qrels/dev.tsv; it has test, train"):
+        read_beir(beir, ("dev",))
+    with pytest.raises(UserError, match=r"has no qrels/test.tsv; is it a collection"):
+        read_beir(tmp_path, ("test",))
+    write(beir / "qrels" / "test.tsv", f"{HEADER}q1\td9\t1\n")
+    with pytest.raises(UserError, match=r"no query of queries.jsonl has a document .* \(.*d9 is not in the corpus"):
+        read_beir(beir, ("test",))
+
+
+def test_a_prepared_collection_is_a_data_folder(beir, tmp_path, capsys):
+    out = tmp_path / "data"
+    main(Options(out, beir, store=StoreOptions(embedder="none")))
+    assert "3 documents, 3 chunks, 1 eval and 1 training questions; 1 lines with problems" in capsys.readouterr().out
+    assert [document.id for document in read_documents(out / "documents.jsonl")] == ["d1", "d2", "3"]
+    [held_out], [learnt] = read_questions(out / "eval.jsonl"), read_questions(out / "train.jsonl")
+    assert (held_out.id, held_out.relevant_chunk_ids) == ("q1", ("d1#0", "3#0"))
+    assert (learnt.id, learnt.relevant_chunk_ids) == ("q2", ("3#0",))
+    assert read_qrels(out / "qrels" / "eval.tsv") == {"q1": {"d1": 2, "3": 1, "d2": 0}}
+    [[hit]] = DocumentStore.open(out / "store").search(["ice"], 1, "sparse")
+    assert hit.chunk_id == "3#0"
+    rewriter = import_rewriter_data(out / "rewriter" / "eval.jsonl", out / "rewriter" / "pubmed_corpus.json")
+    assert [(q.question, q.relevant_doc_ids) for q in rewriter.questions] == [("what is gout", ("d1#0", "3#0"))]
+
+
+def test_without_training_queries_that_file_is_empty(beir, tmp_path):
+    (beir / "qrels" / "train.tsv").unlink()
+    main(Options(tmp_path / "data", beir, store=StoreOptions(embedder="none")))
+    assert read_questions(tmp_path / "data" / "train.jsonl") == []
+    assert not (tmp_path / "data" / "qrels" / "train.tsv").exists()
+
+
+def test_files_instead_of_a_folder(beir, tmp_path):
+    qrels = write(tmp_path / "qrels.txt", "q2 0 d1 1\n")
+    options = Options(
+        tmp_path / "data", corpus=beir / "corpus.jsonl", queries=beir / "queries.jsonl", qrels=qrels,
+        store=StoreOptions(embedder="none"),
+    )  # fmt: skip
+    main(options)
+    assert [q.id for q in read_questions(tmp_path / "data" / "eval.jsonl")] == ["q2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "give --collection FOLDER, or"),
+        ({"collection": "a", "corpus": "b"}, "give --collection FOLDER, or"),
+        ({"corpus": "b", "qrels": "c"}, "give --collection FOLDER, or"),
+        ({"collection": "a", "split": "train"}, "nothing would be held out"),
+    ],
+)
+def test_bad_options_are_told_before_anything_is_read(tmp_path, options, told):
+    with pytest.raises(UserError, match=told):
+        collection_prep.main(Options(tmp_path, **options))

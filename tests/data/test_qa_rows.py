@@ -1,0 +1,132 @@
+"""Rows of any data set: columns found or named, files of four kinds, and one line for what can't be read."""
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from forage import machine as hub
+from forage.data import qa_rows
+from forage.data.qa_rows import Columns, QARow, find_columns, read_records, to_rows
+from forage.errors import UserError
+
+MEDQUAD = [
+    "document_id",
+    "document_source",
+    "document_url",
+    "category",
+    "umls_cui",
+    "synonyms",
+    "question_id",
+    "question_focus",
+    "question_type",
+    "question",
+    "answer",
+]
+
+
+def test_medquads_layouts_are_recognised():
+    assert find_columns(MEDQUAD, Columns()) == Columns(
+        "question", "answer", "document_url", "question_id", "question_focus", "question_type"
+    )
+    assert find_columns(["qtype", "Question", "Answer"], Columns()) == Columns("Question", "Answer", type="qtype")
+
+
+def test_a_named_column_wins_and_a_wrong_name_is_told():
+    assert find_columns(["question", "text", "answer"], Columns(question="text")).question == "text"
+    with pytest.raises(UserError, match=r"--question-column frage: no such column; the data set has question, answer"):
+        find_columns(["question", "answer"], Columns(question="frage"))
+    with pytest.raises(UserError, match="no answer column among question, reply; name it with --answer-column"):
+        find_columns(["question", "reply"], Columns())
+
+
+def test_what_rows_lack_is_counted_and_ids_are_made_unique():
+    records = [
+        {"id": "a", "question": "Q1", "answer": "A1", "url": "http://x.example/"},
+        {"id": "a", "question": " ", "answer": "A2", "url": None},
+        {"id": None, "question": "Q3", "answer": None, "url": "http://x.example/"},
+        {"question": "Q4", "answer": ["A4", "A5"]},
+    ]
+    rows, lacking = to_rows(records, Columns())
+    assert [row.id for row in rows] == ["a", "a-r2", "row-3", "row-4"]
+    assert lacking == {"no question": 1, "no answer": 1, "no url": 2}
+    assert rows[0] == QARow("a", "Q1", "A1", "http://x.example/", "", "")
+    assert rows[3].answer == "A4"
+
+
+ROWS = [{"question": "What is gout? é", "answer": "Crystals,\nin a joint"}, {"question": "Q", "answer": ""}]
+
+
+def write(path):
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    if path.name.endswith(".gz"):
+        path.write_bytes(gzip.compress(text.encode()))
+    elif path.suffix == ".jsonl":
+        path.write_text(text + "\n")
+    elif path.suffix == ".csv":
+        path.write_text('question,answer\n"What is gout? é","Crystals,\nin a joint"\nQ,\n', encoding="utf-8-sig")
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet"])
+def test_each_kind_of_file_is_read(tmp_path, name):
+    write(tmp_path / name)
+    assert read_records(str(tmp_path / name), tmp_path) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b'{"question": 1}\n{"qu\n', r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", b'{"question": "\xff"}\n', r"a\.jsonl:1: not JSON"),
+        ("a.jsonl", b"[1]\n", "a.jsonl:1: not a JSON object"),
+        ("a.jsonl.gz", gzip.compress(b'{"question": 1}\n' * 9999)[:60], "damaged after line"),
+        ("a.jsonl.gz", b"plain", "damaged after line 0"),
+        ("a.csv", b"question,answer\n\xff\xfe,x\n", "must be UTF-8"),
+        ("a.parquet", b"no", "no readable parquet"),
+        ("a.txt", b"no", "--dataset-name sample"),
+    ],
+)
+def test_broken_files_give_one_line(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=says) as error:
+        read_records(str(tmp_path / name), tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_names_the_ways_on(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.jsonl: no such file; use --dataset-name sample"):
+        read_records(str(tmp_path / "gone.jsonl"), tmp_path)
+
+
+def test_no_rows_is_an_error():
+    with pytest.raises(UserError, match="no rows"):
+        to_rows([], Columns())
+
+
+def test_a_hub_out_of_reach_gives_one_line_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(qa_rows, "hub_reachable", lambda: False)
+    with pytest.raises(UserError, match=r"'lavita/MedQuAD' is not in the cache.*--dataset-name sample") as error:
+        read_records("lavita/MedQuAD", tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_hub_is_asked_over_real_sockets(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    hub.hub_reachable.cache_clear()
+    assert hub.hub_reachable() is False
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    hub.hub_reachable.cache_clear()
+    assert hub.hub_reachable() is True
+    server.shutdown()
+    server.server_close()
+    hub.hub_reachable.cache_clear()

@@ -1,0 +1,254 @@
+"""LocalEngine: its tokens and log-probabilities are those of the plain model, whatever shares the batch."""
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from forage.engines.base import Request, Sampling
+from forage.engines.local import LocalEngine, common_start, inverse_cdf
+from forage.errors import UserError
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import pack
+from tests.policy.test_logprobs import tiny_model
+from tests.policy.test_packing import Sequence
+
+GREEDY = Sampling(temperature=0)
+
+
+def generate(engine, *requests):
+    async def run():
+        return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    return asyncio.run(run())
+
+
+def requests(count, length=7, **settings):
+    draw = np.random.default_rng(0)
+    return [
+        Request(tuple(draw.integers(1, 61, length + number % 4).tolist()), 12, (60,), number, **settings)
+        for number in range(count)
+    ]
+
+
+def logprobs_of(model, request, sample, temperature=1.0):
+    ids = request.ids + sample.ids
+    [batch] = pack([Sequence(ids, (0,) * len(request.ids) + (1,) * len(sample.ids))], len(ids))
+    with torch.no_grad():
+        return token_logprobs(model, batch, temperature=temperature)[0, len(request.ids) :]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_the_plain_models(slots, temperature):
+    engine = LocalEngine(tiny_model(), slots)
+    asked = requests(8, sampling=Sampling(temperature=temperature))
+    for request, sample in zip(asked, generate(engine, *asked), strict=True):
+        assert len(sample.ids) == 12 or sample.ids[-1] == 60
+        expected = logprobs_of(tiny_model(), request, sample, temperature)
+        torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+
+
+def test_greedy_equals_generate():
+    model = tiny_model()
+    asked = requests(5, sampling=GREEDY)
+    for request, sample in zip(asked, generate(LocalEngine(tiny_model(), 3), *asked), strict=True):
+        prompt = torch.tensor([request.ids])
+        written = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, eos_token_id=60,
+            pad_token_id=0,
+        )  # fmt: skip
+        assert sample.ids == tuple(written[0, len(request.ids) :].tolist())
+
+
+def test_a_request_draws_the_same_tokens_alone_and_in_company():
+    asked = requests(6)
+    together = generate(LocalEngine(tiny_model(), 4), *asked)
+    for request, sample in zip(asked, together, strict=True):
+        [alone] = generate(LocalEngine(tiny_model(), 1), request)
+        assert alone.ids == sample.ids
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    model = tiny_model()
+    asked = [Request((5, 6, 7), 1, (), seed) for seed in range(4000)]
+    drawn = [sample.ids[0] for sample in generate(LocalEngine(model, 500), *asked)]
+    with torch.no_grad():
+        probabilities = tiny_model()(torch.tensor([[5, 6, 7]])).logits[0, -1].softmax(-1).numpy()
+    expected = probabilities * len(drawn)
+    statistic = ((np.bincount(drawn, minlength=61) - expected) ** 2 / expected).sum()
+    assert statistic < 100  # chi-squared with 60 degrees of freedom passes 99.6 once in a thousand
+
+
+def test_a_second_turn_computes_its_new_tokens_only():
+    engine = LocalEngine(tiny_model(), 2)
+    seen = []
+    engine.model.model.embed_tokens.register_forward_hook(
+        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
+    )
+    first = Request((1, 2, 3, 4), 3, (), 1, episode="e")
+    [sample] = generate(engine, first)
+    assert seen == [(1, 4), (1, 1), (1, 1)]
+    seen.clear()
+    second = Request((*first.ids, *sample.ids, 9, 8), 1, (), 2, episode="e")
+    [again] = generate(engine, second)
+    assert seen == [(1, 3)]  # the last sampled token, which was never computed, and two new ones
+    expected = logprobs_of(tiny_model(), second, again)
+    torch.testing.assert_close(torch.tensor(again.logprobs), expected, atol=2e-5, rtol=0)
+
+
+def test_a_shared_prompt_is_computed_once():
+    engine = LocalEngine(tiny_model(), 4)
+    seen = []
+    engine.model.model.embed_tokens.register_forward_hook(
+        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
+    )
+    asked = [Request((1, 2, 3, 4, 5, 6), 1, (), seed, episode=str(seed)) for seed in range(4)]
+    samples = generate(engine, *asked)
+    assert seen == [(1, 6), (4, 1)]  # the last tokens of the three others in one go
+    for request, sample in zip(asked, samples, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
+        )
+
+
+def test_what_waits_is_untouched_by_what_is_decoded_beside_it():
+    """A long episode waits for its search while a shorter one in a later slot is sampled."""
+    engine = LocalEngine(tiny_model(), 3)
+    long = Request(tuple(range(1, 30)), 3, (), 1, episode="long")
+    short = Request((40, 41, 42), 6, (), 2, episode="short")
+
+    async def run():
+        first, _ = await asyncio.gather(engine.generate(long), engine.generate(short))
+        await engine.generate(Request((*short.ids, 43, 44), 8, (), 3, episode="short"))
+        second = Request((*long.ids, *first.ids, 9), 6, (), 4, episode="long")
+        return second, await engine.generate(second)
+
+    second, sample = asyncio.run(run())
+    assert engine.slots[0].ids[:30] == list(second.ids[:30])  # it was in the first slot all along
+    torch.testing.assert_close(
+        torch.tensor(sample.logprobs), logprobs_of(tiny_model(), second, sample), atol=2e-5, rtol=0
+    )
+
+
+def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
+    """So that a step computes no rows of those that have ended; a later turn finds its tokens where they are now."""
+    engine = LocalEngine(tiny_model(), 5)
+    seen = []
+    engine.model.model.embed_tokens.register_forward_hook(
+        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
+    )
+    asked = [
+        Request((number + 1, 2, 3), 8 if number > 2 else 2, (), number, episode="kept" if number == 4 else "")
+        for number in range(5)
+    ]
+    samples = generate(engine, *asked)
+    assert seen == [(1, 3)] * 5 + [(5, 1)] + [(2, 1)] * 6
+    seen.clear()
+    second = Request((*asked[4].ids, *samples[4].ids, 9), 3, (), 9, episode="kept")
+    [again] = generate(engine, second)
+    assert seen == [(1, 2), (1, 1), (1, 1)]  # nothing is computed anew, and it is the only row
+    for request, sample in (*zip(asked, samples, strict=True), (second, again)):
+        torch.testing.assert_close(
+            torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
+        )
+
+
+def test_more_episodes_than_slots_and_turns_that_come_back_late():
+    """Slots are taken from episodes that wait for a search; their next turn is computed anew, and is right."""
+    engine = LocalEngine(tiny_model(), 2)
+
+    async def episode(number):
+        ids = (1, 2, 3 + number)
+        for turn in range(3):
+            request = Request((*ids, 10 + turn), 4, (), number * 10 + turn, episode=str(number))
+            sample = await engine.generate(request)
+            expected = logprobs_of(tiny_model(), request, sample)
+            torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+            ids = (*request.ids, *sample.ids)
+            await asyncio.sleep(0.001 * (number % 3))
+        engine.release(str(number))
+
+    async def run():
+        await asyncio.gather(*(episode(number) for number in range(7)))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True}, {"use_rslora": True}])
+def test_an_adapter_is_merged_and_the_base_restored_bit_for_bit(tmp_path, settings):
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, **settings)
+    get_peft_model(tiny_model(), config).save_pretrained(tmp_path / "v000001")
+    model = tiny_model()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    engine = LocalEngine(model, 2)
+    request = Request((1, 2, 3, 4), 8, (), 3)
+    [base] = generate(engine, request)
+    asyncio.run(engine.load_adapter("run-v000001", tmp_path / "v000001"))
+    assert engine.adapter == "run-v000001"
+    [adapted] = generate(engine, request)
+    policy = PeftModel.from_pretrained(tiny_model(), tmp_path / "v000001")
+    expected = logprobs_of(policy, request, adapted)
+    torch.testing.assert_close(torch.tensor(adapted.logprobs), expected, atol=2e-5, rtol=0)
+    assert (logprobs_of(tiny_model(), request, adapted) - expected).abs().max() > 1e-3
+    asyncio.run(engine.load_adapter("run-v000002", tmp_path / "v000001"))  # over the first, not on top of it
+    assert generate(engine, request) == [adapted]
+    engine.unload_adapter()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert generate(engine, request) == [base]
+
+
+def test_an_error_in_the_model_reaches_those_who_wait():
+    engine = LocalEngine(tiny_model(), 2)
+
+    def broken(*_):
+        raise MemoryError("no room")
+
+    engine.model.model.layers[1].register_forward_pre_hook(broken)
+    with pytest.raises(MemoryError, match="no room"):
+        generate(engine, *requests(5))
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(UserError, match="need a vLLM server"):
+        generate(LocalEngine(tiny_model(), 1), Request((1,), 1, (), 0, Sampling(top_p=0.9, allow_truncated=True)))
+    model = tiny_model()
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(UserError, match="layers of sliding_attention"):
+        LocalEngine(model, 1)
+
+
+def test_bf16_and_models_of_another_family():
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).bfloat16()
+    plain = Qwen2ForCausalLM(copy.deepcopy(config)).bfloat16()
+    plain.load_state_dict(model.state_dict())
+    request = Request((1, 2, 3, 4), 8, (), 3)
+    [sample] = generate(LocalEngine(model, 2), request)
+    expected = logprobs_of(plain, request, sample)
+    torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=0.05, rtol=0)
+
+
+def test_inverse_cdf_by_hand():
+    logprobs = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(4, 3)
+    assert inverse_cdf(logprobs, torch.tensor([0.0, 0.19, 0.6, 0.9999999])).tolist() == [0, 0, 1, 2]
+    # A token of no probability is never drawn, not even first or last.
+    holes = torch.tensor([[0.0, 1.0, 0.0]]).log().expand(2, 3)
+    assert inverse_cdf(holes, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [1, 1]
+
+
+@given(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), max_size=9))
+def test_common_start(held, wanted):
+    shared = common_start(held, wanted)
+    assert held[:shared] == wanted[:shared]
+    assert shared == min(len(held), len(wanted)) or held[shared] != wanted[shared]

@@ -1,0 +1,297 @@
+"""VLLMEngine against a small HTTP server that fails in every way; tests/integration has the real one."""
+
+import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from forage.engines.base import EngineError, Request, Sample, Sampling
+from forage.engines.options import ServerOptions
+from forage.engines.vllm import VLLMEngine, read_sample, served_name
+from forage.errors import UserError
+
+REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
+
+
+class Listener(ThreadingHTTPServer):
+    request_queue_size = 64  # of the 5 by default, a burst of 40 overflows on a busy machine
+
+
+class FakeVLLM:
+    """Answers as vLLM does; `plan` holds statuses or 'cut' for the next completions, then all is well."""
+
+    def __init__(self):
+        self.adapters, self.plan, self.bodies, self.base = [], [], [], "policy"
+        self.raced = self.refused = False
+        self.folders = {}
+        self.busy = 0
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_): ...
+
+            def say(self, status, value):
+                text = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def do_GET(self):
+                if fake.busy:
+                    fake.busy -= 1
+                    return self.say(503, {"error": "starting"})
+                models = [{"id": fake.base, "parent": None}, *({"id": a, "parent": fake.base} for a in fake.adapters)]
+                return self.say(200, {"data": models})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/v1/load_lora_adapter":
+                    known = body["lora_name"] in fake.adapters
+                    if not known and not fake.refused:
+                        fake.adapters.append(body["lora_name"])
+                        fake.folders[body["lora_name"]] = body["lora_path"]
+                    if known or fake.raced or fake.refused:  # raced: another worker's request came a moment before
+                        return self.say(400, {"error": {"message": "has already been loaded"}})
+                    return self.say(200, "ok")
+                if self.path == "/v1/unload_lora_adapter":
+                    fake.adapters.remove(body["lora_name"])
+                    return self.say(200, "ok")
+                fake.bodies.append(body)
+                plan = fake.plan.pop(0) if fake.plan else 200
+                if plan == "cut":
+                    self.send_response(200)
+                    self.send_header("Content-Length", "1000")
+                    self.end_headers()
+                    self.wfile.write(b'{"choices"')
+                    return self.wfile.flush()
+                if plan != 200:
+                    return self.say(plan, {"error": {"message": f"status\n{plan}"}})
+                if body["model"] not in (fake.base, *fake.adapters):
+                    return self.say(404, {"error": {"message": "no such model"}})
+                choice = {"token_ids": [5, 2], "logprobs": {"token_logprobs": [-0.5, -0.25]}, "finish_reason": "stop"}
+                return self.say(200, {"choices": [choice | {"prompt_token_ids": body["prompt"]}]})
+
+        self.handler, self.port = Handler, 0
+        self.start()
+
+    def start(self):
+        self.server = Listener(("127.0.0.1", self.port), self.handler)
+        self.port = self.server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def fake():
+    fake = FakeVLLM()
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
+
+
+def with_engine(action, *fakes, patience=5.0):
+    async def run():
+        async with VLLMEngine(ServerOptions(tuple(f.url for f in fakes), patience=patience)) as engine:
+            return await action(engine)
+
+    return asyncio.run(run())
+
+
+def test_a_request_says_all_that_matters(fake):
+    assert with_engine(lambda engine: engine.generate(REQUEST), fake) == Sample((5, 2), (-0.5, -0.25), "stop")
+    [body] = fake.bodies
+    wanted = {
+        "model": "policy", "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0.5, "top_p": 1.0, "top_k": -1,
+        "min_p": 0.0, "repetition_penalty": 1.0, "seed": 7, "stop_token_ids": [2], "ignore_eos": True,
+        "logprobs": 0, "return_token_ids": True, "skip_special_tokens": False,
+    }  # fmt: skip
+    assert body == wanted
+
+
+@pytest.mark.parametrize("trouble", [[503], [429, 500, 502], ["cut"], [503, "cut"]])
+def test_trouble_is_tried_again(fake, trouble):
+    fake.plan = list(trouble)
+    assert with_engine(lambda engine: engine.generate(REQUEST), fake).ids == (5, 2)
+    assert len(fake.bodies) == len(trouble) + 1
+
+
+def test_what_the_server_refuses_is_told_at_once(fake):
+    fake.plan = [400]
+    with pytest.raises(UserError, match="refuses: status 400"):
+        with_engine(lambda engine: engine.generate(REQUEST), fake)
+    assert len(fake.bodies) == 1
+
+
+def test_patience_ends(fake):
+    fake.plan = [503] * 1000
+    with pytest.raises(EngineError, match=r"no vLLM server answered in 0\.5 s \(status 503\)"):
+        with_engine(lambda engine: engine.generate(REQUEST), fake, patience=0.5)
+
+
+def test_no_server_at_all():
+    async def run():
+        async with VLLMEngine(ServerOptions(("http://127.0.0.1:9",), patience=0.1)):
+            pass
+
+    with pytest.raises(
+        UserError, match=r"no vLLM server answers at http://127\.0\.0\.1:9 .*; start one: make vllm-cpu"
+    ):
+        asyncio.run(run())
+
+
+def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tmp_path):
+    async def act(engine):
+        for version in (1, 2):
+            await engine.load_adapter(served_name("run", version), tmp_path)
+            await engine.generate(REQUEST)
+        return engine.adapter
+
+    assert with_engine(act, fake) == "run-v000002"
+    assert [body["model"] for body in fake.bodies] == ["run-v000001", "run-v000002"]
+    assert fake.adapters == ["run-v000002"]
+
+
+def test_an_episode_of_the_adapter_before_goes_on_with_that_adapters_weights(fake, tmp_path):
+    async def act(engine):
+        await engine.load_adapter("run-v000001", tmp_path / "one")
+        fake.plan = [503]  # this request tries again after a pause, in which the next adapter comes and its own goes
+        late = asyncio.create_task(engine.generate(REQUEST))
+        while fake.plan:
+            await asyncio.sleep(0.001)
+        await engine.load_adapter("run-v000002", tmp_path / "two")
+        fake.folders.clear()
+        await late
+
+    with_engine(act, fake)
+    assert [body["model"] for body in fake.bodies[:2]] == ["run-v000001", "run-v000001"]
+    assert fake.folders == {"run-v000001": str(tmp_path / "one")}
+
+
+def test_an_adapter_of_the_same_name_with_other_weights_is_loaded_anew(fake, tmp_path):
+    """As of another run, or of one begun anew, while the server stayed up."""
+
+    async def act(engine):
+        await engine.load_adapter("run-v000000", tmp_path)
+        await engine.generate(REQUEST)
+        return engine.adapter
+
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"old")
+    assert with_engine(act, fake) == "run-v000000"
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"new")
+    assert with_engine(act, fake) == "run-v000000"
+    first, second = (body["model"] for body in fake.bodies)
+    assert first != second
+    assert fake.adapters == [first, second]
+    assert first.startswith("run-v000000-")
+
+
+def test_an_adapter_that_another_worker_loads_at_the_same_moment_is_loaded(fake, tmp_path):
+    fake.raced = True
+
+    async def swap(engine):
+        await engine.load_adapter("run-v000001", tmp_path)
+        return engine.adapter
+
+    assert with_engine(swap, fake) == "run-v000001"
+    fake.refused = True
+    with pytest.raises(UserError, match=r"does not load adapter run-v000002 \(has already been loaded\)"):
+        with_engine(lambda engine: engine.load_adapter("run-v000002", tmp_path), fake)
+
+
+def test_a_restarted_server_gets_its_adapter_again(fake, tmp_path):
+    async def act(engine):
+        await engine.load_adapter("run-v000001", tmp_path)
+        fake.adapters.clear()  # as after a restart
+        return await asyncio.gather(*(engine.generate(REQUEST) for _ in range(5)))
+
+    assert len(with_engine(act, fake)) == 5
+    assert fake.adapters == ["run-v000001"]
+    assert all(body["model"] == "run-v000001" for body in fake.bodies)
+
+
+def test_episodes_stay_with_a_server_and_move_when_it_dies(fake):
+    other = FakeVLLM()
+
+    async def act(engine):
+        requests = [Request((1,), 1, (2,), episode=f"q{n % 10}/{n}") for n in range(40)]
+        await asyncio.gather(*(engine.generate(request) for request in requests))
+        share = len(fake.bodies)
+        other.stop()
+        await asyncio.gather(*(engine.generate(request) for request in requests))
+        return share
+
+    share = with_engine(act, fake, other)
+    assert 0 < share < 40
+    assert share % 4 == 0  # the four episodes of a question share one
+    assert len(fake.bodies) == share + 40
+
+
+def test_an_adapter_waits_for_a_server_that_is_being_started_again(fake, tmp_path):
+    async def act(engine):
+        await engine.load_adapter("run-v000000", tmp_path)
+        fake.stop()
+        fake.adapters.clear()
+        threading.Timer(0.7, fake.start).start()
+        await engine.load_adapter("run-v000001", tmp_path)
+        return fake.adapters
+
+    assert with_engine(act, fake) == ["run-v000001"]
+
+
+def test_a_server_that_is_not_ready_is_waited_for(fake, tmp_path):
+    async def act(engine):
+        fake.busy = 3
+        await engine.load_adapter("run-v000000", tmp_path)
+        return fake.busy
+
+    assert with_engine(act, fake) == 0
+    assert fake.adapters == ["run-v000000"]
+
+
+def test_an_adapter_does_not_wait_for_ever(fake, tmp_path):
+    async def act(engine):
+        fake.stop()
+        with pytest.raises(UserError, match=r"does not answer .* can't load adapter run-v000000; start it again"):
+            await engine.load_adapter("run-v000000", tmp_path)
+        fake.start()
+
+    with_engine(act, fake, patience=0.2)
+
+
+def test_servers_of_different_models_are_refused(fake):
+    other = FakeVLLM()
+    other.base = "another"
+    with pytest.raises(UserError, match="serve different models: another, policy"):
+        with_engine(lambda engine: engine.generate(REQUEST), fake, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt_token_ids": [1]}, "did not go on from the tokens"),
+        ({"token_ids": [5]}, "1 tokens and 2 log-probabilities"),
+        ({"token_ids": [5, 9]}, "stopped for 'stop' at token 9"),
+        ({"finish_reason": "abort"}, "stopped for 'abort'"),
+    ],
+)
+def test_an_answer_that_is_not_what_was_asked_for_is_refused(change, says):
+    choice = {"token_ids": [5, 2], "logprobs": {"token_logprobs": [-0.5, -0.25]}, "finish_reason": "stop"}
+    with pytest.raises(UserError, match=says):
+        read_sample(choice | change, REQUEST)
+
+
+def test_truncated_sampling_is_refused_unless_told():
+    with pytest.raises(UserError, match="make the log-probabilities wrong"):
+        Sampling(top_p=0.9).check()
+    with pytest.raises(UserError, match="make the log-probabilities wrong"):
+        Sampling(top_k=5).check()
+    Sampling(top_p=0.9, allow_truncated=True).check()
+    with pytest.raises(UserError, match="at least 0"):
+        Sampling(temperature=-1).check()

@@ -1,0 +1,122 @@
+"""Budget forcing: what is forced, cut and counted, token by token."""
+
+import pytest
+
+from forage.agent.options import Limits
+from forage.agent.protocol import write_answer, write_call
+from forage.engines.base import EngineError
+from forage.errors import UserError
+from forage.evaluation.strategies.budget_forcing import BudgetForcing
+from tests.scripted_engine import check_books, run
+
+FOUND = {"gout": {"c#0": "Rest helps."}}
+
+
+def script(*parts):
+    """The answer turn's parts, one for each request."""
+    left = list(parts)
+
+    def say(name, turn, text):
+        return write_call("gout") if turn == 0 else left.pop(0)
+
+    return say
+
+
+def said(episode, protocol):
+    """(the answer turn's tokens of the policy's own, the forced ones), as texts."""
+    turn = episode.turns[-1]
+    pairs = list(zip(episode.ids, episode.mask, strict=True))[turn.start : turn.end]
+    return tuple(protocol.tokenizer.decode([token for token, one in pairs if one == own]) for own in (1, 0))
+
+
+def length(protocol, text):
+    return len(protocol.turn_ids(text)) - 1
+
+
+def test_an_answer_that_comes_too_early_has_to_wait(protocol):
+    parts = ("No. " + write_answer("heat"), " it says rest and so on", ". " + write_answer("rest"))
+    outcome, engine = run(BudgetForcing(least=5, most=40), protocol, script(*parts), FOUND)
+    episode = outcome.episode
+    assert said(episode, protocol) == ("No. it says rest. <answer>rest</answer><|im_end|>", " Wait")
+    assert (episode.answer, episode.stop) == ("rest", "answer")
+    # Of the first part, five tokens were asked for: "No.", which stayed, and three of the answer, in vain.
+    assert [request.max_tokens for request in engine.requests[1:]] == [5, 3, 40 - 5]
+    assert outcome.extra_sampled == 3
+    assert all(logprob == 0 for logprob, one in zip(episode.logprobs, episode.mask, strict=True) if not one)
+    check_books(outcome, engine)
+
+
+def test_what_was_forced_is_read_and_not_sampled(protocol):
+    parts = ("No. " + write_answer("heat"), " rest and so on and on and on", "rest</answer>")
+    outcome, engine = run(BudgetForcing(least=6, most=6), protocol, script(*parts), FOUND)
+    assert said(outcome.episode, protocol)[1] == " Wait\n<answer>"
+    assert outcome.read == len(outcome.episode.ids) - outcome.episode.sampled
+    check_books(outcome, engine)
+
+
+def test_at_the_budget_the_answer_is_opened(protocol):
+    long = "It may be this or that or something else and so on and on"
+    outcome, engine = run(BudgetForcing(least=0, most=6), protocol, script(long, "rest</answer>"), FOUND)
+    own, forced = said(outcome.episode, protocol)
+    assert forced == "\n<answer>"
+    assert own == protocol.tokenizer.decode(protocol.turn_ids(long)[:6]) + "rest</answer><|im_end|>"
+    assert (outcome.episode.answer, outcome.episode.stop, outcome.episode.faults) == ("rest", "answer", ())
+    assert outcome.episode.well_formed
+    assert outcome.extra_sampled == 0
+    check_books(outcome, engine)
+
+
+def test_an_early_end_is_suppressed_only_so_often(protocol):
+    strategy, limits = BudgetForcing(least=8, most=40, waits=2), Limits(max_turns=2)
+    outcome, engine = run(strategy, protocol, script("a", "b", "c"), FOUND, limits=limits)
+    turn = outcome.episode.turns[1]
+    assert protocol.text(outcome.episode.ids[turn.start : turn.end]) == "a Waitb Waitc"
+    assert outcome.episode.ids[turn.end - 1] == protocol.end_of_turn
+    assert outcome.extra_sampled == 2  # two ends of turn
+    assert turn.faults == ("no_action",)
+    check_books(outcome, engine)
+
+
+def test_a_turn_that_searches_is_left_alone(protocol):
+    say = script(write_call("gout"), "Passage 1 says so." + write_answer("rest"), "x", "y")
+    free = BudgetForcing(least=2, most=60)
+    outcome, _ = run(free, protocol, say, FOUND, limits=Limits(max_turn_tokens=160))
+    assert len(outcome.episode.searches) >= 1
+    assert said(outcome.episode, protocol)[1] == ""
+
+
+def test_without_bounds_it_is_plain_sampling(protocol):
+    plain, first = run(play, protocol, script("So." + write_answer("rest")), FOUND)
+    outcome, second = run(BudgetForcing(least=0, most=10**4), protocol, script("So." + write_answer("rest")), FOUND)
+    assert outcome.episode.ids == plain.ids
+    assert [request.seed for request in first.requests] == [request.seed for request in second.requests]
+
+
+async def play(agent, question, seed):
+    return await agent.play(question, 0, seed)
+
+
+def test_before_anything_was_found_nothing_is_forced(protocol):
+    outcome, _ = run(BudgetForcing(least=30, most=40), protocol, lambda name, turn, text: write_answer("rest"))
+    assert (outcome.episode.answer, sum(outcome.episode.mask)) == ("rest", length(protocol, write_answer("rest")) + 1)
+
+
+def test_the_limit_of_a_turn_holds_for_forced_tokens_too(protocol):
+    long = "on and on and on and on and on and on and on and on and on and on and on and on"
+    limits = Limits(max_turn_tokens=24)
+    outcome, _ = run(BudgetForcing(least=0, most=23), protocol, script(long, "rest"), FOUND, limits=limits)
+    turn = outcome.episode.turns[-1]
+    assert (turn.end - turn.start, outcome.episode.stop) == (24, "turn_tokens")
+
+
+def test_an_engine_error_ends_the_episode_and_its_tokens_are_counted(protocol):
+    say = script("No." + write_answer("heat"), EngineError("gone"))
+    outcome, engine = run(BudgetForcing(least=5, most=40), protocol, say, FOUND)
+    assert (outcome.episode.stop, outcome.extra_sampled) == ("engine", 5)
+    check_books(outcome, engine)
+
+
+@pytest.mark.parametrize("wrong", [{"least": 5, "most": 4}, {"least": -1}, {"waits": -1}, {"least": 0, "most": 0}])
+def test_bad_budgets_are_told(wrong):
+    with pytest.raises(UserError, match="budget forcing"):
+        BudgetForcing(**wrong)

@@ -1,0 +1,98 @@
+"""Tree search: it goes on from the turn that promises most, and pays for shared turns once."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from forage.agent.agent import Growing
+from forage.agent.protocol import write_answer, write_call
+from forage.engines.base import EngineError
+from forage.evaluation.scorers import Oracle
+from forage.evaluation.strategies.tree_search import Node, TreeSearch
+from tests.scripted_engine import QUESTION, check_books, run
+
+WORTH = {"poor": 0.1, "fair": 0.5, "great": 1.0, "": 0.0, "worse": 0.2}
+SCORER = Oracle(lambda episodes, questions: [WORTH[episode.answer] for episode in episodes])
+FOUND = {"bad": {"x#0": "Nothing."}, "good": {"y#0": "All."}}
+
+
+def say(name, turn, text):
+    """The first rollout's query is bad, others' are good; only the second answer to the good query is great."""
+    if turn == 0:
+        return write_call("bad" if name == "0" else "good")
+    if '"query": "bad"' in text:
+        return write_answer("poor")
+    return write_answer({"1": "fair", "2": "great"}.get(name, "worse"))
+
+
+def test_it_goes_on_from_the_turn_that_promises_most(protocol):
+    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, at_once=1), protocol, say, FOUND)
+    assert (outcome.episode.id, outcome.episode.answer) == ("q1/2", "great")
+    first, second, third = outcome.tried
+    assert third.ids[: third.turns[0].end] == second.ids[: second.turns[0].end]
+    assert third.hits == second.hits == ("y#0",)
+    # Three rollouts of two turns, of which one turn was shared: five requests.
+    assert [request.episode for request in engine.requests] == ["q1/0", "q1/0", "q1/1", "q1/1", "q1/2"]
+    assert engine.requests[4].ids == engine.requests[3].ids
+    assert engine.requests[4].seed != engine.requests[3].seed
+    assert first.hits == ("x#0",)
+    check_books(outcome, engine)
+
+
+def test_a_shared_turn_is_paid_once(protocol):
+    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, at_once=1), protocol, say, FOUND)
+    shared = len(protocol.turn_ids(write_call("good")))
+    assert (outcome.extra_sampled, outcome.extra_read) == (-shared, shared)
+    assert outcome.sampled == engine.given
+    assert (outcome.turns, outcome.searches) == (5, 2)  # of three episodes of two turns and a search each
+    assert outcome.sampled + outcome.read == sum(len(episode.ids) for episode in outcome.tried)
+
+
+def test_rollouts_are_played_together(protocol):
+    outcome, engine = run(TreeSearch(SCORER, rollouts=6, width=3, at_once=3), protocol, say, FOUND)
+    assert engine.most_at_once == 3
+    assert len(outcome.tried) == 6
+    check_books(outcome, engine)
+    again, _ = run(TreeSearch(SCORER, rollouts=6, width=3, at_once=3), protocol, say, FOUND)
+    assert [replace(e, seconds={}) for e in again.tried] == [replace(e, seconds={}) for e in outcome.tried]
+
+
+def test_a_tree_that_is_all_gone_ends_the_search(protocol):
+    outcome, engine = run(TreeSearch(SCORER, rollouts=9, width=2, at_once=4), protocol, lambda *_: write_answer("fair"))
+    assert [episode.id for episode in outcome.tried] == ["q1/0", "q1/1"]
+    check_books(outcome, engine)
+
+
+def test_an_engine_error_says_nothing_of_the_turns_before_it(protocol):
+    """The good query's first answer fails; still it is not thought worse of than the bad one."""
+
+    def failing(name, turn, text):
+        return EngineError("gone") if name == "1" and turn == 1 else say(name, turn, text)
+
+    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, at_once=1), protocol, failing, FOUND)
+    assert [episode.stop for episode in outcome.tried] == ["answer", "engine", "answer"]
+    assert (outcome.episode.id, outcome.episode.answer) == ("q1/2", "great")
+    check_books(outcome, engine)
+
+
+def test_uct_by_hand():
+    root = Node(Growing("r", QUESTION, [], "base"), visits=4)
+    child = root.grow()
+    assert child.uct(1.0) == math.inf
+    child.visits, child.total = 1, 0.5
+    assert child.uct(1.0) == pytest.approx(0.5 + math.sqrt(math.log(4)))
+    child.back_up(0.25, visits=1)
+    assert (child.visits, child.total, root.visits, root.total) == (2, 0.75, 5, 0.25)
+
+
+def test_a_node_is_open_as_long_as_something_can_grow_below_it():
+    root = Node(Growing("r", QUESTION, [], "base"))
+    assert root.open(1)
+    child = root.grow()
+    assert not root.open(1)  # the child is being played
+    child.state = Growing("c", QUESTION, [], "base")
+    assert root.open(1)
+    child.state.stop = "answer"
+    assert not root.open(1)
+    assert root.open(2)

@@ -1,0 +1,143 @@
+"""Measures by hand, and equal to ir_measures called directly on random runs."""
+
+import math
+import random
+from dataclasses import replace
+from functools import cache
+
+import ir_measures
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.data.records import Question
+from forage.evaluation.measures import documents_of, grades_of, interval, measured, retrieval_measures
+from forage.evaluation.outcomes import Cost, Outcome, Result
+from forage.metrics import common_length, rouge_l
+from tests.agent.test_episode import EXAMPLE
+
+QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
+
+
+def result(episode, *others, extra_sampled=0, extra_read=0, latency=2.0, seconds=0.5):
+    outcome = Outcome(episode, (*others, episode), extra_sampled, extra_read)
+    return Result(episode, Cost.of(outcome, latency, seconds))
+
+
+def test_retrieval_by_hand():
+    found = [("a", "b", "c"), ("b",), (), ("x", "b")]
+    grades = [{"b": 1}, {"b": 3, "c": 1}, {"b": 1}, {}]
+    got = {name: values.tolist() for name, values in retrieval_measures(found, grades, (1, 3)).items()}
+    assert got["mrr"] == got["mrr@3"] == [1 / 2, 1, 0, 0]
+    assert got["mrr@1"] == [0, 1, 0, 0]
+    assert got["recall@1"] == [0, 1 / 2, 0, 0]
+    assert got["recall@3"] == [1, 1 / 2, 0, 0]
+    # The second: the best order has grade 3 first and grade 1 second; found is the first alone.
+    assert got["ndcg@3"] == pytest.approx([1 / math.log2(3), 3 / (3 + 1 / math.log2(3)), 0, 0])
+    assert got["ndcg@1"] == [0, 1, 0, 0]
+
+
+def test_the_order_is_that_of_the_hits_whatever_their_ids():
+    # trec_eval orders equal scores by id: here no two may be equal.
+    for order in (["a", "b", "c"], ["c", "b", "a"]):
+        assert retrieval_measures([order], [{order[1]: 1}], (1,))["mrr"] == [1 / 2]
+    many = [f"d{n}" for n in range(3000)]
+    assert retrieval_measures([many], [{"d2999": 1}], (1,))["mrr"] == [pytest.approx(1 / 3000)]
+
+
+def test_a_grade_of_zero_or_less_answers_nothing():
+    got = retrieval_measures([("a", "b")], [{"a": 0, "b": 2, "c": -2}], (2,))
+    assert (got["mrr"].tolist(), got["recall@2"].tolist()) == ([1 / 2], [1])
+    assert got["ndcg@2"] == pytest.approx([1 / math.log2(3)])
+
+
+def test_random_runs_equal_ir_measures_called_directly_and_the_textbook():
+    choose = random.Random(7)
+    units = [f"u{n}" for n in range(30)]
+    found = [choose.sample(units, choose.randint(1, 12)) for _ in range(60)]
+    grades = [{unit: choose.randint(1, 3) for unit in choose.sample(units, choose.randint(1, 6))} for _ in found]
+    ours = retrieval_measures(found, grades, (3, 10))
+    qrels = [ir_measures.Qrel(f"q{n}", unit, g) for n, graded in enumerate(grades) for unit, g in graded.items()]
+    run = [
+        ir_measures.ScoredDoc(f"q{n}", unit, 1 / (1 + p)) for n, ids in enumerate(found) for p, unit in enumerate(ids)
+    ]
+    names = {
+        "RR": "mrr",
+        "RR@3": "mrr@3",
+        "RR@10": "mrr@10",
+        "R@3": "recall@3",
+        "R@10": "recall@10",
+        "nDCG@3": "ndcg@3",
+        "nDCG@10": "ndcg@10",
+    }
+    metrics = list(ir_measures.iter_calc([ir_measures.parse_measure(name) for name in names], qrels, run))
+    assert len(metrics) == 7 * len(found)
+    for metric in metrics:
+        assert ours[names[str(metric.measure)]][int(metric.query_id[1:])] == metric.value
+    for n, (ids, graded) in enumerate(zip(found, grades, strict=True)):
+        gain = sum(graded.get(unit, 0) / math.log2(place + 1) for place, unit in enumerate(ids[:10], 1))
+        best = sum(g / math.log2(place + 1) for place, g in enumerate(sorted(graded.values(), reverse=True)[:10], 1))
+        assert ours["ndcg@10"][n] == pytest.approx(gain / best)
+        assert ours["recall@3"][n] == pytest.approx(len(set(ids[:3]) & set(graded)) / len(graded))
+
+
+def test_documents_of_chunks():
+    assert documents_of(["a#2", "b#0", "a#0", "x#y#1"]) == ["a", "b", "x#y"]
+
+
+def test_everything_of_two_questions_by_hand():
+    # The example searched twice and saw a, b, c; its policy sampled 4 tokens of 10 and was given 6.
+    tried = replace(EXAMPLE, answer="Rest.")
+    results = [
+        result(replace(EXAMPLE, answer="rest and heat"), tried, extra_sampled=5, extra_read=7),
+        result(replace(EXAMPLE, answer="", stop="turns")),
+    ]
+    questions = [QUESTION, replace(QUESTION, answer="", relevant_chunk_ids=("a",))]
+    half = {"format": lambda episodes, questions: [0.5] * len(episodes),
+            "answer_similarity": lambda episodes, questions: [0.25] * len(episodes)}  # fmt: skip
+    got = {n: v.tolist() for n, v in measured(results, questions, grades_of(questions), (3,), half).items()}
+    sampled, read = EXAMPLE.sampled, len(EXAMPLE.ids) - EXAMPLE.sampled
+    searches, turns = len(EXAMPLE.searches), len(EXAMPLE.turns)
+    assert (got["mrr"], got["recall@3"]) == ([1 / 3, 1], [1 / 2, 1])
+    assert got["token_f1"][0] == got["rouge_l"][0] == pytest.approx(2 / 3)
+    assert (got["format"], got["answered"]) == ([0.5, 0.5], [1, 0])
+    assert got["answer_similarity"][0] == 0.25
+    assert all(math.isnan(got[name][1]) for name in ("answer_similarity", "token_f1", "rouge_l"))
+    assert got["sampled_tokens"] == [2 * sampled + 5, sampled]
+    assert got["read_tokens"] == [2 * read + 7, read]
+    assert (got["searches"], got["turns"]) == ([2 * searches, searches], [2 * turns, turns])
+    assert (got["seconds"], got["latency"]) == ([0.5, 0.5], [2, 2])
+
+
+def test_by_document():
+    episode = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("d1#3", "d1#0", "d2#1")),))
+    got = measured([result(episode)], [QUESTION], [{"d2": 2, "d9": 1}], (1, 2), {}, by_document=True)
+    assert (got["mrr"].tolist(), got["recall@1"].tolist(), got["recall@2"].tolist()) == ([1 / 2], [0], [1 / 2])
+
+
+def test_intervals_leave_out_what_has_no_value():
+    assert interval(np.array([1.0, math.nan, 1.0])) == {"mean": 1, "low": 1, "high": 1}
+    assert interval(np.array([math.nan])) is None
+
+
+def test_rouge_l_by_hand():
+    assert rouge_l("the toe is red", "red is the big toe") == pytest.approx(4 / 9)
+    assert rouge_l("Rest, and ice.", "rest AND ice") == 1
+    assert rouge_l("", "x") == rouge_l("x", "") == rouge_l("?", "!") == rouge_l("a", "b") == 0
+
+
+@given(one=st.text("abcd", max_size=12), other=st.text("abcd", max_size=12))
+def test_the_longest_common_subsequence_equals_its_definition(one, other):
+    @cache
+    def longest(i, j):
+        if i == len(one) or j == len(other):
+            return 0
+        return 1 + longest(i + 1, j + 1) if one[i] == other[j] else max(longest(i + 1, j), longest(i, j + 1))
+
+    assert common_length(list(one), list(other)) == longest(0, 0)
+
+
+def test_an_outcome_whose_episode_was_not_tried_is_refused():
+    with pytest.raises(ValueError, match="is not among those"):
+        Cost.of(Outcome(EXAMPLE, (replace(EXAMPLE, id="other"),)), 0, 0)

@@ -1,0 +1,96 @@
+"""What several systems have in common is played once, and its time is told of each."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+from forage.agent.agent import BatchedSearch
+from forage.data.records import Question
+from forage.engines.base import EngineError
+from forage.evaluation.baselines import single
+from forage.evaluation.memo import Remembering, Shares
+from forage.evaluation.scorers import agreement
+from forage.evaluation.strategies.best_of_n import BestOfN
+from forage.evaluation.strategies.budget_forcing import BudgetForcing
+from forage.evaluation.strategies.self_consistency import SelfConsistency
+from tests.scripted_engine import QUESTION, Scripted, library, turns
+
+SCRIPT = turns({str(n): ("gout", f"answer {n}") for n in range(4)})
+
+
+def remembering(protocol, say=SCRIPT):
+    engine = Scripted(protocol, say)
+    return Remembering(engine, protocol, BatchedSearch(library({}), in_line=True)), engine
+
+
+def test_candidates_are_played_once_for_all_who_choose_among_them(protocol):
+    agent, engine = remembering(protocol)
+
+    async def go():
+        best = await BestOfN(agreement, n=4)(agent, QUESTION, 1)
+        asked = len(engine.requests)
+        vote = await SelfConsistency(n=4)(agent, QUESTION, 1)
+        one = await single(agent, QUESTION, 1)
+        assert len(engine.requests) == asked == 8  # four episodes of two turns
+        assert vote.tried == best.tried
+        assert one.tried == best.tried[:1]
+        assert one.sampled * 4 == best.sampled == vote.sampled == engine.given
+        await single(agent, QUESTION, 2)
+        assert len(engine.requests) == 10  # another seed
+        await single(agent, replace(QUESTION, question="another one?"), 1)
+        await agent.play(QUESTION, 0, 1, asked="another one, but searched for as before?")
+        assert len(engine.requests) == 14  # the same id, asked in other words
+        await BudgetForcing()(agent, QUESTION, 1)
+        assert len(engine.requests) > 14  # not what the policy says by itself
+
+    asyncio.run(go())
+
+
+def test_what_was_saved_is_told_in_seconds(protocol):
+    agent, engine = remembering(protocol)
+    answers = engine.generate
+
+    async def slow(request):
+        await asyncio.sleep(0.02)
+        return await answers(request)
+
+    engine.generate = slow
+
+    async def go():
+        agent.shares.start()
+        started = time.perf_counter()
+        for name in "ab":
+            await single(agent, Question(name, "What is gout?", ""), 0)
+        took = time.perf_counter() - started
+        assert agent.shares.take_saved() == 0
+        for name in "ba":
+            await single(agent, Question(name, "What is gout?", ""), 0)
+        saved = agent.shares.take_saved()
+        assert 0.08 <= saved <= took
+        assert agent.shares.take_saved() == 0
+
+    asyncio.run(go())
+
+
+def test_an_episode_that_the_engine_gave_up_on_is_played_again(protocol):
+    agent, engine = remembering(protocol)
+    answers = engine.generate
+
+    async def dead(request):
+        raise EngineError("no server answered")
+
+    async def go():
+        engine.generate = dead
+        assert (await agent.play(QUESTION)).stop == "engine"
+        engine.generate = answers
+        assert (await agent.play(QUESTION)).stop == "answer"
+
+    asyncio.run(go())
+
+
+def test_shares_by_hand(monkeypatch):
+    now = iter([10.0, 12.0, 15.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    shares = Shares()
+    shares.start()
+    assert [shares.lap(), shares.lap()] == [2, 3]

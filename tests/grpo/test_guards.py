@@ -1,0 +1,65 @@
+"""Guards by hand-made histories."""
+
+from dataclasses import replace
+
+import pytest
+
+from forage.errors import UserError
+from forage.grpo.guards import fault_of, means
+from forage.grpo.options import GuardOptions
+from forage.runs.stats import StepStats
+
+
+def stats(step, well_formed=0.9, searches=1.0, **training):
+    return StepStats(
+        step=step, adapter=f"v{step:06d}", rewards={"overall": [0.5]}, groups={"total": 1, "flat": 0, "replaced": 0},
+        episodes={"count": 1, "well_formed": well_formed, "searches": searches, "turns": 2, "sampled_tokens": 9,
+                  "tokens": 20, "stale": 0},
+        stops={}, faults={}, training=training,
+    )  # fmt: skip
+
+
+def fault(rows, **options):
+    return fault_of([stats(n, **row) for n, row in enumerate(rows)], GuardOptions(**options))
+
+
+def test_means_of_windows():
+    assert means([1, 2, 3], 2) == [1.5, 2.5]
+    assert means([1], 2) == []
+
+
+def test_a_fall_counts_when_its_window_is_under_the_share_of_the_best():
+    good, bad = {"well_formed": 0.9}, {"well_formed": 0.3}
+    assert fault([good] * 3) == ""
+    assert fault([good] * 3 + [bad]) == ""  # one bad step is none: the window's mean is .7
+    assert fault([good] * 3 + [bad] * 3) == "well-formed episodes fell from 0.90 to 0.30"
+    assert fault([bad] * 6) == ""  # never better
+    assert fault([good] * 3 + [{"well_formed": 0.5}] * 3) == ""
+    few = [{"searches": 1.2}] * 3 + [{"searches": 0.1}] * 3
+    assert fault(few) == "searches an episode fell from 1.20 to 0.10"
+    assert fault([bad], window=1) == ""
+    assert fault([]) == ""
+
+
+def test_entropy_kl_and_mismatch_have_bounds():
+    assert fault([{"entropy": 0.001}] * 3) == "entropy fell to 0.0010 nats a token"
+    assert fault([{"entropy": 0.1}] * 2 + [{"entropy": 0.001}]) == ""
+    assert fault([{"kl": 20.0}] * 3) == "KL to the start rose to 20"
+    assert fault([{"mismatch_kl": 0.2}] * 3) == "KL of sampler to trainer rose to 0.2"
+    assert fault([{"entropy": 0.5, "kl": 0.1, "mismatch_kl": 1e-5}] * 9) == ""
+
+
+def test_a_step_that_trained_nothing_has_no_entropy_to_judge():
+    assert fault_of([stats(0), stats(1), replace(stats(2), training={})], GuardOptions()) == ""
+
+
+def test_nothing_to_compare_for_long_is_a_fault():
+    flat = [replace(stats(n), groups={"total": 2, "flat": 2, "replaced": 0}) for n in range(10)]
+    assert fault_of(flat, GuardOptions()) == "in 10 steps no two episodes of a question were rewarded differently"
+    assert fault_of(flat[:9], GuardOptions()) == ""
+    assert fault_of([*flat[:9], stats(9)], GuardOptions()) == ""
+
+
+def test_windows_must_hold_a_step():
+    with pytest.raises(UserError, match="--window"):
+        GuardOptions(window=0).check()

@@ -1,0 +1,55 @@
+"""Guidance: weights by hand, and whose questions may be shown."""
+
+from dataclasses import replace
+
+import pytest
+
+from forage.agent.episode import append_episodes
+from forage.errors import UserError
+from forage.grpo.guidance import Shown, open_guide, weight_at
+from forage.grpo.options import GuidanceOptions
+from tests.agent.test_episode import EXAMPLE
+
+
+def shown(tmp_path, *questions):
+    path = tmp_path / "demonstrations.jsonl"
+    append_episodes(path, [replace(EXAMPLE, id=f"{q}/0", question_id=q) for q in questions])
+    return GuidanceOptions(path, demonstrations_per_step=2)
+
+
+def test_the_weight_falls_by_hand_or_stays():
+    falling = GuidanceOptions(demonstration_weight=0.2, demonstration_steps=4)
+    assert [weight_at(step, falling) for step in range(6)] == pytest.approx([0.2, 0.15, 0.1, 0.05, 0, 0])
+    assert weight_at(1000, GuidanceOptions(demonstration_weight=0.2)) == 0.2
+
+
+def test_each_step_shows_the_next_ones_and_a_round_shows_all(tmp_path):
+    guide = open_guide(shown(tmp_path, "a", "b", "c", "d"), 1, ["a", "b", "c", "d", "e"])
+    first, second, again = (guide.at(step) for step in (0, 1, 0))
+    assert {e.question_id for s in (first, second) for e in s.episodes} == {"a", "b", "c", "d"}
+    assert first == again
+    assert first.weight == 0.2
+
+
+def test_nothing_is_shown_without_a_file_or_once_the_weight_is_gone(tmp_path):
+    assert open_guide(GuidanceOptions(), 1, []).at(0) == Shown()
+    gone = replace(shown(tmp_path, "a"), demonstration_steps=3)
+    assert open_guide(gone, 1, ["a"]).at(2).episodes
+    assert open_guide(gone, 1, ["a"]).at(3) == Shown()
+
+
+def test_a_question_that_is_not_trained_on_is_not_shown(tmp_path):
+    with pytest.raises(UserError, match=r"demonstrations.jsonl: question held is not one of train.jsonl"):
+        open_guide(shown(tmp_path, "a", "held"), 1, ["a", "b"])
+
+
+def test_bad_options_say_so(tmp_path):
+    with pytest.raises(UserError, match=r"none.jsonl is not there; sft_train.py writes such a file"):
+        GuidanceOptions(tmp_path / "none.jsonl").check()
+    with pytest.raises(UserError, match="demonstration-weight"):
+        GuidanceOptions(demonstration_weight=-1).check()
+    with pytest.raises(UserError, match="demonstrations-per-step"):
+        GuidanceOptions(demonstrations_per_step=0).check()
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UserError, match="holds no episode"):
+        open_guide(GuidanceOptions(tmp_path / "empty.jsonl"), 1, ["a"])

@@ -1,0 +1,365 @@
+"""Losses and advantages: values by hand, and micro-batches that add up to the whole, however it is cut."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import tyro
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forage.errors import UserError
+from forage.grpo.losses import (
+    Totals,
+    add_stats,
+    advantages,
+    count_totals,
+    demonstration_loss,
+    flat_groups,
+    overlong_penalty,
+    policy_loss,
+    summary,
+    widest,
+)
+from forage.grpo.options import LossOptions
+from forage.policy.packing import pack
+
+LOG2 = math.log(2)
+
+
+@dataclass
+class Sequence:
+    ids: tuple
+    mask: tuple
+
+
+# Prompt, two of the policy's tokens, a tool's, one of the policy's; and a shorter episode with a single one.
+LONG, SHORT = Sequence((5, 6, 7, 8, 9), (0, 1, 1, 0, 1)), Sequence((5, 9), (0, 1))
+
+
+def rows(*episodes):
+    [batch] = pack(episodes, 100)
+    return batch
+
+
+def loss_of(batch, advantage, options, *, logprobs, old=None, sampler=None, reference=None, totals=None, **more):
+    """Loss, gradient by log-probability and summary; what is left out is as the log-probabilities are."""
+    logprobs = torch.tensor(logprobs).view(batch.ids_BT.shape).requires_grad_()
+    given = [logprobs.detach() if v is None else torch.tensor(v).view_as(logprobs) for v in (old, sampler or old)]
+    if reference is not None:
+        more["reference_BT"] = torch.tensor(reference).view_as(logprobs)
+    totals = totals or Totals(int(batch.sampled_BT.sum()), len(advantage))
+    loss, stats = policy_loss(logprobs, *given, torch.tensor(advantage), batch, options, totals, **more)
+    loss.backward()
+    return loss.item(), logprobs.grad.flatten().tolist(), summary(stats)
+
+
+def close(values):
+    return pytest.approx(values, abs=1e-6)
+
+
+# Advantages
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        # Means 1/2 and 1; deviations of the sample sqrt(1/3) and, for the pair, sqrt(2).
+        ("grpo", [-0.5 / (3**-0.5 + 1e-4), 0.5 / (3**-0.5 + 1e-4), -1 / (2**0.5 + 1e-4)]),
+        ("dr_grpo", [-0.5, 0.5, -1]),
+        ("rloo", [0 - 2 / 3, 1 - 1 / 3, 0 - 2]),
+        # All differences: four of 1/2 and two of 1, and zeros of the flat group and of the group of one.
+        ("reinforce++", [x / (math.sqrt((4 * 0.25 + 2) / 9) + 1e-4) for x in (-0.5, 0.5, -1)]),
+    ],
+)
+def test_advantages_by_hand(method, expected):
+    rewards = [0, 0, 1, 1, 0, 2, 0.1, 0.1, 0.1, 7]
+    groups = ["a", "a", "a", "a", "c", "c", "d", "d", "d", "e"]
+    low, high, pair = expected
+    found = advantages(rewards, groups, method)
+    assert found.dtype == torch.float64
+    assert found.tolist()[:6] == pytest.approx([low, low, high, high, pair, -pair], abs=1e-12)
+    assert found.tolist()[6:] == [0.0] * 4  # exactly: 0.1 + 0.1 + 0.1 is not 0.3
+    assert flat_groups(rewards, groups) == {"d", "e"}
+
+
+def test_groups_need_not_lie_together_and_none_takes_rewards_as_they_are():
+    assert advantages([1, 5, 3, 5], ["a", "b", "a", "b"], "dr_grpo").tolist() == [-1, 0, 1, 0]
+    assert advantages(torch.tensor([0.5, -2]), [0, 0], "none").tolist() == [0.5, -2]
+    assert advantages([], [], "grpo").tolist() == []
+    with pytest.raises(UserError, match="no way 'gae'"):
+        advantages([1], [0], "gae")
+
+
+@given(st.floats(-1e6, 1e6), st.integers(1, 30), st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce++"]))
+def test_equal_rewards_give_exactly_nothing(reward, count, method):
+    assert advantages([reward] * count, [0] * count, method).tolist() == [0.0] * count
+
+
+def test_the_widest_of_a_group_by_hand():
+    rewards, groups = [0.9, 0.0, 0.5, 1.0, 0.1, 0.9, 0.0, 0.1, 0.0], ["a"] * 5 + ["b"] * 4
+    chosen = [n for n, wide in enumerate(widest(rewards, groups, 2).tolist()) if wide]
+    assert chosen == [1, 3, 5, 6]
+    assert widest(rewards[5:], groups[5:], 3).tolist() == [True, True, False, True]
+    assert widest(rewards, groups, 9).all()
+    mixed = widest([1.0, 5.0, 0.0, 6.0, 0.5, 7.0], ["a", "b", "a", "b", "a", "b"], 2)
+    assert mixed.tolist() == [True, True, True, False, False, True]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9]), min_size=2, max_size=7), st.integers(2, 7))
+def test_no_other_choice_is_wider(rewards, most):
+    chosen = widest(rewards, ["q"] * len(rewards), most)
+    others = (np.var(choice) for choice in itertools.combinations(rewards, min(most, len(rewards))))
+    assert np.var(np.array(rewards)[chosen.numpy()]) == pytest.approx(max(others))
+
+
+def test_overlong_penalty_by_hand():
+    assert overlong_penalty([1, 80, 85, 90, 100, 500], 100, 20).tolist() == [0, 0, -0.25, -0.5, -1, -1]
+    for margin in (0, 101):
+        with pytest.raises(UserError, match="margin"):
+            overlong_penalty([1], 100, margin)
+
+
+# The loss
+
+
+def test_the_example():
+    loss, gradient, _ = loss_of(rows(Sequence((1, 2, 3), (0, 1, 1))), [1.0], LossOptions(), logprobs=[0.0, -1, -2])
+    assert loss == -1
+    assert gradient == [0, -0.5, -0.5]
+
+
+# Ratios 2, 1/2 and 1 of the long episode's tokens, 1/2 of the short one's.
+OLD = [0.0, -3, -3, 0, -3, 0, -3, 0, 0, 0]
+NEW = [0.0, LOG2 - 3, -LOG2 - 3, 0, -3, 0, -LOG2 - 3, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights"), [("token", (4, 4)), ("sequence", (3 * 2, 1 * 2)), ("constant", (2 * 10, 2 * 10))]
+)
+def test_clip_by_hand(aggregation, weights):
+    options = LossOptions(aggregation=aggregation, constant_length=10)
+    loss, gradient, found = loss_of(rows(LONG, SHORT), [1.0, -3.0], options, logprobs=NEW, old=OLD)
+    # Advantage 1: 2 is cut to 1.2, 1/2 stays for it is the worse one. Advantage -3: 1/2 is cut to .8.
+    long, short = weights
+    assert loss == close(-(1.2 + 0.5 + 1) / long + 0.8 * 3 / short)
+    assert gradient == close([0, 0, -0.5 / long, 0, -1 / long, 0, 0, 0, 0, 0])
+    assert found["clip_high_share"] == found["clip_low_share"] == 0.25
+    assert (found["ratio_mean"], found["ratio_min"], found["ratio_max"]) == close((1, 0.5, 2))
+    assert (found["tokens"], found["episodes"]) == (4, 2)
+    assert found["policy_loss"] == close(loss)
+
+
+def test_gspo_by_hand():
+    options = LossOptions(loss="gspo", aggregation="sequence", clip_low=0.2, clip_high=0.2)
+    # Log-ratios 2 log 2, -log 2 and -log 2 / 2: the mean is -log 2 / 6 and the ratio .891, within the bounds.
+    new = [0.0, 2 * LOG2 - 3, -LOG2 - 3, 0, -LOG2 / 2 - 3, 0, -LOG2 - 3, 0, 0, 0]
+    old = [0.0, -3, -3, 0, -3, 0, -3, 0, 0, 0]
+    ratio = math.exp(LOG2 / 6)
+    loss, gradient, found = loss_of(rows(LONG, SHORT), [1.0, -3.0], options, logprobs=new, old=old)
+    assert loss == close(-(ratio - 0.8 * 3) / 2)
+    assert gradient == close([0, -ratio / 6, -ratio / 6, 0, -ratio / 6, 0, 0, 0, 0, 0])
+    assert found["clip_low_share"] == 0.25  # of the tokens: one of four is in the clipped episode
+    by_token = loss_of(rows(LONG, SHORT), [1.0, -3.0], LossOptions(loss="gspo"), logprobs=new, old=old)
+    assert by_token[0] == close((-3 * ratio + 0.8 * 3) / 4)
+    assert by_token[1] == close([0, -ratio / 4, -ratio / 4, 0, -ratio / 4, 0, 0, 0, 0, 0])
+
+
+def test_cispo_by_hand():
+    options = LossOptions(loss="cispo", clip_low=0.2, clip_high=0.5)
+    loss, gradient, found = loss_of(rows(LONG, SHORT), [1.0, -3.0], options, logprobs=NEW, old=OLD)
+    # Ratios 2, 1/2, 1 and 1/2 become weights 1.5, .8, 1 and .8 of the log-probabilities: none loses its gradient.
+    weights = [0, -1.5 / 4, -0.8 / 4, 0, -1 / 4, 0, 0.8 * 3 / 4, 0, 0, 0]
+    assert gradient == close(weights)
+    assert loss == close(sum(w * x for w, x in zip(weights, NEW, strict=True)))
+    assert (found["clip_high_share"], found["clip_low_share"]) == (0.25, 0.5)
+    unbounded = LossOptions(loss="cispo", clip_low=1, clip_high=0.5)
+    assert loss_of(rows(LONG, SHORT), [1.0, -3.0], unbounded, logprobs=NEW, old=OLD)[1][2] == close(-0.5 / 4)
+
+
+@pytest.mark.parametrize(("unbiased", "gradient"), [(False, -1.0), (True, -1 + (2 - LOG2 - 1))])
+def test_kl_to_the_reference(unbiased, gradient):
+    batch, options = rows(SHORT), LossOptions(beta=0.5, unbiased_kl=unbiased)
+    # The reference finds the token twice as likely: k3 is 2 - log 2 - 1 = .307, its gradient 1 - 2.
+    loss, by_logprob, found = loss_of(batch, [0.0], options, logprobs=[0.0, -3], reference=[0.0, LOG2 - 3])
+    assert loss == close(0.5 * (1 - LOG2))
+    assert by_logprob == close([0, 0.5 * gradient])
+    assert found["kl"] == close(1 - LOG2)
+    assert found["policy_loss"] == 0
+    with pytest.raises(ValueError, match="reference_BT"):
+        loss_of(batch, [0.0], options, logprobs=[0.0, -3])
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights", "share"),
+    [
+        # Trainer over engine: 4, 1/2, 1/8 and 1 by token; 1/4 for the long episode, 1 for the short one.
+        ("none", (1, 1, 1, 1), 0),
+        ("token_truncate", (3, 0.5, 0.125, 1), 0.25),
+        ("token_mask", (0, 0.5, 0, 1), 0.5),
+        ("sequence_truncate", (0.25, 0.25, 0.25, 1), 0),
+        ("sequence_mask", (0, 0, 0, 1), 0.75),
+    ],
+)
+@pytest.mark.parametrize("loss", ["clip", "gspo", "cispo"])
+def test_corrections_by_hand(correction, weights, share, loss):
+    options = LossOptions(loss=loss, correction=correction, correction_cap=3.0)
+    logs = [2 * LOG2, -LOG2, -3 * LOG2, 0.0]
+    sampler = [-3 - log for log in logs]
+    logprobs = [0.0, -3, -3, 0, -3, 0, -3, 0, 0, 0]
+    placed = [0.0, sampler[0], sampler[1], 0, sampler[2], 0, sampler[3], 0, 0, 0]
+    _, gradient, found = loss_of(rows(LONG, SHORT), [1.0, 1.0], options, logprobs=logprobs, sampler=placed)
+    assert [gradient[n] for n in (1, 2, 4, 6)] == close([-w / 4 for w in weights])
+    assert found["corrected_share"] == share
+    assert found["mismatch_mean_abs"] == close(6 * LOG2 / 4)
+    assert found["mismatch_kl"] == close(sum(math.exp(x) - x - 1 for x in logs) / 4)
+
+
+def test_an_episode_that_is_not_kept_is_as_if_it_were_not_there():
+    old, new = [*OLD[:6], -500.0, *OLD[7:]], [*NEW[:6], -0.0, *NEW[7:]]
+    keep = torch.tensor([1.0, 0.0])
+    totals = count_totals([LONG, SHORT], keep)
+    assert totals == Totals(3, 1)
+    for aggregation in ("token", "sequence", "constant"):
+        options = LossOptions(aggregation=aggregation, constant_length=7, beta=0.1)
+        dropped = loss_of(
+            rows(LONG, SHORT), [1.0, -3.0], options, logprobs=new, old=old, reference=old, totals=totals, keep_N=keep
+        )
+        alone = loss_of(rows(LONG), [1.0], options, logprobs=NEW[:5], old=OLD[:5], reference=OLD[:5])
+        assert dropped[0] == close(alone[0])
+        assert dropped[1] == close([*alone[1], 0, 0, 0, 0, 0])
+        assert dropped[2] == close(alone[2])
+
+
+def test_nothing_sampled_gives_zeros_and_gradients_of_zero():
+    batch = rows(Sequence((5, 6), (0, 0)), Sequence((7,), (1,)))
+    for options in (LossOptions(), LossOptions(loss="gspo", aggregation="sequence"), LossOptions(loss="cispo")):
+        loss, gradient, found = loss_of(
+            batch, [1.0, 2.0], options, logprobs=[-math.inf] * 4, sampler=[math.nan] * 4, totals=Totals(0, 0)
+        )
+        assert loss == 0
+        assert gradient == [0] * 4
+        assert {*found.values()} == {0, 2}  # two episodes are there, with no token
+
+
+@pytest.mark.parametrize("loss", ["clip", "gspo", "cispo"])
+def test_probabilities_that_are_worlds_apart_give_finite_gradients(loss):
+    for old, new in ((-1000.0, -0.1), (-0.1, -1000.0)):
+        for advantage in (1.0, -1.0):
+            value, gradient, found = loss_of(
+                rows(SHORT), [advantage], LossOptions(loss=loss, beta=0.1), logprobs=[0.0, new], old=[0.0, old],
+                reference=[0.0, old], sampler=[0.0, new],
+            )  # fmt: skip
+            assert all(map(math.isfinite, [value, *gradient, *found.values()]))
+
+
+def test_a_first_token_that_was_sampled_is_left_out():
+    batch = rows(Sequence((5, 6), (1, 1)))
+    assert count_totals([Sequence((5, 6), (1, 1))]) == Totals(1, 1)
+    assert loss_of(batch, [1.0], LossOptions(), logprobs=[-9.0, -1], totals=Totals(1, 1))[1] == [0, -1]
+
+
+def test_entropy_is_a_mean_over_the_tokens_and_what_is_not_measured_is_not_told():
+    entropy = torch.tensor([[9.0, 1, 2, 9, 6]])
+    with_entropy = loss_of(rows(LONG), [1.0], LossOptions(), logprobs=OLD[:5], entropy_BT=entropy)[2]
+    assert with_entropy["entropy"] == 3
+    assert {*with_entropy} - {*loss_of(rows(LONG), [1.0], LossOptions(), logprobs=OLD[:5])[2]} == {"entropy"}
+    assert "kl" not in with_entropy
+
+
+EPISODES = st.lists(st.lists(st.sampled_from([0, 1]), min_size=0, max_size=6), min_size=1, max_size=6)
+OPTIONS = st.builds(
+    LossOptions,
+    loss=st.sampled_from(["clip", "gspo", "cispo"]),
+    aggregation=st.sampled_from(["token", "sequence", "constant"]),
+    constant_length=st.just(8),
+    beta=st.sampled_from([0.0, 0.5]),
+    unbiased_kl=st.booleans(),
+    correction=st.sampled_from(["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]),
+)
+
+
+@settings(max_examples=200)
+@given(EPISODES, OPTIONS, st.integers(1, 30), st.booleans(), st.integers(0, 1000), st.data())
+def test_micro_batches_add_up_to_the_whole(masks, options, budget, padding_free, seed, data):
+    """Loss, gradient and summary, for any packing into micro-batches, padded or not, some of them empty."""
+    sequences = [Sequence((1,) * (len(mask) + 1), (0, *mask)) for mask in masks]
+    keep = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=len(masks), max_size=len(masks))))
+    width = max(len(s.ids) for s in sequences)
+    random = torch.Generator().manual_seed(seed)
+    kinds = [torch.randn(len(masks), width, generator=random) * 0.5 - 2 for _ in range(5)]
+    advantage = torch.randn(len(masks), generator=random, dtype=torch.float64)
+    totals = count_totals(sequences, keep)
+
+    def run(budget, padding_free):
+        leaf = kinds[0].clone().requires_grad_()
+        losses, stats = [], []
+        for batch in pack(sequences, budget, padding_free=padding_free):
+            place = (batch.sequence_BT, batch.positions_BT)
+            current, old, sampler, reference, entropy = (
+                values[place] * batch.sampled_BT for values in (leaf, *kinds[1:])
+            )
+            loss, sums = policy_loss(
+                current, old, sampler, advantage, batch, options, totals, reference_BT=reference, entropy_BT=entropy,
+                keep_N=keep,
+            )  # fmt: skip
+            loss.backward()
+            losses.append(loss.detach())
+            stats.append(sums)
+        return torch.stack(losses).sum().item(), leaf.grad, summary(add_stats(stats))
+
+    whole, parts = run(10_000, False), run(budget, padding_free)
+    assert parts[0] == pytest.approx(whole[0], abs=1e-5, rel=1e-5)
+    torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-5)
+    assert parts[2] == pytest.approx(whole[2], abs=1e-5, rel=1e-5)
+    assert (whole[2]["tokens"], whole[2]["episodes"]) == totals
+
+
+def test_micro_batches_are_really_several():
+    assert len(pack([LONG, SHORT], 5)) == len(pack([LONG, SHORT], 6, padding_free=True)) == 2
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_low": 0.0}, "--clip-low 0.0 must be above 0"),
+        ({"clip_low": 1.1}, "--clip-low 1.1"),
+        ({"clip_high": -0.1}, "--clip-high -0.1"),
+        ({"aggregation": "constant"}, "--constant-length 0 must be at least 1"),
+        ({"beta": -1.0}, "--beta -1.0"),
+        ({"correction_cap": 1.0}, "--correction-cap 1.0"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        LossOptions(**options).check()
+    LossOptions().check()
+
+
+def test_options_are_a_command_line():
+    arguments = ["--loss", "gspo", "--clip-low", "3e-4", "--clip-high", "4e-4", "--aggregation", "sequence"]
+    options = tyro.cli(LossOptions, args=arguments)
+    assert options == LossOptions(loss="gspo", clip_low=3e-4, clip_high=4e-4, aggregation="sequence")
+
+
+# Demonstrations
+
+
+def test_a_demonstrations_loss_is_the_mean_over_what_it_says_alone():
+    batch = rows(LONG, SHORT)
+    logprobs_BT = torch.tensor([[9.0, -1.0, -2.0, 7.0, -3.0], [9.0, -6.0, 5.0, 5.0, 5.0]], requires_grad=True)
+    loss = demonstration_loss(logprobs_BT, batch, 4)
+    assert loss.item() == (1 + 2 + 3 + 6) / 4
+    loss.backward()
+    assert logprobs_BT.grad.tolist() == [[0, -0.25, -0.25, 0, -0.25], [0, -0.25, 0, 0, 0]]
+    apart = [
+        demonstration_loss(logprobs_BT[n : n + 1, :length], rows(episode), 4).item()
+        for n, (episode, length) in enumerate(((LONG, 5), (SHORT, 2)))
+    ]
+    assert apart == [1.5, 1.5]  # a batch's share is of all tokens, so shares add up

@@ -1,0 +1,79 @@
+"""A checkpoint puts weights, optimiser and random numbers back exactly; half-written ones do not count."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from forage.errors import UserError
+from forage.policy.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+
+
+def made(size=3):
+    torch.manual_seed(0)
+    model = nn.Linear(size, 2)
+    model.bias.requires_grad_(False)
+    return model, torch.optim.AdamW([model.weight], lr=0.1)
+
+
+def steps(model, optimizer, count):
+    for _ in range(count):
+        (model(torch.randn(4, model.in_features)) * torch.rand(2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_going_on_equals_never_having_stopped(tmp_path):
+    model, optimizer = made()
+    steps(model, optimizer, 3)
+    save_checkpoint(tmp_path, 3, model, optimizer, {"rows": [1]})
+    steps(model, optimizer, 3)
+    again, second = made()
+    assert load_checkpoint(tmp_path, again, second) == (3, {"rows": [1]})
+    steps(again, second, 3)
+    assert torch.equal(model.weight, again.weight)
+
+
+def test_only_the_last_is_kept_and_a_half_written_one_does_not_count(tmp_path):
+    model, optimizer = made()
+    assert load_checkpoint(tmp_path, model, optimizer) is None
+    steps(model, optimizer, 1)
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, step, model, optimizer, step)
+    (tmp_path / ".partial.x").mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["000010"]
+    assert load_checkpoint(tmp_path, model, optimizer) == (10, 10)
+    save_checkpoint(tmp_path, 10, model, optimizer, "again")
+    assert load_checkpoint(tmp_path, model, optimizer) == (10, "again")
+
+
+def test_another_models_checkpoint_is_refused(tmp_path):
+    model, optimizer = made()
+    steps(model, optimizer, 1)
+    save_checkpoint(tmp_path, 1, model, optimizer, 1)
+    with pytest.raises(UserError, match="of another model or adapter"):
+        load_checkpoint(tmp_path, *made(5))
+
+
+def test_a_full_disk_leaves_the_last_state_whole(tmp_path, monkeypatch):
+    model, optimizer = made()
+    steps(model, optimizer, 1)
+    save_checkpoint(tmp_path, 1, model, optimizer, {})
+    before = model.weight.clone()
+    steps(model, optimizer, 1)
+    real = Path.write_bytes
+
+    def full(path, data):
+        if path.name == "optimizer.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, 2, model, optimizer, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["000001"]
+    again, second = made()
+    assert load_checkpoint(tmp_path, again, second) == (1, {})
+    assert torch.equal(again.weight, before)

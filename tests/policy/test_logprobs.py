@@ -1,0 +1,128 @@
+"""token_logprobs equals the plain formula, in value and in gradient, and skips what was not sampled."""
+
+import math
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from forage.errors import UserError
+from forage.policy.logprobs import _chunk_scores, token_logprobs
+from forage.policy.packing import TokenBatch
+
+
+def tiny_model(**settings):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, **settings,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def batch_of(lengths=(9, 6), prompts=(3, 2), width=10):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 61, (len(lengths), width), generator=generator)
+    attention, sampled = torch.zeros_like(ids), torch.zeros_like(ids)
+    for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
+        attention[row, :length] = 1
+        sampled[row, prompt:length] = 1
+    sampled[0, 5] = 0  # a tool's token in between
+    return made_of(ids, attention, sampled)
+
+
+def made_of(ids, attention, sampled):
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    sequence = torch.arange(ids.shape[0])[:, None].expand_as(ids)
+    return TokenBatch(ids, positions, sampled, sequence, attention)
+
+
+def plain(model, batch, temperature=1.0):
+    logits = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits.float() / temperature
+    chosen = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids_BT[:, 1:, None]).squeeze(2)
+    return torch.cat([torch.zeros(len(chosen), 1), chosen], dim=1) * batch.sampled_BT
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("chunk", [1, 4, 256])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_equal_the_plain_formula(tied, chunk, temperature):
+    model, batch = tiny_model(tie_word_embeddings=tied), batch_of()
+    weights = torch.linspace(-1, 1, batch.ids_BT.numel()).view_as(batch.ids_BT)
+    gradients = []
+    for logprobs in (token_logprobs(model, batch, chunk, temperature), plain(model, batch, temperature)):
+        model.zero_grad()
+        (logprobs * weights).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        if len(gradients) == 1:
+            ours = logprobs
+    torch.testing.assert_close(ours, plain(model, batch, temperature), atol=1e-5, rtol=0)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_value_by_hand():
+    head = nn.Linear(2, 3, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
+    # Logits 2, 1, 0: log-probability of the first is 2 - log(e^2 + e^1 + e^0).
+    found, entropy = _chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 1.0)
+    chances = [math.exp(x) / (math.exp(2) + math.exp(1) + 1) for x in (2, 1, 0)]
+    assert entropy.item() == pytest.approx(-sum(p * math.log(p) for p in chances), abs=1e-6)
+    assert not entropy.requires_grad
+    assert found.item() == pytest.approx(2 - math.log(math.exp(2) + math.exp(1) + 1), abs=1e-6)
+    halved, _ = _chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 2.0)
+    assert halved.item() == pytest.approx(1 - math.log(math.exp(1) + math.exp(0.5) + 1), abs=1e-6)
+
+
+def test_only_positions_before_sampled_tokens_reach_the_output_layer():
+    model, batch = tiny_model(), batch_of()
+    seen = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
+    with torch.no_grad():
+        logprobs = token_logprobs(model, batch, chunk=4)
+    sampled = int(batch.sampled_BT.sum())
+    assert sampled == 9  # 6 and 4, less the tool's token
+    assert seen == [4, 4, 1]
+    assert logprobs[batch.sampled_BT == 0].abs().sum() == 0
+    assert (logprobs[batch.sampled_BT == 1] < 0).all()
+
+
+def test_nothing_sampled_gives_zeros_and_a_first_token_has_no_logprob():
+    model, batch = tiny_model(), batch_of()
+    nothing = made_of(batch.ids_BT, batch.attention_BT, torch.zeros_like(batch.sampled_BT))
+    assert token_logprobs(model, nothing).abs().sum() == 0
+    first = torch.zeros_like(batch.sampled_BT)
+    first[:, 0] = 1
+    assert token_logprobs(model, made_of(batch.ids_BT, batch.attention_BT, first)).abs().sum() == 0
+
+
+def test_padding_does_not_change_the_values():
+    model, batch = tiny_model(), batch_of()
+    padded = token_logprobs(model, batch)
+    row = made_of(batch.ids_BT[1:, :6], batch.attention_BT[1:, :6], batch.sampled_BT[1:, :6])
+    torch.testing.assert_close(token_logprobs(model, row)[0], padded[1, :6], atol=1e-5, rtol=0)
+
+
+def test_the_reference_is_the_same_weights_with_the_adapter_off():
+    base, batch = tiny_model(), batch_of()
+    reference = token_logprobs(base, batch).detach()
+    policy = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    changed = token_logprobs(policy, batch)
+    assert (changed - reference).abs().max() > 1e-3
+    with policy.disable_adapter(), torch.no_grad():
+        torch.testing.assert_close(token_logprobs(policy, batch), reference)
+    changed.sum().backward()
+    trained = [name for name, p in policy.named_parameters() if p.grad is not None]
+    assert trained
+    assert all("lora_" in name for name in trained)
+
+
+def test_models_that_change_their_logits_are_refused():
+    model = tiny_model()
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(UserError, match="final_logit_softcapping"):
+        token_logprobs(model, batch_of())

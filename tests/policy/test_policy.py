@@ -1,0 +1,123 @@
+"""A policy folder is loaded as it was made, 4-bit or not, and refused in one line where a part is gone."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from create_lora_model import Options, main
+from forage.errors import UserError
+from forage.machine import compute_dtype
+from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import pack
+from forage.policy.policy import load_base, load_policy, read_policy_card, write_policy_card
+from tests.policy.test_packing import Sequence
+from tests.scripts.test_create_lora_model import tiny_llama
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["4-bit", "whole"])
+def made(request, tmp_path_factory, model_folder):
+    base = tmp_path_factory.mktemp("base") / "tiny"
+    torch.manual_seed(0)
+    tiny_llama().save_pretrained(base)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(base)
+    folder = tmp_path_factory.mktemp("policy") / "policy"
+    main(Options(base_model=str(base), output_dir=folder, quantize=request.param, r=4, alpha=8, overwrite=True))
+    return folder
+
+
+def logprobs(model):
+    [batch] = pack([Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1))], 10)
+    with torch.no_grad():
+        return token_logprobs(model, batch)
+
+
+def test_only_the_adapter_is_trained_and_a_fresh_one_changes_nothing(made):
+    card = read_policy_card(made)
+    policy = load_policy(card)
+    trained = [name for name, weight in policy.named_parameters() if weight.requires_grad]
+    assert trained
+    assert all("lora_" in name for name in trained)
+    torch.testing.assert_close(logprobs(policy), logprobs(load_base(card)), atol=1e-4, rtol=1e-3)
+    assert {weight.dtype for name, weight in policy.named_parameters() if "lora_" in name} == {torch.float32}
+
+
+def test_unpacked_weights_say_what_packed_ones_do(made):
+    card = read_policy_card(made)
+    unpacked = load_base(card, dequantize=True)
+    assert {weight.dtype for weight in unpacked.parameters()} == {compute_dtype()}
+    torch.testing.assert_close(logprobs(unpacked), logprobs(load_base(card)), atol=2e-2, rtol=1e-2)
+
+
+def test_what_was_measured_is_trained_by_the_same_gradients(made):
+    """On processors with bf16 units bitsandbytes would pack 4-bit weights when first measured."""
+    policy = load_policy(read_policy_card(made))
+    [batch] = pack([Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1))], 10)
+
+    def gradients():
+        policy.train()
+        policy.zero_grad()
+        token_logprobs(policy, batch).sum().backward()
+        return {name: weight.grad.clone() for name, weight in policy.named_parameters() if weight.grad is not None}
+
+    before = gradients()
+    policy.eval()
+    logprobs(policy)
+    assert not any(getattr(module, "support_avx512bf16_for_cpu", False) for module in policy.modules())
+    after = gradients()
+    assert before
+    assert all(torch.equal(gradient, after[name]) for name, gradient in before.items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(tmp_path, model_folder, dtype):
+    torch.manual_seed(0)
+    tiny_llama().save_pretrained(tmp_path / "tiny")
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "tiny")
+    main(Options(base_model=str(tmp_path / "tiny"), output_dir=tmp_path / "policy", quantize=False, dtype=dtype))
+    card = read_policy_card(tmp_path / "policy")
+    assert {weight.dtype for weight in load_base(card).parameters()} == {getattr(torch, dtype)}
+    write_policy_card(card, tmp_path)
+    assert read_policy_card(tmp_path).dtype == dtype  # a warm start's and a run's too
+    older = json.loads((tmp_path / "model.json").read_text())
+    del older["dtype"]
+    (tmp_path / "model.json").write_text(json.dumps(older))
+    assert read_policy_card(tmp_path).dtype == "auto"
+    (tmp_path / "model.json").write_text(json.dumps(older | {"dtype": "int8"}))
+    with pytest.raises(UserError, match=r"damaged \(dtype int8\)"):
+        read_policy_card(tmp_path)
+
+
+def test_adapters_are_published_whole_under_their_version_and_name_the_full_base(made, tmp_path):
+    card = read_policy_card(made)
+    policy = load_policy(card)
+    write_policy_card(card, tmp_path)
+    for version in (0, 12):
+        assert publish_adapter(policy, tmp_path, version) == adapter_path(tmp_path, version)
+    (tmp_path / "adapters" / ".v000013.part").mkdir()  # of a killed process
+    assert versions(tmp_path) == [0, 12]
+    assert newest_adapter(tmp_path).name == "v000012"
+    config = json.loads((newest_adapter(tmp_path) / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == card.full_base
+    assert sorted(path.name for path in newest_adapter(tmp_path).iterdir()) == [
+        "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+    load_policy(read_policy_card(tmp_path))  # a folder of adapters is a policy too, wherever its base lies
+
+
+def test_what_is_missing_is_told(made, tmp_path):
+    with pytest.raises(UserError, match=r"has no model\.json; make a policy with create_lora_model"):
+        read_policy_card(tmp_path)
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(UserError, match=r"model\.json is damaged"):
+        read_policy_card(tmp_path)
+    shutil.copy(made / "model.json", tmp_path)
+    card = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(card | {"base": str(tmp_path / "gone")}))
+    with pytest.raises(UserError, match="gone, which is gone"):
+        read_policy_card(tmp_path)
+    with pytest.raises(UserError, match="holds no adapters/v000000"):
+        newest_adapter(tmp_path)

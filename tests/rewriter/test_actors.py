@@ -1,0 +1,143 @@
+"""What the policy samples and how it is scored, what is trained, and what plain transformers makes of the result."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from forage.errors import UserError
+from forage.rewriter.actors import attended, make_actors, save_lm, text_of, write_texts
+from forage.rewriter.options import ActorOptions, SamplingOptions
+from forage.rewriter.ppo import logprobs_of, see
+from forage.rewriter.rewrites import left_padded
+from tests.tiny_rewriter import tiny_actors, tiny_lm, tiny_rows
+
+
+def test_what_a_model_is_given_by_hand():
+    seen = attended(torch.tensor([[9, 5, 6], [9, 9, 7]]), 9)
+    assert seen["input_ids"].tolist() == [[0, 5, 6], [0, 0, 7]]
+    assert seen["attention_mask"].tolist() == [[0, 1, 1], [0, 0, 1]]
+    assert seen["position_ids"].tolist() == [[0, 0, 1], [0, 0, 0]]
+
+
+def test_padding_changes_no_log_probability():
+    actors, _ = tiny_actors()
+    policy = actors.policy
+    prompts = [row.prompt for row in tiny_rows(3)]
+    padded = torch.cat((left_padded(prompts, policy.pad_id), torch.tensor([[7, 8, 9]] * 3)), 1)
+    together = policy.response_logits(padded, 3)[0]
+    for row, prompt in enumerate(prompts):
+        alone = policy.lm(input_ids=torch.tensor([[*prompt, 7, 8, 9]])).logits[0, -4:-1] / 0.7
+        torch.testing.assert_close(together[row], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_top_p_bounds_what_is_sampled_and_not_how_it_is_scored():
+    actors, _ = tiny_actors(sampling=SamplingOptions(max_new_tokens=1, top_p=0.5))
+    policy = actors.policy
+    prompts = left_padded([tiny_rows(1)[0].prompt] * 64, policy.pad_id)
+    logits = policy.response_logits(torch.cat((prompts[:1], torch.zeros(1, 1, dtype=torch.long)), 1), 1)[0][0, 0]
+    ordered = logits.softmax(-1).sort(descending=True)
+    nucleus = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist())
+    torch.manual_seed(0)
+    output = policy.generate(**attended(prompts, policy.pad_id))
+    drawn = output.sequences[:, -1]
+    assert {int(token) for token in drawn} <= nucleus
+    assert len(set(drawn.tolist())) > 1
+    scored = logprobs_of(torch.stack(output.scores, 1), drawn[:, None])[:, 0]
+    torch.testing.assert_close(scored, logits.log_softmax(-1)[drawn], rtol=1e-4, atol=1e-4)
+
+
+def test_a_response_ends_at_eos_and_its_row_is_filled_up():
+    actors, tokenizer = tiny_actors()
+    assert text_of(tokenizer, [*tokenizer("sore  toe")["input_ids"], 2, 2, 77], 2) == "sore toe"
+    assert text_of(tokenizer, [2], 2) == ""
+    lm, prompts = actors.policy.lm, [(5, 6, 7), (50, 60)]
+    seen = lm.model(input_ids=torch.tensor([prompts[0]])).last_hidden_state[0, -1]
+    lm.lm_head.weight.data[2] = 1000 * seen  # so that eos is the likeliest after the first prompt
+    responses = actors.policy.sample(left_padded(prompts, actors.policy.pad_id), greedy=True)
+    assert responses[0].tolist() == [2] * responses.shape[1]
+    assert responses[1, 0] != 2
+
+
+def test_texts_come_back_in_order_whatever_batch_they_were_in():
+    actors, tokenizer = tiny_actors()
+    prompts = [row.prompt for row in tiny_rows(5)][::-1]
+    alone = [write_texts(actors.policy, tokenizer, [prompt])[0] for prompt in prompts]
+    assert write_texts(actors.policy, tokenizer, prompts, batch=2) == alone
+    assert len(set(alone)) > 1
+
+
+@pytest.mark.parametrize(("value", "lora_rank"), [("separate", 0), ("shared", 0), ("auto", 4)])
+def test_what_is_trained(value, lora_rank):
+    lm, tokenizer = tiny_lm()
+    whole = sum(weight.numel() for weight in lm.parameters())
+    head = lm.lm_head.weight.numel()
+    actors = make_actors(
+        lm, ActorOptions(value=value, lora_rank=lora_rank), SamplingOptions(), 2, len(tokenizer), 0, seed=0
+    )
+    trained = sum(weight.numel() for weight in actors.parameters() if weight.requires_grad)
+    if lora_rank:
+        assert trained < whole / 10
+        assert all("lora" in n or "score" in n for n, w in actors.named_parameters() if w.requires_grad)
+    else:
+        assert trained == whole + 33 + (whole - head if value == "separate" else 0)
+    assert not any(weight.requires_grad for weight in actors.reference.parameters())
+    sequences = torch.tensor([[5, 6, 7, 8]])
+    logits, values = see(actors, sequences, 2)
+    assert values.tolist() == [[0, 0]]  # a head that has learnt nothing says nothing
+    torch.testing.assert_close(actors.reference.response_logits(sequences, 2), logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_reference_stays_what_it_was():
+    for options in (ActorOptions(), ActorOptions(lora_rank=4)):
+        actors, _ = tiny_actors(options)
+        sequences = torch.tensor([[5, 6, 7, 8]])
+        before = actors.reference.response_logits(sequences, 2)
+        for weight in actors.policy.parameters():
+            if weight.requires_grad:
+                weight.data += 0.1
+        torch.testing.assert_close(actors.reference.response_logits(sequences, 2), before, rtol=0, atol=0)
+        assert not torch.allclose(actors.policy.response_logits(sequences, 2)[0], before)
+
+
+def test_no_dropout_whatever_mode_is_asked_for():
+    config = GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=2)
+    actors = make_actors(GPT2LMHeadModel(config), ActorOptions(), SamplingOptions(), 2, 100, 0, seed=0)
+    for _ in range(2):
+        one, other = (actors.policy.response_logits(torch.tensor([[5, 6, 7, 8]]), 2)[0] for _ in range(2))
+        assert torch.equal(one, other)
+        for part in (actors.policy, actors.value_model, actors.reference.frozen):
+            assert not any(module.training for module in part.modules() if isinstance(module, torch.nn.Dropout))
+        actors.train()
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_plain_transformers_loads_what_was_trained(tmp_path, lora_rank):
+    actors, tokenizer = tiny_actors(ActorOptions(lora_rank=lora_rank))
+    tiny_lm()[0].save_pretrained(tmp_path / "source")
+    for weight in actors.policy.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1)
+    sequences = torch.tensor([[5, 6, 7, 8]])
+    trained = actors.policy.response_logits(sequences, 2)[0] * 0.7
+    save_lm(actors.policy, str(tmp_path / "source"), tokenizer, tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.dtype == torch.float32
+    torch.testing.assert_close(loaded(input_ids=sequences).logits[:, 1:3], trained, rtol=1e-4, atol=1e-4)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == len(tokenizer)
+    assert loaded.generation_config.eos_token_id == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (SamplingOptions(max_new_tokens=0), "--max-new-tokens"),
+        (SamplingOptions(temperature=0.0), "--temperature 0"),
+        (SamplingOptions(top_p=0.0), "--top-p"),
+        (SamplingOptions(top_p=1.1), "--top-p"),
+        (ActorOptions(lora_rank=-1), "--lora-rank"),
+        (ActorOptions(lora_rank=4, value="separate"), "--value separate"),
+    ],
+)
+def test_options_that_can_not_be(options, says):
+    with pytest.raises(UserError, match=says):
+        options.check()

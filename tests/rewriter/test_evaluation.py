@@ -1,0 +1,57 @@
+"""Ways to search, side by side: measures and differences by hand, and the table."""
+
+import json
+import math
+
+import pytest
+
+from forage.errors import UserError
+from forage.rewriter.evaluation import (
+    RAW,
+    difference,
+    load_measured,
+    measured,
+    print_measured,
+    result_rows,
+    save_measured,
+)
+from forage.rewriter.rewrites import Row
+from forage.statistics import span
+
+ROWS = [Row("one", ("a", "b"), (1,)), Row("two", ("c",), (2,))]
+
+
+def search(queries):
+    return [query.split() for query in queries]
+
+
+def ways():
+    return [measured(RAW, ROWS, ["x", "x c"], search, 2), measured("better", ROWS, ["a b", "c"], search, 2)]
+
+
+def test_ways_by_hand():
+    raw, better = ways()
+    assert (raw.recall, raw.mrr) == ([0, 1], [0, 0.5])
+    assert raw.ndcg == [0, pytest.approx(1 / math.log2(3))]
+    assert (better.recall, better.ndcg, better.mrr) == ([1, 1], [1, 1], [1, 1])
+    assert difference(better, raw)["mean"] == 0.5
+    assert difference(raw, raw) == {"mean": 0, "low": 0, "high": 0}
+    assert span({"mean": 0, "low": 0.1, "high": 0.25}) == "0.100 to 0.250"
+
+
+def test_what_is_measured_is_kept(tmp_path):
+    save_measured(tmp_path / "ways.json", ways())
+    assert load_measured(tmp_path / "ways.json") == ways()
+    (tmp_path / "ways.json").write_text('[{"way": 1}]')
+    with pytest.raises(UserError, match=r"ways.json is damaged"):
+        load_measured(tmp_path / "ways.json")
+
+
+def test_results_and_their_table(capsys):
+    rows = result_rows(ways())
+    assert json.loads(json.dumps(rows))[1]["over_raw"]["mean"] == 0.5
+    assert [(row["way"], row["questions"], row["mrr"]) for row in rows] == [(RAW, 2, 0.25), ("better", 2, 1.0)]
+    print_measured(ways(), 2)
+    said = capsys.readouterr().out
+    assert "better" in said
+    assert "+0.500" in said

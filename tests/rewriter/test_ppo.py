@@ -1,0 +1,137 @@
+"""PPO's formulas by hand."""
+
+import math
+
+import pytest
+import torch
+
+from forage.errors import UserError
+from forage.rewriter.options import ActorOptions, PPOOptions, SamplingOptions
+from forage.rewriter.ppo import (
+    Lesson,
+    entropy_of,
+    gae,
+    last_places,
+    logprobs_of,
+    make_optimizer,
+    ppo_loss,
+    rollout,
+    token_rewards,
+    train_own,
+    whitened,
+)
+from tests.tiny_rewriter import batches_of, tiny_actors, tiny_rows
+
+
+def close(tensor, expected):
+    torch.testing.assert_close(tensor, torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+def test_gae_by_hand():
+    # d1 = 1 + 0 - .25 = .75; d0 = 0 + .25 - .5 = -.25; A1 = .75; A0 = -.25 + .5 * .75 = .125
+    close(gae(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), 1.0, 0.5), [[0.125, 0.75]])
+    # gamma .5, lambda 1: discounted return less value. Returns 1.75, 1.5, 1: of rewards 1, 1, 1.
+    close(gae(torch.ones(1, 3), torch.tensor([[0.0, 0.5, 2.0]]), 0.5, 1.0), [[1.75, 1.0, -1.0]])
+    # lambda 0: one step's errors alone
+    close(gae(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), 1.0, 0.0), [[-0.25, 0.75]])
+
+
+def test_where_a_response_ends_and_its_score_stands():
+    tokens = torch.tensor([[5, 0, 0, 0], [5, 6, 7, 8], [0, 0, 0, 0], [5, 6, 7, 0]])
+    last = last_places(tokens, eos_id=0)
+    assert last.tolist() == [1, 3, 0, 3]
+    kl = torch.tensor([[1.0, 2, 0, 0], [1, 1, 1, 1], [3, 0, 0, 0], [0, 0, 0, 0]])
+    scores = torch.tensor([1.0, 0.5, 0.25, 1.0])
+    expected = [[-0.1, -0.2, 1, 0], [-0.1, -0.1, -0.1, 0.4], [-0.3, 0.25, 0, 0], [0, 0, 0, 1.0]]
+    close(token_rewards(kl, scores, last, 0.1), expected)
+
+
+def test_whitening_by_hand():
+    half = 1 / math.sqrt(2)
+    mask = torch.tensor([[True, True, False]])
+    close(whitened(torch.tensor([[1.0, 3.0, 99.0]]), mask), [[-half, half, 0.0]])
+
+
+def test_logprobs_and_entropy_by_hand():
+    logits = torch.tensor([[[0.0, 0.0], [math.log(3), 0.0]]])
+    close(logprobs_of(logits, torch.tensor([[0, 1]])), [[math.log(0.5), math.log(0.25)]])
+    close(entropy_of(logits), [[math.log(2), -0.75 * math.log(0.75) - 0.25 * math.log(0.25)]])
+
+
+def lesson(advantages, values, returns, mask=None):
+    one = torch.ones_like(advantages)
+    kept = one.bool() if mask is None else mask
+    return Lesson(one.long(), one.long(), torch.zeros_like(one), values, advantages, returns, kept, kept)
+
+
+def test_the_loss_by_hand():
+    options = PPOOptions(clip_range=0.2, value_clip_range=0.2, value_coef=0.1)
+    logs = torch.tensor([[math.log(1.5), math.log(0.5)]])
+    zero = torch.zeros(1, 2)
+    # Advantage 1: 1.5 counts as 1.2, .5 as it is. The value .5 for a return of 1 counts as .2, whose error is .64.
+    part = lesson(torch.ones(1, 2), zero, torch.tensor([[1.0, 0.0]]))
+    loss = ppo_loss(logs, torch.tensor([[0.5, 0.0]]), part, options)
+    close(loss.policy, -(1.2 + 0.5) / 2)
+    close(loss.value, 0.5 * 0.64 / 2)
+    close(loss.total, -0.85 + 0.1 * 0.16)
+    close(loss.ratio, 1.0)
+    close(loss.clipped, 0.5)
+    close(loss.value_clipped, 0.5)
+    close(loss.kl, 0.5 * (math.log(1.5) ** 2 + math.log(0.5) ** 2) / 2)
+    # Advantage -1: 1.5 counts as it is, .5 as .8.
+    close(ppo_loss(logs, zero, lesson(-torch.ones(1, 2), zero, zero), options).policy, (1.5 + 0.8) / 2)
+
+
+def test_padding_is_in_no_loss():
+    mask = torch.tensor([[True, False]])
+    part = lesson(torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), mask)
+    loss = ppo_loss(torch.tensor([[0.0, 50.0]]), torch.tensor([[0.0, 9.0]]), part, PPOOptions())
+    assert (loss.policy, loss.value, loss.ratio, loss.kl) == (-1, 0, 1, 0)
+
+
+def test_a_batch_that_is_all_alike_teaches_nothing():
+    actors, _ = tiny_actors()
+    actors.value_model.score.weight.data.normal_()  # noise that whitening would blow up
+    batch = next(batches_of(tiny_rows(), actors.policy.pad_id))
+    flat, _ = rollout(actors, batch, lambda rows, _: [0.5] * len(rows), PPOOptions(kl_coef=0.0))
+    told, _ = rollout(actors, batch, lambda rows, _: [0.0, 1.0] * (len(rows) // 2), PPOOptions(kl_coef=0.0))
+    assert told.advantages_BR[told.mask_BR].std() == pytest.approx(1.0, abs=0.1)
+    assert flat.advantages_BR.std() != pytest.approx(1.0, abs=0.1)
+
+
+def test_rewards_raise_what_earns_them():
+    def even(rows, responses):
+        return [sum(token % 2 == 0 for token in tokens) / len(tokens) for tokens in responses]
+
+    actors, _ = tiny_actors(ActorOptions(value="shared"), SamplingOptions(max_new_tokens=4, top_p=1.0))
+    options = PPOOptions(batch_size=16, ppo_epochs=2, learning_rate=5e-3, kl_coef=0.0)
+    figures = []
+    optimizer = make_optimizer(actors, options, [])
+    train_own(actors, optimizer, batches_of(tiny_rows(), actors.policy.pad_id, 16), 16, even, options, figures.append)
+    rewards = [row["objective/scores"] for row in figures]
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.15
+    assert figures[-1]["loss/value_avg"] < figures[0]["loss/value_avg"]
+
+
+def test_gradients_are_cut_to_the_norm():
+    actors, _ = tiny_actors()
+    norms = []
+    optimizer = make_optimizer(actors, PPOOptions(max_norm=0.5), norms)
+    for weight in actors.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    count = sum(weight.numel() for weight in actors.parameters())
+    assert norms == [pytest.approx(math.sqrt(count), rel=1e-3)]
+    assert torch.sqrt(sum((weight.grad**2).sum() for weight in actors.parameters())) == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"batch_size": 0}, {"micro_batch_size": 3}, {"micro_batch_size": -1}, {"clip_range": 0.0}, {"gamma": 1.1},
+        {"gae_lambda": -0.1}, {"learning_rate": -1.0}, {"ppo_epochs": 0}, {"kl_coef": -1.0},
+    ],
+)  # fmt: skip
+def test_options_that_can_not_be(given):
+    with pytest.raises(UserError, match=next(iter(given)).replace("_", "-")):
+        PPOOptions(**given).check()

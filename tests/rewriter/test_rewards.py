@@ -1,0 +1,92 @@
+"""Rewards by hand, a user's own, and what is said of one that breaks."""
+
+import math
+
+import pytest
+
+from forage.errors import UserError
+from forage.metrics import ndcg, recall, reciprocal_rank
+from forage.rewriter.rewards import CustomRewardModel, load_reward, rewarded, tier
+
+
+def search(queries):
+    return [query.split() for query in queries]
+
+
+def test_measures_by_hand():
+    assert recall(["a", "b"], ["b", "c"]) == 0.5
+    assert recall(["a"], []) == recall([], ["a"]) == 0
+    assert reciprocal_rank(["a", "b"], ["b", "c"]) == 0.5
+    assert reciprocal_rank(["a"], ["b"]) == 0
+    assert ndcg(["a", "b"], ["b", "c"], 2) == pytest.approx((1 / math.log2(3)) / (1 + 1 / math.log2(3)))
+    assert ndcg(["b", "c", "a"], ["b", "c"], 3) == 1  # the best that two can do
+    assert ndcg(["a"], ["b"], 5) == ndcg(["a"], [], 5) == 0
+
+
+def test_tiers_are_deepretrievals():
+    values = [0.7, 0.69, 0.5, 0.4, 0.3, 0.1, 0.05, 0.049, 0]
+    assert [tier(value) for value in values] == [5, 4, 4, 3, 1, 0.5, 0.1, -3.5, -3.5]
+
+
+def test_built_in_rewards_search():
+    rewards = {name: load_reward(name, search, 3) for name in ("recall", "ndcg", "mrr", "tiers")}
+    given = {name: rewarded(model, "x a b", ["a", "z"]) for name, model in rewards.items()}
+    assert given["recall"] == 0.5
+    assert given["mrr"] == 0.5
+    assert given["tiers"] == 4
+    assert given["ndcg"] == pytest.approx((1 / math.log2(3)) / (1 + 1 / math.log2(3)))
+
+
+class Short(CustomRewardModel):
+    def compute_reward(self, query, relevant_doc_ids):
+        return recall(self.search([query])[0], relevant_doc_ids) - 0.1 * len(query.split())
+
+
+class Broken(CustomRewardModel):
+    def compute_reward(self, query, relevant_doc_ids):
+        return {"zero": 1 / len(relevant_doc_ids[0:0] or ()) if query == "divide" else math.nan}[query]
+
+
+class Nan(CustomRewardModel):
+    def compute_reward(self, query, relevant_doc_ids):
+        return math.nan
+
+
+def test_a_users_reward_is_loaded_by_its_name():
+    assert rewarded(load_reward("tests.rewriter.test_rewards:Short", search, 5), "a b", ["a"]) == pytest.approx(0.8)
+
+
+class Abstract(CustomRewardModel):
+    """Has no compute_reward."""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("recal", "choose recall, ndcg, mrr, tiers"),
+        ("no_such_module:Class", "No module named 'no_such_module'"),
+        ("tests.rewriter.test_rewards:Missing", "no attribute 'Missing'"),
+        (":Short", "is not known"),
+        ("tests.rewriter.test_rewards:Abstract", "can't be made: TypeError: Can't instantiate"),
+        ("tests.templates:Class", "can't be loaded: AttributeError"),
+        ("tests.rewriter.test_rewards:search", "must be a class that inherits"),
+    ],
+)
+def test_a_reward_that_can_not_be_loaded(name, says):
+    with pytest.raises(UserError, match=says):
+        load_reward(name, search, 5)
+
+
+def test_a_reward_that_breaks_is_told_by_its_class_and_query():
+    with pytest.raises(UserError, match=r"reward Broken raised ZeroDivisionError: .* \(query 'divide'\)"):
+        rewarded(Broken(search, 5), "divide", ["a"])
+    with pytest.raises(UserError, match="reward Nan gave nan for the query 'q'"):
+        rewarded(Nan(search, 5), "q", ["a"])
+
+
+def test_what_the_search_itself_says_is_left_as_it_is():
+    def broken(queries):
+        raise UserError("the store is gone")
+
+    with pytest.raises(UserError, match=r"^the store is gone$"):
+        rewarded(load_reward("mrr", broken, 5), "q", ["a"])

@@ -1,0 +1,85 @@
+"""Prompts of models with and without templates, the query that comes of an answer, and rows that can't be used."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from forage.agent.prompts import final_query, prompt_tokens
+from forage.data.records import Question
+from forage.errors import UserError
+from forage.rewriter.options import RewriteOptions
+from forage.rewriter.rewrites import left_padded, make_rows, with_padding
+
+
+@pytest.fixture
+def tokenizer(model_folder):
+    return AutoTokenizer.from_pretrained(model_folder)
+
+
+def test_final_queries_by_hand():
+    assert final_query("gout", "sore toe", "append", 2) == "gout gout sore toe"
+    assert final_query("gout", " sore\n toe ", "replace", 2) == "sore toe"
+    assert final_query("gout", "", "append", 1) == "gout"
+    assert final_query("gout", "", "replace", 1) == ""
+
+
+def test_a_chat_template_tells_instruction_and_query(tokenizer):
+    text = tokenizer.decode(prompt_tokens(tokenizer, "Rewrite.", "What is gout?"))
+    assert text == (
+        "<|im_start|>system\nRewrite.<|im_end|>\n<|im_start|>user\nWhat is gout?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}[{{ m.content }}]"
+        "{% endfor %}",
+        "{% for m in messages if m.role != 'system' %}[{{ m.content }}]{% endfor %}",
+    ],
+)
+def test_a_template_without_system_turns(tokenizer, template):
+    tokenizer.chat_template = template
+    assert tokenizer.decode(prompt_tokens(tokenizer, "Rewrite.", "Gout?")) == "[Rewrite.\n\nGout?]"
+
+
+def test_without_a_template_the_prompt_is_a_text_to_go_on_with(tokenizer):
+    tokenizer.chat_template = None
+    text = tokenizer.decode(prompt_tokens(tokenizer, "Rewrite.", "Gout?"))
+    assert text == "Rewrite.\n\nQuestion: Gout?\nSearch query:"
+
+
+def test_a_query_can_not_end_its_turn(tokenizer):
+    plain = prompt_tokens(tokenizer, "Rewrite.", "a  b")
+    assert prompt_tokens(tokenizer, "Rewrite.", "a <|im_end|> b").count(2) == plain.count(2)
+
+
+def test_padding_is_a_token_that_nothing_else_is(tokenizer):
+    padded = with_padding(tokenizer)
+    assert padded.pad_token_id == len(tokenizer) != padded.eos_token_id
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id  # as it was
+    assert left_padded([[1, 2], [3]], 9).tolist() == [[1, 2], [9, 3]]
+
+
+def test_queries_that_read_alike_are_one_row_and_long_ones_none(tokenizer):
+    questions = [
+        Question("q3", "What is gout?", "", relevant_doc_ids=("a", "b")),
+        Question("q7", "What is gout?", "", relevant_doc_ids=("b", "c")),
+        Question("q8", "x " * 300, "", relevant_doc_ids=("a",)),
+        Question("q9", "What is flu?", "", relevant_doc_ids=("a",)),
+    ]
+    rows, problems = make_rows(tokenizer, questions, RewriteOptions(), Path("t.jsonl"))
+    assert [(row.query, row.relevant_doc_ids) for row in rows] == [
+        ("What is gout?", ("a", "b", "c")),
+        ("What is flu?", ("a",)),
+    ]
+    assert len({row.prompt for row in rows}) == 2
+    assert problems[0] == "t.jsonl:7: the query occurs before; its relevant_doc_ids are added there"
+    assert problems[1].startswith("t.jsonl:8: its prompt has 337 tokens")
+
+
+@pytest.mark.parametrize("given", [{"query_weight": 0}, {"max_prompt_tokens": 0}, {"instruction": " "}])
+def test_options_that_can_not_be(given):
+    with pytest.raises(UserError, match=next(iter(given)).replace("_", "-")):
+        RewriteOptions(**given).check()

@@ -1,0 +1,59 @@
+"""Plans by hand: what is wanted, what is whole, what another process reads."""
+
+from dataclasses import replace
+
+import pytest
+
+from forage.agent.episode import append_episodes
+from forage.errors import UserError
+from forage.rollout.plans import Plan, Played, open_plans, plan_path, read_plan, write_plan
+from tests.agent.test_episode import EXAMPLE
+
+PLAN = Plan("000007", 7, ("a", "b"), ("c", "d"), num_rollouts=2, temperature=0.7, seed=3)
+
+
+def group(name, *rewards):
+    return [replace(EXAMPLE, id=f"{name}/{n}", question_id=name, reward=reward) for n, reward in enumerate(rewards)]
+
+
+def test_a_flat_group_calls_for_a_spare_question():
+    assert PLAN.wanted({}) == ("a", "b")
+    assert PLAN.wanted({"a": group("a", 1, 0)}) == ("a", "b")
+    flat = {"a": group("a", 0.5, 0.5 + 1e-9)}
+    assert PLAN.wanted(flat) == ("a", "b", "c")
+    assert PLAN.wanted(flat | {"c": group("c", 1, 1)}) == ("a", "b", "c", "d")
+    everything = {name: group(name, 0, 0) for name in "abcd"}
+    assert PLAN.wanted(everything) == ("a", "b", "c", "d")  # and no more than there are
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    write_plan(tmp_path, PLAN)
+    write_plan(tmp_path, replace(PLAN, name="000006"))
+    assert read_plan(plan_path(tmp_path, "000007")) == PLAN
+    assert [plan.name for plan in open_plans(tmp_path)] == ["000006", "000007"]
+    later = plan_path(tmp_path, "000007").read_text().replace('"format": 1', '"format": 2')
+    plan_path(tmp_path, "000008").write_text(later)
+    with pytest.raises(UserError, match=r"of another format.*must be of the same version"):
+        open_plans(tmp_path)
+    plan_path(tmp_path, "000008").write_text('{"name": "000008"}')
+    with pytest.raises(UserError, match="must be of the same version"):
+        open_plans(tmp_path)
+
+
+def test_only_whole_groups_count_each_once_and_in_order(tmp_path):
+    folder, played = tmp_path / "episodes" / "000007", Played(tmp_path, PLAN)
+    assert played.missing() == ["a", "b"]
+    append_episodes(folder / "w2.jsonl", group("b", 1, 0)[::-1])
+    append_episodes(folder / "w1.jsonl", group("a", 1, 0)[:1])  # killed in between
+    assert played.missing() == ["a"]
+    append_episodes(folder / "w3.jsonl", group("a", 0, 1))
+    append_episodes(folder / "w4.jsonl", group("b", 0, 0))  # the same question a second time
+    assert played.missing() == []
+    assert [(e.id, e.reward) for e in played.episodes()] == [("a/0", 0), ("a/1", 1), ("b/0", 1), ("b/1", 0)]
+
+
+def test_a_worker_may_finish_its_own_torn_group(tmp_path):
+    folder, played = tmp_path / "episodes" / "000007", Played(tmp_path, PLAN)
+    append_episodes(folder / "w.jsonl", group("a", 1, 0)[:1])
+    append_episodes(folder / "w.jsonl", group("a", 0, 1))
+    assert [(e.id, e.reward) for e in played.groups()["a"]] == [("a/0", 0), ("a/1", 1)]

@@ -1,0 +1,213 @@
+"""Plots: what is drawn by hand-worked values; any run's statistics draw; the report holds text, never markup."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from forage.agent.episode import append_episodes
+from forage.runs.plots import (
+    FIGURES,
+    MOST_POINTS,
+    Bins,
+    draw_plots,
+    levels_of,
+    phase_seconds,
+    reach_of,
+    rewards_figure,
+    running_mean,
+    shares,
+    shown_episodes,
+    training_figure,
+    write_report,
+)
+from forage.runs.stats import write_stats
+from tests import ROOT
+from tests.agent.test_episode import EXAMPLE as EPISODE
+from tests.runs.test_stats import EXAMPLE
+
+NAN = float("nan")
+
+
+def run_of(steps, **changes):
+    """Statistics of steps 0, 1, ...: the overall reward rises, an evaluation each tenth step."""
+    generator = np.random.default_rng(0)
+    return [
+        replace(
+            EXAMPLE,
+            step=step,
+            rewards={
+                "overall": generator.beta(1 + step / steps, 2, 8).tolist(),
+                "mrr": generator.choice([0, 0.5, 1.0], 8).tolist(),
+            },
+            evaluation={"mrr": {"mean": 0.5, "low": 0.4, "high": 0.6}} if step % 10 == 0 else None,
+            **changes,
+        )
+        for step in range(steps)
+    ]
+
+
+def test_bins_by_hand():
+    bins = Bins.of([0, 1, 2, 3, 4], most=3)
+    assert bins.x.tolist() == [0.5, 2.5, 4]
+    assert bins.edges.tolist() == [-0.5, 1.5, 3.5, 4.5]
+    assert bins.means([1, 3, NAN, 8, NAN])[:2].tolist() == [2, 8]
+    assert np.isnan(bins.means([1, 3, NAN, 8, NAN])[2])
+    assert [part.tolist() for part in bins.pooled([np.array([n]) for n in range(5)])] == [[0, 1], [2, 3], [4]]
+    assert Bins.of([7], most=3).edges.tolist() == [6.5, 7.5]
+    assert Bins.of([3, 4, 8]).edges.tolist() == [2.5, 3.5, 6, 8.5]  # steps may lack
+    assert len(Bins.of(range(100_000)).x) <= MOST_POINTS
+
+
+def test_running_mean_by_hand():
+    assert running_mean([1, 3, NAN, 8, 6], 1).tolist() == [2, 2, 5.5, 7, 7]
+    assert running_mean([1, 3], 0).tolist() == [1, 3]
+    assert np.isnan(running_mean([NAN, NAN, NAN, 4], 1)).tolist() == [True, True, False, False]
+    assert [reach_of(steps) for steps in (1, 5, 6, 100, 10_000)] == [0, 0, 1, 5, 20]
+
+
+def test_shares_and_levels_by_hand():
+    assert shares(np.array([0, 0.6, 1.0]), np.array([0, 0.5, 1])).tolist() == pytest.approx([1 / 3, 2 / 3])
+    assert len(levels_of([np.zeros(64), np.zeros(100)], (0, 1), 40)) == 17
+    assert levels_of([np.zeros(1)], (-1, 1), 40).tolist() == pytest.approx(np.linspace(-1, 1, 11).tolist())
+
+
+def test_phases_add_up_to_the_step():
+    stats = [
+        replace(EXAMPLE, seconds={"rollout": 20.0, "generate": 15.0, "backward": 8.0, "step": 31.0}),
+        replace(EXAMPLE, seconds={"rollout": 10.0, "mine": 1.0, "step": 11.0}),
+    ]
+    assert phase_seconds(stats) == {
+        "rollout": [20, 10], "backward": [8, 0], "mine": [0, 1], "other": [3, 0],
+    }  # fmt: skip
+    assert list(phase_seconds(stats)) == ["rollout", "backward", "mine", "other"]
+
+
+def test_every_reward_has_a_panel_with_its_means_and_evaluations():
+    figure = rewards_figure(run_of(30))
+    assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == ["overall", "mrr"]
+    by_label = {line.get_label(): line for line in figure.axes[1].get_lines()}
+    assert by_label["mean"].get_ydata().tolist() == [np.mean(step.rewards["mrr"]) for step in run_of(30)]
+    assert "mean of 3 steps" in by_label
+    assert [bar.get_label() for bar in figure.axes[1].containers] == ["evaluation, 95 % interval"]
+    assert not figure.axes[0].containers
+
+
+def test_the_last_evaluation_stands_behind_the_last_step_and_is_seen():
+    final = {30: {"mrr": {"mean": 0.9, "low": 0.8, "high": 1.0}}}
+    low, high = rewards_figure(run_of(30), final).axes[1].get_xlim()
+    assert low < 0
+    assert high > 30.4
+
+
+def test_panels_of_what_no_step_reports_are_left_out():
+    titles = [axes.get_title() for axes in training_figure(run_of(3, training={"kl": 0.1})).axes]
+    assert titles == ["KL to the reference", "episodes and groups", "an episode has", "seconds of a step"]
+
+
+AWKWARD = {
+    "one step": run_of(1),
+    "one episode": [replace(EXAMPLE, rewards={"overall": [0.5]}, evaluation=None)],
+    "nothing varies": [replace(EXAMPLE, step=n, rewards={"overall": [0.0, 0.0]}) for n in range(3)],
+    "negative rewards": [replace(EXAMPLE, step=n, rewards={"overall": [-3.0, 2.0 + n]}) for n in range(3)],
+    "a reward that came later": [*run_of(8), replace(EXAMPLE, step=8, rewards={"overall": [1.0], "new": [0.5]})],
+    "many rewards, odd names": [
+        replace(EXAMPLE, rewards={"overall": [1.0]} | {f"$x_{n}^$ <b>": [0.1] for n in range(6)})
+    ],
+    "no figures": run_of(2, training={}, seconds={}, stops={}, faults={}),
+    "a huge ratio": run_of(12, training={"ratio_min": 1e-4, "ratio_mean": 1.0, "ratio_max": 1e4}),
+    "lacking steps": [step for step in run_of(30) if step.step % 7],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", AWKWARD)
+@pytest.mark.filterwarnings("error")
+def test_any_run_draws(tmp_path, kind):
+    draw_plots(tmp_path, AWKWARD[kind])
+    write_report(tmp_path, AWKWARD[kind], [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*FIGURES, "report.html"])
+    for name in FIGURES:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+    draw_plots(tmp_path, run_of(1))
+    before = (tmp_path / "rewards.png").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        draw_plots(tmp_path, run_of(2))
+    assert (tmp_path / "rewards.png").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FIGURES)
+
+
+class Read(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.text = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_report_is_one_page_and_what_a_model_wrote_is_text(tmp_path):
+    evil = "</pre><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)> & {body}"
+    stats = [replace(EXAMPLE, notes=[evil], stops={evil: 1}, rewards={"overall": [1.0], evil: [0.5]})]
+    draw_plots(tmp_path, stats)
+    write_report(tmp_path, stats, [(evil, evil + "\ud800")])
+    read = Read((tmp_path / "report.html").read_text())
+    tags = [tag for tag, _ in read.tags]
+    assert "script" not in tags
+    assert tags.count("img") == len(FIGURES)
+    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in read.tags if tag == "img")
+    assert not any(name.startswith("on") for _, attrs in read.tags for name in attrs)
+    assert read.text.count("<script>alert(1)</script>") == 5  # note, reward, stop, episode and its title
+    assert "default-src 'none'" in read.tags[3][1]["content"]
+
+
+def test_best_middle_and_worst_episode_are_shown():
+    episodes = [
+        replace(EPISODE, id=f"q/{n}", reward=reward, transcript=f"text {n}") for n, reward in enumerate((0.5, 1, 0))
+    ]
+    assert [(title[: title.index(",")], text) for title, text in shown_episodes(episodes)] == [
+        ("best: q/1", "text 1"), ("middle: q/0", "text 0"), ("worst: q/2", "text 2"),
+    ]  # fmt: skip
+    assert len(shown_episodes(episodes[:1])) == 1
+    assert shown_episodes([]) == []
+
+
+def again(folder):
+    return subprocess.run(
+        [sys.executable, "-m", "forage.runs.plots", folder],
+        cwd=ROOT,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_plots_are_drawn_again_from_the_run_folder(tmp_path):
+    failed = again(tmp_path)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert (
+        failed.stderr == f"error: {tmp_path} has no training_stats_<step>.json; is it the folder of a training run?\n"
+    )
+    for step in run_of(2):
+        write_stats(tmp_path, step)
+    append_episodes(tmp_path / "episodes" / "000001" / "w.jsonl", [replace(EPISODE, transcript="what it <said>")])
+    done = again(tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'report.html'} shows 2 steps\n")
+    assert "what it &lt;said&gt;" in (tmp_path / "report.html").read_text()
+    assert all((tmp_path / name).exists() for name in FIGURES)

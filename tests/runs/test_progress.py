@@ -1,0 +1,201 @@
+"""The stop-watch by a fake clock; the progress line by hand; both live displays in one real terminal."""
+
+import asyncio
+import io
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from forage.runs.progress import Phases, TrainView, duration, reward_trends, seconds_left
+from tests import ROOT
+from tests.runs.test_stats import EXAMPLE
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def steps_of(means, seconds=10.0):
+    return [
+        replace(
+            EXAMPLE, step=step, rewards={"overall": [mean]}, seconds={"rollout": seconds, "generate": 9.0}, notes=[]
+        )
+        for step, mean in enumerate(means)
+    ]
+
+
+def test_phases_by_hand():
+    clock = Clock()
+    phases = Phases(clock)
+    assert phases.now() is None
+    with phases("rollout"):
+        clock.seconds = 2
+        with phases("search"):
+            clock.seconds = 5
+            assert phases.now() == ("search", 3)
+        assert phases.now() == ("rollout", 5)
+        clock.seconds = 10
+    with phases("search"):
+        clock.seconds = 11
+    clock.seconds = 20
+    assert phases.take() == {"rollout": 10, "search": 4}
+    assert phases.take() == {}
+
+
+def test_a_name_that_runs_twice_at_once_counts_once():
+    clock = Clock()
+    phases = Phases(clock)
+    outer, inner = phases("search"), phases("search")
+    outer.__enter__()
+    clock.seconds = 2
+    inner.__enter__()
+    clock.seconds = 5
+    outer.__exit__(None, None, None)  # not in the order of their beginning, as asyncio's tasks end
+    clock.seconds = 7
+    inner.__exit__(None, None, None)
+    assert phases.take() == {"search": 7}
+
+
+def test_asyncio_tasks_share_a_stop_watch():
+    clock = Clock()
+    phases = Phases(clock)
+
+    async def one(name, until):
+        with phases(name):
+            while clock.seconds < until:
+                await asyncio.sleep(0)
+
+    async def all_of_them():
+        tasks = [asyncio.create_task(one(*args)) for args in (("a", 3), ("a", 5), ("b", 4))]
+        for second in range(1, 6):
+            await asyncio.sleep(0)
+            clock.seconds = second
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(all_of_them())
+    assert phases.take() == {"a": 5, "b": 4}
+
+
+def test_what_still_runs_is_taken_up_to_now_and_an_error_stops_the_watch():
+    clock = Clock()
+    phases = Phases(clock)
+
+    def breaks():
+        with phases("step"):
+            clock.seconds = 4
+            assert phases.take() == {"step": 4}
+            clock.seconds = 6
+            assert phases.now() == ("step", 6)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        breaks()
+    assert phases.take() == {"step": 2}
+    assert phases.now() is None
+
+
+def test_time_left_by_hand():
+    assert seconds_left([], 9) is None
+    steps = [replace(EXAMPLE, step=step, seconds={"step": took}) for step, took in enumerate((10.0, 12.0, 50.0))]
+    assert seconds_left(steps, 9) == 84
+    assert seconds_left(steps, 2) == 0
+    assert [duration(s) for s in (0.2, 59.4, 61, 7300, 200_000)] == ["0 s", "59 s", "1 min 1 s", "2 h 1 min", "2 d 7 h"]
+
+
+def test_trends_by_hand():
+    assert reward_trends([]) == []
+    assert reward_trends(steps_of([0.2])) == [("overall", 0.2, None)]
+    assert reward_trends(steps_of([0.2, 0.4, 0.6, 0.8])) == [("overall", 0.8, pytest.approx(0.4))]
+    assert reward_trends(steps_of([9.0, *[0.2] * 5, *[0.5] * 5])) == [("overall", 0.5, pytest.approx(0.3))]
+    later = [*steps_of([0.2]), replace(EXAMPLE, step=1)]
+    assert reward_trends(later)[1] == ("mrr", 0.5, None)  # which the first step did not have
+
+
+def test_a_log_has_a_line_a_step(capsys):
+    with TrainView(9, Phases(), history=steps_of([0.2, 0.4])) as view:
+        view.began(2)
+        view.ended(replace(steps_of([0.2, 0.4, 0.6])[2], notes=["half of the groups were [flat]"]))
+    assert capsys.readouterr().out.splitlines() == [
+        "step 2 of 9: overall 0.600 (+0.200); 10 s (rollout 10); 1 min 10 s left",
+        "note: half of the groups were [flat]",
+    ]
+
+
+def test_the_table_says_what_runs_now():
+    clock = Clock()
+    phases = Phases(clock)
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    view = TrainView(9, phases, console=console)
+    assert view.figures() == {}
+    view.began(0)
+    with phases("backward"):
+        clock.seconds = 75
+        assert view.figures() == {"step": "0 of 9", "now": "backward, 1 min 15 s"}
+    view.ended(steps_of([0.25])[0])
+    assert view.figures() == {
+        "step": "0 of 9",
+        "left": "1 min 30 s, by the last steps' median of 10 s",
+        "overall": "0.250",
+    }
+    with view:
+        view.began(1)
+        assert view.figures()["left"].startswith("1 min 30 s")
+    assert "overall" in console.file.getvalue()
+
+
+BOTH = """
+from dataclasses import replace
+from forage.rollout.view import RolloutView
+from forage.runs.progress import Phases, TrainView
+from tests.agent.test_episode import EXAMPLE as EPISODE
+from tests.runs.test_stats import EXAMPLE
+
+phases = Phases()
+with TrainView(1, phases) as view:
+    for step in range(2):
+        view.began(step)
+        with phases("rollout"), view.paused(), RolloutView(f"episodes of {step}", 1) as rollout:
+            rollout.played(EPISODE)
+        with phases("backward"):
+            print("a library's line")
+        view.ended(replace(EXAMPLE, step=step, seconds=phases.take(), notes=["careful"]))
+print("done")
+"""
+
+
+def test_both_displays_take_turns_in_a_terminal():
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(BOTH)], cwd=ROOT, stdout=theirs, stderr=theirs,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"},
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not part:
+            break
+        said += part
+    assert process.wait() == 0, said.decode()
+    text = said.decode()
+    for line in ("episodes of 0", "step 0 of 1: overall 0.625", "episodes of 1", "step 1 of 1: overall 0.625", "done"):
+        assert line in text
+    assert text.count("note: careful") == 2
+    hidden, shown = text.count("\x1b[?25l"), text.count("\x1b[?25h")
+    assert hidden == shown == 5  # each display puts the cursor back before the next one begins

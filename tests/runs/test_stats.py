@@ -1,0 +1,162 @@
+"""Statistics: summaries by hand, files that come back as they were, and what differs between equal runs kept apart."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.errors import UserError
+from forage.runs.stats import StepStats, read_stats, reproducible, same_run, stats_path, summarised, to_row, write_stats
+
+EXAMPLE = StepStats(
+    step=7,
+    adapter="v000007",
+    rewards={"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},
+    groups={"total": 1, "flat": 0, "replaced": 2},
+    episodes={
+        "count": 2, "well_formed": 0.5, "searches": 1.5, "turns": 2.0, "sampled_tokens": 40.0, "tokens": 300.0,
+        "stale": 0,
+    },
+    stops={"answer": 1, "turns": 1},
+    faults={"bad_json": 1},
+    training={"policy_loss": -0.01, "kl": 0.002, "ratio_max": 1.5},
+    evaluation={"mrr": {"mean": 0.4, "low": 0.3, "high": 0.5}},
+    notes=["half of the groups were flat"],
+    seconds={"rollout": 20.5, "step": 31.0},
+    memory_gib=1.5,
+)  # fmt: skip
+
+
+def test_summary_by_hand():
+    assert summarised([0.0, 1.0, 0.25, 0.75]) == {
+        "mean": 0.5, "std": pytest.approx((0.3125 / 2) ** 0.5), "min": 0.0, "p25": 0.1875, "median": 0.5,
+        "p75": 0.8125, "max": 1.0,
+    }  # fmt: skip
+    assert summarised([0.3]) == {
+        "mean": 0.3, "std": 0.0, "min": 0.3, "p25": 0.3, "median": 0.3, "p75": 0.3, "max": 0.3,
+    }  # fmt: skip
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=20))
+def test_summary_is_numpys(values):
+    found = summarised(values)
+    assert list(found.values())[2:] == pytest.approx(np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist(), abs=1e-12)
+    assert (found["mean"], found["std"]) == pytest.approx((np.mean(values), np.std(values)), abs=1e-9)
+
+
+def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
+    path = write_stats(tmp_path, EXAMPLE)
+    assert path == tmp_path / "training_stats_7.json"
+    assert list(tmp_path.iterdir()) == [path]
+    assert read_stats(tmp_path) == [EXAMPLE]
+    text = path.read_text()
+    assert text.splitlines()[1:5] == [
+        '"schema": 1,',
+        '"step": 7,',
+        '"adapter": "v000007",',
+        '"rewards": {"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},',
+    ]
+    row = json.loads(text)
+    assert list(row) == (
+        "schema step adapter rewards summary groups episodes stops faults training evaluation notes measured".split()
+    )
+    assert row["summary"]["overall"]["mean"] == 0.625
+    assert row["measured"] == {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5}
+
+
+def test_steps_come_in_their_order_and_the_last_write_of_a_step_counts(tmp_path):
+    for step in (10, 2, 1, 2):
+        write_stats(tmp_path, replace(EXAMPLE, step=step, evaluation=None, notes=[str(step)]))
+    write_stats(tmp_path, replace(EXAMPLE, step=2, notes=["again"]))
+    (tmp_path / "training_stats_old.json").write_text("not a step's")
+    stats = read_stats(tmp_path)
+    assert [item.step for item in stats] == [1, 2, 10]
+    assert stats[1].notes == ["again"]
+    assert read_stats(tmp_path / "none") == []
+
+
+@given(st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=4))
+def test_any_finite_figures_come_back_exactly(tmp_path_factory, training):
+    folder = tmp_path_factory.mktemp("run")
+    write_stats(folder, replace(EXAMPLE, training=training))
+    assert read_stats(folder)[0].training == training
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"training": {"kl": float("nan")}}, r"step 7: training\.kl is nan"),
+        ({"training": {"ratio_max": np.float32("inf")}}, r"step 7: training\.ratio_max is inf"),
+        ({"training": {"kl": torch.tensor(float("nan"))}}, r"step 7: training\.kl is nan"),
+        ({"rewards": {"overall": [0.5], "mrr": [float("-inf")]}}, r"step 7: rewards\.mrr\[0\] is -inf"),
+        ({"seconds": {"step": float("inf")}}, r"step 7: seconds\.step is inf"),
+    ],
+)
+def test_what_json_cannot_hold_is_refused_by_its_name(tmp_path, change, says):
+    with pytest.raises(UserError, match=says):
+        write_stats(tmp_path, replace(EXAMPLE, **change))
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_numpy_and_torch_become_plain_ones():
+    training = {"a": np.float32(0.5), "b": torch.tensor(0.25), "c": np.int64(3), "d": 4}
+    row = to_row(replace(EXAMPLE, training=training))["training"]
+    assert row == {"a": 0.5, "b": 0.25, "c": 3, "d": 4}
+    assert [type(value) for value in row.values()] == [float, float, int, int]
+
+
+def test_only_what_is_measured_differs_between_equal_runs():
+    slower = replace(EXAMPLE, seconds={"rollout": 99.0}, memory_gib=3.0)
+    assert same_run([EXAMPLE], [slower])
+    assert "measured" not in reproducible(EXAMPLE)
+    assert not same_run([EXAMPLE], [replace(EXAMPLE, training=EXAMPLE.training | {"kl": 0.0020001})])
+    assert not same_run([EXAMPLE], [replace(EXAMPLE, notes=[])])
+    assert not same_run([EXAMPLE, EXAMPLE], [EXAMPLE])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "says"),
+    [
+        ({"mrr": [1.0], "overall": [1.0]}, "first reward must be 'overall'"),
+        ({}, "first reward must be 'overall'"),
+        ({"overall": [1.0], "mrr": [1.0, 2.0]}, "one value an episode"),
+        ({"overall": []}, "one value an episode"),
+    ],
+)
+def test_rewards_must_be_whole(rewards, says):
+    with pytest.raises(ValueError, match=says):
+        replace(EXAMPLE, rewards=rewards)
+
+
+def broken(change):
+    row = to_row(EXAMPLE)
+    row.update(change)
+    return json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "JSONDecodeError"),
+        (broken({})[:-40], "JSONDecodeError"),
+        ("[]", "TypeError"),
+        (broken({"step": 8}), "it says step 8"),
+        (broken({"measured": {}}), "KeyError"),
+        (broken({"rewards": {"overall": ["high"]}}), "TypeError"),
+        (broken({"training": {"kl": "low"}}), "TypeError"),
+        (broken({"evaluation": {"mrr": 0.5}}), "AttributeError"),
+        (broken({"training": {"kl": float("nan")}}), "NaN is no JSON"),
+        (broken({"schema": 2}), "has schema 2, this code reads up to 1"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, text, says):
+    write_stats(tmp_path, replace(EXAMPLE, step=6))
+    stats_path(tmp_path, 7).write_text(text)
+    with pytest.raises(UserError, match=says) as error:
+        read_stats(tmp_path)
+    assert str(stats_path(tmp_path, 7)) in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,120 @@
+"""Trackers: flat names by hand, and each library for real where it is installed, a resumed run included."""
+
+import importlib.util
+import struct
+from dataclasses import replace
+
+import pytest
+
+from forage.errors import UserError
+from forage.runs.trackers import flatten, open_tracker
+from tests.runs.test_stats import EXAMPLE
+
+
+def test_flat_names_by_hand():
+    assert flatten(EXAMPLE) == {
+        "reward/overall": 0.625, "reward_std/overall": 0.125, "reward/mrr": 0.5, "reward_std/mrr": 0.5,
+        "evaluation/mrr": 0.4, "evaluation_low/mrr": 0.3, "evaluation_high/mrr": 0.5,
+        "loss/policy": -0.01, "training/kl": 0.002, "training/ratio_max": 1.5,
+        "groups/total": 1, "groups/flat": 0, "groups/replaced": 2,
+        "episodes/count": 2, "episodes/well_formed": 0.5, "episodes/searches": 1.5, "episodes/turns": 2,
+        "episodes/sampled_tokens": 40, "episodes/tokens": 300, "episodes/stale": 0,
+        "stops/answer": 1, "stops/turns": 1, "faults/bad_json": 1,
+        "seconds/rollout": 20.5, "seconds/step": 31, "memory_gib": 1.5,
+    }  # fmt: skip
+
+
+def test_names_are_such_as_every_tracker_takes():
+    rewards = {"overall": [1.0], "my reward (β=2)": [0.5]}
+    stats = replace(EXAMPLE, rewards=rewards, evaluation=None)
+    assert flatten(stats)["reward/my_reward_β_2_"] == 0.5
+
+
+def test_none_does_nothing(tmp_path):
+    with open_tracker("none", tmp_path / "run", "run", {}) as tracker:
+        tracker.log(0, {"reward/mrr": 0.5})
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_kinds_and_missing_libraries_are_told(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="--report-to mlflow is not known; choose wandb, tensorboard"):
+        open_tracker("mlflow", tmp_path, "run", {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--report-to tensorboard needs its library: pip install tensorboard"):
+        open_tracker("tensorboard", tmp_path, "run", {})
+
+
+def resumed_run(kind, folder):
+    """Steps 3, 4, 5, then a second start that makes 5 again, and 6."""
+    for steps, shift in (((3, 4, 5), 0), ((5, 6), 1)):
+        with open_tracker(kind, folder, "my-run", {"lr": 1e-4, "data": folder, "limits": {"turns": 4}}) as tracker:
+            for step in steps:
+                tracker.log(step, {"reward/mrr": step / 8 + shift, "loss/policy": -0.5})
+
+
+def test_tensorboard_shows_each_step_once(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    resumed_run("tensorboard", tmp_path)
+    read = EventAccumulator(str(tmp_path / "tensorboard" / "my-run"))
+    read.Reload()
+    assert sorted(read.Tags()["scalars"]) == ["loss/policy", "reward/mrr"]
+    shown = [(event.step, event.value) for event in read.Scalars("reward/mrr")]
+    assert shown == [(3, 0.375), (4, 0.5), (5, 1.625), (6, 1.75)]
+    assert b'"turns": 4' in read.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+
+
+def wandb_records(path):
+    """Records of an offline run's file, a log of LevelDB's: (crc, length, type) and data, within blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, part = struct.unpack_from("<IHB", data, place)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if part in (1, 4):  # the whole of a record, or its end
+            record, whole = Record.FromString(whole), b""
+            yield record
+
+
+def test_wandb_without_a_key_stays_offline_and_loses_no_step(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    run = tmp_path / "run"
+    resumed_run("wandb", run)
+    said = capfd.readouterr()
+    line = f"wandb: no key, so the run stays offline; `wandb login`, then `wandb sync {run}/wandb/offline-run-*`\n"
+    assert said.out + said.err == line * 2
+    files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    assert {path.name for path in files} == {f"run-{(run / 'wandb' / 'run_id').read_text()}.wandb"}
+    rows = []
+    for path in files:
+        for record in wandb_records(path):
+            if record.HasField("history"):
+                row = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+                rows.append((int(row["step"]), float(row["reward/mrr"])))
+    assert rows == [(3, 0.375), (4, 0.5), (5, 0.625), (5, 1.625), (6, 1.75)]
+
+
+def test_trackio_goes_on_with_the_same_run(tmp_path, monkeypatch):
+    pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path)
+    resumed_run("trackio", tmp_path / "run")
+    logs = SQLiteStorage.get_logs("search-agent-grpo", "my-run")
+    assert [(row["step"], row["reward/mrr"]) for row in logs] == [
+        (3, 0.375),
+        (4, 0.5),
+        (5, 0.625),
+        (5, 1.625),
+        (6, 1.75),
+    ]

@@ -1,0 +1,115 @@
+"""A 4-bit base and its adapter: made for real of the packaged model, and of tiny ones."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from create_lora_model import Options, Sizes, add_adapter, main, sizes
+from forage.errors import UserError
+from forage.policy.base_models import PACKAGED_MODEL
+from forage.policy.policy import load_base, load_policy, load_tokenizer, read_policy_card
+
+
+@pytest.fixture(scope="module")
+def created(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("created")
+    main(Options(base_model=PACKAGED_MODEL, models_dir=folder, output_dir=folder / "policy"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    torch.manual_seed(0)
+    tiny_llama().save_pretrained(folder)
+    return folder
+
+
+def tiny_llama():
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
+    config = json.loads((created / "policy" / "base" / "config.json").read_text())["quantization_config"]
+    assert (config["bnb_4bit_quant_type"], config["bnb_4bit_use_double_quant"]) == ("nf4", True)
+    assert config["bnb_4bit_quant_storage"] == "bfloat16"
+    card = read_policy_card(created / "policy")
+    tokenizer = load_tokenizer(card)
+    ids = tokenizer("The heart pumps", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(load_policy(card).eval()(ids).logits, load_base(card)(ids).logits)
+    assert tokenizer.chat_template
+
+
+def test_model_json_names_the_full_base(created):
+    full = str((created / "SmolLM2-135M-Instruct").resolve())
+    card = json.loads((created / "policy" / "model.json").read_text())
+    assert card == {"base": "base", "full_base": full, "quantized": True, "dtype": "auto"}
+    adapter = json.loads((created / "policy" / "adapters" / "v000000" / "adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["r"], adapter["lora_alpha"]) == (full, 16, 32)
+
+
+def test_without_quantisation_the_base_stays_where_it_is(tiny, tmp_path, capsys):
+    output = tmp_path / "policy"
+    main(Options(base_model=str(tiny), output_dir=output, quantize=False, r=4, alpha=8, rslora=True, dora=True))
+    assert sorted(path.name for path in output.iterdir()) == ["adapters", "model.json"]
+    assert json.loads((output / "model.json").read_text())["base"] == str(tiny.resolve())
+    config = json.loads((output / "adapters" / "v000000" / "adapter_config.json").read_text())
+    assert (config["r"], config["use_rslora"], config["use_dora"]) == (4, True, True)
+    assert "lm_head" not in config["target_modules"]
+    assert "base + adapter" in capsys.readouterr().out
+
+
+def test_sizes_by_hand(tiny):
+    # One q_proj is 32 x 32: rank 4 adds 4 * (32 + 32) = 256 parameters, in each of 2 layers.
+    model = tiny_llama()
+    number = sum(parameter.numel() for parameter in model.parameters())
+    assert sizes(model) == Sizes(number, number, 4 * number)
+    policy = add_adapter(model, "base", Options(r=4, target_modules=("q_proj",)))
+    assert sizes(policy) == Sizes(number + 512, 512, 4 * (number + 512))
+
+
+def test_four_bits_are_about_half_a_byte(created, capsys):
+    base = AutoModelForCausalLM.from_pretrained(created / "policy" / "base")
+    found = sizes(base)
+    assert found.parameters == 134_515_008
+    linear = 106_168_320  # 30 layers of (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+    assert linear == 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+    rest = (134_515_008 - linear) * 2
+    assert rest + 0.5 * linear < found.bytes < rest + 0.53 * linear
+
+
+def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
+    options = Options(base_model=str(tiny), output_dir=tmp_path / "policy", quantize=False)
+    main(options)
+    (tmp_path / "policy" / "mine.txt").write_text("x")
+    with pytest.raises(UserError, match="is there already; choose another --output-dir, or --overwrite"):
+        main(options)
+    main(replace(options, overwrite=True))
+    assert not (tmp_path / "policy" / "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"r": 0}, "--r 0"),
+        ({"alpha": 0}, "--alpha 0"),
+        ({"dropout": 1.0}, "--dropout 1.0"),
+        ({"target_modules": ()}, "names no layer"),
+        ({"target_modules": ("no_such_layer",)}, "no_such_layer"),
+        ({"base_model": "./gone"}, "no such folder"),
+    ],
+)
+def test_bad_options_are_told_in_one_line_and_leave_nothing(tiny, tmp_path, wrong, says):
+    options = replace(Options(base_model=str(tiny), output_dir=tmp_path / "policy", quantize=False), **wrong)
+    with pytest.raises(UserError, match=says) as error:
+        main(options)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,219 @@
+"""The whole stage: the sample data from its own server, other data sets, and kills."""
+
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import data_prep
+from data_prep import Options, load_or_scrape_documents
+from forage.data.records import read_documents, read_questions
+from forage.errors import UserError
+from forage.files import json_lines
+from forage.store.document_store import DocumentStore
+from tests import ROOT
+
+SAMPLE_ROWS = [row for _, row in json_lines(ROOT / "sample_data" / "questions.jsonl")]
+
+
+def prepare(folder, *arguments, check=True):
+    command = [sys.executable, "data_prep.py", "--output-dir", folder, "--content-dir", folder / "pages"]
+    command += ["--cache-dir", folder / "cache", *arguments]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sample")
+    prepare(folder, "--dataset-name", "sample")
+    return folder
+
+
+def test_the_sample_data_is_what_it_says():
+    assert len({row["document_url"] for row in SAMPLE_ROWS}) >= 60
+    assert len(SAMPLE_ROWS) >= 240
+    assert len({row["question_type"] for row in SAMPLE_ROWS}) >= 6
+    assert len({row["question"].lower() for row in SAMPLE_ROWS}) == len(SAMPLE_ROWS)
+
+
+def test_every_page_is_fetched_and_is_a_document(prepared):
+    manifest = [row for _, row in json_lines(prepared / "manifest.jsonl")]
+    assert sorted(row["url"] for row in manifest) == sorted({row["document_url"] for row in SAMPLE_ROWS})
+    assert {(row["status"], row["cause"], row["document"]) for row in manifest} == {(200, "ok", "page")}
+    documents = {document.id: document for document in read_documents(prepared / "documents.jsonl")}
+    assert {row["document_id"] for row in manifest} == documents.keys()
+    assert {document.source for document in documents.values()} == {"page"}
+
+
+def test_documents_hold_the_page_and_not_its_furniture(prepared):
+    texts = [document.text for document in read_documents(prepared / "documents.jsonl")]
+    for furniture in (
+        "cookies",
+        "Skip to main",
+        "Find a doctor",
+        "Stay informed",
+        "A to Z",
+        "Privacy",
+        "&eacute;",
+        "<p>",
+    ):
+        assert not [text for text in texts if furniture in text], furniture
+    for row in SAMPLE_ROWS:
+        first_line = row["answer"].split("\n")[0]
+        assert any(first_line in text for text in texts), row["question_id"]
+
+
+def test_no_eval_document_is_trained_on(prepared):
+    train, held_out = read_questions(prepared / "train.jsonl"), read_questions(prepared / "eval.jsonl")
+    assert len(train) + len(held_out) == len(SAMPLE_ROWS)
+    assert 0.1 < len(held_out) / len(SAMPLE_ROWS) < 0.3
+    trained = {doc_id for question in train for doc_id in question.relevant_doc_ids}
+    assert not trained & {doc_id for question in held_out for doc_id in question.relevant_doc_ids}
+    assert not {q.question for q in train} & {q.question for q in held_out}
+
+
+def test_relevant_chunks_are_in_the_store_and_hold_the_answer(prepared):
+    store = DocumentStore.open(prepared / "store")
+    for question in read_questions(prepared / "train.jsonl"):
+        assert question.relevant_chunk_ids
+        chunks = [store.chunk_by_id[chunk_id] for chunk_id in question.relevant_chunk_ids]
+        assert {chunk.doc_id for chunk in chunks} == set(question.relevant_doc_ids)
+        words = question.answer.split()
+        held = set(" ".join(chunk.text for chunk in chunks).split())
+        assert sum(word in held for word in words) >= 0.9 * len(words), question.id
+
+
+def test_rewriter_files_name_chunks(prepared):
+    corpus = json.loads((prepared / "rewriter" / "pubmed_corpus.json").read_text())
+    ids = {row["doc_id"] for row in corpus}
+    rows = [row for name in ("train", "eval") for _, row in json_lines(prepared / "rewriter" / f"{name}.jsonl")]
+    assert len(rows) == len(SAMPLE_ROWS)
+    assert all(set(row["relevant_doc_ids"]) <= ids and row["relevant_doc_ids"] for row in rows)
+
+
+def test_there_is_something_to_learn(prepared):
+    """The question's own words find its answer less often than the answer's words do, as in MedQuAD."""
+    store = DocumentStore.open(prepared / "store")
+    questions = read_questions(prepared / "train.jsonl") + read_questions(prepared / "eval.jsonl")
+
+    def mrr(queries):
+        hits = store.search(queries, 10, "sparse")
+        ranks = [
+            next((hit.rank for hit in row if hit.chunk_id in question.relevant_chunk_ids), None)
+            for question, row in zip(questions, hits, strict=True)
+        ]
+        return sum(1 / rank for rank in ranks if rank) / len(ranks)
+
+    raw = mrr([question.question for question in questions])
+    oracle = mrr([f"{question.question} {' '.join(question.answer.split()[:12])}" for question in questions])
+    assert 0.1 < raw < 0.5
+    assert oracle > 1.5 * raw
+
+
+def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
+    names = ["documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "rewriter/pubmed_corpus.json"]
+    before = {name: (prepared / name).read_bytes() for name in names}
+    page = next((prepared / "pages").rglob("*.html"))
+    written = page.stat().st_mtime_ns
+    done = prepare(prepared, "--dataset-name", "sample")
+    assert "(embedded now: 0)" in done.stdout
+    assert {name: (prepared / name).read_bytes() for name in names} == before
+    assert page.stat().st_mtime_ns == written
+
+
+def test_a_killed_run_ends_with_the_same_documents(prepared, tmp_path):
+    command = [sys.executable, "data_prep.py", "--dataset-name", "sample", "--output-dir", tmp_path]
+    command += ["--content-dir", tmp_path / "pages", "--cache-dir", tmp_path / "cache", "--batch-size", "2"]
+    process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    fetch_log = tmp_path / "pages" / "manifest.jsonl"
+    while process.poll() is None and (not fetch_log.exists() or len(fetch_log.read_bytes().splitlines()) < 10):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "documents.jsonl").exists()
+    prepare(tmp_path, "--dataset-name", "sample")
+    for name in ("documents.jsonl", "train.jsonl", "eval.jsonl"):
+        assert (tmp_path / name).read_bytes() == (prepared / name).read_bytes()
+
+
+def test_pages_that_fail_fall_back_on_the_answers_and_say_so(tmp_path):
+    rows = [
+        {"question": f"Question {i} about it?", "answer": f"Answer {i} has words of its own.", "url": url}
+        for i, url in enumerate(["http://127.0.0.1:9/page", "ftp://x.example/", "http://127.0.0.1:9/page", "", "http://[::1]/"])
+    ]  # fmt: skip
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"question": "Lost?"}]))
+    done = prepare(tmp_path, "--dataset-name", tmp_path / "qa.jsonl", "--embedder", "none", "--eval-share", "0.5")
+    causes = {row["url"]: (row["cause"], row["document"]) for _, row in json_lines(tmp_path / "manifest.jsonl")}
+    assert causes == {
+        "http://127.0.0.1:9/page": ("private_address", "answer"),
+        "ftp://x.example/": ("bad_scheme", "answer"),
+        "http://[::1]/": ("private_address", "answer"),
+    }
+    texts = sorted(document.text for document in read_documents(tmp_path / "documents.jsonl"))
+    assert texts[0] == "Answer 0 has words of its own.\n\nAnswer 2 has words of its own."
+    assert len(texts) == 4
+    assert "no url 2, no answer 1" in " ".join(done.stdout.replace("│", " ").split())
+
+
+def test_without_scraping_the_answers_are_the_documents(prepared, tmp_path):
+    prepare(tmp_path, "--dataset-name", ROOT / "sample_data" / "questions.jsonl", "--no-scrape", "--embedder", "none")
+    documents = read_documents(tmp_path / "documents.jsonl")
+    assert {document.source for document in documents} == {"answer"}
+    assert len(documents) == len(read_documents(prepared / "documents.jsonl"))
+    assert {row["cause"] for _, row in json_lines(tmp_path / "manifest.jsonl")} == {"not_scraped"}
+    assert not (tmp_path / "pages").exists()
+
+
+def test_rewriter_files_are_imported(prepared, tmp_path):
+    done = prepare(tmp_path, "--dataset-name", prepared / "rewriter", "--embedder", "none")
+    assert "0 rows with problems" in done.stdout
+    original = {q.question: q.relevant_chunk_ids for q in read_questions(prepared / "train.jsonl")}
+    imported = read_questions(tmp_path / "train.jsonl") + read_questions(tmp_path / "eval.jsonl")
+    assert {q.question: q.relevant_doc_ids for q in imported} == original
+
+
+def test_the_function_has_exactly_the_promised_parameters(tmp_path):
+    parameters = inspect.signature(load_or_scrape_documents).parameters
+    assert list(parameters) == ["dataset_name", "cache_dir", "content_dir", "batch_size", "skip_existing"]
+    assert (parameters["batch_size"].default, parameters["skip_existing"].default) == (100, True)
+    documents = load_or_scrape_documents("sample", str(tmp_path / "cache"), str(tmp_path / "pages"))
+    assert len(documents) == len({row["document_url"] for row in SAMPLE_ROWS})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--dataset-name", "gone.jsonl"], "gone.jsonl: no such file; use --dataset-name sample"),
+        (["--dataset-name", "lavita/MedQuAD"], "hub can't be reached; use --dataset-name sample"),
+        (["--dataset-name", "sample", "--eval-share", "1"], "--eval-share 1.0 must lie between 0 and 1"),
+        (["--dataset-name", "sample", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
+        (["--dataset-name", "sample", "--focus-column", "x"], "--focus-column x: no such column"),
+    ],
+)
+def test_bad_input_gives_one_line_and_a_status(tmp_path, arguments, says):
+    done = prepare(tmp_path, *arguments, check=False)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert os.listdir(tmp_path) in ([], ["cache"])
+
+
+def test_a_split_with_an_empty_side_is_an_error(tmp_path):
+    (tmp_path / "qa.jsonl").write_text('{"question": "What?", "answer": "This and that."}\n')
+    done = prepare(tmp_path, "--dataset-name", tmp_path / "qa.jsonl", "--embedder", "none", check=False)
+    assert done.returncode == 1
+    assert "0 training and 1 eval questions" in done.stderr
+
+
+def test_a_missing_sample_is_told(monkeypatch, tmp_path):
+    shutil.copy(ROOT / "sample_data" / "questions.jsonl", tmp_path / "questions.jsonl")
+    monkeypatch.setattr("forage.data.sample.QUESTIONS", tmp_path / "gone.jsonl")
+    with pytest.raises(UserError, match="comes with the repository"):
+        data_prep.collect(Options(dataset_name="sample", content_dir=tmp_path / "p", cache_dir=tmp_path / "c"))

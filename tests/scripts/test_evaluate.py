@@ -1,0 +1,353 @@
+"""evaluate.py end to end on a tiny policy: what it writes, what it refuses, and that a killed one goes on."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import evaluate
+from evaluate import SYSTEMS, Options, Policy, choose, main
+from forage.agent.episode import read_episodes
+from forage.agent.options import Limits
+from forage.data.records import Question, read_questions
+from forage.engines.base import EngineError, Sampling
+from forage.engines.options import ServerOptions
+from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError
+from forage.evaluation import baselines
+from forage.evaluation.measures import COSTS
+from forage.evaluation.memo import Shares
+from forage.evaluation.summary import Measured, markdown, print_rows, summary
+from forage.files import write_jsonl
+from forage.policy.policy import PolicyCard
+from tests.agent.test_episode import EXAMPLE
+from tests.tiny_training import make_tiny
+
+SCORES = ["mrr", "mrr@1", "mrr@3", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format",
+          "token_f1", "rouge_l", "answered"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny(folder)
+    questions = [replace(q, question_type="what" if n % 2 else "how")
+                 for n, q in enumerate(read_questions(folder / "data" / "train.jsonl"))]  # fmt: skip
+    write_jsonl(folder / "data" / "eval.jsonl", questions)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_embedder(embedder, monkeypatch):
+    """Loaded once for all tests."""
+    monkeypatch.setattr(evaluate, "Embedder", lambda: embedder)
+
+
+def options_of(tiny, out, **changed):
+    options = Options(
+        data=tiny / "data", policies=(f"tiny={tiny / 'policy'}",), output_dir=out, engine="local", mode="sparse",
+        cutoffs=(1, 3), limits=Limits(max_turns=2, max_turn_tokens=6), sampling=Sampling(temperature=1.0), at_once=3,
+    )  # fmt: skip
+    return replace(options, **changed)
+
+
+def counted(name, strategy, monkeypatch):
+    """Questions that a system is asked, in SYSTEMS under a name of its own."""
+    asked = []
+
+    async def counting(agent, question, seed):
+        asked.append(question.id)
+        return await strategy(agent, question, seed)
+
+    monkeypatch.setitem(SYSTEMS, name, lambda setting: counting)
+    return asked
+
+
+def test_two_policies_in_one_table(tiny, tmp_path, capsys):
+    policies = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}")
+    main(options_of(tiny, tmp_path, policies=policies))
+    whole = json.loads((tmp_path / "eval.json").read_text())
+    assert (whole["schema"], whole["questions"], whole["unit"], whole["reference"]) == (1, 6, "chunk", "warm/plain_rag")
+    systems = ["plain_rag", "no_retrieval", "hyde", "single"]
+    assert [row["name"] for row in whole["systems"]] == [f"{p}/{s}" for p in ("warm", "plain") for s in systems]
+    assert [row["adapter"] for row in whole["systems"]] == ["v000000"] * 4 + ["base"] * 4
+    first, second = whole["systems"][:2]
+    assert list(first["metrics"]) == SCORES + list(COSTS)
+    assert list(second["over_reference"]) == SCORES + list(COSTS)
+    assert "over_reference" not in first
+    # The store has remedy n in document n, so that the raw question finds it first; without a search nothing is found.
+    assert first["metrics"]["mrr"] == {"mean": 1, "low": 1, "high": 1}
+    assert second["over_reference"]["mrr"] == {"mean": -1, "low": -1, "high": -1}
+    assert (first["metrics"]["searches"]["mean"], second["metrics"]["searches"]["mean"]) == (1, 0)
+    assert first["by_type"]["what"]["questions"] == first["by_type"]["how"]["questions"] == 3
+    assert 6 <= first["metrics"]["sampled_tokens"]["mean"] <= 12
+    rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
+    assert len(rows) == 6
+    for metric in ("answer_similarity", "sampled_tokens", "seconds"):
+        values = [row["systems"]["warm/hyde"][metric] for row in rows]
+        assert np.mean(values) == pytest.approx(whole["systems"][2]["metrics"][metric]["mean"])
+    for policy in ("warm", "plain"):
+        for system in systems:
+            episodes = list(read_episodes(tmp_path / "episodes" / policy / f"{system}.jsonl"))
+            assert sorted(e.question_id for e in episodes) == [f"q{n}" for n in range(6)]
+            assert {e.adapter for e in episodes} == {"warm-v000000" if policy == "warm" else "base"}
+    said, page = capsys.readouterr().out, (tmp_path / "table.md").read_text()
+    assert "over warm/plain_rag, paired" in said
+    assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
+    assert "### what, 3 questions" in page
+    assert "| warm/no_retrieval | **-1.000 (-1.000 to -1.000)** |" in page
+    assert (tmp_path / "eval.png").stat().st_size > 10_000
+    assert "api_key" not in (tmp_path / "eval.json").read_text()
+
+
+def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tmp_path, monkeypatch):
+    counts = {name: counted(name, getattr(baselines, name), monkeypatch) for name in ("plain_rag", "single")}
+    main(options_of(tiny, tmp_path, systems=("plain_rag",), questions=2))
+    main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), questions=4, cutoffs=(2,)))
+    assert [len(asked) for asked in counts.values()] == [4, 4]
+    assert len(set(counts["plain_rag"])) == 4
+    monkeypatch.setattr(evaluate, "open_engine", None)  # nothing is missing: no model is loaded to measure again
+    main(options_of(tiny, tmp_path, systems=("single",), questions=3))
+    assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
+
+
+def test_a_policy_beside_plays_single_alone(tiny, tmp_path):
+    more = {"policies": (f"warm={tiny / 'policy'}",), "beside": (f"plain={tiny / 'base'}",)}
+    main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), questions=2, **more))
+    rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
+    assert [row["name"] for row in rows] == ["warm/plain_rag", "warm/single", "plain/single"]
+    assert [row["adapter"] for row in rows] == ["v000000", "v000000", "base"]
+
+
+def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny, tmp_path, monkeypatch):
+    async def failing(agent, question, seed):
+        if question.id == "q1":
+            raise EngineError("no server answered")
+        outcome = await baselines.plain_rag(agent, question, seed)
+        if question.id == "q2":
+            lost = replace(outcome.episode, id="q2/1", stop="engine", cause="it went away")
+            outcome = replace(outcome, tried=(*outcome.tried, lost))
+        return outcome
+
+    monkeypatch.setitem(SYSTEMS, "plain_rag", lambda setting: failing)
+    options = options_of(tiny, tmp_path, systems=("plain_rag",))
+    with pytest.raises(UserError, match=r"tiny/plain_rag: 2 of 6 questions were not played .*; run the same command"):
+        main(options)
+    asked = counted("plain_rag", baselines.plain_rag, monkeypatch)
+    main(options)
+    assert sorted(asked) == ["q1", "q2"]
+
+
+def test_every_strategy_is_a_line_that_plays(tiny, tmp_path):
+    """All but the templates, whose library is not there, which is told."""
+    systems = tuple(name for name in SYSTEMS if name != "templates")
+    main(options_of(tiny, tmp_path, systems=systems, questions=2, limits=Limits(max_turns=2, max_turn_tokens=4)))
+    rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
+    assert [row["system"] for row in rows] == list(systems)
+    tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
+    assert tokens["best_of_8"] == tokens["oracle_8"] == tokens["self_consistency_8"] > tokens["single"]
+
+
+KILLED = """
+import asyncio, sys, time
+import evaluate
+from core import baselines
+from forage.agent.agent import Limits
+from forage.engines.base import Sampling
+from pathlib import Path
+
+played = []
+
+async def slow(agent, question, seed):
+    if len(played) == 3:
+        await asyncio.sleep(1000)  # to be killed here
+    played.append(question)
+    return await baselines.single(agent, question, seed)
+
+evaluate.SYSTEMS["single"] = lambda setting: slow
+tiny, out = map(Path, sys.argv[1:])
+evaluate.main(evaluate.Options(
+    data=tiny / "data", policies=(f"tiny={tiny / 'policy'}",), output_dir=out, engine="local", mode="sparse",
+    cutoffs=(1, 3), limits=Limits(max_turns=2, max_turn_tokens=6), sampling=Sampling(temperature=1.0), at_once=1,
+    systems=("single",),
+))
+"""
+
+
+def test_a_killed_evaluation_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
+    out, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    log = out / "outcomes" / "tiny" / "single.jsonl"
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(tiny), str(out)])
+    while not (log.exists() and log.read_text().count("\n") >= 3):
+        assert run.poll() is None
+        time.sleep(0.02)
+    run.kill()
+    run.wait()
+    done = log.read_text().count("\n")
+    assert done == 3
+    before = (out / "episodes" / "tiny" / "single.jsonl").read_bytes().splitlines(keepends=True)[:done]
+    asked = counted("single", baselines.single, monkeypatch)
+    main(options_of(tiny, out, systems=("single",)))
+    assert len(asked) == 6 - done
+    assert (out / "episodes" / "tiny" / "single.jsonl").read_bytes().startswith(b"".join(before))
+    main(options_of(tiny, undisturbed, systems=("single",)))
+    ends = [{e.id: (e.ids, e.searches, e.answer) for e in read_episodes(folder / "episodes" / "tiny" / "single.jsonl")}
+            for folder in (out, undisturbed)]  # fmt: skip
+    assert ends[0] == ends[1]
+    scores = [{n: v for n, v in json.loads((folder / "eval.json").read_text())["systems"][0]["metrics"].items()
+               if n not in ("seconds", "latency")} for folder in (out, undisturbed)]  # fmt: skip
+    assert scores[0] == scores[1]
+
+
+def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
+    options = options_of(tiny, tmp_path, systems=("no_retrieval",), questions=1)
+    main(options)
+    with pytest.raises(UserError, match=r"was begun with k 3, not 5; give that, or another --output-dir"):
+        main(replace(options, k=5))
+    other = tmp_path / "other"
+    shutil.copytree(tiny / "policy", other)
+    with pytest.raises(UserError, match=r"knows tiny as .*policy v000000 with other weights; give it another name"):
+        main(replace(options, policies=(f"tiny={other}",)))
+    main(replace(options, policies=(f"other={other}",)))
+    weights = other / "adapters" / "v000000" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # trained anew under its old name
+    with pytest.raises(UserError, match="with other weights"):
+        main(replace(options, policies=(f"other={other}",)))
+    merged = tmp_path / "merged"
+    shutil.copytree(tiny / "base", merged)
+    main(replace(options, policies=(f"merged={merged}",)))
+    weights = merged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # merged anew
+    with pytest.raises(UserError, match=r"knows merged as .*merged with other weights"):
+        main(replace(options, policies=(f"merged={merged}",)))
+
+
+def test_a_plain_model_is_not_measured_by_a_server_of_another(tiny):
+    async def see(root, base):
+        engine = VLLMEngine(ServerOptions())
+        engine.base_root = str(root)
+        await evaluate.load_adapter(engine, Policy("plain", PolicyCard(tiny, str(base), str(base), False), None))
+
+    base = tiny / "base"
+    for root in (base, base / ".." / "base", "", "/a/folder/that/only/the/server/sees"):
+        asyncio.run(see(root, base))
+    for root, asked in ((tiny / "policy", base), ("Qwen/Qwen2.5-7B", base), (base, "Qwen/Qwen2.5-7B")):
+        with pytest.raises(UserError, match=f"serves {root}, not {asked}; start it with that model, or give --engine"):
+            asyncio.run(see(root, asked))
+
+
+def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(tiny / "policy", run)
+    options = options_of(tiny, tmp_path / "out", policies=(str(run),), systems=("no_retrieval",), questions=1)
+    main(options)
+    shutil.copytree(run / "adapters" / "v000000", run / "adapters" / "v000007")  # the training went on
+    main(replace(options, questions=2))
+    [row] = json.loads((tmp_path / "out" / "eval.json").read_text())["systems"]
+    assert (row["name"], row["adapter"]) == ("run/no_retrieval", "v000000")
+
+
+def test_a_collection_is_measured_by_documents_and_grades(tiny, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(tiny / "data", data)
+    write_jsonl(data / "eval.jsonl", [Question("q1", "remedy 1", "", relevant_chunk_ids=("d1#0",))])
+    (data / "qrels").mkdir()
+    (data / "qrels" / "eval.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t3\n")
+    main(options_of(tiny, tmp_path / "out", data=data, systems=("plain_rag",)))
+    whole = json.loads((tmp_path / "out" / "eval.json").read_text())
+    metrics = whole["systems"][0]["metrics"]
+    assert whole["unit"] == "document"
+    assert (metrics["mrr"]["mean"], metrics["recall@1"]["mean"]) == (1, 0.5)
+    assert metrics["ndcg@1"]["mean"] == pytest.approx(1 / 3)  # grade 1 stands where 3 might
+    # There are no reference answers.
+    assert not {"answer_similarity", "token_f1", "rouge_l"} & set(metrics)
+    assert not whole["systems"][0]["by_type"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"systems": ("plain", "single")}, "--systems plain: choose among plain_rag, no_retrieval"),
+        ({"systems": ()}, "choose among"),
+        ({"policies": ()}, "give each a name of its own"),
+        ({"policies": ("a/warm", "b/warm")}, "give each a name of its own"),
+        ({"policies": ("a/warm",), "beside": ("b/warm",)}, "give each a name of its own"),
+        ({"questions": -1}, "--questions must be at least 0"),
+        ({"cutoffs": (3, 0)}, "--cutoffs one or more numbers of at least 1"),
+        ({"k": 0}, "--k 0 must be at least 1"),
+        ({"systems": ("templates",)}, "--templates templates.jsonl is missing; make it with"),
+    ],
+)
+def test_bad_options_are_told_before_anything_is_loaded(tmp_path, changed, told):
+    with pytest.raises(UserError, match=told):
+        main(replace(Options(data=tmp_path / "none", output_dir=tmp_path / "out"), **changed))
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_data_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"eval.jsonl is missing; make it with data_prep.py"):
+        main(Options(data=tmp_path, output_dir=tmp_path / "out"))
+
+
+def test_two_evaluations_do_not_write_one_folder(tmp_path):
+    options = Options(output_dir=tmp_path)
+    told = pytest.raises(UserError, match="is being written by another")
+    with evaluate.held(options), told, evaluate.held(options):
+        pass
+
+
+def test_policies_by_name():
+    sources = Options(policies=("warm=models/warm", "runs/grpo", "org/model")).sources
+    assert sources == {"warm": "models/warm", "grpo": "runs/grpo", "model": "org/model"}
+
+
+def test_a_greater_number_of_questions_adds_to_a_smaller_one():
+    questions = [Question(f"q{n}", "?", "") for n in range(50)]
+    few, many = choose(questions, 10, 1), choose(questions, 30, 1)
+    assert many[:10] == few
+    assert choose(questions[::-1], 10, 1) == few  # whatever the order of the file
+    assert choose(questions, 10, 2) != few
+    assert sorted(q.id for q in choose(questions, 0, 1)) == sorted(q.id for q in questions)
+
+
+def test_figures_by_hand(capsys):
+    questions = [Question(str(n), "?", "", kind) for n, kind in enumerate(["a", "a", "b", ""])]
+    cost = {name: np.ones(4) for name in COSTS}
+    one = Measured("warm", "plain_rag", "v000000", {"mrr": np.array([1.0, 0, 0, 0]), **cost})
+    other = Measured("warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost})
+    rows = summary([one, other], questions)
+    assert rows[1]["metrics"]["mrr"]["mean"] == 0.75
+    assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
+    found = {kind: (row["questions"], row["over_reference"]["mrr"]["mean"]) for kind, row in rows[1]["by_type"].items()}
+    assert found == {"a": (2, 0.5), "b": (1, 0), "(none)": (1, 1)}
+    print_rows(rows, "4 questions")
+    assert "+0.500" in capsys.readouterr().out
+    page = markdown(rows, "4 questions")
+    assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
+    assert "| warm/single | 1.000 (1.000 to 1.000) |" in page.partition("### (none)")[2]
+
+
+def test_the_wall_clock_adds_up(tmp_path):
+    """`seconds` are from one answer to the next, so their sum is what the whole took, however many play at once."""
+
+    async def strategy(agent, question, seed):
+        await asyncio.sleep(0.05)
+        episode = replace(EXAMPLE, id=f"{question.id}/0", question_id=question.id, seconds={})
+        return evaluate.baselines.Outcome(episode, (episode,))
+
+    log = evaluate.OutcomeLog(tmp_path, "a/b")
+    questions = [Question(str(n), "?", "") for n in range(6)]
+    started = time.perf_counter()
+    asyncio.run(evaluate.play(strategy, SimpleNamespace(shares=Shares()), questions, log, Options(at_once=3)))
+    took = time.perf_counter() - started
+    costs = [result.cost for result in log.results().values()]
+    assert 0.1 <= sum(cost.seconds for cost in costs) <= took
+    assert all(0.05 <= cost.latency <= took for cost in costs)
+    assert sum(cost.latency for cost in costs) >= 6 * 0.05

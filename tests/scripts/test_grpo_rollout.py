@@ -1,0 +1,302 @@
+"""Rewards by hand; steps that are shared, resumed and never played twice; the service that follows adapters."""
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import grpo_rollout
+from forage.agent.episode import append_episodes
+from forage.agent.protocol import write_answer, write_call
+from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
+from forage.data.records import Question
+from forage.engines.base import EngineError, Sample, Sampling
+from forage.errors import UserError
+from forage.files import write_jsonl
+from forage.rollout.claims import Claims
+from forage.rollout.options import RolloutOptions
+from forage.rollout.plans import Plan, Played, write_plan
+from forage.rollout.rollout import FINISHED, Rollout, next_plan, plan_of, play_plan
+from forage.rollout.view import RolloutView
+from grpo_rollout import get_reward_functions
+from tests.agent.test_agent import search_many
+from tests.agent.test_episode import EXAMPLE
+
+QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
+
+
+# Rewards
+
+
+@pytest.mark.parametrize(
+    ("relevant", "expected"), [(("a",), 1.0), (("b",), 1 / 2), (("c", "z"), 1 / 3), (("z",), 0.0), ((), 0.0)]
+)
+def test_mrr_by_hand(relevant, expected):
+    # The example saw a, b and then b, c: each chunk counts once, where it was first seen.
+    assert get_mrr([EXAMPLE], [replace(QUESTION, relevant_chunk_ids=relevant)]) == [expected]
+
+
+def test_searching_more_cannot_beat_searching_well():
+    good = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("c", "a")),))
+    more = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("a", "b", "c")),) * 3)
+    assert get_mrr([good, more], [QUESTION] * 2) == [1.0, 1 / 3]
+
+
+def test_similarity_by_hand():
+    vectors = {"same": [1, 0], "near": [0.6, 0.8], "against": [-1, 0], "": [1, 0], "Rest and ice.": [1, 0]}
+    embedder = SimpleNamespace(encode_passages=lambda texts: np.array([vectors[text] for text in texts], np.float32))
+    episodes = [replace(EXAMPLE, answer=answer) for answer in ("same", "near", "against", "")]
+    found = get_answer_similarity(episodes, [QUESTION] * 4, embedder)
+    assert found == pytest.approx([1, 0.6, 0, 0])
+
+
+def test_similarity_of_the_real_embedder(embedder):
+    answers = ["Rest and ice.", "Ice packs, and resting.", "Paris is in France.", ""]
+    found = get_answer_similarity([replace(EXAMPLE, answer=a) for a in answers], [QUESTION] * 4, embedder)
+    assert found[0] == pytest.approx(1, abs=1e-3)
+    assert 1 > found[1] > 0.5 > found[2] >= found[3] == 0
+
+
+def test_token_f1_by_hand():
+    assert get_token_f1([replace(EXAMPLE, answer="ice, rest")], [QUESTION]) == pytest.approx([0.8])
+
+
+def test_format_by_hand():
+    first, second = EXAMPLE.turns
+    broken = replace(first, faults=("bad_json",))
+    cases = [
+        (EXAMPLE, 1.0),
+        (replace(EXAMPLE, turns=(broken, second)), (1 + 1 + 1 / 2) / 3),
+        (replace(EXAMPLE, searches=()), 2 / 3),
+        (replace(EXAMPLE, stop="turns", turns=(broken, broken)), 1 / 3),
+        (replace(EXAMPLE, stop="no_action", searches=(), turns=(broken,)), 0.0),
+        (replace(EXAMPLE, stop="tokens", searches=(), turns=()), 0.0),
+    ]
+    assert get_format_reward([e for e, _ in cases], [QUESTION] * 6) == pytest.approx([r for _, r in cases])
+
+
+# Steps
+
+
+class Game:
+    """An engine that searches for the question's id and then answers, and counts what it was asked for."""
+
+    adapter = "run-v000000"
+
+    def __init__(self, protocol):
+        self.protocol, self.asked, self.loaded = protocol, [], []
+
+    async def generate(self, request):
+        await asyncio.sleep(0.001)
+        self.asked.append(request.episode)
+        first = "tool_response>\n[" not in self.protocol.tokenizer.decode(request.ids)
+        ids = self.protocol.turn_ids(write_call(request.episode) if first else write_answer("rest"))
+        return Sample(tuple(ids), (-0.5,) * len(ids), "stop")
+
+    async def load_adapter(self, name, folder):
+        self.adapter = name
+        self.loaded.append((name, folder.name))
+
+    def release(self, episode): ...
+
+
+@pytest.fixture
+def rollout(protocol, tmp_path, embedder):
+    write_jsonl(
+        tmp_path / "train.jsonl", [replace(QUESTION, id=f"q{n}", relevant_chunk_ids=(f"q{n}/0#1",)) for n in range(5)]
+    )
+    store = SimpleNamespace(
+        embedder=embedder, options=SimpleNamespace(embedder="x"), search=lambda queries, k, mode: search_many(queries)
+    )
+    options = RolloutOptions(data=tmp_path, num_rollouts=2, batch_size=3)
+    return Rollout(options, Game(protocol), protocol, store, get_reward_functions(embedder))
+
+
+def first_plan(rollout):
+    return plan_of(rollout.options, list(rollout.by_id["train"]), 0)
+
+
+def test_a_plan_is_played_rewarded_and_written(rollout, tmp_path):
+    plan = first_plan(rollout)
+    asyncio.run(play_plan(rollout, tmp_path / "run", plan, "w"))
+    episodes = Played(tmp_path / "run", plan).episodes()
+    assert [e.id for e in episodes] == [f"{name}/{sample}" for name in plan.questions for sample in range(2)]
+    for episode in episodes:
+        # Only the first sample's own search finds the chunk that answers, in second place.
+        mrr = 0.5 if episode.id.endswith("/0") else 0.0
+        assert episode.rewards["mrr"] == mrr
+        assert episode.rewards["format"] == 1.0
+        assert episode.reward == pytest.approx((mrr + 1 + episode.rewards["answer_similarity"]) / 3)
+    assert {e.adapter for e in episodes} == {"run-v000000"}
+
+
+def test_all_questions_come_once_before_any_comes_again(rollout):
+    def of_step(step, count):
+        return list(plan_of(replace(rollout.options, batch_size=count), list(rollout.by_id["train"]), step).questions)
+
+    rounds = [of_step(step, 5) for step in range(4)]
+    assert all(sorted(ids) == [f"q{n}" for n in range(5)] for ids in rounds)
+    assert len({tuple(ids) for ids in rounds}) > 1
+    assert of_step(0, 3) == rounds[0][:3]
+    assert of_step(1, 3)[:2] == rounds[0][3:]  # and then the next round's, none of them twice
+    assert len(set(of_step(1, 3))) == len(of_step(1, 3))
+
+
+def test_a_flat_group_is_replaced_by_a_spare_question(rollout, tmp_path):
+    # q1 finds nothing in any sample: its group is flat, and so is that of the first spare question.
+    by_id = rollout.by_id["train"]
+    for name in ("q1", "q3"):
+        by_id[name] = replace(by_id[name], relevant_chunk_ids=("none",))
+    plan = Plan("000000", 0, ("q0", "q1"), ("q3", "q4", "q2"), num_rollouts=2)
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    assert Played(tmp_path, plan).plan.wanted(Played(tmp_path, plan).groups()) == ("q0", "q1", "q3", "q4")
+    assert len(Played(tmp_path, plan).episodes()) == 8
+    assert "q2/0" not in rollout.engine.asked
+
+
+def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
+    plan = first_plan(rollout)
+    real = rollout.engine.generate
+
+    async def away(request):
+        raise EngineError("no vLLM server answered in 300 s (status 503)")
+
+    rollout.engine.generate = away
+    with pytest.raises(UserError, match=r"000000: no vLLM server answered in 300 s \(status 503\); start it, and run"):
+        asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    # A file of an older version holds such episodes; they count as not played.
+    name = plan.questions[0]
+    lost = [replace(EXAMPLE, id=f"{name}/{n}", question_id=name, stop="engine") for n in (0, 1)]
+    append_episodes(tmp_path / "episodes" / plan.name / "w.jsonl", lost)
+    assert Played(tmp_path, plan).missing() == list(plan.questions)
+    rollout.engine.generate = real
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    assert {episode.stop for episode in Played(tmp_path, plan).episodes()} == {"answer"}
+
+
+def test_two_workers_share_a_plan_and_play_nothing_twice(rollout, tmp_path):
+    rollout.options = replace(rollout.options, at_once=1)
+    plan = first_plan(rollout)
+
+    async def run():
+        await asyncio.gather(*(play_plan(rollout, tmp_path, plan, worker, poll=0.01) for worker in ("a", "b")))
+
+    asyncio.run(run())
+    assert len(Played(tmp_path, plan).episodes()) == 6
+    assert sorted(path.name for path in (tmp_path / "episodes" / "000000").glob("*.jsonl")) == ["a.jsonl", "b.jsonl"]
+    assert len(rollout.engine.asked) == 12  # two turns an episode
+
+
+def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
+    folder, plan = tmp_path / "episodes" / "000000", first_plan(rollout)
+    done, half, torn = plan.questions
+    claims = Claims(folder / "claims", "dead")
+    assert all(claims.take(name) for name in plan.questions)
+    written = [f"{done}/0", f"{done}/1", f"{torn}/0"]  # of the last group only one line
+    append_episodes(
+        folder / "dead.jsonl", [replace(EXAMPLE, id=name, question_id=name.split("/")[0]) for name in written]
+    )
+    for name in (half, torn):
+        os.utime(folder / "claims" / name, (0, 0))
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    assert {asked.split("/")[0] for asked in rollout.engine.asked} == {half, torn}
+    episodes = Played(tmp_path, plan).episodes()
+    assert len(episodes) == len({e.id for e in episodes}) == 6
+    assert {e.adapter for e in episodes if e.question_id == torn} == {"run-v000000"}
+
+
+def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_path):
+    folder = tmp_path / "episodes" / "000000"
+    real = rollout.play
+
+    async def slow(question, plan, view):
+        episodes = await real(question, plan, view)
+        path = folder / "claims" / question.id
+        if path.read_text() == "w":  # while it played, its claims were taken over
+            path.write_text("other")
+            append_episodes(folder / "other.jsonl", episodes)
+        return episodes
+
+    rollout.play = slow
+    asyncio.run(play_plan(rollout, tmp_path, first_plan(rollout), "w"))
+    assert not (folder / "w.jsonl").exists()
+    assert len(Played(tmp_path, first_plan(rollout)).episodes()) == 6
+
+
+def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_path, monkeypatch):
+    @asynccontextmanager
+    async def opened(options, rewards):
+        yield rollout
+
+    monkeypatch.setattr(grpo_rollout, "open_rollout", opened)
+    run_dir = tmp_path / "run"
+    plans = [plan_of(rollout.options, list(rollout.by_id["train"]), version) for version in range(3)]
+
+    async def trainer():
+        for plan in plans:
+            write_plan(run_dir, plan)
+            (run_dir / "adapters" / f"v{plan.version:06d}").mkdir(parents=True)
+            while Played(run_dir, plan).missing():
+                await asyncio.sleep(0.01)
+        (run_dir / FINISHED).touch()
+
+    async def run():
+        options = grpo_rollout.Options(rollout.options, run_dir, follow=True, worker="w", poll=0.01)
+        await asyncio.wait_for(asyncio.gather(trainer(), grpo_rollout.main_async(options, get_reward_functions)), 60)
+
+    asyncio.run(run())
+    assert rollout.engine.loaded == [(f"run-v{n:06d}", f"v{n:06d}") for n in range(3)]
+    for plan in plans:
+        assert {e.adapter for e in Played(run_dir, plan).episodes()} == {f"run-v{plan.version:06d}"}
+
+
+def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp_path):
+    for step in range(3):
+        write_plan(tmp_path, plan_of(rollout.options, list(rollout.by_id["train"]), step))
+    assert next_plan(tmp_path, 1, set()) is None  # no adapter at all
+    (tmp_path / "adapters" / "v000000").mkdir(parents=True)
+    assert next_plan(tmp_path, 0, set()).version == 0
+    asyncio.run(play_plan(rollout, tmp_path, plan_of(rollout.options, list(rollout.by_id["train"]), 0), "w"))
+    assert next_plan(tmp_path, 0, set()) is None
+    assert next_plan(tmp_path, 1, set()).version == 1
+
+
+def test_a_plan_for_other_data_is_refused(rollout, tmp_path):
+    with pytest.raises(UserError, match="has no train question zz, which plan 000000 names"):
+        asyncio.run(play_plan(rollout, tmp_path, Plan("000000", 0, ("zz",)), "w"))
+
+
+def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
+    broken = {"mine": lambda episodes, questions: [float("nan")] * len(episodes)}
+    with pytest.raises(UserError, match="reward 'mine' gave nan"):
+        Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.store, broken)
+    assert rollout.engine.asked == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"num_rollouts": 0}, "--num-rollouts 0"),
+        ({"sampling": Sampling(top_p=0.5)}, "make the log-probabilities wrong"),
+        ({"weights": (1.0,)}, "must be 3 numbers"),
+    ],
+)
+def test_bad_options_are_told(rollout, wrong, says):
+    options = replace(rollout.options, **wrong)
+    with pytest.raises(UserError, match=says):  # noqa: PT012 either may say it
+        options.check()
+        Rollout(options, rollout.engine, rollout.protocol, rollout.store, rollout.functions)
+
+
+def test_the_view_counts(capsys):
+    with RolloutView("step 3", 4) as view:
+        view.played(EXAMPLE)
+        view.played(replace(EXAMPLE, stop="turns", searches=()))
+        view.rewarded([EXAMPLE])
+    line = capsys.readouterr().out
+    assert line.startswith("step 3: episodes 2 of 4; tokens/s ")
+    assert "searches 1.00; ended by: answer 1, turns 1; mrr 0.500" in line.replace("ended by ", "ended by: ")

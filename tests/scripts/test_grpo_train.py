@@ -1,0 +1,492 @@
+"""The trainer: its figures by hand, whole runs on a tiny policy, and every way in which one goes on or stops."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import forage.grpo.update
+import grpo_train
+from forage.agent.episode import append_episodes, read_episodes
+from forage.agent.options import Limits
+from forage.data.records import read_questions
+from forage.engines.base import Sampling
+from forage.errors import UserError
+from forage.files import write_jsonl
+from forage.grpo.guidance import Shown, open_guide
+from forage.grpo.learner import Learner
+from forage.grpo.options import GuardOptions, GuidanceOptions, LossOptions, UpdateOptions
+from forage.grpo.update import Pass, learning_rate, prepare, update
+from forage.policy.adapters import adapter_path, versions
+from forage.policy.packing import pack
+from forage.policy.policy import load_policy, read_policy_card
+from forage.rollout.options import RolloutOptions
+from forage.rollout.plans import Plan, open_plans
+from forage.runs.progress import Phases
+from forage.runs.stats import read_stats, reproducible
+from grpo_train import Options, usable
+from tests.agent.test_episode import EXAMPLE
+from tests.tiny_training import make_tiny, rewards_of_tokens
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny(folder)
+    return folder
+
+
+def train(options, rewards=rewards_of_tokens):
+    grpo_train.main(options, rewards)
+
+
+def options_of(tiny, run_dir, **more):
+    rollout = RolloutOptions(
+        data=tiny / "data", policy=tiny / "policy", engine="local", mode="sparse", batch_size=3, num_rollouts=4,
+        limits=replace(Limits(), max_turn_tokens=12, max_turns=2),
+    )  # fmt: skip
+    options = Options(
+        rollout, UpdateOptions(learning_rate=0.01, token_budget=600), guard=GuardOptions(on_collapse="warn"),
+        run_dir=run_dir, max_steps=3, eval_every=2,
+    )  # fmt: skip
+    parts = {}
+    for name in ("rollout", "update"):
+        part = getattr(options, name)
+        parts[name] = replace(part, **{key: more.pop(key) for key in list(more) if hasattr(part, key)})
+    return replace(options, **parts, **more)
+
+
+def stats_of(run_dir):
+    return [reproducible(stats) for stats in read_stats(run_dir)]
+
+
+def adapter_bytes(run_dir, version):
+    return (adapter_path(run_dir, version) / "adapter_model.safetensors").read_bytes()
+
+
+# Figures by hand
+
+
+def test_the_learning_rate_by_hand():
+    options = UpdateOptions(learning_rate=1.0, warmup_steps=4, schedule="linear")
+    rates = [learning_rate(step, options, 12) for step in range(12)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
+    cosine = replace(options, schedule="cosine", warmup_steps=0)
+    assert learning_rate(0, cosine, 12) == 1
+    assert learning_rate(6, cosine, 12) == pytest.approx(0.5)
+    assert learning_rate(6, replace(options, schedule="constant"), 12) == 1
+
+
+def played(question, sample, reward, adapter="run-v000003", **more):
+    return replace(
+        EXAMPLE, id=f"{question}/{sample}", question_id=question, adapter=adapter, reward=reward,
+        rewards={"a": reward, "b": 1.0}, **more,
+    )  # fmt: skip
+
+
+def test_stale_episodes_are_left_out():
+    episodes = [played("q", 0, 1.0), played("q", 1, 0.0, "run-v000002"), played("q", 2, 0.0, "run-v000001")]
+    kept, stale = usable(episodes, 3, 1)
+    assert ([e.id for e in kept], stale) == (["q/0", "q/1"], 1)
+
+
+def test_rewards_become_advantages_by_question():
+    episodes = [played("q", 0, 1.0), played("q", 1, 0.0), played("r", 0, 0.5), played("r", 1, 0.5)]
+    lessons = prepare(episodes, UpdateOptions(advantage="dr_grpo"))
+    assert lessons.combined_N.tolist() == [1.0, 0.5, 0.75, 0.75]  # the mean of a and b
+    assert lessons.advantages_N.tolist() == [0.25, -0.25, 0.0, 0.0]
+    assert (lessons.flat, lessons.keep_N.tolist()) == (1, [1, 1, 1, 1])
+    by_std = prepare(episodes, UpdateOptions(advantage="dr_grpo", combine="std"))  # b never varies: a alone counts
+    assert by_std.advantages_N.tolist() == [0.5, -0.5, 0.0, 0.0]
+    gdpo = prepare(episodes, UpdateOptions(combine="gdpo"))
+    np.testing.assert_allclose(gdpo.advantages_N, [2**0.5, -(2**0.5), 0, 0], atol=1e-6)
+
+
+def test_episodes_out_of_tokens_are_kept_masked_or_punished():
+    episodes = [played("q", 0, 1.0), played("q", 1, 0.0, stop="turn_tokens")]  # both are of 10 tokens
+    options = UpdateOptions(advantage="dr_grpo", overlong_margin=4)
+    assert prepare(episodes, options).keep_N.tolist() == [1, 1]
+    assert prepare(episodes, replace(options, overlong="mask")).keep_N.tolist() == [1, 0]
+    punished = prepare(episodes, replace(options, overlong="punish"), max_tokens=12)
+    assert punished.combined_N.tolist() == [1.0 - 0.5, 0.5 - 0.5]
+
+
+def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
+    episodes = [played("q", n, reward) for n, reward in enumerate([0.2, 0.0, 0.6, 0.4])]
+    lessons = prepare(episodes, UpdateOptions(advantage="dr_grpo", learn_from=2))
+    assert lessons.keep_N.tolist() == [0, 1, 1, 0]
+    low, high = lessons.combined_N[1], lessons.combined_N[2]
+    assert lessons.advantages_N.tolist() == pytest.approx([0, (low - high) / 2, (high - low) / 2, 0])
+    with pytest.raises(UserError, match="learn-from 1"):
+        UpdateOptions(learn_from=1).check()
+
+
+def test_no_usable_episode_is_told():
+    with pytest.raises(UserError, match="no episode of this step can be used"):
+        prepare([], UpdateOptions())
+
+
+# Whole runs
+
+
+def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
+    options = options_of(tiny, tmp_path / "run", max_steps=12, num_rollouts=8, learning_rate=0.02)
+    train(options)
+    stats = read_stats(options.run_dir)
+    assert [row.step for row in stats] == list(range(12))
+    assert versions(options.run_dir) == list(range(13))
+    first, last = (np.mean([np.mean(row.rewards["overall"]) for row in part]) for part in (stats[:3], stats[-3:]))
+    assert last > first + 0.2  # by .5 with any of four seeds; at half the rate by .05 to .5
+    taught = [row for row in stats if row.groups["flat"] < row.groups["total"]]
+    assert len(taught) >= 6  # in the end all episodes are alike, and teach nothing
+    for row in taught:
+        # Sampler and trainer are the same weights in the same precision, so they must agree.
+        assert row.training["mismatch_mean_abs"] < 1e-4
+        assert row.training["ratio_mean"] == 1.0
+        assert {"logprobs", "backward"} <= set(row.seconds)
+    for row in stats:
+        assert row.episodes["count"] == 24
+        assert {"rollout", "generate", "search", "publish"} <= set(row.seconds)
+        assert 0 < row.seconds["generate"] <= row.seconds["rollout"]
+    assert [row.evaluation is not None for row in stats[:4]] == [True, False, True, False]
+    assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
+    for name in ("rewards.png", "reward_distribution.png", "config.json", "model.json", "finished"):
+        assert (options.run_dir / name).exists(), name
+    assert open_plans(options.run_dir) == []
+    said = capsys.readouterr().out
+    assert "2 held-out questions    before    after" in said
+    # Every adapter sampled its own step's episodes.
+    for row in stats:
+        path = options.run_dir / "episodes" / f"{row.step:06d}" / "trainer.jsonl"
+        assert {e.adapter for e in read_episodes(path)} == {f"run-v{row.step:06d}"}
+    # The result is a policy as any other, with its base.
+    assert read_policy_card(options.run_dir).full_base == read_policy_card(tiny / "policy").full_base
+
+
+def test_two_runs_of_a_seed_are_equal_and_another_seed_is_not(tiny, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        options = options_of(tiny, tmp_path / name / "run", seed=seed)
+        train(options)
+    runs = [stats_of(tmp_path / name / "run") for name in "abc"]
+    assert runs[0] == runs[1] != runs[2]
+    assert adapter_bytes(tmp_path / "a" / "run", 3) == adapter_bytes(tmp_path / "b" / "run", 3)
+
+
+def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path, monkeypatch):
+    short = options_of(tiny, tmp_path / "short" / "run", eval_every=0)
+    train(replace(short, max_steps=2))
+    with monkeypatch.context() as patch:
+        real = grpo_train.open_learner
+
+        def slow(*given):  # workers that start beside it must not find it finished while a large model is loaded
+            assert not (short.run_dir / "finished").exists()
+            return real(*given)
+
+        patch.setattr(grpo_train, "open_learner", slow)
+        train(replace(short, max_steps=4))
+    whole = replace(short, run_dir=tmp_path / "whole" / "run", max_steps=4)
+    train(whole)
+    assert stats_of(short.run_dir) == stats_of(whole.run_dir)
+    assert adapter_bytes(short.run_dir, 4) == adapter_bytes(whole.run_dir, 4)
+
+
+def test_dropout_draws_alike_where_episodes_were_there_already(tiny, tmp_path):
+    policy = tmp_path / "policy"
+    shutil.copytree(tiny / "policy", policy)
+    card = adapter_path(policy, 0) / "adapter_config.json"
+    card.write_text(json.dumps(json.loads(card.read_text()) | {"lora_dropout": 0.3}))
+    whole, parts = (
+        options_of(tiny, tmp_path / name / "run", policy=policy, max_steps=2, eval_every=0)
+        for name in ("whole", "parts")
+    )
+    train(whole)
+    train(replace(parts, max_steps=1))
+    # As if it had been killed in the second step's update: its episodes are there, nothing is played again.
+    shutil.copytree(whole.run_dir / "episodes" / "000001", parts.run_dir / "episodes" / "000001")
+    train(parts)
+    assert stats_of(parts.run_dir) == stats_of(whole.run_dir)
+    assert adapter_bytes(parts.run_dir, 2) == adapter_bytes(whole.run_dir, 2)
+    assert read_stats(whole.run_dir)[1].training["mismatch_mean_abs"] > 1e-3  # it was on
+
+
+def test_other_options_do_not_mix_with_a_run(tiny, tmp_path):
+    options = options_of(tiny, tmp_path / "run", max_steps=1)
+    train(options)
+    with pytest.raises(UserError, match=r"was begun with --max-norm 1.0, not 0.1"):
+        train(replace(options, update=replace(options.update, max_norm=0.1)))
+    # What an error names as the way out may be changed.
+    lower = replace(options, max_steps=2, update=replace(options.update, learning_rate=0.001))
+    train(replace(lower, guard=GuardOptions(on_collapse="rollback")))
+    assert [row.training["learning_rate"] for row in read_stats(options.run_dir)] == [0.01, 0.001]
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo"])
+def test_every_loss_with_a_reference_and_several_epochs(tiny, tmp_path, loss):
+    options = options_of(
+        tiny, tmp_path / "run", max_steps=2, eval_every=0, epochs=2, loss=LossOptions(loss=loss, beta=0.1)
+    )
+    train(options)
+    first, second = read_stats(options.run_dir)
+    assert first.training["kl"] > 0  # of the second epoch: in the first one the policy still is the reference
+    assert second.training["kl"] > 0
+    assert first.training["ratio_max"] > 1 > first.training["ratio_min"]
+    # The reference is not published beside the policy.
+    assert sorted(p.name for p in adapter_path(options.run_dir, 2).iterdir()) == [
+        "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+
+
+def test_flat_groups_are_replaced_and_counted(tiny, tmp_path, monkeypatch):
+    def by_question(embedder):
+        even = rewards_of_tokens(embedder)["even"]
+        return {"even": lambda episodes, questions: [
+            value if question.id in ("q4", "q5") else 0.5
+            for value, question in zip(even(episodes, questions), questions, strict=True)
+        ]}  # fmt: skip
+
+    options = options_of(tiny, tmp_path / "run", max_steps=1, eval_every=0, batch_size=2, replace_flat=4)
+    train(options, by_question)
+    [row] = read_stats(options.run_dir)
+    assert row.groups["total"] == 2 + row.groups["replaced"]
+    assert row.groups["flat"] >= row.groups["replaced"] > 0
+
+
+def test_the_pool_prefers_questions_whose_episodes_differ(tiny, tmp_path):
+    options = options_of(tiny, tmp_path / "run", max_steps=4, eval_every=0, pool=True, batch_size=2)
+    train(options)
+    asked = [
+        {e.question_id for e in read_episodes(options.run_dir / "episodes" / f"{n:06d}" / "trainer.jsonl")}
+        for n in range(4)
+    ]
+    assert all(len(questions) == 2 for questions in asked)
+    kept = json.loads((options.run_dir / "state" / "000004" / "kept.json").read_text())
+    assert set(kept["spreads"]) == set.union(*asked)
+
+
+# The update
+
+
+def learner_of(tiny):
+    return Learner(load_policy(read_policy_card(tiny / "policy")))
+
+
+@pytest.fixture(scope="module")
+def episodes(tiny, tmp_path_factory):
+    """A real step's."""
+    run_dir = tmp_path_factory.mktemp("episodes") / "run"
+    train(options_of(tiny, run_dir, max_steps=1, eval_every=0))
+    return list(read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl"))
+
+
+def updated(tiny, episodes, shown=None, **more):
+    learner = learner_of(tiny)
+    options = options_of(tiny, tiny / "unused", **more)
+    by = Pass(0.01, 1.0, options.prompts_shared, shown or Shown())
+    figures = update(learner, prepare(episodes, options.update), options.update, by, Phases())
+    return figures, {name: weight.detach().clone() for name, weight in learner.policy.named_parameters()}
+
+
+def test_micro_batches_and_shared_prompts_change_nothing(tiny, episodes):
+    figures, weights = updated(tiny, episodes, token_budget=10_000, share_prompts=False)
+    assert figures["micro_batches"] == 1
+    for more in ({"token_budget": 120}, {"token_budget": 300, "share_prompts": False}):
+        others, other_weights = updated(tiny, episodes, **more)
+        assert others["micro_batches"] > 3
+        assert others["policy_loss"] == pytest.approx(figures["policy_loss"], abs=1e-6)
+        assert others["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
+        assert others["entropy"] == pytest.approx(figures["entropy"], rel=1e-5)
+        for name, weight in weights.items():
+            # AdamW's first step is the sign of the gradient, so what is near 0 may go either way.
+            assert (weight - other_weights[name]).abs().mean() < 1e-4, name
+
+
+def test_running_out_of_memory_halves_the_budget_and_loses_nothing(tiny, episodes, monkeypatch, capsys):
+    _, weights = updated(tiny, episodes, token_budget=220, share_prompts=False)  # two episodes a micro-batch
+    real = Learner.score
+
+    def short_of_memory(self, batch, temperature):
+        if batch.tokens > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return real(self, batch, temperature)
+
+    monkeypatch.setattr(Learner, "score", short_of_memory)
+    figures, other = updated(tiny, episodes, token_budget=440, share_prompts=False)
+    assert capsys.readouterr().out.count("out of memory: the update is made again with micro-batches of 220") == 1
+    assert figures["tokens"] == sum(e.sampled for e in episodes)
+    assert all(torch.equal(weight, other[name]) for name, weight in weights.items())
+    monkeypatch.setattr(Learner, "score", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    with pytest.raises(UserError, match="give a lower --token-budget"):
+        updated(tiny, episodes, token_budget=100)
+
+
+def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
+    flat = [
+        replace(e, reward=0.5, rewards=dict.fromkeys(e.rewards, 0.5)) if e.question_id == episodes[0].question_id else e
+        for e in episodes
+    ]
+    figures, _ = updated(tiny, flat)
+    assert figures["tokens"] == sum(e.sampled for e in flat if e.question_id != episodes[0].question_id)
+    alike = [replace(e, rewards=dict.fromkeys(e.rewards, 0.5)) for e in episodes]
+    figures, weights = updated(tiny, alike)
+    assert figures["micro_batches"] == 0
+    before = dict(learner_of(tiny).policy.named_parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
+
+
+def test_a_reference_leaves_activations_to_be_computed_again(tiny):
+    options = options_of(tiny, tiny / "unused", gradient_checkpointing=True, loss=LossOptions(beta=0.1))
+    card = read_policy_card(tiny / "policy")
+    learner = grpo_train.open_learner(options, card, adapter_path(tiny / "policy", 0))
+    assert learner.policy.training  # which checkpointing asks for
+
+
+# Guidance
+
+
+def gradients(tiny, monkeypatch, episodes, shown=None, **more):
+    """Of an update, before they are cut, and its figures."""
+    kept = {}
+
+    def keep(learner, rate, norm):
+        kept.update({n: w.grad.clone() for n, w in learner.policy.named_parameters() if w.grad is not None})
+        return 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", keep)
+        figures, _ = updated(tiny, episodes, shown, **more)
+    return kept, figures
+
+
+def test_demonstrations_add_their_weighted_loss_to_the_gradient(tiny, episodes, monkeypatch):
+    taught, shown = episodes[:8], episodes[8:]
+    own, _ = gradients(tiny, monkeypatch, taught)
+    learner = learner_of(tiny)
+    scores = [learner.score(part, 1.0).logprobs_BT[part.sampled_BT > 0] for part in pack(shown, 10_000)]
+    loss = -torch.cat(scores).mean()
+    loss.backward()
+    theirs = {n: w.grad for n, w in learner.policy.named_parameters() if w.grad is not None}
+    for budget in (10_000, 120):
+        both, figures = gradients(tiny, monkeypatch, taught, Shown(shown, 0.3), token_budget=budget)
+        assert figures["demonstration_loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert figures["tokens"] == sum(e.sampled for e in taught)  # the other figures are of the policy's own
+        for name, gradient in both.items():
+            torch.testing.assert_close(gradient, own[name] + 0.3 * theirs[name], atol=1e-6, rtol=1e-4)
+
+
+def test_where_rewards_teach_nothing_demonstrations_still_do(tiny, episodes, monkeypatch):
+    alike = [replace(e, rewards=dict.fromkeys(e.rewards, 0.5)) for e in episodes]
+    found, figures = gradients(tiny, monkeypatch, alike, Shown(episodes[:2], 1.0))
+    assert any(gradient.abs().max() > 0 for gradient in found.values())
+    assert figures["tokens"] == 0
+    assert figures["demonstration_loss"] > 0
+
+
+def test_a_run_learns_what_it_is_shown_and_goes_on_exactly(tiny, episodes, tmp_path):
+    path = tmp_path / "shown.jsonl"
+    append_episodes(path, episodes[:3])
+    guided = GuidanceOptions(path, demonstrations_per_step=3, demonstration_weight=1.0)
+    options = options_of(tiny, tmp_path / "whole" / "run", guidance=guided, max_steps=4, eval_every=0)
+    train(options)
+    losses = [row.training["demonstration_loss"] for row in read_stats(options.run_dir)]
+    assert losses[-1] < losses[0] - 0.2
+    parts = replace(options, run_dir=tmp_path / "parts" / "run")
+    train(replace(parts, max_steps=2))
+    train(parts)
+    assert stats_of(parts.run_dir) == stats_of(options.run_dir)
+    assert adapter_bytes(parts.run_dir, 4) == adapter_bytes(options.run_dir, 4)
+
+
+# Guards
+
+
+def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, capsys):
+    alarmed = GuardOptions(on_collapse="stop", least_entropy=100.0, window=2)  # no policy is that uncertain
+    options = options_of(tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=alarmed)
+    with pytest.raises(UserError, match=r"stopped at step 1: entropy fell to .*v000001 is the last adapter"):
+        train(options)
+    rolled = replace(
+        options, run_dir=tmp_path / "rolled" / "run", guard=replace(alarmed, on_collapse="rollback", rollback_steps=1)
+    )
+    train(rolled)
+    notes = [row.notes for row in read_stats(rolled.run_dir)]
+    assert [len(n) for n in notes] == [0, 1, 0, 1]  # after a rollback the window begins anew
+    assert "went back to adapter v000000" in notes[1][0]
+    assert adapter_bytes(rolled.run_dir, 2) == adapter_bytes(rolled.run_dir, 0)
+    assert adapter_bytes(rolled.run_dir, 1) != adapter_bytes(rolled.run_dir, 0)
+    # The second one does not go behind the first.
+    further = replace(rolled, run_dir=tmp_path / "further" / "run", guard=replace(rolled.guard, rollback_steps=3))
+    train(further)
+    assert "went back to adapter v000002" in read_stats(further.run_dir)[3].notes[0]
+    once = replace(rolled, run_dir=tmp_path / "once" / "run", guard=replace(rolled.guard, most_rollbacks=1))
+    with pytest.raises(UserError, match="stopped at step 3: entropy fell"):
+        train(once)
+
+
+def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_path, monkeypatch):
+    real = forage.grpo.update.policy_loss
+
+    def broken(*arguments, **more):
+        loss, figures = real(*arguments, **more)
+        return loss * float("nan"), figures
+
+    monkeypatch.setattr(forage.grpo.update, "policy_loss", broken)
+    options = options_of(tiny, tmp_path / "run", eval_every=0, guard=GuardOptions())
+    with pytest.raises(UserError, match="stopped at step 0: grad_norm is nan"):
+        train(options)
+    assert versions(options.run_dir) == [0]
+
+
+# Bad options
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_steps": 0}, "--max-steps 0 must be at least 1"),
+        ({"num_rollouts": 1}, "leaves nothing to compare"),
+        ({"max_staleness": 1}, "--rollouts service"),
+        ({"sampling": Sampling(temperature=0.0)}, "plays the same episode each time"),
+        ({"loss": LossOptions(beta=-1.0)}, "--beta -1.0"),
+        ({"replace_flat": -1}, "--replace-flat -1"),
+        ({"eval_questions": -1}, "--eval-questions -1"),
+        ({"learning_rate": -1.0}, "--learning-rate -1"),
+        ({"max_norm": 0.0}, "--max-norm 0"),
+        ({"overlong": "punish", "overlong_margin": 10_000}, "--overlong-margin 10000 must be at least 1 and at most"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong, says):
+    with pytest.raises(UserError, match=says):
+        options_of(tiny, tmp_path, **wrong).check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sharding_needs_processes(tiny, tmp_path):
+    with pytest.raises(UserError, match="--sharding fsdp2 needs processes to share the work"):
+        train(options_of(tiny, tmp_path / "run", sharding="fsdp2"))
+
+
+def test_a_missing_policy_or_eval_set_is_told(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"has no model.json; make a policy with create_lora_model.py"):
+        train(options_of(tiny, tmp_path / "run", policy=tmp_path / "none"))
+    data = tmp_path / "data"
+    shutil.copytree(tiny / "data", data)
+    (data / "eval.jsonl").rename(data / "aside.jsonl")
+    with pytest.raises(UserError, match=r"eval.jsonl is missing; make it with data_prep.py"):
+        train(options_of(tiny, tmp_path / "run1", data=data))
+    (data / "aside.jsonl").rename(data / "eval.jsonl")
+    write_jsonl(data / "eval.jsonl", [replace(q, relevant_chunk_ids=()) for q in read_questions(data / "eval.jsonl")])
+    with pytest.raises(UserError, match="no question to evaluate on; give --eval-every 0"):
+        train(options_of(tiny, tmp_path / "run2", data=data))
+
+
+def test_a_plan_is_made_once_and_spare_questions_are_others(tiny, tmp_path):
+    options = options_of(tiny, tmp_path / "run", replace_flat=2)
+    guide = open_guide(options.guidance, 0, [])
+    run = grpo_train.Run(options, 0, {}, 0, 0, [], [f"q{n}" for n in range(6)], [], guide)
+    plan = grpo_train.plan_step(run, 0)
+    assert isinstance(plan, Plan)
+    assert len({*plan.questions, *plan.spare}) == 5
+    assert plan == grpo_train.plan_step(run, 0)

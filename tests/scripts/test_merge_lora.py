@@ -1,0 +1,434 @@
+"""Merged weights beside PEFT's own merge, the proof on right and wrong merges, and every refusal."""
+
+import json
+import math
+import shutil
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+import merge_lora
+from forage.errors import UserError
+from forage.policy.base_models import PACKAGED_MODEL, resolve_model
+from merge_lora import Options, find_adapter, lora_scale, main, numbers
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?"
+
+
+def tiny_llama(**changes):
+    sizes = {
+        "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "initializer_range": 0.2,
+    }  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**sizes | changes))
+
+
+def tiny_tokenizer():
+    tokenizer = Tokenizer(WordLevel({letter: number for number, letter in enumerate(["?", *LETTERS])}, unk_token="?"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+
+
+def save_base(folder, model=None, **how):
+    torch.manual_seed(0)
+    (model or tiny_llama()).save_pretrained(folder, **how)
+    tiny_tokenizer().save_pretrained(folder)
+    (folder / "README.md").write_text("the base's card")
+    (folder / "pytorch_model.bin").write_text("weights in another format")
+    (folder / "LICENSE").write_text("free")
+    return folder
+
+
+def save_adapter(base, folder, named=None, **settings):
+    """An adapter as training leaves it: nothing of it is zero."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    policy = get_peft_model(
+        model,
+        LoraConfig(**{"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | settings),
+    )
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+        elif parameter.requires_grad and "lora_A" not in name:  # DoRA's magnitudes, modules saved whole
+            parameter.data *= torch.empty_like(parameter).uniform_(0.8, 1.2)
+    policy.peft_config["default"].base_model_name_or_path = str(named or base)
+    policy.save_pretrained(folder)
+    return folder
+
+
+def merged_by_peft(base, adapter):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+
+
+def weights(folder):
+    return {key: tensor for file in folder.glob("*.safetensors") for key, tensor in load_file(file).items()}
+
+
+def edit_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return save_base(tmp_path_factory.mktemp("base") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def adapter(base, tmp_path_factory):
+    return save_adapter(base, tmp_path_factory.mktemp("adapter") / "lora")
+
+
+KINDS = {
+    "lora": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "patterns": {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.\w+": 8}, "alpha_pattern": {"o_proj": 3}},
+    "some layers, one saved whole": {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_of_peft(base, tmp_path, kind):
+    adapter = save_adapter(base, tmp_path / "lora", **KINDS[kind])
+    wanted = merged_by_peft(base, adapter).state_dict()
+    for dtype, tolerance in (("float32", 1e-6), ("bfloat16", 2**-8)):
+        output = tmp_path / dtype
+        main(Options(lora_model=adapter, output_path=output, dtype=dtype))
+        found = weights(output)
+        assert found.keys() == weights(base).keys()
+        assert {str(tensor.dtype) for tensor in found.values()} == {f"torch.{dtype}"}
+        for key in found:
+            torch.testing.assert_close(found[key].float(), wanted[key], rtol=tolerance, atol=1e-6)
+        assert json.loads((output / "config.json").read_text())["dtype"] == dtype
+
+
+def test_scales_by_hand():
+    config = {"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 16}, "alpha_pattern": {r"layers\.1\..*": 32}}
+    assert lora_scale(config, "model.layers.0.mlp.up_proj") == 2.0
+    assert lora_scale(config, "model.layers.0.self_attn.q_proj") == 0.5
+    assert lora_scale(config, "model.layers.1.self_attn.q_proj") == 2.0
+    assert lora_scale(config | {"use_rslora": True}, "model.layers.0.mlp.up_proj") == 4.0
+    assert lora_scale(config | {"use_rslora": True}, "model.layers.1.self_attn.q_proj") == 8.0
+
+
+def test_a_sharded_base_gives_the_same_weights_file_by_file(base, adapter, tmp_path):
+    torch.manual_seed(0)
+    sharded = save_base(tmp_path / "tiny", max_shard_size="20KB")
+    files = {path.name for path in sharded.glob("model-*.safetensors")}
+    assert len(files) > 3
+    for source, output in ((base, tmp_path / "one"), (sharded, tmp_path / "many")):
+        main(Options(base_model=str(source), lora_model=adapter, output_path=output, dtype="float32"))
+    one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
+    assert {path.name for path in (tmp_path / "many").glob("*.safetensors")} == files
+    assert all(torch.equal(one[key], many[key]) for key in one | many)
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(one)
+    assert index["metadata"]["total_size"] == sum(tensor.numel() * 4 for tensor in one.values())
+
+
+def test_one_file_of_weights_is_in_memory_at_a_time(adapter, tmp_path, monkeypatch):
+    sharded, alive, now_open, most_open = save_base(tmp_path / "tiny", max_shard_size="20KB"), [], [], []
+
+    class Counted:
+        def __init__(self, *arguments):
+            self.shard = safe_open(*arguments)
+
+        def __enter__(self):
+            now_open.append(self)
+            most_open.append(len(now_open))
+            return self.shard.__enter__()
+
+        def __exit__(self, *error):
+            now_open.remove(self)
+            return self.shard.__exit__(*error)
+
+    def save(tensors, *arguments, **settings):
+        assert not [name for name, tensor in alive if tensor() is not None]
+        alive.extend((name, weakref.ref(tensor)) for name, tensor in tensors.items())
+        save_file(tensors, *arguments, **settings)
+
+    monkeypatch.setattr(merge_lora, "safe_open", Counted)
+    monkeypatch.setattr(merge_lora, "save_file", save)
+    main(Options(base_model=str(sharded), lora_model=adapter, output_path=tmp_path / "out", prove=False))
+    assert len(alive) == len(weights(sharded))
+    assert max(most_open) == 1
+
+
+def test_conv1d_weights_are_transposed(tmp_path):
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128))
+    base = save_base(tmp_path / "gpt2", model)
+    for settings in ({}, {"use_dora": True}):
+        adapter = save_adapter(base, tmp_path / "lora", **settings)
+        assert json.loads((adapter / "adapter_config.json").read_text())["fan_in_fan_out"]
+        main(Options(lora_model=adapter, output_path=tmp_path / "out", dtype="float32", overwrite=True))
+        wanted, found = merged_by_peft(base, adapter).state_dict(), weights(tmp_path / "out")
+        for key in found:
+            torch.testing.assert_close(found[key], wanted[key], rtol=1e-6, atol=1e-6)
+    # gpt2's file on the hub names its weights h.0.attn... where the model says transformer.h.0.attn...
+    tensors = {key.removeprefix("transformer."): tensor for key, tensor in weights(base).items()}
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    main(Options(lora_model=adapter, output_path=tmp_path / "short", dtype="float32"))
+    assert all(torch.equal(tensor, found[f"transformer.{key}"]) for key, tensor in weights(tmp_path / "short").items())
+
+
+def test_greedy_text_is_that_of_base_and_adapter(base, adapter, tmp_path):
+    main(Options(lora_model=adapter, output_path=tmp_path / "out", dtype="float32"))
+    ids = torch.arange(10)[None]
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    alone = plain.generate(ids, **how)
+    wanted = PeftModel.from_pretrained(plain, adapter).generate(input_ids=ids, **how)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(merged.generate(ids, **how), wanted)
+    assert not torch.equal(alone, wanted)
+
+
+def test_all_but_weights_and_card_is_copied(base, adapter, tmp_path):
+    main(Options(lora_model=adapter, output_path=tmp_path / "out"))
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {path.name for path in base.iterdir()} - {"pytorch_model.bin"}
+    assert (tmp_path / "out" / "LICENSE").read_text() == "free"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_card_holds_the_proof_and_the_runs_last_figures(base, adapter, tmp_path, capsys):
+    run = tmp_path / "run"
+    for version in ("v000000", "v000012", "v000003"):
+        shutil.copytree(adapter, run / "adapters" / version)
+    for step, reward in ((2, 0.25), (10, 0.75)):
+        figures = {"step": step, "reward": {"mean": reward}, "host": "/home/someone"}
+        (run / f"training_stats_{step}.json").write_text(json.dumps(figures))
+    (run / "config.json").write_text('{"lr": 1e-05, "model": "/home/someone/models"}')
+    main(Options(lora_model=run, output_path=tmp_path / "merged"))
+    printed = capsys.readouterr().out
+    assert f"{run / 'adapters' / 'v000012'}, the newest of 3" in printed
+    proof = next(line for line in printed.splitlines() if line.startswith("proof: ")).removeprefix("proof: ")
+    card = (tmp_path / "merged" / "README.md").read_text()
+    assert card.startswith("---\nbase_model: tiny\nlibrary_name: transformers\n")
+    for row in ("| base | tiny |", "| kind | LoRA |", "| r, alpha | 4, 8 |", f"| proof | {proof} |"):
+        assert row in card
+    assert "| step | 10 |\n| reward.mean | 0.75 |" in card
+    assert "| lr | 1e-05 |" in card
+    assert str(tmp_path) not in card
+    assert "someone" not in card
+
+
+def test_figures_of_a_record():
+    assert numbers({"a": 1, "b": {"c": 0.123456, "d": {"e": True}}, "f": [1], "g": None}) == {
+        "a": 1, "b.c": "0.1235", "b.d.e": True,
+    }  # fmt: skip
+
+
+def test_a_policy_folder_stands_for_its_full_base(base, adapter, tmp_path):
+    policy = tmp_path / "policy"
+    policy.mkdir()
+    (policy / "model.json").write_text(json.dumps({"base": "base", "full_base": str(base), "quantized": True}))
+    shutil.copytree(adapter, policy / "adapters" / "v000000")
+    main(Options(base_model=str(policy), lora_model=policy, output_path=tmp_path / "out", prove=False))
+    assert weights(tmp_path / "out").keys() == weights(base).keys()
+    # The quantised form itself is refused, and the way out named.
+    (policy / "base").mkdir()
+    shutil.copytree(base, policy / "base", dirs_exist_ok=True)
+    edit_json(policy / "base" / "config.json", quantization_config={"load_in_4bit": True})
+    options = Options(base_model=str(policy / "base"), lora_model=policy, output_path=tmp_path / "q")
+    refused(replace(options, allow_other_base=True), f"is quantised; merge into its full base: --base-model {base}")
+
+
+def test_a_base_out_of_the_hubs_cache(base, adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    stored = tmp_path / "cache" / "models--someone--tiny"
+    shutil.copytree(base, stored / "snapshots" / "0123456789012345678901234567890123456789")
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("0123456789012345678901234567890123456789")
+    options = Options(base_model="someone/tiny", lora_model=adapter, output_path=tmp_path / "out")
+    main(options)
+    assert "base_model: someone/tiny\n" in (tmp_path / "out" / "README.md").read_text()
+    next(stored.glob("snapshots/*/model.safetensors")).unlink()
+    refused(replace(options, output_path=tmp_path / "new"), "is not whole in the cache, and the hub can't be reached")
+
+
+def refused(options, says):
+    """One line, and nothing at or beside the output."""
+    before = sorted(options.output_path.parent.iterdir())
+    with pytest.raises(UserError) as error:
+        main(options)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert sorted(options.output_path.parent.iterdir()) == before
+
+
+def test_another_base_is_refused_by_name_and_by_shape(base, adapter, tmp_path):
+    other = save_base(tmp_path / "other")
+    options = Options(base_model=str(other), lora_model=adapter, output_path=tmp_path / "out")
+    refused(options, f"was made for {base}, not for {other}; --allow-other-base")
+    main(replace(options, allow_other_base=True, prove=False))
+    shutil.rmtree(tmp_path / "out")
+    wide = save_base(tmp_path / "wide", tiny_llama(intermediate_size=64))
+    options = replace(options, base_model=str(wide), allow_other_base=True)
+    refused(options, "mlp.down_proj.weight is (32, 48) there and (32, 64) in")
+
+
+def test_an_output_that_is_there_is_kept_unless_asked(base, adapter, tmp_path):
+    options = Options(lora_model=adapter, output_path=tmp_path / "out", prove=False)
+    main(options)
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    refused(options, "is there already; choose another --output-path, or --overwrite")
+    main(replace(options, overwrite=True))
+    assert not (tmp_path / "out" / "mine.txt").exists()
+    for source in (base, base.parent, adapter):
+        refused(replace(options, output_path=source, overwrite=True), "would replace")
+
+
+def test_a_broken_base_is_refused(base, adapter, tmp_path):
+    sharded = save_base(tmp_path / "tiny", max_shard_size="20KB")
+    options = Options(base_model=str(sharded), lora_model=adapter, output_path=tmp_path / "out")
+    shard = sorted(sharded.glob("model-*"))[1]
+    shard.write_bytes(shard.read_bytes()[:500])
+    refused(options, f"{shard} is damaged")
+    shard.unlink()
+    refused(options, f"lacks 1 of {len(list(sharded.glob('model-*'))) + 1} weight files ({shard.name})")
+    shutil.copytree(base, tmp_path / "odd" / "tiny")
+    edit_json(tmp_path / "odd" / "tiny" / "config.json", model_type="unheard-of")
+    refused(replace(options, base_model=str(tmp_path / "odd" / "tiny")), "config.json is not known here")
+    silent = save_base(tmp_path / "silent" / "tiny")
+    for file in silent.glob("tokenizer*"):
+        file.unlink()
+    refused(replace(options, base_model=str(silent)), "no tokenizer that can be loaded")
+    edit_json(silent / "config.json", quantization_config={"load_in_4bit": True})
+    refused(replace(options, base_model=str(silent)), "is quantised; merge into its full base: --base-model MODEL")
+
+
+def test_an_adapter_that_is_not_wholly_merged_is_refused(base, adapter, tmp_path):
+    def changed(name, config=None, tensors=None):
+        folder = shutil.copytree(adapter, tmp_path / name)
+        edit_json(folder / "adapter_config.json", **config or {})
+        kept = load_file(adapter / "adapter_model.safetensors") | (tensors or {})
+        kept = {key: tensor for key, tensor in kept.items() if tensor is not None}
+        save_file(kept, folder / "adapter_model.safetensors")
+        return Options(lora_model=folder, output_path=tmp_path / "out")
+
+    q = "base_model.model.model.layers.0.self_attn.q_proj"
+    extra = torch.ones(32)
+    refused(changed("bias", {"bias": "all"}), "bias all, which is not merged here")
+    refused(changed("lora bias", {"lora_bias": True}), "has lora_bias, which is not merged here")
+    refused(changed("ia3", {"peft_type": "IA3"}), "peft_type IA3")
+    refused(changed("pissa", {"init_lora_weights": "pissa"}), "init_lora_weights pissa, which changes its base too")
+    refused(changed("nameless", {"base_model_name_or_path": None}), "names no base; name one by --base-model")
+    refused(changed("unused", tensors={"base_model.model.model.extra.weight": extra}), "model.extra.weight belongs to")
+    refused(changed("dora", tensors={f"{q}.lora_magnitude_vector": extra}), "has, unused, lora_magnitude_vector")
+    refused(changed("half", tensors={f"{q}.lora_B.weight": None}), "q_proj lacks lora_B")
+    refused(changed("rank", {"r": 5}), "is not of rank 5, as its config says")
+    refused(changed("no dora", {"use_dora": True}), "lacks lora_magnitude_vector")
+    refused(
+        changed("empty", tensors=dict.fromkeys(load_file(adapter / "adapter_model.safetensors"))), "holds no tensor"
+    )
+    damaged = changed("damaged")
+    (damaged.lora_model / "adapter_model.safetensors").write_text("?")
+    refused(damaged, "can't be read")
+    (damaged.lora_model / "adapter_config.json").unlink()
+    refused(damaged, "has neither adapter_config.json nor adapters/v000000")
+
+
+def test_a_weight_used_twice_is_refused(tmp_path):
+    base = save_base(tmp_path / "tied", tiny_llama(tie_word_embeddings=True))
+    options = Options(lora_model=tmp_path / "lora", output_path=tmp_path / "out")
+    save_adapter(base, tmp_path / "lora", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    refused(options, "changes model.embed_tokens.weight, which")
+    save_adapter(base, tmp_path / "lora", target_modules=["embed_tokens"])
+    refused(options, "embed_tokens.lora_embedding_A, which is not merged here")
+    save_adapter(base, tmp_path / "lora")
+    main(options)
+    assert "lm_head.weight" not in weights(tmp_path / "out")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("factor", [0.0, 0.4, 0.9, 2.0, -1.0, math.nan])
+def test_a_wrong_merge_is_refused(base, adapter, tmp_path, monkeypatch, dtype, factor):
+    monkeypatch.setattr(merge_lora, "lora_scale", lambda *given: factor * lora_scale(*given))
+    options = Options(lora_model=adapter, output_path=tmp_path / "out", dtype=dtype)
+    refused(options, "the merge is not base + adapter")
+    if factor in (0.0, 0.4, -1.0):  # however wide the tolerance, the adapter's effect must be there
+        refused(replace(options, tolerance=1e9), "of the adapter's effect: it is wrong")
+    main(replace(options, prove=False))
+
+
+def test_an_adapter_too_small_for_bfloat16_is_refused_and_float32_keeps_it(tmp_path):
+    base = save_base(tmp_path / "tiny", tiny_llama().to(torch.bfloat16))
+    small = save_adapter(base, tmp_path / "small")
+    tensors = load_file(small / "adapter_model.safetensors")
+    tensors = {key: tensor * 1e-3 if "lora_B" in key else tensor for key, tensor in tensors.items()}
+    save_file(tensors, small / "adapter_model.safetensors")
+    options = Options(lora_model=small, output_path=tmp_path / "out")
+    refused(options, "or bfloat16 is too coarse for so small an adapter (--dtype float32 tells)")
+    main(replace(options, dtype="float32"))
+
+
+def test_no_room_is_told_before_anything_is_written(adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9 * 2**20, 9 * 2**20, 10_000))
+    refused(Options(lora_model=adapter, output_path=tmp_path / "out"), "needs 0 MiB, has 0 MiB; make room")
+
+
+def test_a_hub_that_is_away_leaves_the_merged_folder(adapter, tmp_path, monkeypatch):
+    options = Options(lora_model=adapter, output_path=tmp_path / "out", prove=False, push_to_hub="someone/model")
+    with pytest.raises(UserError, match=f"the hub can't be reached; the merged folder is kept at {tmp_path / 'out'}"):
+        main(options)
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    uploads = []
+    monkeypatch.setattr(merge_lora, "hub_reachable", lambda: True)
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda self, name, exist_ok: uploads.append(name))
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **how: uploads.append(how["folder_path"]))
+    main(replace(options, overwrite=True))
+    assert uploads == ["someone/model", tmp_path / "out"]
+    monkeypatch.undo()
+    monkeypatch.setattr(merge_lora, "hub_reachable", lambda: True)  # and HF_HUB_OFFLINE=1 makes each call fail
+    with pytest.raises(UserError, match=r"no upload to someone/model .*; the merged folder is kept at"):
+        main(replace(options, overwrite=True))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"), [({"tolerance": 0.0}, "--tolerance 0.0"), ({"base_model": "./gone"}, "no such folder")]
+)
+def test_bad_options_are_told(adapter, tmp_path, wrong, says):
+    refused(replace(Options(lora_model=adapter, output_path=tmp_path / "out"), **wrong), says)
+
+
+def test_the_newest_version_is_found_by_number(adapter, tmp_path):
+    for version in ("v999999", "v1000000", "v000001"):
+        shutil.copytree(adapter, tmp_path / "adapters" / version)
+    (tmp_path / "adapters" / "v2000000").mkdir()  # no config: a writer is not done with it
+    assert find_adapter(tmp_path).name == "v1000000"
+
+
+def test_the_packaged_model_for_real(tmp_path, tmp_path_factory):
+    base = resolve_model(PACKAGED_MODEL, tmp_path)
+    adapter = save_adapter(base, tmp_path / "lora", named=PACKAGED_MODEL, target_modules=["q_proj", "v_proj"])
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path=base)
+    main(Options(lora_model=adapter, output_path=tmp_path / "out"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    wanted = PeftModel.from_pretrained(plain, adapter).generate(input_ids=ids, **how)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert tokenizer.decode(merged.generate(ids, **how)[0]) == tokenizer.decode(wanted[0])

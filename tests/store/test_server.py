@@ -1,0 +1,104 @@
+"""/retrieve over real HTTP, in Search-R1's shape."""
+
+import json
+import re
+import subprocess
+import sys
+from threading import Thread
+
+import httpx
+import pytest
+
+from forage.data.records import Document
+from forage.store.card import StoreOptions
+from forage.store.document_store import DocumentStore
+from forage.store.embedder import PACKAGED_EMBEDDER
+from forage.store.server import make_server
+from tests import ROOT
+
+DOCUMENTS = [
+    Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe."),
+    Document("flu", "Influenza", "Fever and a dry cough."),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return DocumentStore.build(
+        tmp_path_factory.mktemp("served") / "store", DOCUMENTS, StoreOptions(embedder=PACKAGED_EMBEDDER)
+    )
+
+
+@pytest.fixture(scope="module")
+def url(store):
+    server = make_server(lambda queries, k: store.search(queries, k), "127.0.0.1", 0, topk=1)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_request_and_response_of_search_r1(url, store):
+    request = {"queries": ["toe", "cough"], "topk": 2, "return_scores": True}
+    result = httpx.post(f"{url}/retrieve", json=request).json()["result"]
+    hits = store.search(["toe", "cough"], 2)
+    assert [[item["document"]["id"] for item in row] for row in result] == [[h.chunk_id for h in row] for row in hits]
+    first = result[0][0]
+    assert first["document"] == {"id": "gout#0", "contents": "Gout (podagra)\nCrystals gather in the big toe."}
+    assert first["score"] == pytest.approx(hits[0][0].score, abs=1e-5)
+
+
+def test_without_scores_the_documents_alone_and_topk_by_default(url):
+    result = httpx.post(f"{url}/retrieve", json={"queries": ["cough"]}).json()["result"]
+    assert result == [[{"id": "flu#0", "contents": "Influenza\nFever and a dry cough."}]]
+
+
+def test_one_connection_carries_many_requests(url):
+    with httpx.Client() as client:
+        for _ in range(3):
+            assert client.post(f"{url}/retrieve", json={"queries": ["toe"]}).status_code == 200
+        assert client.get(f"{url}/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "JSON object"),
+        (b'{"queries": "toe"}', "list of strings"),
+        (b'{"queries": ["toe"], "topk": -1}', "topk"),
+        (b'{"queries": ["toe"], "topk": "3"}', "topk"),
+    ],
+)
+def test_bad_requests_are_answered_with_what_is_wrong(url, body, says):
+    answer = httpx.post(f"{url}/retrieve", content=body)
+    assert answer.status_code == 400
+    assert says in answer.json()["detail"]
+
+
+def test_other_paths_are_refused(url):
+    assert httpx.get(f"{url}/").status_code == 404
+    assert httpx.post(f"{url}/other", json={}).status_code == 400
+
+
+def test_the_command_serves_and_searches(store):
+    command = [sys.executable, "document_store.py", "serve", "--store", str(store.path), "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://\S+", process.stdout.readline())[0]
+        assert httpx.post(address, json={"queries": ["toe"]}).json()["result"][0][0]["id"] == "gout#0"
+        port = address.split(":")[2].split("/")[0]
+        taken = subprocess.run([*command[:-1], port], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert taken.returncode == 1
+        assert "choose another --port" in taken.stderr
+    finally:
+        process.kill()
+        process.wait()
+    search = [sys.executable, "document_store.py", "search", "--store", str(store.path), "dry cough", "--mode", "dense"]
+    printed = subprocess.run(search, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert printed.returncode == 0
+    assert "flu#0" in printed.stdout
+    missing = subprocess.run([*search[:4], "nowhere", "x"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert missing.returncode == 1
+    assert missing.stderr == "error: nowhere holds no document store (no store.json); make one with data_prep.py\n"
+    assert json.loads((store.path / "store.json").read_text())["complete"] is True

@@ -1,0 +1,108 @@
+"""A YAML file's options stand where --config stood, and the command line goes before."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from forage.cli import Flag, flags_of, help_text, refuse_old_names, with_config
+from forage.errors import UserError
+from tests import ROOT
+
+
+def given(tmp_path, text, *arguments):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return with_config([*arguments, "--config", str(path)])
+
+
+def test_the_example(tmp_path):
+    text = "max_steps: 40\npool: true\nweights: [1, 0.5]\nrun-dir: runs/x\n"
+    assert given(tmp_path, text) == ["--max-steps", "40", "--pool", "--weights", "1", "0.5", "--run-dir", "runs/x"]
+    assert given(tmp_path, "max_steps: 40\npool: true", "--no-pool") == ["--max-steps", "40", "--no-pool"]
+    assert given(tmp_path, "max_steps: 40\npool: false", "--max_steps=3") == ["--no-pool", "--max_steps=3"]
+    assert with_config(["--seed", "1"]) == ["--seed", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("just words", "must hold lines like"),
+        ("a: [1", "is not YAML"),
+        ("loss:\n  beta: 1\n", "write them at the top level"),
+        ("1: 2\n", "must hold lines like"),
+    ],
+)
+def test_bad_files_are_told(tmp_path, text, says):
+    with pytest.raises(UserError, match=says):
+        given(tmp_path, text)
+    with pytest.raises(UserError, match=r"can't be read \(No such file"):
+        with_config(["--config", str(tmp_path / "none.yaml")])
+    with pytest.raises(UserError, match="needs the path"):
+        with_config(["--config"])
+
+
+def test_a_script_takes_it_and_names_an_unknown_option(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"policy: {tmp_path}/none\nmax_steps: 2\n")
+    run = [sys.executable, "grpo_train.py", "--config", str(path)]
+    told = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (
+        1, f"error: {tmp_path}/none has no model.json; make a policy with create_lora_model.py "
+        f"--output-dir {tmp_path}/none\n",
+    )  # fmt: skip
+    path.write_text("max_stepz: 2\n")
+    told = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 2
+    assert "max-stepz" in told.stderr + told.stdout
+
+
+@dataclass(frozen=True)
+class Inner:
+    """How it is searched."""
+
+    k: int | None = None
+    """Passages a search shows."""
+    mode: Literal["sparse", "dense"] = "sparse"
+    """What ranks."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is trained."""
+
+    data: Path
+    """Folder of
+    questions."""
+    shuffle: bool = True
+    """Draw at random."""
+    weights: tuple[float, ...] = (1.0, 0.5)
+    """One a reward."""
+    inner: Inner = field(default_factory=lambda: Inner(mode="dense"))
+
+
+def test_help_shows_the_first_flags_and_all_flags_by_group():
+    assert list(flags_of(Options)) == [
+        Flag("--data", "PATH", "Folder of questions.", "required", "What is trained."),
+        Flag("--[no-]shuffle", "", "Draw at random.", "on", "What is trained."),
+        Flag("--weights", "FLOAT ...", "One a reward.", "1.0 0.5", "What is trained."),
+        Flag("--k", "INT", "Passages a search shows.", "", "How it is searched."),
+        Flag("--mode", "sparse|dense", "What ranks.", "dense", "How it is searched."),
+    ]
+    first = help_text(Options, "Trains.", ["mode", "data"])
+    assert first.splitlines()[2:8] == [
+        "Trains.", "", "The options people change first (defaults in brackets):",
+        "  --mode sparse|dense         What ranks (dense)",
+        "  --data PATH                 Folder of questions (required)", "",
+    ]  # fmt: skip
+    assert "--help-all shows the other 3; --config FILE" in first
+    assert "How it is searched:\n  --k INT" in help_text(Options, "Trains.", [])
+
+
+def test_a_flag_of_an_earlier_version_is_answered_with_its_new_name():
+    with pytest.raises(UserError, match="--at-once is now --concurrency"):
+        refuse_old_names(["--k", "3", "--at_once=4"], {"--at-once": "--concurrency"})
+    refuse_old_names(["--k", "3"], {"--at-once": "--concurrency"})
