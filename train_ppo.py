@@ -68,8 +68,8 @@ from forage.runs.run_folder import plain, run_folder
 from forage.runs.trackers import Kind, Tracker, open_tracker
 from forage.schedule import in_rounds
 from forage.statistics import span
-from forage.store.card import NO_EMBEDDER, StoreOptions, read_card
-from forage.store.document_store import DocumentStore, Mode
+from forage.store.card import NO_EMBEDDER, Mode, StoreOptions, read_card
+from forage.store.document_store import DocumentStore
 from forage.store.embedder import Reranker
 
 MODES: dict[str, Mode] = {"bm25": "sparse", "dense": "dense", "hybrid": "hybrid", "rerank": "dense"}
