@@ -274,7 +274,7 @@ def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp
 
 
 def test_a_plan_for_other_data_is_refused(rollout, tmp_path):
-    with pytest.raises(UserError, match="plan 000000 asks for train question zz, which .* lacks"):
+    with pytest.raises(UserError, match=r"plan 000000 asks for train question zz, which .* lacks"):
         asyncio.run(play_plan(rollout, tmp_path, Plan("000000", 0, ("zz",)), "w"))
 
 
