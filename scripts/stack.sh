@@ -41,15 +41,19 @@ else
 fi
 WARM_STEPS=${WARM_STEPS:-$(default 100 24)}
 [ "$WARM_STEPS" = 0 ] && policy=$SHARED/models/policy || policy=$SHARED/models/warm
+# How the agent searches is decided by the first training, the warm start, and kept with the policy (agent.json). Later
+# stages take it from there; what .env sets is passed on, so that a contradiction is an error and not ignored.
+search_said=(${K:+--k "$K"} ${PASSAGE_TOKENS:+--passage-tokens "$PASSAGE_TOKENS"} ${MODE:+--mode "$MODE"}
+  ${MAX_TURNS:+--max-turns "$MAX_TURNS"} ${MAX_TURN_TOKENS:+--max-turn-tokens "$MAX_TURN_TOKENS"} ${MAX_TOKENS:+--max-tokens "$MAX_TOKENS"})
 LORA_RANK=${LORA_RANK:-16} MAX_TOKENS=${MAX_TOKENS:-2048} SHARDING=${SHARDING:-$(default zero3 none)}
 
-# How episodes are played: the same for all that play or learn from them.
-search=(--k "${K:-3}" --passage-tokens "${PASSAGE_TOKENS:-$(default 120 32)}" --mode "${MODE:-$(default hybrid sparse)}")
-limits=(--max-turns "${MAX_TURNS:-$(default 4 3)}" --max-turn-tokens "${MAX_TURN_TOKENS:-$(default 512 64)}"
+search=(--k "${K:-3}" --passage-tokens "${PASSAGE_TOKENS:-$(default 120 32)}" --mode "${MODE:-$(default hybrid sparse)}"
+  --max-turns "${MAX_TURNS:-$(default 4 3)}" --max-turn-tokens "${MAX_TURN_TOKENS:-$(default 512 64)}"
   --max-tokens "$MAX_TOKENS")
+[ "$WARM_STEPS" = 0 ] && search_said=("${search[@]}")
 sampling=(--temperature "${TEMPERATURE:-1.0}")
 play=(--data "$data" --policy "$policy" --run-dir "$run" --engine vllm --urls ${VLLM_URLS:-http://127.0.0.1:8100}
-  --batch-size "${BATCH_SIZE:-8}" --num-rollouts "${NUM_ROLLOUTS:-8}" "${search[@]}" "${limits[@]}" "${sampling[@]}"
+  --batch-size "${BATCH_SIZE:-8}" --num-rollouts "${NUM_ROLLOUTS:-8}" "${search_said[@]}" "${sampling[@]}"
   --max-staleness "${MAX_STALENESS:-1}" ${ROLLOUT_ARGS:-})
 
 prepare_data=("$PY" data_prep.py --dataset-name "${DATASET:-$(default lavita/MedQuAD sample)}" --output-dir "$data"
@@ -59,7 +63,7 @@ prepare_policy=("$PY" create_lora_model.py --base-model "${BASE_MODEL:-auto}" --
   --output-dir "$SHARED/models/policy" --overwrite ${POLICY_ARGS:-})
 [ "$quantize" = 1 ] || prepare_policy+=(--no-quantize)
 prepare_warm=("$PY" sft_train.py --data "$data" --policy "$SHARED/models/policy" --output-dir "$SHARED/models/warm"
-  --max-steps "$WARM_STEPS" "${search[@]}" "${limits[@]}" "${sampling[@]}" ${WARM_ARGS:-$(default "" "--batch-size 2 --eval-every 12 --probe-questions 0 --answer-tokens 40")})
+  --max-steps "$WARM_STEPS" "${search[@]}" "${sampling[@]}" ${WARM_ARGS:-$(default "" "--batch-size 2 --eval-every 12 --eval-questions 0 --answer-tokens 40")})
 # Whatever is trained on is what is served, 4-bit weights too: a base in two precisions would be two policies.
 prepare_served=("$PY" -m forage.policy.served_base "$SHARED/models/policy" "$SHARED/models/served")
 

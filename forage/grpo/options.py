@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
+from forage.agent.options import AgentSettings
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.grpo.launch import Sharding, check_sharding
 from forage.optimizer import MemoryOptions, OptimizerOptions
@@ -193,6 +194,12 @@ class TrainOptions:
             raise UserError("--temperature 0 plays the same episode every time; training needs more than 0")
         if self.max_staleness and self.rollouts == "own":
             raise UserError("--max-staleness needs workers that play ahead: give --rollouts service")
+
+    def check_with(self, settings: AgentSettings) -> None:
+        """Refuse what does not fit how the agent plays."""
+        margin, limit = self.update.overlong_margin, settings.max_tokens
+        if self.update.overlong == "punish" and not 0 < margin <= limit:
+            raise UserError(f"--overlong-margin {margin} must be at least 1 and at most --max-tokens {limit}")
 
     @property
     def prompts_shared(self) -> bool:

@@ -51,9 +51,6 @@ class Run:
 
 def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner) -> Run:
     """The run as its last checkpoint left it, or a new one."""
-    margin, limit = options.update.overlong_margin, settings.max_tokens
-    if options.update.overlong == "punish" and not 0 < margin <= limit:
-        raise UserError(f"--overlong-margin {margin} must be at least 1 and at most --max-tokens {limit}")
     step, kept = learner.load(options.run_dir / "state") or (0, {"spreads": {}, "guarded_from": 0, "rollbacks": 0})
     history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
     train_questions = [question.id for question in read_answerable(options.rollout.data / "train.jsonl")]

@@ -87,16 +87,16 @@ def test_the_question_is_searched_for_before_the_query(protocol):
         searched.extend(queries)
         return search_many(queries)
 
-    async def run(**more):
+    async def run(question_weight):
         engine = Scripted(protocol, *script)
-        agent = Agent(engine, protocol, BatchedSearch(search), **more)
+        agent = Agent(engine, protocol, BatchedSearch(search), AgentSettings(question_weight=question_weight))
         return engine, await agent.play(QUESTION, asked="What is gout? Think of toes.")
 
-    engine, episode = asyncio.run(run(question_weight=2))
+    engine, episode = asyncio.run(run(2))
     assert searched == ["What is gout? What is gout? sore toe"]
     assert [s.query for s in episode.searches] == ["sore toe"]
     assert engine.requests[0].ids == tuple(protocol.prompt("What is gout? Think of toes."))
-    asyncio.run(run())
+    asyncio.run(run(0))
     assert searched[1:] == ["sore toe"]
 
 

@@ -44,7 +44,7 @@ def test_a_question_that_is_not_trained_on_is_not_shown(tmp_path):
 
 
 def test_bad_options_say_so(tmp_path):
-    with pytest.raises(UserError, match=r"none.jsonl is not there; sft_train.py writes such a file"):
+    with pytest.raises(UserError, match=r"none.jsonl does not exist; sft_train.py writes such a file"):
         GuidanceOptions(tmp_path / "none.jsonl").check()
     with pytest.raises(UserError, match="demonstration-weight"):
         GuidanceOptions(demonstration_weight=-1).check()

@@ -168,7 +168,10 @@ def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
         raise EngineError("no vLLM server answered in 300 s (status 503)")
 
     rollout.engine.generate = away
-    with pytest.raises(UserError, match=r"000000: no vLLM server answered in 300 s \(status 503\); start it, and run"):
+    told = (
+        r"000000: no vLLM server answered in 300 s \(status 503\); start it, then run the same command again to resume"
+    )
+    with pytest.raises(UserError, match=told):
         asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
     # A file of an older version holds such episodes; they count as not played.
     name = plan.questions[0]
@@ -181,7 +184,7 @@ def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
 
 
 def test_two_workers_share_a_plan_and_play_nothing_twice(rollout, tmp_path):
-    rollout.options = replace(rollout.options, at_once=1)
+    rollout.options = replace(rollout.options, concurrency=1)
     plan = first_plan(rollout)
 
     async def run():
@@ -271,7 +274,7 @@ def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp
 
 
 def test_a_plan_for_other_data_is_refused(rollout, tmp_path):
-    with pytest.raises(UserError, match="has no train question zz, which plan 000000 names"):
+    with pytest.raises(UserError, match=r"plan 000000 asks for train question zz, which .* lacks"):
         asyncio.run(play_plan(rollout, tmp_path, Plan("000000", 0, ("zz",)), "w"))
 
 

@@ -46,19 +46,23 @@ def test_a_gpu_has_other_defaults_and_several_processes_are_sharded(tmp_path):
 def test_lines_of_env_are_read_as_docker_reads_them(tmp_path):
     env_file = tmp_path / "env"
     env_file.write_bytes(
-        b"RUN=\"second\"\r\nBATCH_SIZE=16   # questions\nROLLOUT_ARGS='--seed 4 --at-once 5'\n"
+        b"RUN=\"second\"\r\nBATCH_SIZE=16   # questions\nROLLOUT_ARGS='--seed 4 --concurrency 5'\n"
         b"NUM_ROLLOUTS=6  \nMAX_STEPS=5"  # the last line, without an end
     )
     shown = stack("show", env_file).stdout
     assert "--run-dir ./runs/second --engine" in shown
     assert "--batch-size 16 --num-rollouts 6 " in shown
-    assert "--seed 4 --at-once 5" in shown
+    assert "--seed 4 --concurrency 5" in shown
     assert "--max-steps 5 " in shown
     # Each line of the example may be taken as it stands.
     example = (ROOT / ".env.example").read_text()
     env_file.write_text("".join(f"{line.removeprefix('# ')}\n" for line in example.splitlines() if "=" in line))
     shown = stack("show", env_file, DEVICE="cuda").stdout
-    assert shown == stack("show", tmp_path / "none", DEVICE="cuda", CHROMA_URL="http://chroma:8000").stdout
+    plain = stack("show", tmp_path / "none", DEVICE="cuda", CHROMA_URL="http://chroma:8000").stdout
+    told = " --k 3 --passage-tokens 120 --mode hybrid --max-turns 4 --max-turn-tokens 512 --max-tokens 2048"
+    assert shown.count(told) == 3  # warm start, rollout and training; without .env the policy tells the latter two
+    assert plain.count(told) == 1
+    assert shown.replace(told, "") == plain.replace(told, "")
     assert "#" not in shown.replace("# once", "").replace("# pane", "")
 
 

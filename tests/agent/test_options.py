@@ -1,0 +1,72 @@
+"""agent.json: how a policy plays is kept beside it, taken from there, and refused where it is contradicted."""
+
+import json
+
+import pytest
+
+from forage.agent.options import AgentSettings, SearchOptions, difference, read_agent, same_settings, write_agent
+from forage.errors import UserError
+
+
+@pytest.fixture
+def policy(tmp_path):
+    write_agent(AgentSettings(mode="sparse", k=5), tmp_path)
+    return tmp_path
+
+
+def test_what_is_written_is_read(policy):
+    assert json.loads((policy / "agent.json").read_text()) == {
+        "mode": "sparse", "k": 5, "passage_tokens": 64, "question_weight": 0, "max_turns": 4, "max_turn_tokens": 160,
+        "max_tokens": 2048, "max_calls": 2, "max_query": 300,
+    }  # fmt: skip
+    assert read_agent(policy) == AgentSettings(mode="sparse", k=5)
+
+
+def test_what_is_left_out_comes_from_the_policy_and_for_a_new_one_from_the_defaults(policy, tmp_path):
+    assert SearchOptions().settle(policy) == AgentSettings(mode="sparse", k=5)
+    assert SearchOptions(k=5).settle(policy) == AgentSettings(mode="sparse", k=5)  # the same, said again
+    assert SearchOptions(k=7).settle(tmp_path / "new") == AgentSettings(k=7)
+    assert SearchOptions().settle(tmp_path / "run", policy) == AgentSettings(mode="sparse", k=5)
+
+
+def test_the_first_folder_counts(policy, tmp_path):
+    write_agent(AgentSettings(k=9), tmp_path / "run")
+    assert SearchOptions().settle(tmp_path / "run", policy).k == 9
+
+
+def test_a_disagreement_is_one_line_that_says_who_said_what(policy):
+    with pytest.raises(UserError) as told:
+        SearchOptions(k=3, max_turns=2).settle(policy)
+    assert str(told.value) == (
+        f"--k 3: the policy was trained with 5, as {policy}/agent.json says; leave --k out, or give --override-agent"
+    )
+    assert SearchOptions(k=3, override_agent=True).settle(policy) == AgentSettings(mode="sparse", k=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (SearchOptions(k=0), "--k 0 must be at least 1"),
+        (SearchOptions(question_weight=-1), "--question-weight -1 must be at least 0"),
+        (SearchOptions(max_turn_tokens=0), "--max-turn-tokens 0 must be at least 1"),
+    ],
+)
+def test_bad_values_are_told(options, says, tmp_path):
+    with pytest.raises(UserError, match=says):
+        options.settle(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", '{"kk": 3}', "[1]"])
+def test_a_broken_file_is_told_by_its_path(tmp_path, text):
+    (tmp_path / "agent.json").write_text(text)
+    with pytest.raises(UserError, match=r"agent.json can't be read .*; mend it, or delete it"):
+        SearchOptions().settle(tmp_path)
+
+
+def test_policies_that_play_differently_are_not_compared():
+    three, five = AgentSettings(k=3), AgentSettings(k=5)
+    assert difference(three, five) == "k"
+    assert difference(three, three) is None
+    assert same_settings([("a", three), ("b", three)]) == three
+    with pytest.raises(UserError, match="a plays with --k 3 and b with 5, so they can't be compared"):
+        same_settings([("a", three), ("b", five)])

@@ -1,0 +1,53 @@
+"""--help of every script: at once, at most 60 lines, and without a library that takes seconds to import."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
+HEAVY = ("torch", "transformers", "sentence_transformers", "chromadb", "datasets", "trl", "peft", "matplotlib")
+# Runs a script as __main__, and says on stderr what of that list it imported.
+CODE = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print(*[name for name in {heavy} if name in sys.modules], file=sys.stderr)
+"""
+
+
+def run(script, *arguments):
+    command = [sys.executable, "-c", CODE.format(heavy=HEAVY), script, *arguments]
+    environment = os.environ | {"COLUMNS": "100"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_is_short_and_imports_nothing_heavy(script):
+    told = run(script, "--help")
+    assert told.returncode == 0
+    assert told.stderr.split() == []
+    lines = told.stdout.splitlines()
+    assert 10 <= len(lines) <= 60
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "document_store.py"])
+def test_all_options_stand_under_headings_for_people(script):
+    told = run(script, "--help-all")
+    assert "options options" not in told.stdout
+    flags = [line.split()[0] for line in told.stdout.splitlines() if line.startswith("  --")]
+    assert len(flags) == len(set(flags)) > 10
+    assert "--config FILE" in told.stdout
+
+
+def test_a_typo_is_answered_at_once():
+    told = run("grpo_train.py", "--max-stepz", "3")
+    assert told.returncode == 2
+    assert "--max-steps" in told.stdout + told.stderr
+    assert "torch" not in told.stderr.splitlines()[-1]
