@@ -78,7 +78,8 @@ def command_lines(text):
 
 
 def commands_of(page):
-    blocks = fenced(page, "bash", "sh") + INLINE.findall(FENCE.sub("", page.read_text()))
+    inline = [text.replace("\n", " ") for text in INLINE.findall(FENCE.sub("", page.read_text()))]
+    blocks = fenced(page, "bash", "sh") + inline
     return [command for block in blocks for command in command_lines(block)]
 
 
