@@ -61,8 +61,9 @@ from forage.policy.policy import PolicyCard, load_tokenizer, read_policy_card
 from forage.rollout.view import RolloutView
 from forage.runs.run_folder import changed, plain
 from forage.store.card import NO_EMBEDDER
-from forage.store.document_store import DocumentStore, Mode
+from forage.store.document_store import DocumentStore
 from forage.store.embedder import Embedder
+from forage.store.options import Mode
 
 # What is looked for in an episode without knowing the answer: kept to the protocol, found what was asked, said what it
 # found.

@@ -46,7 +46,8 @@ from forage.policy.packing import pack
 from forage.policy.policy import PolicyCard, load_base, load_policy, load_tokenizer, read_policy_card, write_policy_card
 from forage.runs.run_folder import keep_options
 from forage.schedule import in_rounds
-from forage.store.document_store import DocumentStore, Mode
+from forage.store.document_store import DocumentStore
+from forage.store.options import Mode
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ import torch
 from forage.agent.prompts import PSEUDO_ANSWER, final_query, prompt_tokens
 from forage.cli import run_script
 from forage.data.documents import assemble
-from forage.data.qa_rows import Columns, read_records, to_rows
+from forage.data.options import Columns
+from forage.data.qa_rows import read_records, to_rows
 from forage.data.records import Document
 from forage.data.relevance import make_questions, split_by_document
 from forage.data.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
@@ -68,9 +69,10 @@ from forage.runs.run_folder import plain, run_folder
 from forage.runs.trackers import Kind, Tracker, open_tracker
 from forage.schedule import in_rounds
 from forage.statistics import span
-from forage.store.card import NO_EMBEDDER, StoreOptions, read_card
-from forage.store.document_store import DocumentStore, Mode
+from forage.store.card import NO_EMBEDDER, read_card
+from forage.store.document_store import DocumentStore
 from forage.store.embedder import Reranker
+from forage.store.options import Mode, StoreOptions
 
 MODES: dict[str, Mode] = {"bm25": "sparse", "dense": "dense", "hybrid": "hybrid", "rerank": "dense"}
 

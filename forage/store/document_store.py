@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +19,14 @@ from forage.data.records import Document
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
 from forage.store.bm25 import BM25, Tokenizer
-from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, StoreOptions, build_lock, read_card, write_card
+from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, build_lock, read_card, write_card
 from forage.store.embedder import Embedder, Reranker
-from forage.store.fusion import Fusion, Ranking
+from forage.store.fusion import Ranking, fuse
+from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import DenseIndex, VectorCollection, text_key
 
 EMBED_GROUP = 512  # chunks embedded between two writes: what a killed build loses at most
 PROBE = "The heart pumps blood through the body."
-
-Mode = Literal["hybrid", "dense", "sparse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +192,7 @@ class DocumentStore:
             return self.dense.nearest(vectors_QD, k)
         depth = max(fusion.depth, k)
         dense = self.dense.nearest(vectors_QD, depth)
-        return [fusion.fuse(*self._three(*pair, depth)) for pair in zip(dense, words, strict=True)]
+        return [fuse(fusion, *self._three(*pair, depth)) for pair in zip(dense, words, strict=True)]
 
     def _three(self, dense: Ranking, words: Sequence[str], depth: int) -> tuple[Ranking, Ranking, Ranking]:
         """(dense, sparse, title), the last one of all that the first two hold."""

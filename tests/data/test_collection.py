@@ -20,8 +20,8 @@ from forage.data.collection import (
 from forage.data.records import read_documents, read_questions
 from forage.data.rewriter_data import import_rewriter_data
 from forage.errors import UserError
-from forage.store.card import StoreOptions
 from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
 
 HEADER = "query-id\tcorpus-id\tscore\n"
 CORPUS = [
@@ -206,7 +206,7 @@ def test_files_instead_of_a_folder(beir, tmp_path):
         ({}, "give --collection FOLDER, or"),
         ({"collection": "a", "corpus": "b"}, "give --collection FOLDER, or"),
         ({"corpus": "b", "qrels": "c"}, "give --collection FOLDER, or"),
-        ({"collection": "a", "split": "train"}, "nothing would be held out"),
+        ({"collection": "a", "eval_split": "train"}, "nothing would be held out"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_read(tmp_path, options, told):

@@ -9,7 +9,8 @@ import pytest
 
 from forage import machine as hub
 from forage.data import qa_rows
-from forage.data.qa_rows import Columns, QARow, find_columns, read_records, to_rows
+from forage.data.options import Columns
+from forage.data.qa_rows import QARow, find_columns, read_records, to_rows
 from forage.errors import UserError
 
 MEDQUAD = [
@@ -28,16 +29,19 @@ MEDQUAD = [
 
 
 def test_medquads_layouts_are_recognised():
-    assert find_columns(MEDQUAD, Columns()) == Columns(
-        "question", "answer", "document_url", "question_id", "question_focus", "question_type"
-    )
-    assert find_columns(["qtype", "Question", "Answer"], Columns()) == Columns("Question", "Answer", type="qtype")
+    assert find_columns(MEDQUAD, Columns()) == {
+        "question": "question", "answer": "answer", "url": "document_url", "id": "question_id",
+        "focus": "question_focus", "type": "question_type",
+    }  # fmt: skip
+    assert find_columns(["qtype", "Question", "Answer"], Columns()) == {
+        "question": "Question", "answer": "Answer", "url": "", "id": "", "focus": "", "type": "qtype",
+    }  # fmt: skip
 
 
 def test_a_named_column_wins_and_a_wrong_name_is_told():
-    assert find_columns(["question", "text", "answer"], Columns(question="text")).question == "text"
+    assert find_columns(["question", "text", "answer"], Columns(question_column="text"))["question"] == "text"
     with pytest.raises(UserError, match=r"--question-column frage: no such column; the data set has question, answer"):
-        find_columns(["question", "answer"], Columns(question="frage"))
+        find_columns(["question", "answer"], Columns(question_column="frage"))
     with pytest.raises(UserError, match="no answer column among question, reply; name it with --answer-column"):
         find_columns(["question", "reply"], Columns())
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from forage.data.records import Document
-from forage.store.card import StoreOptions
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
+from forage.store.options import StoreOptions
 from forage.store.server import make_server
 from tests import ROOT
 

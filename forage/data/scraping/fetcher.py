@@ -39,30 +39,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import random
 import re
 import ssl
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urljoin
 from urllib.robotparser import RobotFileParser
 
 import httpx
-import tyro
 
 from forage.data.scraping.addresses import Unfetchable, look_up, parse_url
 from forage.data.scraping.content_folder import ContentFolder, PageRecord
+from forage.data.scraping.options import ScrapeOptions, split_address
 from forage.data.scraping.page_text import read_page
-from forage.errors import UserError
 
 RETRIED = {"rate_limited", "server_error", "timeout", "broken_connection", "truncated", "robots_unavailable"}
 RETRIED |= {"dns", "connect"}
@@ -76,70 +73,6 @@ ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for at least 500 KiB; the rest is lef
 PIECE = 64 * 1024  # of decompressed data at a time
 
 ReadBody = Callable[[httpx.Response], Awaitable[bytes]]
-
-
-@dataclass(frozen=True)
-class ScrapeOptions:
-    """How fast, how patiently and how much to fetch."""
-
-    in_flight: Annotated[int, tyro.conf.Suppress] = 100
-    """Requests in flight over all hosts; on the command line it is --batch-size."""
-    per_host: int = 2
-    """Connections to one host at a time."""
-    delay: float = 0.5
-    """Seconds between the starts of two requests to one host; robots.txt's Crawl-delay, if longer, goes before."""
-    retries: int = 3
-    """Further attempts after 429, 5xx, time-outs and broken connections."""
-    max_wait: float = 60
-    """Longest wait, in seconds, for a retry, a Retry-After or a Crawl-delay."""
-    timeout: float = 20
-    """Seconds to wait for a name, a connection, or the next bytes."""
-    page_timeout: float = 90
-    """Seconds for one request as a whole; an endless drip of bytes ends here."""
-    max_bytes: int = 5 * 1024 * 1024
-    """Largest page, decompressed."""
-    max_redirects: int = 5
-    """Redirects to follow from one URL."""
-    user_agent: str = "search-agent-grpo/0.1 (collects the pages of a question-answering data set)"
-    """Who robots.txt and the servers' logs see; the part before the slash is the name that robots.txt may use."""
-    allow_local: bool = False
-    """Fetch from private, loopback and other addresses that are not on the internet."""
-    unreachable_after: int = 5
-    """Give a host up after so many failures in a row to connect to it or to get its robots.txt."""
-    resolve: Mapping[str, str] = field(default_factory=dict)
-    """Host (in lower case) to the address:port to connect to instead, as curl's --connect-to; may be local."""
-
-    def check(self) -> None:
-        positive = (
-            "in_flight",
-            "per_host",
-            "max_wait",
-            "timeout",
-            "page_timeout",
-            "max_bytes",
-            "unreachable_after",
-        )
-        for name in positive:
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be over 0")
-        for name in ("delay", "retries", "max_redirects"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        if not re.fullmatch(r"[\x21-\x7e][\x20-\x7e]*", self.user_agent):
-            raise UserError(f"user_agent {self.user_agent!r} must be plain text, like 'name/version (what for)'")
-        for host, target in self.resolve.items():
-            try:
-                _connect_to(target)
-            except ValueError as error:
-                raise UserError(f"resolve: {host} goes to {target!r}; write address:port, as 127.0.0.1:80") from error
-
-
-def _connect_to(target: str) -> tuple[str, int]:
-    """('127.0.0.1', 80) of '127.0.0.1:80'."""
-    address, _, port = target.rpartition(":")
-    if not 0 < int(port) < 65536:
-        raise ValueError(f"port {port} does not exist")
-    return str(ipaddress.ip_address(address.strip("[]"))), int(port)
 
 
 def scrape(
@@ -271,7 +204,7 @@ class _Fetcher:
         self.options = options
         self.transport = transport
         self.folder = folder
-        self.in_flight = asyncio.Semaphore(options.in_flight)
+        self.in_flight = asyncio.Semaphore(options.batch_size)
         self.hosts: dict[str, _Host] = {}
         self.origins: dict[tuple[str, str, int], _Origin] = {}
 
@@ -409,7 +342,7 @@ class _Fetcher:
     async def _addresses(self, url: httpx.URL) -> tuple[tuple[str, int], ...]:
         _, host, port = _origin_of(url)
         if host in self.options.resolve:
-            return (_connect_to(self.options.resolve[host]),)
+            return (split_address(self.options.resolve[host]),)
         found = await look_up(host, port, self.options.timeout, self.options.allow_local)
         return tuple((address, port) for address in found)
 

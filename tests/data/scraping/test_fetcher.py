@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 
 from forage.data.scraping.addresses import Unfetchable, is_public, look_up, parse_url
 from forage.data.scraping.content_folder import PageRecord
-from forage.data.scraping.fetcher import ScrapeOptions, _join, _retry_after, scrape
+from forage.data.scraping.fetcher import _join, _retry_after, scrape
+from forage.data.scraping.options import ScrapeOptions
 from forage.data.scraping.page_text import read_page
 from forage.errors import UserError
 from tests import ROOT
@@ -387,10 +388,10 @@ def test_redirects_from_many_hosts_are_as_polite(server, tmp_path):
     assert server.log.peak["target.test"] == 2
 
 
-def test_in_flight_is_kept_over_all_hosts(server, tmp_path):
+def test_batch_size_is_kept_over_all_hosts(server, tmp_path):
     server.answer_after = 0.05
     urls = [f"http://host{n}.test/good/{n}" for n in range(8)]
-    scrape(urls, tmp_path, options_for(urls, server, in_flight=3, timeout=5))
+    scrape(urls, tmp_path, options_for(urls, server, batch_size=3, timeout=5))
     assert 1 < server.log.peak[""] <= 3
 
 
@@ -509,7 +510,7 @@ def test_retry_after_by_seconds_and_by_date():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"in_flight": 0},
+        {"batch_size": 0},
         {"delay": -1},
         {"retries": -1},
         {"timeout": float("nan")},
@@ -521,7 +522,7 @@ def test_retry_after_by_seconds_and_by_date():
     ],
 )
 def test_wrong_options_end_before_anything_is_done(wrong, tmp_path):
-    with pytest.raises(UserError, match=next(iter(wrong))):
+    with pytest.raises(UserError, match="--" + next(iter(wrong)).replace("_", "-")):
         scrape(["http://a.test/"], tmp_path / "content", ScrapeOptions(**wrong))
     assert not (tmp_path / "content").exists()
 
