@@ -14,9 +14,10 @@ from forage.data.documents import Library, PageText, assemble, page_text
 from forage.data.options import DatasetOptions
 from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.sample import QUESTIONS, sample_sites
+from forage.data.scraping.boilerplate import drop_boilerplate
 from forage.data.scraping.content_folder import PageRecord
-from forage.data.scraping.fetcher import scrape
-from forage.data.scraping.page_text import drop_boilerplate, read_page
+from forage.data.scraping.page_text import read_page
+from forage.data.scraping.scraper import scrape
 
 
 @dataclass(frozen=True)
