@@ -15,7 +15,7 @@ from forage.errors import UserError
 from forage.files import json_lines
 from forage.machine import hub_reachable
 
-# What the data sets we know call each column, the likeliest first; compared without case.
+# What data sets call each column, likeliest first; compared without case.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "question": ("question", "query", "prompt", "input", "text"),
     "answer": ("answer", "response", "output", "ground_truth", "answers"),
@@ -24,12 +24,12 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "focus": ("question_focus", "focus", "title", "topic", "entity"),
     "type": ("question_type", "qtype", "type"),
 }
-WAYS_ON = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
+ALTERNATIVES = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
 
 
 @dataclass(frozen=True, slots=True)
 class QARow:
-    """A row of a data set; what it lacks is an empty string."""
+    """A row of a data set; missing values are empty strings."""
 
     id: str
     question: str
@@ -76,14 +76,14 @@ def to_rows(records: Iterable[Mapping[str, Any]], wanted: Columns) -> tuple[list
 
 
 def read_records(dataset_name: str, cache_dir: Path, split: str = "train") -> list[dict[str, Any]]:
-    """The records of a local file, by its ending, or of a data set on the hub."""
+    """The records of a local file, recognised by its suffix, or of a data set on the hub."""
     path = Path(dataset_name)
     if path.suffix in (".jsonl", ".csv", ".parquet") or path.name.endswith(".jsonl.gz"):
         if not path.is_file():
-            raise UserError(f"{path}: no such file; {WAYS_ON}")
+            raise UserError(f"{path}: no such file; {ALTERNATIVES}")
         return list(_file_records(path))
     if path.exists():
-        raise UserError(f"{path} is not a .jsonl, .jsonl.gz, .csv or .parquet file; {WAYS_ON}")
+        raise UserError(f"{path} is not a .jsonl, .jsonl.gz, .csv or .parquet file; {ALTERNATIVES}")
     return _hub_records(dataset_name, cache_dir, split)
 
 
@@ -95,43 +95,43 @@ def _file_records(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield from pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise UserError(f"{path} is no readable parquet file ({error})") from error
+            raise UserError(f"{path} is not a readable parquet file ({error}); download it again") from error
         return
     if path.suffix == ".csv":
         yield from _csv_records(path)
         return
     for number, record in json_lines(path):
         if not isinstance(record, dict):
-            raise UserError(f"{path}:{number}: not a JSON object; each line is one row")
+            raise UserError(f"{path}:{number}: not a JSON object; each line must be one row")
         yield record
 
 
 def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
-    csv.field_size_limit(2**30)  # the default of 128 KiB is less than some answers
+    csv.field_size_limit(2**30)  # some answers are longer than the default of 128 KiB
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from csv.DictReader(file)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} can't be read to its end ({error}); it must be UTF-8 text") from error
+        raise UserError(f"{path} can't be read to its end ({error}); save it as UTF-8") from error
 
 
 def _hub_records(name: str, cache_dir: Path, split: str) -> list[dict[str, Any]]:
     reachable = hub_reachable()
     if not reachable:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: else the library asks for half a minute, then gives up
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before the import; otherwise the library retries for half a minute
     import datasets
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     try:
         data = datasets.load_dataset(name, split=split, cache_dir=str(cache_dir))
     except (DatasetNotFoundError, DatasetGenerationError, OSError, ValueError) as error:
-        why = "can't be had from the hub" if reachable else "is not in the cache, and the hub can't be reached"
-        raise UserError(f"data set {name!r} {why}; {WAYS_ON}") from error
+        why = "can't be loaded from the hub" if reachable else "is not in the cache, and the hub can't be reached"
+        raise UserError(f"data set {name!r} {why}; {ALTERNATIVES}") from error
     return [dict(record) for record in data]
 
 
 def _text(value: Any) -> str:
-    """A cell as text: nothing for null, the first of a list."""
+    """A cell as text: empty for null, the first item of a list."""
     if isinstance(value, list):
         value = value[0] if value else None
     return "" if value is None else str(value).strip()

@@ -314,7 +314,7 @@ def test_a_store_of_words_only_says_so(tmp_path):
         ([], OPTIONS, "no documents"),
         ([DOCUMENTS[0]] * 2, OPTIONS, "'gout' occurs twice"),
         (DOCUMENTS, replace(OPTIONS, chunk_tokens=300), "300 is over the 254 tokens"),
-        (DOCUMENTS, replace(OPTIONS, chunk_overlap=48), "overlap 48"),
+        (DOCUMENTS, replace(OPTIONS, chunk_overlap=48), "--chunk-overlap 48"),
         (DOCUMENTS, replace(OPTIONS, embedder="no/such-model"), "'no/such-model' can't be loaded"),
         (DOCUMENTS, replace(OPTIONS, chroma_url="localhost:1"), "http://host:port"),
         (DOCUMENTS, replace(OPTIONS, chroma_url="http://127.0.0.1:9"), "127.0.0.1:9"),
