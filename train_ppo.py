@@ -68,9 +68,10 @@ from forage.runs.run_folder import plain, run_folder
 from forage.runs.trackers import Kind, Tracker, open_tracker
 from forage.schedule import in_rounds
 from forage.statistics import span
-from forage.store.card import NO_EMBEDDER, Mode, StoreOptions, read_card
+from forage.store.card import NO_EMBEDDER, read_card
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import Reranker
+from forage.store.options import Mode, StoreOptions
 
 MODES: dict[str, Mode] = {"bm25": "sparse", "dense": "dense", "hybrid": "hybrid", "rerank": "dense"}
 

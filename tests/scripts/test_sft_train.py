@@ -161,12 +161,6 @@ def test_the_teacher_reads_out_what_is_shown():
     assert readable("It hurts. Rest helps.", "[1] Gout: nothing") == "It hurts. Rest helps."
 
 
-def test_token_f1_by_hand():
-    assert token_f1("a big toe", "the big red toe") == pytest.approx(0.8)
-    assert token_f1("", "x") == token_f1("x", "") == token_f1("", "") == 0
-    assert token_f1("big big", "big") == pytest.approx(2 / 3)
-
-
 def test_what_is_accepted_of_the_policys_own():
     episode = replace(EXAMPLE, answer="The toe is red", question_id="g")
     question = replace(GOUT, relevant_chunk_ids=("b",))
