@@ -32,10 +32,7 @@ def has_bf16(device: str) -> bool:
     return flags.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags.read_text()))
 
 
-Dtype = Literal["auto", "bfloat16", "float32"]
-
-
-def compute_dtype(dtype: Dtype = "auto") -> torch.dtype:
+def compute_dtype(dtype: Literal["auto", "bfloat16", "float32"] = "auto") -> torch.dtype:
     """auto: bf16 where it is computed in, fp32 where it would be emulated."""
     if dtype == "auto":
         dtype = "bfloat16" if has_bf16("cuda" if torch.cuda.is_available() else "cpu") else "float32"

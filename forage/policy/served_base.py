@@ -15,7 +15,7 @@ from pathlib import Path
 import tyro
 
 from forage.cli import run_script
-from forage.policy.policy import read_policy_card
+from forage.policy.card import read_policy_card
 
 
 def link_base(policy: Path, link: Path) -> Path:

@@ -11,9 +11,11 @@ from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
+from forage.policy.card import PolicyCard, full_base_of, read_policy_card, write_policy_card
 from forage.policy.logprobs import token_logprobs
+from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
-from forage.policy.policy import load_base, load_policy, read_policy_card, write_policy_card
+from forage.policy.policy import load_base, load_policy
 from tests.policy.test_packing import Sequence
 from tests.scripts.test_create_lora_model import tiny_llama
 
@@ -25,7 +27,8 @@ def made(request, tmp_path_factory, model_folder):
     tiny_llama().save_pretrained(base)
     AutoTokenizer.from_pretrained(model_folder).save_pretrained(base)
     folder = tmp_path_factory.mktemp("policy") / "policy"
-    main(Options(base_model=str(base), output_dir=folder, quantize=request.param, r=4, alpha=8, overwrite=True))
+    adapter = AdapterOptions(r=4, alpha=8)
+    main(Options(base_model=str(base), output_dir=folder, quantize=request.param, adapter=adapter, overwrite=True))
     return folder
 
 
@@ -121,3 +124,31 @@ def test_what_is_missing_is_told(made, tmp_path):
         read_policy_card(tmp_path)
     with pytest.raises(UserError, match="holds no adapters/v000000"):
         newest_adapter(tmp_path)
+
+
+def test_a_moved_policy_folder_still_finds_its_own_base(made, tmp_path):
+    shutil.copytree(made, tmp_path / "before")
+    write_policy_card(read_policy_card(tmp_path / "before"), tmp_path / "before")  # as creation does, and again
+    (tmp_path / "before").rename(tmp_path / "after")
+    card = read_policy_card(tmp_path / "after")
+    assert card.base == (str(tmp_path / "after" / "base") if card.quantized else read_policy_card(made).base)
+    load_policy(card)
+
+
+def test_a_card_names_a_4_bit_base_inside_its_folder_relatively_and_one_outside_in_full(tmp_path):
+    (tmp_path / "policy" / "base").mkdir(parents=True)
+    card = PolicyCard(tmp_path / "policy", str(tmp_path / "policy" / "base"), "full", True, "float32")
+    for folder, base in (("policy", "base"), ("run", str(tmp_path / "policy" / "base"))):
+        write_policy_card(card, tmp_path / folder)
+        fields = json.loads((tmp_path / folder / "model.json").read_text())
+        assert fields == {"base": base, "full_base": "full", "quantized": True, "dtype": "float32"}
+        assert read_policy_card(tmp_path / folder).base == card.base
+
+
+def test_the_full_base_of_a_folder(tmp_path):
+    assert full_base_of(tmp_path) is None
+    (tmp_path / "model.json").write_text('{"base": "base", "full_base": "some/model", "quantized": true}')
+    assert full_base_of(tmp_path) == "some/model"
+    (tmp_path / "model.json").write_text("{")
+    with pytest.raises(UserError, match=r"model\.json is damaged"):
+        full_base_of(tmp_path)

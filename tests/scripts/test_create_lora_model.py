@@ -1,22 +1,26 @@
-"""A 4-bit base and its adapter: made for real of the packaged model, and of tiny ones."""
+"""A 4-bit base and its adapter, made from the packaged model and from tiny ones."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from create_lora_model import Options, Sizes, add_adapter, main, sizes
+from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.policy.base_models import PACKAGED_MODEL
-from forage.policy.policy import load_base, load_policy, load_tokenizer, read_policy_card
+from forage.policy.card import read_policy_card
+from forage.policy.creation import Sizes, add_adapter, sizes
+from forage.policy.options import AdapterOptions
+from forage.policy.policy import load_base, load_policy, load_tokenizer
 
 
 @pytest.fixture(scope="module")
-def created(tmp_path_factory):
+def created(tmp_path_factory, model_folder):
     folder = tmp_path_factory.mktemp("created")
-    main(Options(base_model=PACKAGED_MODEL, models_dir=folder, output_dir=folder / "policy"))
+    main(Options(base_model=PACKAGED_MODEL, models_dir=Path(model_folder).parent, output_dir=folder / "policy"))
     return folder
 
 
@@ -48,8 +52,8 @@ def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
     assert tokenizer.chat_template
 
 
-def test_model_json_names_the_full_base(created):
-    full = str((created / "SmolLM2-135M-Instruct").resolve())
+def test_model_json_names_the_full_base(created, model_folder):
+    full = str(Path(model_folder).resolve())
     card = json.loads((created / "policy" / "model.json").read_text())
     assert card == {"base": "base", "full_base": full, "quantized": True, "dtype": "auto"}
     adapter = json.loads((created / "policy" / "adapters" / "v000000" / "adapter_config.json").read_text())
@@ -58,7 +62,8 @@ def test_model_json_names_the_full_base(created):
 
 def test_without_quantisation_the_base_stays_where_it_is(tiny, tmp_path, capsys):
     output = tmp_path / "policy"
-    main(Options(base_model=str(tiny), output_dir=output, quantize=False, r=4, alpha=8, rslora=True, dora=True))
+    adapter = AdapterOptions(r=4, alpha=8, rslora=True, dora=True)
+    main(Options(base_model=str(tiny), output_dir=output, quantize=False, adapter=adapter))
     assert sorted(path.name for path in output.iterdir()) == ["adapters", "model.json"]
     assert json.loads((output / "model.json").read_text())["base"] == str(tiny.resolve())
     config = json.loads((output / "adapters" / "v000000" / "adapter_config.json").read_text())
@@ -72,7 +77,7 @@ def test_sizes_by_hand(tiny):
     model = tiny_llama()
     number = sum(parameter.numel() for parameter in model.parameters())
     assert sizes(model) == Sizes(number, number, 4 * number)
-    policy = add_adapter(model, "base", Options(r=4, target_modules=("q_proj",)))
+    policy = add_adapter(model, "base", AdapterOptions(r=4, target_modules=("q_proj",)))
     assert sizes(policy) == Sizes(number + 512, 512, 4 * (number + 512))
 
 
@@ -90,7 +95,7 @@ def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
     options = Options(base_model=str(tiny), output_dir=tmp_path / "policy", quantize=False)
     main(options)
     (tmp_path / "policy" / "mine.txt").write_text("x")
-    with pytest.raises(UserError, match="is there already; choose another --output-dir, or --overwrite"):
+    with pytest.raises(UserError, match="exists already; choose another --output-dir, or add --overwrite"):
         main(options)
     main(replace(options, overwrite=True))
     assert not (tmp_path / "policy" / "mine.txt").exists()
@@ -99,11 +104,11 @@ def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"r": 0}, "--r 0"),
-        ({"alpha": 0}, "--alpha 0"),
-        ({"dropout": 1.0}, "--dropout 1.0"),
-        ({"target_modules": ()}, "names no layer"),
-        ({"target_modules": ("no_such_layer",)}, "no_such_layer"),
+        ({"adapter": AdapterOptions(r=0)}, "--r 0"),
+        ({"adapter": AdapterOptions(alpha=0)}, "--alpha 0"),
+        ({"adapter": AdapterOptions(dropout=1.0)}, "--dropout 1.0"),
+        ({"adapter": AdapterOptions(target_modules=())}, "names no layer"),
+        ({"adapter": AdapterOptions(target_modules=("no_such_layer",))}, "no_such_layer"),
         ({"base_model": "./gone"}, "no such folder"),
     ],
 )
