@@ -17,10 +17,10 @@ from forage.agent.protocol import Protocol
 from forage.data.records import Question, read_answerable
 from forage.engines.base import Engine
 from forage.engines.choice import open_engine
-from forage.engines.vllm import VLLMEngine, served_name
+from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.heartbeat import beat
-from forage.policy.adapters import newest_adapter, versions
+from forage.policy.adapters import newest_adapter, served_name, versions
 from forage.policy.policy import load_tokenizer, read_policy_card
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions
