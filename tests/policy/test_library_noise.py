@@ -10,8 +10,10 @@ import torch
 from transformers import AutoTokenizer
 
 from create_lora_model import Options, main
+from forage.policy.card import read_policy_card
 from forage.policy.library_noise import silence_library_noise
 from forage.policy.options import AdapterOptions
+from forage.policy.policy import load_policy
 from tests import ROOT
 from tests.scripts.test_create_lora_model import tiny_llama
 
@@ -24,12 +26,27 @@ load_policy(read_policy_card(Path(sys.argv[1])))
 """
 
 
-def test_loading_a_4_bit_policy_is_silent(tmp_path, model_folder):
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory, model_folder):
+    folder = tmp_path_factory.mktemp("policy")
     torch.manual_seed(0)
-    tiny_llama().save_pretrained(tmp_path / "tiny")
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "tiny")
-    main(Options(base_model=str(tmp_path / "tiny"), output_dir=tmp_path / "policy", adapter=AdapterOptions(r=4)))
-    command = [sys.executable, "-c", LOAD, str(tmp_path / "policy")]
+    tiny_llama().save_pretrained(folder / "tiny")
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder / "tiny")
+    main(Options(base_model=str(folder / "tiny"), output_dir=folder / "policy", adapter=AdapterOptions(r=4)))
+    return folder / "policy"
+
+
+def test_loading_a_policy_gives_no_warning(policy, caplog):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_policy(read_policy_card(policy))
+    assert [str(warning.message) for warning in caught] == []
+    assert caplog.records == []
+
+
+@pytest.mark.slow  # the test above is in this process, where bitsandbytes is imported already
+def test_loading_a_4_bit_policy_prints_nothing(policy):
+    command = [sys.executable, "-c", LOAD, str(policy)]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert (loaded.stdout, loaded.stderr) == ("", "")
 

@@ -1,4 +1,4 @@
-"""A policy folder is loaded as it was made, 4-bit or not, and refused in one line where a part is gone."""
+"""A policy folder loads as it was made, in 4 bits or not, and is refused with one line where a part is missing."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def test_unpacked_weights_say_what_packed_ones_do(made):
 
 
 def test_what_was_measured_is_trained_by_the_same_gradients(made):
-    """On processors with bf16 units bitsandbytes would pack 4-bit weights when first measured."""
+    """On processors with bf16 units bitsandbytes would repack 4-bit weights at the first pass without gradients."""
     policy = load_policy(read_policy_card(made))
     [batch] = pack([Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1))], 10)
 
@@ -84,7 +84,7 @@ def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(
     card = read_policy_card(tmp_path / "policy")
     assert {weight.dtype for weight in load_base(card).parameters()} == {getattr(torch, dtype)}
     write_policy_card(card, tmp_path)
-    assert read_policy_card(tmp_path).dtype == dtype  # a warm start's and a run's too
+    assert read_policy_card(tmp_path).dtype == dtype  # also in the folder of a warm start or a run
     older = json.loads((tmp_path / "model.json").read_text())
     del older["dtype"]
     (tmp_path / "model.json").write_text(json.dumps(older))
@@ -100,7 +100,7 @@ def test_adapters_are_published_whole_under_their_version_and_name_the_full_base
     write_policy_card(card, tmp_path)
     for version in (0, 12):
         assert publish_adapter(policy, tmp_path, version) == adapter_path(tmp_path, version)
-    (tmp_path / "adapters" / ".v000013.part").mkdir()  # of a killed process
+    (tmp_path / "adapters" / ".v000013.part").mkdir()  # left by a killed process
     assert versions(tmp_path) == [0, 12]
     assert newest_adapter(tmp_path).name == "v000012"
     config = json.loads((newest_adapter(tmp_path) / "adapter_config.json").read_text())
@@ -108,7 +108,7 @@ def test_adapters_are_published_whole_under_their_version_and_name_the_full_base
     assert sorted(path.name for path in newest_adapter(tmp_path).iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip
-    load_policy(read_policy_card(tmp_path))  # a folder of adapters is a policy too, wherever its base lies
+    load_policy(read_policy_card(tmp_path))  # a run folder is a policy too, wherever its base lies
 
 
 def test_what_is_missing_is_told(made, tmp_path):

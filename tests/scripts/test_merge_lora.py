@@ -1,4 +1,4 @@
-"""Merged weights beside PEFT's own merge, the proof on right and wrong merges, and every refusal."""
+"""Merged weights equal PEFT's own merge; the proof accepts right and refuses wrong merges; every other refusal."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def save_base(folder, model=None, **how):
 
 
 def save_adapter(base, folder, **settings):
-    """An adapter as training leaves it: nothing of it is zero."""
+    """A trained adapter: none of its weights are zero."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     policy = get_peft_model(
@@ -69,7 +69,7 @@ def save_adapter(base, folder, **settings):
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
-        elif parameter.requires_grad and "lora_A" not in name:  # DoRA's magnitudes, modules saved whole
+        elif parameter.requires_grad and "lora_A" not in name:  # DoRA magnitudes and modules saved whole
             parameter.data *= torch.empty_like(parameter).uniform_(0.8, 1.2)
     policy.peft_config["default"].base_model_name_or_path = str(base)
     policy.save_pretrained(folder)
@@ -247,7 +247,7 @@ def test_a_policy_folder_stands_for_its_full_base(base, adapter, tmp_path):
     shutil.copytree(adapter, policy / "adapters" / "v000000")
     main(Options(base_model=str(policy), lora_model=policy, output_path=tmp_path / "out", prove=False))
     assert weights(tmp_path / "out").keys() == weights(base).keys()
-    # The quantised form itself is refused, and the way out named.
+    # The quantised base itself is refused, and the error names the full one.
     (policy / "base").mkdir()
     shutil.copytree(base, policy / "base", dirs_exist_ok=True)
     edit_json(policy / "base" / "config.json", quantization_config={"load_in_4bit": True})
@@ -271,7 +271,7 @@ def test_a_base_out_of_the_hubs_cache(base, adapter, tmp_path, monkeypatch):
 
 
 def refused(options, says):
-    """One line, and nothing at or beside the output."""
+    """The error is one line, and nothing is left at or next to the output path."""
     before = sorted(options.output_path.parent.iterdir())
     with pytest.raises(UserError) as error:
         main(options)
@@ -373,7 +373,7 @@ def test_a_wrong_merge_is_refused(base, adapter, tmp_path, monkeypatch, dtype, f
     monkeypatch.setattr(merging, "lora_scale", lambda *given: factor * lora_scale(*given))
     options = Options(lora_model=adapter, output_path=tmp_path / "out", dtype=dtype)
     refused(options, "the merged model is not base + adapter")
-    if factor in (0.0, 0.4, -1.0):  # however wide the tolerance, the adapter's effect must be there
+    if factor in (0.0, 0.4, -1.0):  # with any tolerance, the adapter's effect must be there
         refused(replace(options, tolerance=1e9), "of the adapter's effect: the merge is wrong")
     main(replace(options, prove=False))
 
@@ -408,7 +408,7 @@ def test_a_hub_that_is_away_leaves_the_merged_folder(adapter, tmp_path, monkeypa
     main(replace(options, overwrite=True))
     assert uploads == ["someone/model", tmp_path / "out"]
     monkeypatch.undo()
-    monkeypatch.setattr(publishing, "hub_reachable", lambda: True)  # and HF_HUB_OFFLINE=1 makes each call fail
+    monkeypatch.setattr(publishing, "hub_reachable", lambda: True)  # HF_HUB_OFFLINE=1 makes each call fail
     with pytest.raises(UserError, match=r"the upload to someone/model failed .*; the merged folder is kept at"):
         main(replace(options, overwrite=True))
 
@@ -423,11 +423,11 @@ def test_bad_options_are_told(adapter, tmp_path, wrong, says):
 def test_the_newest_version_is_found_by_number(adapter, tmp_path):
     for version in ("v999999", "v1000000", "v000001"):
         shutil.copytree(adapter, tmp_path / "adapters" / version)
-    (tmp_path / "adapters" / "v2000000").mkdir()  # no config: a writer is not done with it
+    (tmp_path / "adapters" / "v2000000").mkdir()  # no config: not finished
     assert find_adapter(tmp_path).name == "v1000000"
 
 
-@pytest.mark.slow  # test_greedy_text_is_that_of_base_and_adapter does the same with a tiny model
+@pytest.mark.slow  # test_greedy_text_is_that_of_base_and_adapter uses a tiny model
 def test_the_packaged_model_for_real(model_folder, tmp_path):
     adapter = save_adapter(model_folder, tmp_path / "lora", target_modules=["q_proj", "v_proj"])
     main(Options(lora_model=adapter, output_path=tmp_path / "out"))
