@@ -1,4 +1,4 @@
-"""A rewriter small enough that a run of PPO takes seconds: random weights, twelve documents."""
+"""A rewriter small enough for a PPO run of seconds: random weights, twelve documents."""
 
 import json
 from itertools import count
@@ -86,7 +86,7 @@ def metrics(run_dir):
 
 
 def batches_of(rows, pad_id, size=4, first=0):
-    """Endless batches, each with a random seed of its own, as in train_ppo.py."""
+    """Endless batches, each with its own random seed, as in train_ppo.py."""
     for step in count(first):
         torch.manual_seed(step)
         np.random.seed(step)

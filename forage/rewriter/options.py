@@ -61,7 +61,7 @@ class ActorOptions:
     lora_rank: int = 0
     """Train a LoRA adapter of this rank, in fp32 on a frozen base model; 0 trains all weights in fp32."""
     value: ValueKind = "auto"
-    """Value model: separate is a second full model, with gradients and Adam state of its own; shared is a small head
+    """Value model: separate is a second full model, with its own gradients and Adam state; shared is a small head
     on the policy's hidden states; auto is separate, or shared with LoRA."""
 
     def check(self) -> None:

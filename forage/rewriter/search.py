@@ -52,7 +52,7 @@ def open_store(options: Options, data: Data) -> DocumentStore:
 
 
 def build_options(options: Options) -> StoreOptions:
-    """BM25 alone takes whole documents; embedders and rerankers read only so many tokens, so for them they are cut."""
+    """BM25 alone takes whole documents; embedders and rerankers have a token limit, so for them documents are cut."""
     if options.mode != "sparse":
         return StoreOptions(options.embedder)
     return StoreOptions(NO_EMBEDDER) if options.reranker else StoreOptions(NO_EMBEDDER, chunk_tokens=10**9)

@@ -90,13 +90,13 @@ def test_padding_is_in_no_loss():
     assert (loss.policy, loss.value, loss.ratio, loss.kl) == (-1, 0, 1, 0)
 
 
-def test_a_batch_that_is_all_alike_teaches_nothing():
+def test_a_batch_of_equal_rewards_is_not_whitened():
     actors, _ = tiny_actors()
     actors.value_model.score.weight.data.normal_()  # noise that whitening would blow up
     batch = next(batches_of(tiny_rows(), actors.policy.pad_id))
     flat, _ = rollout(actors, batch, lambda rows, _: [0.5] * len(rows), PPOOptions(kl_coef=0.0))
-    told, _ = rollout(actors, batch, lambda rows, _: [0.0, 1.0] * (len(rows) // 2), PPOOptions(kl_coef=0.0))
-    assert told.advantages_BR[told.mask_BR].std() == pytest.approx(1.0, abs=0.1)
+    mixed, _ = rollout(actors, batch, lambda rows, _: [0.0, 1.0] * (len(rows) // 2), PPOOptions(kl_coef=0.0))
+    assert mixed.advantages_BR[mixed.mask_BR].std() == pytest.approx(1.0, abs=0.1)
     assert flat.advantages_BR.std() != pytest.approx(1.0, abs=0.1)
 
 

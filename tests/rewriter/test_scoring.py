@@ -21,7 +21,7 @@ def summed(rows, responses):
 
 def test_each_sequence_has_the_reward_of_its_own_row():
     bridge = RewardBridge(ROWS, summed)
-    # "three" begins as "one" does, and "one" goes on with the token that would make it "three".
+    # "three" begins like "one", and the response to "one" begins with the token that would make it "three".
     sequences = torch.tensor([
         [PAD, 7, 30, 31, EOS, PAD],
         [5, 6, 7, 8, EOS, PAD],

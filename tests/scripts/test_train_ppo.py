@@ -1,4 +1,4 @@
-"""The whole stage on a tiny model: a run, a kill, a resumed run, and a reward of one's own."""
+"""The whole stage on a tiny model: a run, a kill, a resumed run, and a user's reward."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
 
 
 def start(args):
-    """train_ppo.py in a process of its own."""
+    """train_ppo.py in another process."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
         [sys.executable, "train_ppo.py", *args],
@@ -105,7 +105,7 @@ class Longest(CustomRewardModel):
         return float(len(query.split()))
 
 
-def test_a_reward_of_ones_own_on_a_model_without_a_template(tmp_path, capsys):
+def test_a_users_reward_on_a_model_without_a_template(tmp_path, capsys):
     make_tiny(tmp_path, template=False)
     args = tiny_args(tmp_path, tmp_path / "run", "--reward", "tests.scripts.test_train_ppo:Longest", "--k", "3",
                      "--max-steps", "1", "--rewrite", "replace", "--lora-rank", "4")  # fmt: skip
