@@ -24,8 +24,8 @@ from rich.table import Table
 from forage.cli import run_script
 from forage.data.records import read_documents
 from forage.errors import UserError
-from forage.store.card import StoreOptions, read_card
-from forage.store.document_store import PROBE, DocumentStore, Hit, Mode
+from forage.store.card import Mode, StoreOptions, read_card
+from forage.store.document_store import PROBE, DocumentStore, Hit
 from forage.store.embedder import Reranker
 from forage.store.fusion import Fusion
 from forage.store.server import make_server

@@ -1,8 +1,8 @@
 """Stage 6: policies beside baselines and test-time strategies, on held-out questions, with intervals and costs.
 
-    python evaluate.py --data data --policies warm=models/warm trained=runs/grpo
-    python evaluate.py --data data --policies runs/grpo --beside models/warm --systems single plain_rag best_of_8
-    python evaluate.py --data data/scifact --policies models/merged      a test collection, by collection_prep.py
+    python evaluate.py --data data --policy warm=models/warm trained=runs/grpo
+    python evaluate.py --data data --policy runs/grpo --beside models/warm --systems single plain_rag best_of_8
+    python evaluate.py --data data/scifact --policy models/merged      a test collection, by collection_prep.py
 
 Reads: --data (store and eval.jsonl of data_prep.py or collection_prep.py; a collection's qrels/ if it has them) and
 policies: folders with adapters, of which the newest counts, or plain models (a base, a merged one, a hub name). Every
@@ -27,9 +27,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
-from forage.agent.agent import BatchedSearch, Found
+from forage.agent.agent import BatchedSearch
+from forage.agent.builder import Found
 from forage.agent.combination import RewardFunction
-from forage.agent.options import Limits
+from forage.agent.options import (
+    AGENT_FILE,
+    AgentSettings,
+    SearchOptions,
+    difference,
+    read_agent,
+    same_settings,
+    write_agent,
+)
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import get_answer_similarity, get_format_reward
 from forage.cli import run_script
@@ -37,7 +46,7 @@ from forage.data.collection import read_qrels
 from forage.data.records import Question, read_answerable
 from forage.engines.base import Engine, EngineError, Sampling
 from forage.engines.choice import open_engine
-from forage.engines.options import EngineChoice, ServerOptions
+from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.evaluation import baselines
@@ -61,7 +70,7 @@ from forage.policy.policy import PolicyCard, load_tokenizer, read_policy_card
 from forage.rollout.view import RolloutView
 from forage.runs.run_folder import changed, plain
 from forage.store.card import NO_EMBEDDER
-from forage.store.document_store import DocumentStore, Mode
+from forage.store.document_store import DocumentStore
 from forage.store.embedder import Embedder
 
 # What is looked for in an episode without knowing the answer: kept to the protocol, found what was asked, said what it
@@ -74,6 +83,7 @@ class Setting:
     """What is the same for every policy; strategies are made of it."""
 
     options: Options
+    agent: AgentSettings
     store: DocumentStore
     questions: list[Question]
     grades: list[Grades]
@@ -90,7 +100,7 @@ class Setting:
         return partial(get_answer_similarity, embedder=self.embedder)
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
-        return self.store.search(queries, self.options.k, self.options.mode)
+        return self.store.search(queries, self.agent.k, self.agent.mode)
 
 
 # What can be evaluated, by the name that --systems calls it: a line makes a strategy. Add your own.
@@ -118,7 +128,7 @@ class Options:
 
     data: Path = Path("data")
     """Folder that data_prep.py or collection_prep.py wrote."""
-    policies: tuple[str, ...] = ("models/policy",)
+    policy: tuple[str, ...] = ("models/warm",)
     """Policy or run folders, plain models' folders or hub names; name=folder calls it so in the table."""
     beside: tuple[str, ...] = ()
     """More policies, that play `single` and nothing else, to stand in the same table: the warm start, the base."""
@@ -126,28 +136,17 @@ class Options:
     """Ways of answering, by their names in SYSTEMS; the first is the reference."""
     output_dir: Path = Path("runs/eval")
     """Folder for everything that is made."""
-    questions: int = 200
-    """How many, chosen at random by --seed; a greater number adds to a smaller one. 0: all."""
+    eval_questions: int = 200
+    """Held-out questions, chosen at random by --seed; a greater number includes a smaller one's. 0: all."""
     split: Literal["eval", "train"] = "eval"
     """Whose questions."""
     cutoffs: tuple[int, ...] = (3, 10)
     """The k of recall@k and nDCG@k."""
-    engine: EngineChoice = "auto"
-    """What samples: vLLM servers, or this process; auto takes the servers where one answers."""
-    server: ServerOptions = field(default_factory=ServerOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    search: SearchOptions = field(default_factory=SearchOptions)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
-    limits: Limits = field(default_factory=Limits)
-    at_once: int = 16
-    """Questions played at the same time; in this process also how many sequences are sampled in one batch."""
-    k: int = 3
-    """Passages a search shows, of the agent's and of the baselines'."""
-    passage_tokens: int = 64
-    """Tokens of each passage shown."""
-    mode: Mode = "hybrid"
-    """How the store is searched."""
-    question_weight: int = 0
-    """Search for the question, so many times, and the policy's query behind it: it need only add what helps, and BM25
-    counts words. 0: its query alone."""
+    concurrency: int = 16
+    """Questions played at the same time; in this process also the number of sequences sampled in one batch."""
     templates: Path = Path("templates.jsonl")
     """Library of forage/evaluation/strategies/thought_templates.py, for the system of that name."""
     seed: int = 0
@@ -155,12 +154,11 @@ class Options:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        self.limits.check()
         self.sampling.check()
-        check_at_least_one(self, "at_once", "k", "passage_tokens")
-        check_at_least_zero(self, "question_weight")
-        if self.questions < 0 or not self.cutoffs or min(self.cutoffs) < 1:
-            raise UserError("--questions must be at least 0, and --cutoffs one or more numbers of at least 1")
+        check_at_least_one(self, "concurrency")
+        check_at_least_zero(self, "eval_questions")
+        if not self.cutoffs or min(self.cutoffs) < 1:
+            raise UserError("--cutoffs must be one or more numbers of at least 1")
         unknown = [name for name in self.systems if name not in SYSTEMS]
         if unknown or not self.systems:
             raise UserError(f"--systems {' '.join(unknown)}: choose among {', '.join(SYSTEMS)}")
@@ -169,18 +167,18 @@ class Options:
                 f"--templates {self.templates} is missing; make it with "
                 "python -m forage.evaluation.strategies.thought_templates"
             )
-        if not self.policies or len(self.sources) < len(self.policies + self.beside):
-            told = " ".join(self.policies + self.beside)
-            raise UserError(f"--policies {told}: give each a name of its own, as name=folder")
+        if not self.policy or len(self.sources) < len(self.policy + self.beside):
+            told = " ".join(self.policy + self.beside)
+            raise UserError(f"--policy {told}: give each a name of its own, as name=folder")
 
     @property
     def sources(self) -> dict[str, str]:
         """Where each policy comes from, by its name. Example: warm=models/warm; models/warm is called warm too."""
-        return sources_of(self.policies) | sources_of(self.beside)
+        return sources_of(self.policy) | sources_of(self.beside)
 
     def systems_of(self, policy: str) -> tuple[str, ...]:
         """Example: of a policy beside, ("single",)."""
-        return self.systems if policy in sources_of(self.policies) else ("single",)
+        return self.systems if policy in sources_of(self.policy) else ("single",)
 
 
 def sources_of(policies: Sequence[str]) -> dict[str, str]:
@@ -189,14 +187,14 @@ def sources_of(policies: Sequence[str]) -> dict[str, str]:
 
 
 # What one and the same output folder may be called again with: it changes nothing of what was played before.
-FREE = ("policies", "beside", "systems", "output_dir", "questions", "cutoffs", "engine", "server", "at_once")
+FREE = ("policy", "beside", "systems", "output_dir", "eval_questions", "cutoffs", "engine", "concurrency")
 
 
 def main(options: Options) -> None:
     options.check()
     with held(options):
-        setting = open_setting(options)
         policies = [open_policy(name, source, options) for name, source in options.sources.items()]
+        setting = open_setting(options, policies)
         asyncio.run(play_all(policies, setting))
         report(policies, setting)
 
@@ -218,9 +216,11 @@ def held(options: Options) -> Iterator[None]:
         yield
 
 
-def open_setting(options: Options) -> Setting:
+def open_setting(options: Options, policies: Sequence[Policy]) -> Setting:
+    agent = same_settings([(policy.name, options.search.settle(policy.folder)) for policy in policies])
+    keep_agent(agent, options.output_dir)
     path = options.data / f"{options.split}.jsonl"
-    questions = choose(read_answerable(path), options.questions, options.seed)
+    questions = choose(read_answerable(path), options.eval_questions, options.seed)
     if not questions:
         raise UserError(f"{path} has no question with a chunk that answers it")
     store = DocumentStore.open(options.data / "store")
@@ -229,7 +229,15 @@ def open_setting(options: Options) -> Setting:
     grades = grades_of(questions)
     if judgements is not None:
         grades = [judgements.get(question.id, {}) for question in questions]
-    return Setting(options, store, questions, grades, judgements is not None)
+    return Setting(options, agent, store, questions, grades, judgements is not None)
+
+
+def keep_agent(agent: AgentSettings, out: Path) -> None:
+    """Note how the agent plays; refuse to mix episodes that were played in another way."""
+    if (out / AGENT_FILE).exists() and (flag := difference(before := read_agent(out), agent)):
+        was = f"--{flag.replace('_', '-')} {getattr(before, flag)}, not {getattr(agent, flag)}"
+        raise UserError(f"{out} was begun with {was}; give that, or another --output-dir")
+    write_agent(agent, out)
 
 
 def choose(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
@@ -247,6 +255,7 @@ class Policy:
     """A model, with an adapter or without."""
 
     name: str
+    folder: Path
     card: PolicyCard
     adapter: Path | None
 
@@ -262,10 +271,10 @@ def open_policy(name: str, source: str, options: Options) -> Policy:
     if (folder / "model.json").is_file():
         version = known.get(name, {}).get("adapter", "")
         adapter = folder / "adapters" / version if version else newest_adapter(folder)
-        policy = Policy(name, read_policy_card(folder), adapter)
+        policy = Policy(name, folder, read_policy_card(folder), adapter)
     else:
         base = resolve_model(source)
-        policy = Policy(name, PolicyCard(folder, base, base, quantized=False), None)
+        policy = Policy(name, folder, PolicyCard(folder, base, base, quantized=False), None)
     weights = weights_digest(policy.adapter or Path(policy.card.base))
     now = {"source": source, "adapter": policy.adapter.name if policy.adapter else "", "sha256": weights}
     if known.setdefault(name, now) != now:
@@ -302,12 +311,11 @@ async def play_all(policies: Sequence[Policy], setting: Setting) -> None:
             missing[system] = [question for question in setting.questions if question.id not in done]
         if not any(missing.values()):
             continue
-        protocol = Protocol(load_tokenizer(policy.card), options.passage_tokens)
-        async with open_engine(options.engine, options.server, policy.card, options.at_once) as engine:
+        protocol = Protocol(load_tokenizer(policy.card), setting.agent.passage_tokens)
+        async with open_engine(options.engine, policy.card, options.concurrency) as engine:
             await load_adapter(engine, policy)
             search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))
-            weight = options.question_weight
-            agent = Remembering(engine, protocol, search, options.limits, options.sampling, weight)
+            agent = Remembering(engine, protocol, search, setting.agent, options.sampling)
             for system, questions in missing.items():
                 strategy = SYSTEMS[system](setting)
                 await play(strategy, agent, questions, log_of(policy, system, options), options)
@@ -318,7 +326,7 @@ async def play(
 ) -> None:
     """Play questions, a few at once, and write down each as it ends."""
     agent.shares.start()
-    gate, failed, last = asyncio.Semaphore(options.at_once), list[str](), time.perf_counter()
+    gate, failed, last = asyncio.Semaphore(options.concurrency), list[str](), time.perf_counter()
 
     async def one(question: Question) -> None:
         nonlocal last

@@ -1,36 +1,34 @@
 """Stage 4: the rewards, and the agent's episodes. Edit `get_reward_functions` to reward something else.
 
-    python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo                  one step's episodes
-    python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo --follow         as a service
+    python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo               one step's episodes
+    python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo --follow      as a service
 
-Reads: --data (questions and store of data_prep.py) and the newest adapter of --run-dir, else of --policy. Writes:
-episodes/<step>/<worker>.jsonl in --run-dir, a line an episode, all episodes of a question at once. With --follow it
-plays what grpo_train.py plans, with each adapter that comes, until that run is finished; any number of workers may
-share the run folder, and no question is played twice. Samples through vLLM servers (--urls; start one by
-`make vllm-cpu`) or in this process (--engine local).
+Reads --data (questions and store of data_prep.py) and the newest adapter of --run-dir, else of --policy. Writes
+episodes/<step>/<worker>.jsonl into --run-dir, one line per episode, all episodes of a question at once. With --follow
+it plays whatever grpo_train.py plans until that run is finished; any number of workers may share the run folder, and
+no question is played twice. Samples from vLLM servers (--urls; `make vllm-cpu` starts one) or in this process (--engine
+local).
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forage.agent.combination import MakeRewards, RewardFunction
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr
 from forage.cli import run_script
-from forage.heartbeat import beat
-from forage.policy.adapters import versions
-from forage.rollout.options import RolloutOptions
-from forage.rollout.rollout import FINISHED, load_newest, next_plan, open_rollout, plan_of, play_plan
-from forage.store.embedder import Embedder
+from forage.rollout.options import RolloutOptions, WorkerOptions
+
+if TYPE_CHECKING:
+    from forage.store.embedder import Embedder
 
 
 def get_reward_functions(embedder: Embedder) -> dict[str, RewardFunction]:
-    """What an episode is rewarded for, by name: edit this. Their weights are --weights, in this order."""
+    """What an episode is rewarded for, by name: edit this. --weights gives their weights in this order."""
     return {
         "mrr": get_mrr,
         "answer_similarity": partial(get_answer_similarity, embedder=embedder),  # or get_token_f1
@@ -40,47 +38,24 @@ def get_reward_functions(embedder: Embedder) -> dict[str, RewardFunction]:
 
 @dataclass(frozen=True)
 class Options:
-    """One step's episodes, or the service."""
+    """Options of a rollout."""
 
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
-    run_dir: Path = Path("runs/grpo")
-    """The run folder."""
-    follow: bool = False
-    """Play what the trainer plans, until its run is finished."""
-    worker: str = field(default_factory=socket.gethostname)
-    """Name of this worker, unlike any other's; a restarted worker goes on under its old one."""
-    max_staleness: int = 0
-    """Steps that sampling may run ahead of the newest adapter."""
-    poll: float = 1.0
-    """Seconds between looks at the run folder."""
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
 
 
-async def main_async(options: Options, rewards: MakeRewards) -> None:
-    async with open_rollout(options.rollout, rewards) as rollout:
-        if not options.follow:
-            step = versions(options.run_dir)[-1] if versions(options.run_dir) else 0
-            await load_newest(rollout, options.run_dir)
-            plan = plan_of(options.rollout, list(rollout.by_id["train"]), step)
-            await play_plan(rollout, options.run_dir, plan, options.worker, poll=options.poll)
-            return
-        done: set[str] = set()
-        if (options.run_dir / FINISHED).exists():
-            print(f"{options.run_dir} is finished; to go on with it, start grpo_train.py with more --max-steps first")
-        while not (options.run_dir / FINISHED).exists():
-            beat()
-            plan_there = next_plan(options.run_dir, options.max_staleness, done)
-            if plan_there is None:
-                await asyncio.sleep(options.poll)
-                continue
-            await load_newest(rollout, options.run_dir)
-            await play_plan(rollout, options.run_dir, plan_there, options.worker, poll=options.poll)
+def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
+    options.rollout.check()
+    from forage.rollout.worker import follow_trainer, play_one_step  # after the check: it loads torch
 
-
-def main(options: Options, rewards: MakeRewards = get_reward_functions) -> None:
     started = time.perf_counter()
-    asyncio.run(main_async(options, rewards))
-    print(f"played in {time.perf_counter() - started:.0f} s: {options.run_dir / 'episodes'}")
+    play = follow_trainer if options.worker.follow else play_one_step
+    asyncio.run(play(options.rollout, options.worker, make_rewards))
+    print(f"played in {time.perf_counter() - started:.0f} s: {options.worker.run_dir / 'episodes'}")
 
+
+TOP = ("data", "policy", "run-dir", "follow", "engine", "urls", "num-rollouts", "batch-size", "temperature", "weights")
+RENAMED = {"--at-once": "--concurrency"}
 
 if __name__ == "__main__":
-    run_script(main, description=__doc__)
+    run_script(main, __doc__, top=TOP, renamed=RENAMED)

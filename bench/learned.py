@@ -26,7 +26,8 @@ from forage.errors import UserError
 from forage.evaluation.measures import Floats, grades_of, retrieval_measures
 from forage.evaluation.outcomes import OutcomeLog
 from forage.statistics import bootstrapped, span
-from forage.store.document_store import DocumentStore, Mode
+from forage.store.card import Mode
+from forage.store.document_store import DocumentStore
 
 SCORES = ("mrr", "answer_similarity", "format")
 

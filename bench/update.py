@@ -24,6 +24,7 @@ from forage.cli import run_script
 from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions
 from forage.grpo.update import Pass, prepare, update
+from forage.optimizer import MemoryOptions
 from forage.policy.policy import load_policy, read_policy_card
 from forage.runs.progress import Phases
 
@@ -79,7 +80,7 @@ def measure(bench: BenchOptions) -> dict[str, float]:
     if again:
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     policy.train()
-    learner, options = Learner(policy), UpdateOptions(token_budget=budget)
+    learner, options = Learner(policy), UpdateOptions(memory=MemoryOptions(token_budget=budget))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lessons, by = prepare(episodes, options), Pass(1e-6, 1.0, shared)
     update(learner, prepare(episodes[:2], options), options, by, Phases())

@@ -10,6 +10,7 @@ import ast
 import errno
 import inspect
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,6 +63,7 @@ def run(
 ) -> None:  # fmt: skip
     options = next(iter(get_type_hints(main).values()))  # or, of document_store.py, one dataclass for each subcommand
     if isinstance(options, type) and {"-h", "--help", "--help-all"} & set(arguments):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help-all | head` is no error
         print(help_text(options, description, () if "--help-all" in arguments else top))
         return
     arguments = with_config(arguments)

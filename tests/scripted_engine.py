@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import Sample
@@ -88,7 +88,7 @@ def run(strategy, protocol, say, passages=None, question=QUESTION, seed=0, limit
 
     async def go():
         engine = Scripted(protocol, say)
-        agent = Agent(engine, protocol, BatchedSearch(library(passages or {}), in_line=True), limits or Limits())
+        agent = Agent(engine, protocol, BatchedSearch(library(passages or {}), in_line=True), limits or AgentSettings())
         return await strategy(agent, question, seed), engine
 
     return asyncio.run(go())

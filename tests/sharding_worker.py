@@ -69,7 +69,7 @@ def one_row():
 
 def update(learner, step):
     """One update; its norm."""
-    share = learner.mine(micro_batches(step))
+    share = learner.shard(micro_batches(step))
     for number, batch in enumerate(share):
         learner.backward(-learner.score(batch, 1.0).logprobs_BT.sum() / TOTAL, last=number == len(share) - 1)
     return learner.step(RATE, MAX_NORM)
@@ -124,7 +124,7 @@ def put_through(sharding, folder):
     found["sums"] = {
         k: v.tolist() for k, v in learner.sums({"terminated": rank, "kl_max": rank, "kl_min": rank}).items()
     }
-    found["same"] = learner.all_gather(learner.same({"from": learner.rank}))
+    found["same"] = learner.all_gather(learner.broadcast({"from": learner.rank}))
     if learner.rank == 0:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "tensors.safetensors")
         (folder / "found.json").write_text(json.dumps(found))
@@ -144,7 +144,7 @@ def put_split_through(sharding, folder):
     """Both processes share every row."""
     learner = ShardedLearner(tiny_policy(), sharding=sharding, chunk=4, sequence_parallel=2)
     batches = micro_batches(1)
-    assert len(learner.mine(batches)) == len(batches)
+    assert len(learner.shard(batches)) == len(batches)
     tensors = {"before": learner.score(batches[0], 1.0).logprobs_BT.detach()}
     tensors["entropy"] = learner.score(batches[0], 1.0).entropy_BT
     tensors["one row"] = learner.score(one_row(), 1.0).logprobs_BT.detach()

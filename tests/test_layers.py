@@ -16,7 +16,7 @@ LAYERS = [
     ["store"],
     ["agent"],
     ["rollout", "runs"],
-    ["grpo", "evaluation", "rewriter"],
+    ["grpo", "sft", "evaluation", "rewriter"],
     ["evaluation.strategies"],
     ["scripts"],
 ]

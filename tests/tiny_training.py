@@ -18,6 +18,7 @@ from document_store import StoreOptions
 from forage.cli import run_script
 from forage.data.records import Document, Question
 from forage.files import write_jsonl
+from forage.grpo.options import TrainOptions
 from forage.policy.adapters import publish_adapter
 from forage.policy.base_models import PACKAGED_MODEL, resolve_model
 from forage.policy.policy import PolicyCard, write_policy_card
@@ -63,7 +64,7 @@ def rewards_of_tokens(embedder):
 
 TINY = ("--engine", "local", "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3",
         "--num-rollouts", "4", "--learning-rate", "0.01", "--token-budget", "600", "--eval-every", "2",
-        "--on-collapse", "warn", "--least-entropy", "0")  # fmt: skip
+        "--on-collapse", "warn", "--min-entropy", "0")  # fmt: skip
 
 
 def tiny_args(folder, run_dir, *more):
@@ -73,7 +74,7 @@ def tiny_args(folder, run_dir, *more):
 
 if __name__ == "__main__":
     script, options = {
-        "train": (grpo_train.main, grpo_train.Options), "play": (grpo_rollout.main, grpo_rollout.Options)
+        "train": (grpo_train.main, TrainOptions), "play": (grpo_rollout.main, grpo_rollout.Options)
     }[sys.argv.pop(1)]  # fmt: skip
 
     def main(options: options) -> None:

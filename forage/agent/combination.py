@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.errors import UserError
-from forage.store.embedder import Embedder
+
+if TYPE_CHECKING:
+    from forage.store.embedder import Embedder
 
 Floats = NDArray[np.float64]
 RewardFunction = Callable[[Sequence[Episode], Sequence[Question]], Sequence[float]]
-MakeRewards = Callable[[Embedder], Mapping[str, RewardFunction]]  # grpo_rollout.get_reward_functions is one
 Method = Literal["uniform", "std", "pca", "l2", "gdpo"]
+
+
+class MakeRewards(Protocol):
+    """Makes the reward functions by name, such as grpo_rollout.get_reward_functions."""
+
+    def __call__(self, embedder: Embedder) -> Mapping[str, RewardFunction]: ...
 
 
 def reward_matrix(

@@ -1,26 +1,140 @@
-"""How the agent plays."""
+"""How the agent plays: options on the command line, and agent.json, which keeps them beside the policy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from forage.errors import check_at_least_one
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.files import replacing
+from forage.store.card import Mode
+
+AGENT_FILE = "agent.json"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How far an episode may go."""
+class AgentSettings:
+    """How an agent searches and when its episode ends. It must be the same in training, in rollout and in use."""
 
+    mode: Mode = "hybrid"
+    k: int = 3
+    passage_tokens: int = 64
+    question_weight: int = 0
     max_turns: int = 4
-    """Turns of the policy, the answer included."""
     max_turn_tokens: int = 160
-    """Tokens the policy may sample in one turn."""
     max_tokens: int = 2048
-    """Tokens of a whole episode, prompt and results included."""
     max_calls: int = 2
-    """Searches in one turn; further ones are refused."""
     max_query: int = 300
-    """Characters of a query."""
 
     def check(self) -> None:
-        check_at_least_one(self, *vars(self))
+        check_at_least_one(
+            self, *(field.name for field in fields(self) if field.name not in ("mode", "question_weight"))
+        )
+        check_at_least_zero(self, "question_weight")
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How the agent searches. What is left out comes from the policy's agent.json (in brackets: a new policy's)."""
+
+    mode: Mode | None = None
+    """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
+    k: int | None = None
+    """Passages a search shows (3)."""
+    passage_tokens: int | None = None
+    """Tokens shown of each passage (64)."""
+    question_weight: int | None = None
+    """Repeat the question N times before the policy's query, as BM25 counts repeats; 0: the query alone (0)."""
+    max_turns: int | None = None
+    """Turns of an episode, the answer included (4)."""
+    max_turn_tokens: int | None = None
+    """Tokens the policy may sample in one turn (160)."""
+    max_tokens: int | None = None
+    """Tokens of an episode, prompt and search results included (2048)."""
+    max_calls: int | None = None
+    """Searches in one turn; any more are refused (2)."""
+    max_query: int | None = None
+    """Characters of a query (300)."""
+    override_agent: bool = False
+    """Let these options differ from the policy's agent.json instead of stopping."""
+
+    def settle(self, *folders: Path) -> AgentSettings:
+        """The settings in the first folder that has an agent.json, else the defaults, with what was given here.
+
+        What was given may differ from agent.json only with --override-agent: a policy that learnt from three passages
+        is another policy with five.
+        """
+        given = {name: value for name, value in asdict(self).items() if name != "override_agent" and value is not None}
+        folder = next((folder for folder in folders if (folder / AGENT_FILE).is_file()), None)
+        known = read_agent(folder) if folder else AgentSettings()
+        differs = next((name for name, value in given.items() if value != getattr(known, name)), None)
+        if folder and differs and not self.override_agent:
+            flag = f"--{differs.replace('_', '-')}"
+            raise UserError(
+                f"{flag} {given[differs]}: the policy was trained with {getattr(known, differs)}, as "
+                f"{folder / AGENT_FILE} says; leave {flag} out, or give --override-agent"
+            )
+        settings = replace(known, **given)
+        settings.check()
+        return settings
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """The teacher's demonstrations."""
+
+    answer_tokens: int = 64
+    """Tokens of an answer: the reference's sentences that the passage shows, up to this many."""
+    guess_words: int = 0
+    """Append the answer's first N words to the teacher's query (as query2doc does), so that the policy learns to guess
+    them. With --question-weight the query is these words alone."""
+    guess: Literal["own", "typical", "best"] = "own"
+    """Whose first words: this answer's own; those most typical of answers to its question type, which find less but are
+    learnt sooner; or, of the frequent ones, those whose searches find most training answers (best)."""
+    guess_share: float = 1.0
+    """Share of the questions that are asked with a guess; training has to find out what helps with the others."""
+
+    def check(self) -> None:
+        check_at_least_one(self, "answer_tokens")
+        check_at_least_zero(self, "guess_words")
+        if not 0 <= self.guess_share <= 1:
+            raise UserError(f"--guess-share {self.guess_share} must lie between 0 and 1")
+
+
+def difference(first: AgentSettings, second: AgentSettings) -> str | None:
+    """The first field in which two settings differ."""
+    names = (field.name for field in fields(AgentSettings))
+    return next((name for name in names if getattr(first, name) != getattr(second, name)), None)
+
+
+def same_settings(named: Sequence[tuple[str, AgentSettings]]) -> AgentSettings:
+    """The settings that all of these policies share; a difference is an error."""
+    (first, settings), *others = named
+    for other, theirs in others:
+        if name := difference(settings, theirs):
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{first} plays with {flag} {getattr(settings, name)} and {other} with {getattr(theirs, name)}, so "
+                f"they can't be compared; give one {flag} for both, and --override-agent"
+            )
+    return settings
+
+
+def read_agent(folder: Path) -> AgentSettings:
+    path = folder / AGENT_FILE
+    try:
+        row: dict[str, Any] = json.loads(path.read_text())
+        settings = AgentSettings(**row)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} can't be read ({error}); mend it, or delete it and give its options again") from error
+    settings.check()
+    return settings
+
+
+def write_agent(settings: AgentSettings, folder: Path) -> None:
+    with replacing(folder / AGENT_FILE) as file:
+        json.dump(asdict(settings), file, indent=1)
+        file.write("\n")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.metrics import token_f1
-from forage.store.embedder import Embedder
+
+if TYPE_CHECKING:
+    from forage.store.embedder import Embedder
 
 
 def get_mrr(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Demonstrations: episodes a teacher plays with gold data, through the real search, in the agent's own protocol."""
+"""Teacher: plays demonstrations. It knows the answers, but searches for real, in the agent's own loop and protocol."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import dropwhile
 from pathlib import Path
 
-from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, searched_for
+from forage.agent.agent import Agent, BatchedSearch, SearchMany, searched_for
+from forage.agent.builder import Found
 from forage.agent.episode import Episode
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings, TeacherOptions
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import Request, Sample
 from forage.metrics import reciprocal_rank
 
-# Words that a question has and a query does not need.
+# Words of a question that a query does not need.
 IDLE = frozenset(
     (
         "a an and are as be by can could do does for from has have how i if in is it many me much my of on or should "
@@ -29,7 +30,7 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def queries_of(question: Question) -> list[str]:
-    """Queries one could look for the answer by, the most telling first.
+    """Queries that might find the answer, the most specific first.
 
     Example: "What are the symptoms of gout?", focus "Gout", type "symptoms" gives "Gout symptoms", "symptoms gout",
     "Gout", and the question itself.
@@ -42,7 +43,7 @@ def queries_of(question: Question) -> list[str]:
 
 
 def body_of(answer: str) -> str:
-    """An answer without the headings it begins with, which say the question again; all of it if it is only headings.
+    """An answer without its leading headings, which repeat the question; all of it if it is only headings.
 
     Example: "What is gout? A joint hurts." gives "A joint hurts.".
     """
@@ -52,14 +53,14 @@ def body_of(answer: str) -> str:
 
 
 def first_words(answer: str, words: int) -> str:
-    """How an answer begins, after its headings. Example: "What is gout? A joint hurts.", 2 words: "A joint"."""
+    """The first words of an answer, after its headings. Example: "What is gout? A joint hurts.", 2 words: "A joint"."""
     return " ".join(body_of(answer).split()[:words])
 
 
 def beginnings(questions: Iterable[Question], words: int, most: int = 1) -> dict[str, list[str]]:
-    """How the answers to questions of each type begin, the most frequent first, with FOCUS for what they are about.
+    """By question type, how answers begin, the most frequent first, with FOCUS in place of their subject.
 
-    Of `most` of them those that several answers share, and the first. Example: most answers of type "prevention" begin
+    At most `most` of them: the first, and those that several answers share. Example: most "prevention" answers begin
     "To avoid gout, drink"; of type "causes", "Gout is caused by".
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -76,9 +77,9 @@ def best_beginnings(
     questions: Sequence[Question], words: int, search_many: SearchMany, question_weight: int, seed: int,
     most: int = 6, tried_on: int = 100,
 ) -> dict[str, str]:  # fmt: skip
-    """Of each type's common beginnings of so many words, a half, a quarter, the one that finds answers best.
+    """By question type, the common beginning (of `words` words, half or a quarter as many) that finds answers best.
 
-    By the mean reciprocal rank over some of the type's questions: what is frequent need not be telling.
+    Judged by mean reciprocal rank on up to `tried_on` questions of the type: what is frequent need not be what finds.
     """
     lengths = sorted({max(1, words // part) for part in (1, 2, 4)}, reverse=True)
     candidates = [beginnings(questions, length, most) for length in lengths]
@@ -100,18 +101,18 @@ def best_beginnings(
 def mean_reciprocal_rank(
     questions: Sequence[Question], queries: Sequence[str], search_many: SearchMany, question_weight: int
 ) -> float:
-    """Example: found at place 1, at place 2 and not at all: (1 + 1/2 + 0) / 3 = .5."""
+    """Example: found at rank 1, at rank 2 and not at all: (1 + 1/2 + 0) / 3 = .5."""
     texts = [searched_for(q, query, question_weight) for q, query in zip(questions, queries, strict=True)]
     found = [[hit.chunk_id for hit in hits] for hits in search_many(texts)]
     return sum(map(reciprocal_rank, found, [q.relevant_chunk_ids for q in questions])) / len(questions)
 
 
 def guess_of(question: Question, words: int, question_weight: int = 0, beginning: str | None = None) -> str:
-    """The question and a guess how its answer begins, as in query2doc, https://arxiv.org/abs/2303.07678; or nothing.
-    The question is left to the search where that has it already.
+    """The question followed by a guess at how its answer begins, as in query2doc (https://arxiv.org/abs/2303.07678).
 
-    The policy can't know an answer's words, but it can learn how answers to such questions are put, which finds them.
-    A `beginning` is such a way, of `beginnings`; without one the guess is how the answer itself begins.
+    Empty without `words`. Where the search repeats the question anyway (`question_weight`), the guess stands alone.
+    The policy can't know an answer's words, but it can learn how such answers are phrased, and that finds them:
+    `beginning` is such a phrase, from `beginnings`; without one the guess is how this very answer begins.
     Example: "What is gout?", answer "What is gout? A joint hurts and swells.", 3 words: "What is gout? A joint hurts".
     """
     if not words:
@@ -122,7 +123,7 @@ def guess_of(question: Question, words: int, question_weight: int = 0, beginning
 
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
-    """The first sentences of an answer that fit into `most` tokens; of a first one too long, its first words."""
+    """The first sentences of an answer that fit into `most` tokens, or its first words if no sentence fits."""
     sentences = SENTENCE.split(" ".join(answer.split()))
     for number in range(len(sentences), 0, -1):
         text = " ".join(sentences[:number])
@@ -135,23 +136,23 @@ def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
 
 
 def readable(answer: str, passage: str) -> str:
-    """The sentences of an answer that a passage shows; all of them where it shows none.
+    """The sentences of an answer that the passage contains, or the whole answer if it contains none.
 
-    So the teacher reads out what was found. Example: "It hurts. Rest helps." with "Gout: Rest helps. [cut" gives
+    So the teacher reads what was found. Example: "It hurts. Rest helps." with "Gout: Rest helps. [cut" gives
     "Rest helps."
     """
     sentences = SENTENCE.split(" ".join(answer.split()))
     return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
 
 
-def plan(
+def choose_queries(
     ranks: Mapping[str, int | None], choose: random.Random, guess: str = "", steady: bool = False
 ) -> list[str] | None:
-    """The teacher's queries, given at which place each candidate finds a chunk that answers; None if none does.
+    """The teacher's queries, given the rank at which each candidate finds an answering chunk; None if none does.
 
-    One that finds it best, the guess if it does (or, `steady`, if it finds it at all), and for a tenth of the questions
-    where another one does not find it, first that one: so the policy sees that it may search again. (At a third, a
-    small model learns to search on and on.)
+    That is a query with the best rank, or the guess if it has it too (`steady`: if it finds the answer at all). For a
+    tenth of the questions a query that fails comes first, so that the policy sees it may search again. (With a third,
+    a small model learns to search on and on.)
     """
     good = {query: rank for query, rank in ranks.items() if rank is not None}
     bad = [query for query, rank in ranks.items() if rank is None]
@@ -163,7 +164,7 @@ def plan(
 
 
 class Teacher:
-    """An engine that says what it was told to, for the agent's loop to play: so demonstrations are like rollouts."""
+    """An engine that says given lines, so that the agent's loop plays demonstrations just as it plays rollouts."""
 
     adapter = "teacher"
 
@@ -185,54 +186,72 @@ class Teacher:
 
 
 async def demonstrate(
-    questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, limits: Limits, answer_tokens: int,
-    seed: int, guess_words: int = 0, guess_share: float = 1.0, question_weight: int = 0,
-    typical: Mapping[str, str] | None = None,
+    questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, settings: AgentSettings,
+    teacher: TeacherOptions, seed: int, typical: Mapping[str, str] | None = None,
 ) -> list[Episode]:  # fmt: skip
-    """A well-formed episode that finds the answer for each question where a query does."""
+    """A well-formed episode for each question whose answer one of the teacher's queries finds.
+
+    `typical` has, by question type, how answers usually begin; without it a guess is how this answer begins.
+    """
     choose = random.Random(seed)
-    guesses = {
-        q.id: guess_of(
-            q, guess_words if choose.random() < guess_share else 0, question_weight,
-            (typical or {}).get(q.question_type),
-        )
-        for q in questions
-    }  # fmt: skip
-    texts = {  # of each question's candidate queries, what is searched for
-        q.id: {
-            query: searched_for(q, query, question_weight) for query in filter(None, [*queries_of(q), guesses[q.id]])
-        }
-        for q in questions
-    }
-    distinct = sorted({text for of_query in texts.values() for text in of_query.values()})
-    found = dict(zip(distinct, search_many(distinct), strict=True))
-    turns, played = {}, []
-    for question in questions:
-        hits = {query: found[text] for query, text in texts[question.id].items()}
-        ranks = {query: first_relevant(several, question) for query, several in hits.items()}
-        searches = plan(ranks, choose, guesses[question.id], steady=typical is not None)
-        if searches and len(searches) < limits.max_turns:
-            place = ranks[searches[-1]] or 0
-            hit = hits[searches[-1]][place - 1]
-            answer = readable(body_of(question.answer), protocol.show([Passage(hit.title, hit.text)]))
-            answer = short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
-            last = f"Passage {place} answers this.\n{write_answer(answer)}"
-            turns[f"{question.id}/0"] = [*map(write_call, searches), last]
-            played.append(question)
-    agent = Agent(
-        Teacher(protocol, turns), protocol, BatchedSearch(search_many), limits, question_weight=question_weight
-    )
-    episodes = [await agent.play(question) for question in played]
+    guesses = draw_guesses(questions, settings.question_weight, teacher, typical, choose)
+    hits_of = search_candidates(questions, guesses, search_many, settings.question_weight)
+    scripts = {}
+    for question, guess in zip(questions, guesses, strict=True):
+        hits = hits_of[question.id]
+        ranks = {query: first_relevant(found, question) for query, found in hits.items()}
+        queries = choose_queries(ranks, choose, guess, steady=typical is not None)
+        if queries and len(queries) < settings.max_turns:
+            rank = ranks[queries[-1]] or 0
+            answer = write_last_turn(question, rank, hits[queries[-1]][rank - 1], protocol, teacher.answer_tokens)
+            scripts[question] = [*map(write_call, queries), answer]
+    turns = {f"{question.id}/0": script for question, script in scripts.items()}
+    agent = Agent(Teacher(protocol, turns), protocol, BatchedSearch(search_many), settings)
+    episodes = [await agent.play(question) for question in scripts]
     return [episode for episode in episodes if episode.well_formed]
 
 
+def draw_guesses(
+    questions: Sequence[Question], question_weight: int, teacher: TeacherOptions, typical: Mapping[str, str] | None,
+    choose: random.Random,
+) -> list[str]:  # fmt: skip
+    """The guess for each question; none for the share of them that is drawn to go without."""
+    guesses = []
+    for question in questions:
+        words = teacher.guess_words if choose.random() < teacher.guess_share else 0
+        guesses.append(guess_of(question, words, question_weight, (typical or {}).get(question.question_type)))
+    return guesses
+
+
+def search_candidates(
+    questions: Sequence[Question], guesses: Sequence[str], search_many: SearchMany, question_weight: int
+) -> dict[str, dict[str, Sequence[Found]]]:
+    """By question id, what each of its candidate queries finds. All are searched in one batch, equal ones once."""
+    texts = {
+        question.id: {
+            query: searched_for(question, query, question_weight) for query in [*queries_of(question), guess] if query
+        }
+        for question, guess in zip(questions, guesses, strict=True)
+    }
+    distinct = sorted({text for text_of in texts.values() for text in text_of.values()})
+    found = dict(zip(distinct, search_many(distinct), strict=True))
+    return {name: {query: found[text] for query, text in text_of.items()} for name, text_of in texts.items()}
+
+
+def write_last_turn(question: Question, rank: int, hit: Found, protocol: Protocol, answer_tokens: int) -> str:
+    """The turn that names the passage and reads the answer from it."""
+    answer = readable(body_of(question.answer), protocol.show([Passage(hit.title, hit.text)]))
+    answer = short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
+    return f"Passage {rank} answers this.\n{write_answer(answer)}"
+
+
 def first_relevant(hits: Iterable[Found], question: Question) -> int | None:
-    """Place, from 1, of the first hit that answers the question."""
+    """Rank, from 1, of the first hit that answers the question."""
     relevant = set(question.relevant_chunk_ids)
-    return next((place for place, hit in enumerate(hits, 1) if hit.chunk_id in relevant), None)
+    return next((rank for rank, hit in enumerate(hits, 1) if hit.chunk_id in relevant), None)
 
 
 def accepted(episode: Episode, question: Question, similarity: Callable[[str, str], float], least: float) -> bool:
-    """Rejection sampling: is this episode of the policy's worth learning from?"""
+    """Rejection sampling: is this episode worth learning from?"""
     found = bool(set(episode.hits) & set(question.relevant_chunk_ids))
     return episode.well_formed and found and similarity(episode.answer, question.answer) >= least

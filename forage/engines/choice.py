@@ -10,29 +10,30 @@ from dataclasses import replace
 import httpx
 
 from forage.engines.base import Engine
-from forage.engines.options import EngineChoice, ServerOptions
+from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.policy.policy import PolicyCard, load_base
 
 
 @asynccontextmanager
-async def open_engine(
-    choice: EngineChoice, server: ServerOptions, card: PolicyCard, slots: int
-) -> AsyncIterator[Engine]:
-    """vLLM servers, or this process with so many sequences at once (64 at most); auto takes servers that answer."""
-    if not server.api_key:
-        server = replace(server, api_key=os.environ.get("VLLM_API_KEY", ""))
-    if choice == "vllm" or (choice == "auto" and answers(server)):
-        async with VLLMEngine(server) as engine:
+async def open_engine(options: EngineOptions, card: PolicyCard, slots: int) -> AsyncIterator[Engine]:
+    """vLLM servers, or this process with `slots` sequences at a time (at most 64)."""
+    if not options.api_key:
+        options = replace(options, api_key=os.environ.get("VLLM_API_KEY", ""))
+    if options.engine == "vllm" or (options.engine == "auto" and answers(options)):
+        async with VLLMEngine(options) as engine:
             yield engine
     else:
-        from forage.engines.local import LocalEngine  # takes seconds: only where it samples
+        if options.engine == "auto":
+            print(f"engine: this process, as no vLLM server answers at {options.urls[0]}")
+        from forage.engines.local import LocalEngine  # imports torch, which takes seconds
 
         yield LocalEngine(load_base(card, dequantize=True), min(64, slots))
 
 
-def answers(server: ServerOptions) -> bool:
+def answers(options: EngineOptions) -> bool:
+    """Is there a vLLM server at the first address?"""
     try:
-        return httpx.get(f"{server.urls[0]}/health", timeout=2).status_code == 200
+        return httpx.get(f"{options.urls[0]}/health", timeout=2).status_code == 200
     except httpx.TransportError:
         return False

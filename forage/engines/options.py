@@ -7,19 +7,16 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class ServerOptions:
-    """Which vLLM servers sample."""
+class EngineOptions:
+    """What samples tokens."""
 
+    engine: Literal["auto", "vllm", "local"] = "auto"
+    """Sample from vLLM servers, or in this process (local); auto takes the servers if one answers."""
     urls: tuple[str, ...] = ("http://127.0.0.1:8100",)
-    """Their addresses; an episode stays with one."""
+    """Addresses of the vLLM servers; each episode stays on one."""
     api_key: str = ""
-    """As the servers were started with; by the environment, VLLM_API_KEY, rather than here."""
+    """The servers' API key; better set in the environment, as VLLM_API_KEY."""
     patience: float = 300.0
-    """Seconds a request is tried again while no server answers, from its first failure on; then its episode ends."""
+    """Seconds to keep retrying while no server answers."""
     timeout: float = 300.0
-    """Seconds one try of a request may take."""
-
-
-# The options.
-
-EngineChoice = Literal["auto", "vllm", "local"]
+    """Seconds one request may take."""

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from forage.engines.base import EngineError, Request, Sample
-from forage.engines.options import ServerOptions
+from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.policy.adapters import weights_digest
@@ -28,7 +28,7 @@ RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 class VLLMEngine:
     """Samples through one or several servers of the same base model. Use it as `async with VLLMEngine(options)`."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self.adapter = "base"
         self.base_root = ""

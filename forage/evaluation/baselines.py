@@ -102,7 +102,7 @@ async def _searched(agent: Agent, question: Question, text: str) -> _Asked:
     hits = await agent.search(text)
     searched = Search(0, text, tuple(hit.chunk_id for hit in hits))
     protocol = agent.protocol
-    call = protocol.turn_ids(write_call(shortened(protocol.harmless(text), agent.limits.max_query)))
+    call = protocol.turn_ids(write_call(shortened(protocol.harmless(text), agent.settings.max_query)))
     shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
     ids = protocol.prompt(question.question) + call + protocol.join([shown], call[-1])
     return _Asked(ids, (searched,), time.perf_counter() - started)
@@ -152,7 +152,7 @@ async def _answered(
 
 async def _sample(agent: Agent, ids: Sequence[int], seed: int, name: str) -> Sample:
     """A turn as long as the agent's may be; nothing where the episode has no room left."""
-    room = min(agent.limits.max_turn_tokens, agent.limits.max_tokens - len(ids))
+    room = min(agent.settings.max_turn_tokens, agent.settings.max_tokens - len(ids))
     if room < 1:
         return Sample((), (), "length")
     request = Request(tuple(ids), room, agent.protocol.stop_ids, seed, agent.sampling, name)
@@ -165,7 +165,7 @@ def _episode(
 ) -> Episode:  # fmt: skip
     """All that was given has mask 0; an answer that a limit cut off counts as far as it goes, as the agent's does."""
     count, ids = len(sampled.ids), (*given, *sampled.ids)
-    full = len(ids) >= agent.limits.max_tokens
+    full = len(ids) >= agent.settings.max_tokens
     stop: Stop = "answer" if sampled.finish == "stop" else "tokens" if full else "turn_tokens"
     turns = (Turn(len(given), len(ids), reading.faults),) if count else ()
     return Episode(

@@ -15,9 +15,9 @@ def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
     Example: well-formed shares of .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is under half of the
     best window's, so "well-formed episodes fell from 0.90 to 0.30".
     """
-    flat = history[-options.most_flat :]
-    if len(flat) == options.most_flat and all(stats.groups["flat"] == stats.groups["total"] for stats in flat):
-        return f"in {options.most_flat} steps no two episodes of a question were rewarded differently"
+    flat = history[-options.max_flat :]
+    if len(flat) == options.max_flat and all(stats.groups["flat"] == stats.groups["total"] for stats in flat):
+        return f"in {options.max_flat} steps no two episodes of a question were rewarded differently"
     if len(history) < options.window:
         return ""
     shares: dict[str, Callable[[StepStats], float]] = {
@@ -26,15 +26,15 @@ def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
     }
     for name, figure in shares.items():
         windows = means([figure(stats) for stats in history], options.window)
-        if windows[-1] < options.least_share * max(windows):
+        if windows[-1] < options.min_share * max(windows):
             return f"{name} fell from {max(windows):.2f} to {windows[-1]:.2f}"
     last = history[-options.window :]
     entropy = [stats.training["entropy"] for stats in last if "entropy" in stats.training]
-    if entropy and mean(entropy) < options.least_entropy:
+    if entropy and mean(entropy) < options.min_entropy:
         return f"entropy fell to {mean(entropy):.4f} nats a token"
     for name, key, most in (
-        ("KL to the start", "kl", options.most_kl),
-        ("KL of sampler to trainer", "mismatch_kl", options.most_mismatch),
+        ("KL to the start", "kl", options.max_kl),
+        ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),
     ):
         values = [stats.training[key] for stats in last if key in stats.training]
         if values and mean(values) > most:

@@ -103,10 +103,10 @@ class Learner:
         """Added over all processes; "max" and "min" in a name say what is taken instead."""
         return values
 
-    def same(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The value of the first process."""
         return value
 
-    def mine(self, items: Iterable[Any]) -> list[Any]:
+    def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's share of a step's micro-batches, as many for each."""
         return list(items)

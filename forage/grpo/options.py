@@ -1,55 +1,54 @@
-"""Options of GRPO: the loss, the update, demonstrations, guards."""
+"""Options of GRPO: the run, the loss, the update, demonstrations, guards."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from forage.agent.combination import Method
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.grpo.launch import Sharding, check_sharding
+from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.rollout.options import RolloutOptions
+from forage.runs.trackers import Kind
 
 AdvantageMethod = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "none"]
 
 
 @dataclass(frozen=True)
 class LossOptions:
-    """How the loss is made."""
+    """The loss."""
 
     loss: Literal["clip", "gspo", "cispo"] = "clip"
-    """What the probability ratio of trained to sampling policy does. clip: PPO's clipped ratio of each token, as in
-    GRPO (arXiv 2402.03300). gspo: one ratio for an episode, the geometric mean of its tokens' (arXiv 2507.18071).
-    cispo: the clipped ratio weighs the token's log-probability, so that no token loses its gradient (arXiv
-    2506.13585)."""
+    """clip: PPO's clipped ratio per token, as in GRPO (arXiv 2402.03300). gspo: one ratio per episode, the geometric
+    mean of its tokens' (2507.18071). cispo: the clipped ratio weighs the token's log-probability, so that no token
+    loses its gradient (2506.13585)."""
     clip_low: float = 0.2
-    """The ratio is clipped below 1 minus this. gspo: 3e-4. cispo: 1, which is no bound."""
+    """Clip the ratio below 1 minus this. gspo: 3e-4; cispo: 1, no lower bound."""
     clip_high: float = 0.2
-    """The ratio is clipped above 1 plus this. DAPO: 0.28 (arXiv 2503.14476). gspo: 4e-4. cispo: 4."""
+    """Clip the ratio above 1 plus this. DAPO: 0.28 (2503.14476); gspo: 4e-4; cispo: 4."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
-    """What all tokens' losses become one by. token: their mean over the step, so that long episodes count more (DAPO).
-    sequence: the mean over an episode, then over episodes (GRPO). constant: their sum over episodes times
-    --constant-length (Dr. GRPO, arXiv 2503.20783)."""
+    """token: mean over all tokens of the step (DAPO). sequence: mean over an episode, then over episodes (GRPO).
+    constant: sum divided by episodes times --constant-length (Dr. GRPO, 2503.20783)."""
     constant_length: int = 0
-    """With --aggregation constant: the length that an episode's sum is divided by, such as the most tokens that the
-    policy may sample in one."""
+    """With --aggregation constant: the length to divide by, such as the most tokens an episode may sample."""
     beta: float = 0.0
-    """Weight of the KL divergence to the policy that training began with; 0 needs no reference."""
+    """Weight of the KL divergence to the starting policy; 0 computes none and needs no reference."""
     unbiased_kl: bool = False
-    """Multiply the KL term by the ratio, so that its gradient is that of the reverse KL (DeepSeek-V3.2, arXiv
-    2512.02556; TRL's default). Without, it is GRPO's k3."""
+    """Multiply the KL term by the ratio, which makes its gradient that of the reverse KL (DeepSeek-V3.2, 2512.02556;
+    TRL's default). Off: GRPO's k3 estimator."""
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
-    """What is done about an engine whose log-probabilities are not the trainer's: weigh by the ratio of trainer to
-    engine, of each token or of the whole episode, cut to the cap (truncate: TIS, fengyao.notion.site/off-policy-rl) or
-    left out beyond the cap or its inverse (mask: IcePop, arXiv 2510.18855)."""
+    """Correct for a sampler whose log-probabilities differ from the trainer's: weigh each token, or the whole episode,
+    by the ratio of the two, cut to the cap (truncate: TIS, fengyao.notion.site/off-policy-rl) or dropped beyond it
+    (mask: IcePop, 2510.18855)."""
     correction_cap: float = 2.0
-    """Bound of that weight."""
+    """Cap of that ratio."""
 
     def check(self) -> None:
         """Refuse what can't be meant, before a model is loaded."""
         if not 0 < self.clip_low <= 1:
-            raise UserError(f"--clip-low {self.clip_low} must be above 0 and at most 1, which is no lower bound")
+            raise UserError(f"--clip-low {self.clip_low} must be above 0 and at most 1 (1: no lower bound)")
         if self.clip_high <= 0:
             raise UserError(f"--clip-high {self.clip_high} must be above 0; 0.2 is usual, DAPO takes 0.28")
         if self.aggregation == "constant" and self.constant_length < 1:
@@ -60,92 +59,83 @@ class LossOptions:
         if self.beta < 0:
             raise UserError(f"--beta {self.beta} must be at least 0; 0 leaves the KL term out")
         if self.correction_cap <= 1:
-            raise UserError(f"--correction-cap {self.correction_cap} must be above 1, the weight of engines that agree")
+            raise UserError(f"--correction-cap {self.correction_cap} must be above 1, the ratio where the two agree")
 
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How the policy is changed."""
+    """The update of the policy."""
 
     loss: LossOptions = field(default_factory=LossOptions)
-    learning_rate: float = 5e-5
-    """Of AdamW."""
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     warmup_steps: int = 0
     """Steps over which the learning rate rises."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate goes on from there; linear and cosine end at 0."""
-    weight_decay: float = 0.0
-    """Of AdamW."""
-    max_norm: float = 1.0
-    """Gradients are cut to this norm."""
+    """Learning rate after the warm-up; linear and cosine fall to 0 at --max-steps."""
     epochs: int = 1
     """Updates on the same episodes."""
     combine: Method = "uniform"
-    """How the rewards become one; gdpo normalises each for itself."""
+    """How an episode's rewards become one; gdpo normalises each reward by itself."""
     advantage: AdvantageMethod = "grpo"
     """How a group's rewards become advantages."""
     learn_from: int = 0
-    """Episodes of each group that are learnt from: those whose rewards vary most, compared with one another; 0 for all.
-    Where an update costs more than playing, half of a group teaches nearly as much as all of it."""
+    """Train on this many episodes of each group, those whose rewards vary most (PODS); 0: all. Where the update costs
+    more than playing, half of a group teaches nearly as much as all of it."""
     overlong: Literal["keep", "mask", "punish"] = "keep"
-    """Episodes that ran out of tokens: trained on as they are; left out of the loss; or their reward lowered, the more
-    the closer they came to --max-tokens (punish)."""
+    """Episodes that ran out of tokens: train on them as they are, leave them out of the loss (mask), or lower their
+    reward the closer they came to --max-tokens (punish)."""
     overlong_margin: int = 256
-    """Tokens before --max-tokens from which on punish begins."""
-    token_budget: int = field(default_factory=lambda: 16384 if torch.cuda.is_available() else 1024)
-    """Tokens of a micro-batch, at most. Halved when memory runs out."""
+    """With --overlong punish: how many tokens before --max-tokens the penalty begins."""
     share_prompts: bool = True
-    """Compute the prompt of a group's episodes once. Not done with --gradient-checkpointing, or --sharding."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: a third more time, a fraction of the memory."""
+    """Compute the prompt that a group's episodes share once. Off with --gradient-checkpointing or --sharding."""
 
     def check(self) -> None:
-        self.loss.check()
-        check_at_least_one(self, "epochs", "token_budget")
-        check_at_least_zero(self, "learning_rate", "warmup_steps", "weight_decay")
-        if self.max_norm <= 0:
-            raise UserError(f"--max-norm {self.max_norm} leaves no gradient; give more than 0")
+        for part in (self.loss, self.optimizer, self.memory):
+            part.check()
+        check_at_least_one(self, "epochs")
+        check_at_least_zero(self, "warmup_steps")
         if self.learn_from < 0 or self.learn_from == 1:
             raise UserError(f"--learn-from {self.learn_from} leaves nothing to compare; give 2 or more, or 0 for all")
 
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """What counts as a collapse, and what is done then."""
+    """Guards against a collapsing run."""
 
     on_collapse: Literal["stop", "rollback", "warn"] = "stop"
-    """stop ends the run; rollback goes on from an older adapter with a fresh optimiser; warn only notes it."""
+    """Stop the run, go back to an older adapter with a fresh optimizer (rollback), or only note it (warn)."""
     window: int = 3
-    """Steps whose mean is looked at, so that one bad step is none."""
-    least_share: float = 0.5
-    """Well-formed episodes and searches an episode may not fall below this share of the best they were in this run."""
-    least_entropy: float = 0.005
-    """Nats a token; below, all episodes of a question are the same, and nothing can be compared."""
-    most_flat: int = 10
-    """Steps in a row of which no two episodes of a question were rewarded differently, so that nothing was learnt."""
-    most_kl: float = 10.0
-    """Of the policy to the one that training began with, where --beta measures it."""
-    most_mismatch: float = 0.1
-    """Mean KL of the sampler to the trainer; above, an adapter is stale, or precisions differ too far."""
+    """Steps to average over, so that one bad step does not count as a collapse."""
+    min_share: float = 0.5
+    """Well-formed episodes and searches per episode may not fall below this share of their best in this run."""
+    min_entropy: float = 0.005
+    """Nats per token; below it, all episodes of a question are the same and nothing can be compared."""
+    max_flat: int = 10
+    """Steps in a row in which no two episodes of a question were rewarded differently."""
+    max_kl: float = 10.0
+    """KL divergence to the starting policy, where --beta measures it."""
+    max_mismatch: float = 0.1
+    """Mean KL of sampler to trainer; above it, an adapter is stale or the precisions differ too much."""
     rollback_steps: int = 5
-    """How many adapters back a rollback goes."""
-    most_rollbacks: int = 3
-    """After so many a run stops all the same."""
+    """How many adapters a rollback goes back."""
+    max_rollbacks: int = 3
+    """Rollbacks after which the run stops anyway."""
 
     def check(self) -> None:
-        check_at_least_one(self, "window", "rollback_steps", "most_flat")
+        check_at_least_one(self, "window", "rollback_steps", "max_flat")
 
 
 @dataclass(frozen=True)
 class GuidanceOptions:
-    """What the policy is shown while it trains."""
+    """Demonstrations beside the policy's own episodes."""
 
     demonstrations: Path | None = None
-    """A file of episodes to go on learning from beside its own, such as the demonstrations.jsonl of sft_train.py."""
+    """File of episodes to keep imitating during GRPO, such as the demonstrations.jsonl of sft_train.py."""
     demonstrations_per_step: int = 4
-    """Of them, in rounds."""
+    """How many of them each step shows, in rounds."""
     demonstration_weight: float = 0.2
-    """Of their loss, the mean over their tokens; the policy's own has weight 1."""
+    """Weight of their loss, a mean over their tokens; the policy's own loss has weight 1."""
     demonstration_steps: int = 0
     """Steps over which that weight falls to 0; 0: it stays."""
 
@@ -153,4 +143,67 @@ class GuidanceOptions:
         check_at_least_one(self, "demonstrations_per_step")
         check_at_least_zero(self, "demonstration_weight", "demonstration_steps")
         if self.demonstrations and not self.demonstrations.is_file():
-            raise UserError(f"--demonstrations {self.demonstrations} is not there; sft_train.py writes such a file")
+            raise UserError(f"--demonstrations {self.demonstrations} does not exist; sft_train.py writes such a file")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The run."""
+
+    rollout: RolloutOptions = field(default_factory=RolloutOptions)
+    update: UpdateOptions = field(default_factory=UpdateOptions)
+    guidance: GuidanceOptions = field(default_factory=GuidanceOptions)
+    guard: GuardOptions = field(default_factory=GuardOptions)
+    run_dir: Path = Path("runs/grpo")
+    """Run folder; a run that is already there is resumed."""
+    max_steps: int = 100
+    """Updates; may be raised to continue a finished run."""
+    replace_flat: int = 0
+    """Per step, play up to this many other questions in place of groups whose episodes were all rewarded alike."""
+    pool: bool = False
+    """Draw questions by how far apart their last group's rewards were, instead of in rounds."""
+    rollouts: Literal["own", "service"] = "own"
+    """Who plays the episodes: this process, or workers (grpo_rollout.py --follow) on the same run folder."""
+    max_staleness: int = 0
+    """With --rollouts service: how many steps workers may play ahead of the newest adapter. Older episodes are
+    dropped."""
+    sharding: Sharding = "none"
+    """With several processes: what they share out among them (docs/training.md); none: each holds the whole model."""
+    sequence_parallel: int = 1
+    """Processes that share the tokens of one long episode (Ulysses); not with zero3."""
+    eval_every: int = 10
+    """Steps between evaluations; there is always one before the first step and one after the last. 0: none."""
+    eval_questions: int = 32
+    """Held-out questions of eval.jsonl to evaluate on, always the same, one episode each."""
+    eval_temperature: float = 0.0
+    """Sampling temperature of evaluations."""
+    report_to: Kind = "none"
+    """Tracker to log to, beside the run folder."""
+
+    def check(self) -> None:
+        """Fail before anything is loaded."""
+        for part in (self.rollout, self.update, self.guidance, self.guard):
+            part.check()
+        check_sharding(self.sharding, self.sequence_parallel)
+        check_at_least_one(self, "max_steps")
+        check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions")
+        if self.rollout.num_rollouts < 2 and self.update.advantage != "none":
+            raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
+        if self.rollout.sampling.temperature <= 0:
+            raise UserError("--temperature 0 plays the same episode every time; training needs more than 0")
+        if self.max_staleness and self.rollouts == "own":
+            raise UserError("--max-staleness needs workers that play ahead: give --rollouts service")
+
+    @property
+    def prompts_shared(self) -> bool:
+        update, whole = self.update, self.sharding == "none" and self.sequence_parallel == 1
+        return update.share_prompts and not update.memory.gradient_checkpointing and whole
+
+
+# Options that may change when a run is resumed; with any other change it would be another run.
+FREE = (
+    "max_steps", "report_to", "max_staleness", "sharding", "sequence_parallel", "update.memory.token_budget",
+    "update.memory.gradient_checkpointing", "update.share_prompts", "update.optimizer.learning_rate",
+    "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",
+    "rollout.engine.timeout", *(f"guard.{item.name}" for item in fields(GuardOptions)),
+)  # fmt: skip

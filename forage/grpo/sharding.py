@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from forage.errors import UserError
+from forage.grpo.launch import Sharding, check_sharding, started_processes
 from forage.grpo.learner import Learner, Scorer
 from forage.grpo.sequence_parallel import Shared, check_split
 from forage.policy.adapters import adapter_path, publish_adapter
@@ -52,7 +53,6 @@ from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
 
-Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
 CONFIGS = Path(__file__).parent / "deepspeed"
 OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}  # by the end of a figure's name
 PATIENCE = timedelta(days=7)  # the others wait while the first process plays, or waits for workers that do
@@ -60,16 +60,6 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight, beside t
 
 
 # Processes
-
-
-def started_processes() -> int:
-    """How many the launcher started: torchrun, `accelerate launch` and `deepspeed` all say it in WORLD_SIZE."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def process_rank() -> int:
-    """Which of them this is, before they have met."""
-    return int(os.environ.get("RANK", "0"))
 
 
 def join_processes() -> None:
@@ -88,19 +78,6 @@ def join_processes() -> None:
 
 def process_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def check_sharding(sharding: Sharding, sequence_parallel: int = 1) -> None:
-    """Fail before anything is loaded. A 4-bit base goes with all of them, since it is stored as bf16."""
-    if (sharding != "none" or sequence_parallel > 1) and started_processes() == 1:
-        option = f"--sharding {sharding}" if sharding != "none" else f"--sequence-parallel {sequence_parallel}"
-        raise UserError(f"{option} needs processes to share the work; start with torchrun --nproc-per-node 2")
-    if sharding == "zero3" and sequence_parallel > 1:
-        # Seen with deepspeed 0.19: one waits for a layer's weights, the other for its tokens, for ever.
-        raise UserError("--sequence-parallel does not go with --sharding zero3; give --sharding fsdp2")
-
-
-# Strategies: each holds a Scorer, its trained weights in the order of their names, and their AdamW
 
 
 def trained_weights(module: nn.Module) -> dict[str, Any]:
@@ -597,7 +574,7 @@ class ShardedLearner(Learner):
             dist.all_reduce(summed[name], operation)
         return {name: summed[name] for name in values}
 
-    def same(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         sent = [value]
         dist.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
         return sent[0]
@@ -608,7 +585,7 @@ class ShardedLearner(Learner):
         dist.all_gather_object(everyones, value)
         return everyones
 
-    def mine(self, items: Iterable[Any]) -> list[Any]:
+    def shard(self, items: Iterable[Any]) -> list[Any]:
         """Every so many-th micro-batch; as many for each, the last maybe one of which nothing counts.
 
         Example, of 2 processes: a b c give the first one [a, c] and the second one [b, c with nothing sampled].

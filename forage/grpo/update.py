@@ -32,7 +32,7 @@ from forage.runs.progress import Phases
 
 
 @dataclass(frozen=True)
-class Lessons:
+class TrainingBatch:
     """A step's episodes and what is to be learnt from each."""
 
     episodes: Sequence[Episode]
@@ -53,7 +53,7 @@ class Lessons:
 
 def prepare(
     episodes: Sequence[Episode], options: UpdateOptions, weights: Sequence[float] = (), max_tokens: int = 0
-) -> Lessons:
+) -> TrainingBatch:
     """Combine the rewards over the whole step, and compare each group's episodes."""
     if not episodes:
         raise UserError("no episode of this step can be used; is the sampling server up, or --max-staleness too small?")
@@ -73,7 +73,7 @@ def prepare(
         [group for group, chosen in zip(groups, chosen_N.tolist(), strict=True) if chosen],
         "none" if options.combine == "gdpo" else options.advantage,  # what gdpo makes is an advantage already
     )
-    return Lessons(
+    return TrainingBatch(
         episodes,
         combined_N,
         advantages_N,
@@ -95,15 +95,17 @@ class Pass:
     """Demonstrations to learn from as well."""
 
 
-def update(learner: Learner, lessons: Lessons, options: UpdateOptions, by: Pass, phases: Phases) -> dict[str, float]:
+def update(
+    learner: Learner, batch: TrainingBatch, options: UpdateOptions, by: Pass, phases: Phases
+) -> dict[str, float]:
     """Change the policy; the figures of it. Where memory runs out, again from the start with half the budget."""
-    budget = options.token_budget
+    budget = options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
     while True:
         try:
-            return update_within(budget, learner, lessons, options, by, phases)
+            return update_within(budget, learner, batch, options, by, phases)
         except torch.OutOfMemoryError as error:
             learner.forget()
-            longest = max(len(episode.ids) for episode in (*lessons.episodes, *by.shown.episodes))
+            longest = max(len(episode.ids) for episode in (*batch.episodes, *by.shown.episodes))
             if budget <= longest or learner.world > 1:  # alone, a process can't begin anew what all do together
                 raise UserError(
                     f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
@@ -115,23 +117,23 @@ def update(learner: Learner, lessons: Lessons, options: UpdateOptions, by: Pass,
 
 
 def update_within(
-    budget: int, learner: Learner, lessons: Lessons, options: UpdateOptions, by: Pass, phases: Phases
+    budget: int, learner: Learner, batch: TrainingBatch, options: UpdateOptions, by: Pass, phases: Phases
 ) -> dict[str, float]:
     taught = [
         number
-        for number, advantage in enumerate(lessons.advantages_N.tolist())
-        if lessons.keep_N[number] and (advantage or options.loss.beta)  # the others have no gradient
+        for number, advantage in enumerate(batch.advantages_N.tolist())
+        if batch.keep_N[number] and (advantage or options.loss.beta)  # the others have no gradient
     ]
-    episodes = [lessons.episodes[number] for number in taught]
+    episodes = [batch.episodes[number] for number in taught]
     if not episodes and not by.shown.episodes:
         return {"learning_rate": by.rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
-    advantages_N, sampled = lessons.advantages_N[taught], [episode.logprobs for episode in episodes]
-    totals = count_totals(lessons.episodes, lessons.keep_N)  # all that are kept count, taught or not
+    advantages_N, sampled = batch.advantages_N[taught], [episode.logprobs for episode in episodes]
+    totals = count_totals(batch.episodes, batch.keep_N)  # all that are kept count, taught or not
     if by.share_prompts:
         parts = pack_shared(episodes, [episode.question_id for episode in episodes], budget)
     else:
         parts = pack(episodes, budget)
-    parts, shown = learner.mine(parts), learner.mine(pack(by.shown.episodes, budget))
+    parts, shown = learner.shard(parts), learner.shard(pack(by.shown.episodes, budget))
     old: dict[int, Tensor] = {}  # of the policy as the step found it, by micro-batch
     for _ in range(options.epochs):
         sums = []
@@ -148,7 +150,7 @@ def update_within(
                 learner.backward(loss, last=not shown and number + 1 == len(parts))
             sums.append(figures)
         shown_loss = learn_shown(learner, shown, by, phases)
-        norm = learner.step(by.rate, options.max_norm)
+        norm = learner.step(by.rate, options.optimizer.max_norm)
     total = summary(learner.sums(add_stats(sums))) if sums else {"tokens": 0.0}
     if shown:
         total["demonstration_loss"] = learner.sums({"loss": shown_loss})["loss"].item()
@@ -170,8 +172,10 @@ def learn_shown(learner: Learner, parts: Sequence[TokenBatch], by: Pass, phases:
 def learning_rate(step: int, options: UpdateOptions, max_steps: int) -> float:
     """Example: 4 warm-up steps of 12, linear: 1/4, 2/4, 3/4, 1, and then 8/8, 7/8, ..., 1/8 of it."""
     if step < options.warmup_steps:
-        return options.learning_rate * (step + 1) / options.warmup_steps
+        return options.optimizer.learning_rate * (step + 1) / options.warmup_steps
     if options.schedule == "constant":
-        return options.learning_rate
+        return options.optimizer.learning_rate
     done = (step - options.warmup_steps) / max(1, max_steps - options.warmup_steps)
-    return options.learning_rate * (1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+    return options.optimizer.learning_rate * (
+        1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    )

@@ -9,6 +9,7 @@ from typing import Literal
 from forage.agent.prompts import REWRITE, RewriteMode
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.runs.trackers import Kind
+from forage.store.card import Mode
 
 ValueKind = Literal["auto", "separate", "shared"]
 MARK = ".query_rewriter"  # marks a model folder that train_ppo.py wrote and may replace
@@ -150,7 +151,7 @@ class Options:
     """Where the trained model is written."""
     run_dir: Path = Path("runs/ppo")
     """Run folder; a run found there is resumed."""
-    mode: Literal["hybrid", "dense", "sparse"] = "sparse"
+    mode: Mode = "sparse"
     """Search by dense vectors, sparse BM25, or both fused."""
     embedder: str = "auto"
     """Embedding model for dense and hybrid, as in data_prep.py."""

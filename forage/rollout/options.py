@@ -2,57 +2,60 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forage.agent.options import Limits
+from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
-from forage.engines.options import EngineChoice, ServerOptions
-from forage.errors import check_at_least_one, check_at_least_zero
-from forage.store.document_store import Mode
+from forage.engines.options import EngineOptions
+from forage.errors import check_at_least_one
 
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """How episodes are played and rewarded."""
+    """Episodes and their rewards."""
 
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: Path = Path("models/policy")
-    """Policy folder of create_lora_model.py or sft_train.py."""
-    engine: EngineChoice = "auto"
-    """What samples: vLLM servers, or this process; auto takes the servers where one answers."""
-    server: ServerOptions = field(default_factory=ServerOptions)
+    """Policy folder of sft_train.py or create_lora_model.py."""
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    search: SearchOptions = field(default_factory=SearchOptions)
     sampling: Sampling = field(default_factory=Sampling)
-    limits: Limits = field(default_factory=Limits)
     num_rollouts: int = 8
-    """Episodes of each question: a group, within which they are compared."""
+    """Episodes per question; they form the group whose rewards are compared."""
     batch_size: int = 8
-    """Questions of a step."""
-    at_once: int = 8
-    """Questions a worker plays at the same time, --num-rollouts episodes each; of an evaluation, where they have one
-    each, as many episodes. Fewer where several workers share a step."""
+    """Questions per step."""
+    concurrency: int = 8
+    """Questions a worker plays at the same time, --num-rollouts episodes each; give fewer if several workers share a
+    step."""
     weights: tuple[float, ...] = ()
-    """Weight of each reward, in the order of get_reward_functions; all equal if none is given."""
-    k: int = 3
-    """Passages a search shows."""
-    passage_tokens: int = 64
-    """Tokens of each passage shown."""
-    mode: Mode = "hybrid"
-    """How the store is searched."""
-    question_weight: int = 0
-    """Search for the question, so many times, and the policy's query behind it: it need only add what helps, and BM25
-    counts words. 0: its query alone."""
+    """Weight of each reward, in the order of get_reward_functions. Left out: all equal."""
     seed: int = 0
-    """Of the choice of questions and of sampling."""
+    """Seed of question order and sampling."""
 
     @property
-    def episodes_at_once(self) -> int:
-        return self.at_once * self.num_rollouts
+    def concurrent_episodes(self) -> int:
+        return self.concurrency * self.num_rollouts
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        self.limits.check()
         self.sampling.check()
-        check_at_least_one(self, "num_rollouts", "batch_size", "at_once", "k", "passage_tokens")
-        check_at_least_zero(self, "question_weight")
+        check_at_least_one(self, "num_rollouts", "batch_size", "concurrency")
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """The run, and this worker's part in it."""
+
+    run_dir: Path = Path("runs/grpo")
+    """Run folder."""
+    follow: bool = False
+    """Keep playing what grpo_train.py --rollouts service plans, until its run is finished."""
+    worker: str = field(default_factory=socket.gethostname)
+    """Name of this worker, different from all others; a restarted worker resumes under its old name."""
+    max_staleness: int = 0
+    """How many steps sampling may run ahead of the newest adapter."""
+    poll: float = 1.0
+    """Seconds between looks at the run folder."""

@@ -11,6 +11,8 @@ from typing import Literal
 from forage.agent.episode import Episode, read_episodes
 from forage.errors import UserError
 from forage.files import replacing
+from forage.rollout.options import RolloutOptions
+from forage.schedule import in_rounds
 
 FORMAT = 1  # of plans and episodes: raised when trainer and workers of two versions would misread each other
 
@@ -39,6 +41,15 @@ class Plan:
         """
         played = sum(is_flat(groups[name]) for name in (*self.questions, *self.spare) if name in groups)
         return (*self.questions, *self.spare[:played])
+
+
+def plan_of(options: RolloutOptions, ids: Sequence[str], step: int) -> Plan:
+    """A step's questions: in rounds over all of them, none twice within a step."""
+    chosen = in_rounds(ids, step, options.batch_size, options.seed)
+    return Plan(
+        f"{step:06d}", step, tuple(dict.fromkeys(chosen)), num_rollouts=options.num_rollouts,
+        temperature=options.sampling.temperature, seed=options.seed * 1_000_003 + step,
+    )  # fmt: skip
 
 
 def is_flat(group: Sequence[Episode]) -> bool:

@@ -6,12 +6,14 @@ import json
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Literal
 
 from forage.errors import UserError
 from forage.files import locked, replacing
 
 FORMAT = 1
 NO_EMBEDDER = "none"
+Mode = Literal["hybrid", "dense", "sparse"]
 
 
 @dataclass(frozen=True)

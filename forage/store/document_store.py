@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +19,13 @@ from forage.data.records import Document
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
 from forage.store.bm25 import BM25, Tokenizer
-from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, StoreOptions, build_lock, read_card, write_card
+from forage.store.card import FORMAT, NO_EMBEDDER, Mode, StoreCard, StoreOptions, build_lock, read_card, write_card
 from forage.store.embedder import Embedder, Reranker
 from forage.store.fusion import Fusion, Ranking
 from forage.store.vectors import DenseIndex, VectorCollection, text_key
 
 EMBED_GROUP = 512  # chunks embedded between two writes: what a killed build loses at most
 PROBE = "The heart pumps blood through the body."
-
-Mode = Literal["hybrid", "dense", "sparse"]
 
 
 @dataclass(frozen=True, slots=True)

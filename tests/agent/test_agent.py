@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.agent.agent import Agent, BatchedSearch, Said, turn_seed
-from forage.agent.options import Limits
+from forage.agent.agent import Agent, BatchedSearch, turn_seed
+from forage.agent.builder import TurnTokens
+from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import EngineError, Sample
@@ -56,7 +57,7 @@ def search_many(queries):
 def play(protocol, *turns, search=search_many, **limits):
     async def run():
         engine = Scripted(protocol, *turns)
-        return engine, await Agent(engine, protocol, BatchedSearch(search), Limits(**limits)).play(QUESTION)
+        return engine, await Agent(engine, protocol, BatchedSearch(search), AgentSettings(**limits)).play(QUESTION)
 
     return asyncio.run(run())
 
@@ -299,7 +300,7 @@ def test_words_put_into_the_policys_mouth_have_mask_0(protocol):
     async def speak(episode, room, seed):
         forced, own = protocol.turn_ids("<answer>")[:-1], protocol.turn_ids("rest</answer>")
         masks = (0,) * len(forced) + (1,) * len(own)
-        return Said((*forced, *own), masks, (0.0,) * len(forced) + (-0.5,) * len(own), "stop")
+        return TurnTokens((*forced, *own), masks, (0.0,) * len(forced) + (-0.5,) * len(own), "stop")
 
     async def run():
         return await Agent(Scripted(protocol), protocol, BatchedSearch(search_many)).play(QUESTION, speak=speak)

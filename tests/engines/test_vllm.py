@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from forage.engines.base import EngineError, Request, Sample, Sampling
-from forage.engines.options import ServerOptions
+from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine, read_sample, served_name
 from forage.errors import UserError
 
@@ -98,7 +98,7 @@ def fake():
 
 def with_engine(action, *fakes, patience=5.0):
     async def run():
-        async with VLLMEngine(ServerOptions(tuple(f.url for f in fakes), patience=patience)) as engine:
+        async with VLLMEngine(EngineOptions(urls=tuple(f.url for f in fakes), patience=patience)) as engine:
             return await action(engine)
 
     return asyncio.run(run())
@@ -137,7 +137,7 @@ def test_patience_ends(fake):
 
 def test_no_server_at_all():
     async def run():
-        async with VLLMEngine(ServerOptions(("http://127.0.0.1:9",), patience=0.1)):
+        async with VLLMEngine(EngineOptions(urls=("http://127.0.0.1:9",), patience=0.1)):
             pass
 
     with pytest.raises(

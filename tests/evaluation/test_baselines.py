@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings
 from forage.agent.prompts import PSEUDO_ANSWER, REWRITE
 from forage.agent.protocol import TASK, write_answer, write_call
 from forage.data.records import Question
@@ -25,7 +25,9 @@ def play(strategy, protocol, *turns, question=QUESTION, search=search_many, **li
 
     async def run():
         engine = Scripted(protocol, *turns)
-        return engine, await strategy(Agent(engine, protocol, BatchedSearch(searched), Limits(**limits)), question, 5)
+        return engine, await strategy(
+            Agent(engine, protocol, BatchedSearch(searched), AgentSettings(**limits)), question, 5
+        )
 
     engine, outcome = asyncio.run(run())
     check_tokens(outcome.episode, Requests(engine, outcome), protocol)

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 import merge_lora
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.engines.base import Request, Sampling
-from forage.engines.options import ServerOptions
+from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
@@ -60,7 +60,7 @@ def policy_of(base, adapters=None, version=1):
 
 def with_engine(server, action, **options):
     async def run():
-        async with VLLMEngine(ServerOptions((server.url,), **options)) as engine:
+        async with VLLMEngine(EngineOptions(urls=(server.url,), **options)) as engine:
             return await action(engine)
 
     return asyncio.run(run())
@@ -149,7 +149,7 @@ def test_a_sample_ends_with_the_token_that_stopped_it_and_seeds_repeat(server, p
 
 def test_the_agent_plays_through_it(server, protocol):
     async def act(engine):
-        agent = Agent(engine, protocol, BatchedSearch(search_many), Limits(max_turns=2, max_turn_tokens=32))
+        agent = Agent(engine, protocol, BatchedSearch(search_many), AgentSettings(max_turns=2, max_turn_tokens=32))
         return await asyncio.gather(*(agent.play(Question(str(n), QUESTIONS[n % 4], ""), n) for n in range(8)))
 
     episodes = with_engine(server, act)
@@ -191,7 +191,7 @@ def test_killed_and_started_again_nothing_is_lost_and_nothing_twice(server, adap
 
     async def act(engine):
         await engine.load_adapter("kill-v000001", adapters / "v000001")
-        agent = Agent(engine, protocol, BatchedSearch(search_many), Limits(max_turns=3, max_turn_tokens=48))
+        agent = Agent(engine, protocol, BatchedSearch(search_many), AgentSettings(max_turns=3, max_turn_tokens=48))
         games = [asyncio.create_task(agent.play(Question(str(n), QUESTIONS[n % 4], ""), 0)) for n in range(12)]
         await asyncio.sleep(3)
         assert not all(game.done() for game in games)

@@ -15,10 +15,10 @@ import pytest
 import evaluate
 from evaluate import SYSTEMS, Options, Policy, choose, main
 from forage.agent.episode import read_episodes
-from forage.agent.options import Limits
+from forage.agent.options import SearchOptions
 from forage.data.records import Question, read_questions
 from forage.engines.base import EngineError, Sampling
-from forage.engines.options import ServerOptions
+from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.evaluation import baselines
@@ -28,6 +28,7 @@ from forage.evaluation.summary import Measured, markdown, print_rows, summary
 from forage.files import write_jsonl
 from forage.policy.policy import PolicyCard
 from tests.agent.test_episode import EXAMPLE
+from tests.options import with_options
 from tests.tiny_training import make_tiny
 
 SCORES = ["mrr", "mrr@1", "mrr@3", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format",
@@ -52,10 +53,11 @@ def one_embedder(embedder, monkeypatch):
 
 def options_of(tiny, out, **changed):
     options = Options(
-        data=tiny / "data", policies=(f"tiny={tiny / 'policy'}",), output_dir=out, engine="local", mode="sparse",
-        cutoffs=(1, 3), limits=Limits(max_turns=2, max_turn_tokens=6), sampling=Sampling(temperature=1.0), at_once=3,
+        data=tiny / "data", policy=(f"tiny={tiny / 'policy'}",), output_dir=out, engine=EngineOptions(engine="local"),
+        cutoffs=(1, 3), search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=6),
+        sampling=Sampling(temperature=1.0), concurrency=3,
     )  # fmt: skip
-    return replace(options, **changed)
+    return with_options(options, **changed)
 
 
 def counted(name, strategy, monkeypatch):
@@ -72,7 +74,7 @@ def counted(name, strategy, monkeypatch):
 
 def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     policies = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}")
-    main(options_of(tiny, tmp_path, policies=policies))
+    main(options_of(tiny, tmp_path, policy=policies))
     whole = json.loads((tmp_path / "eval.json").read_text())
     assert (whole["schema"], whole["questions"], whole["unit"], whole["reference"]) == (1, 6, "chunk", "warm/plain_rag")
     systems = ["plain_rag", "no_retrieval", "hyde", "single"]
@@ -109,18 +111,18 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
 
 def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tmp_path, monkeypatch):
     counts = {name: counted(name, getattr(baselines, name), monkeypatch) for name in ("plain_rag", "single")}
-    main(options_of(tiny, tmp_path, systems=("plain_rag",), questions=2))
-    main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), questions=4, cutoffs=(2,)))
+    main(options_of(tiny, tmp_path, systems=("plain_rag",), eval_questions=2))
+    main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), eval_questions=4, cutoffs=(2,)))
     assert [len(asked) for asked in counts.values()] == [4, 4]
     assert len(set(counts["plain_rag"])) == 4
     monkeypatch.setattr(evaluate, "open_engine", None)  # nothing is missing: no model is loaded to measure again
-    main(options_of(tiny, tmp_path, systems=("single",), questions=3))
+    main(options_of(tiny, tmp_path, systems=("single",), eval_questions=3))
     assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
 
 
 def test_a_policy_beside_plays_single_alone(tiny, tmp_path):
-    more = {"policies": (f"warm={tiny / 'policy'}",), "beside": (f"plain={tiny / 'base'}",)}
-    main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), questions=2, **more))
+    more = {"policy": (f"warm={tiny / 'policy'}",), "beside": (f"plain={tiny / 'base'}",)}
+    main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), eval_questions=2, **more))
     rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
     assert [row["name"] for row in rows] == ["warm/plain_rag", "warm/single", "plain/single"]
     assert [row["adapter"] for row in rows] == ["v000000", "v000000", "base"]
@@ -148,7 +150,15 @@ def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny,
 def test_every_strategy_is_a_line_that_plays(tiny, tmp_path):
     """All but the templates, whose library is not there, which is told."""
     systems = tuple(name for name in SYSTEMS if name != "templates")
-    main(options_of(tiny, tmp_path, systems=systems, questions=2, limits=Limits(max_turns=2, max_turn_tokens=4)))
+    main(
+        options_of(
+            tiny,
+            tmp_path,
+            systems=systems,
+            eval_questions=2,
+            search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=4),
+        )
+    )
     rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
     assert [row["system"] for row in rows] == list(systems)
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
@@ -159,7 +169,7 @@ KILLED = """
 import asyncio, sys, time
 import evaluate
 from core import baselines
-from forage.agent.agent import Limits
+from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
 from pathlib import Path
 
@@ -174,8 +184,9 @@ async def slow(agent, question, seed):
 evaluate.SYSTEMS["single"] = lambda setting: slow
 tiny, out = map(Path, sys.argv[1:])
 evaluate.main(evaluate.Options(
-    data=tiny / "data", policies=(f"tiny={tiny / 'policy'}",), output_dir=out, engine="local", mode="sparse",
-    cutoffs=(1, 3), limits=Limits(max_turns=2, max_turn_tokens=6), sampling=Sampling(temperature=1.0), at_once=1,
+    data=tiny / "data", policy=(f"tiny={tiny / 'policy'}",), output_dir=out, engine=EngineOptions(engine="local"),
+    cutoffs=(1, 3), search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=6),
+        sampling=Sampling(temperature=1.0), concurrency=1,
     systems=("single",),
 ))
 """
@@ -207,31 +218,31 @@ def test_a_killed_evaluation_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
 
 
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
-    options = options_of(tiny, tmp_path, systems=("no_retrieval",), questions=1)
+    options = options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1)
     main(options)
     with pytest.raises(UserError, match=r"was begun with k 3, not 5; give that, or another --output-dir"):
-        main(replace(options, k=5))
+        main(with_options(options, k=5))
     other = tmp_path / "other"
     shutil.copytree(tiny / "policy", other)
     with pytest.raises(UserError, match=r"knows tiny as .*policy v000000 with other weights; give it another name"):
-        main(replace(options, policies=(f"tiny={other}",)))
-    main(replace(options, policies=(f"other={other}",)))
+        main(replace(options, policy=(f"tiny={other}",)))
+    main(replace(options, policy=(f"other={other}",)))
     weights = other / "adapters" / "v000000" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # trained anew under its old name
     with pytest.raises(UserError, match="with other weights"):
-        main(replace(options, policies=(f"other={other}",)))
+        main(replace(options, policy=(f"other={other}",)))
     merged = tmp_path / "merged"
     shutil.copytree(tiny / "base", merged)
-    main(replace(options, policies=(f"merged={merged}",)))
+    main(replace(options, policy=(f"merged={merged}",)))
     weights = merged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # merged anew
     with pytest.raises(UserError, match=r"knows merged as .*merged with other weights"):
-        main(replace(options, policies=(f"merged={merged}",)))
+        main(replace(options, policy=(f"merged={merged}",)))
 
 
 def test_a_plain_model_is_not_measured_by_a_server_of_another(tiny):
     async def see(root, base):
-        engine = VLLMEngine(ServerOptions())
+        engine = VLLMEngine(EngineOptions())
         engine.base_root = str(root)
         await evaluate.load_adapter(engine, Policy("plain", PolicyCard(tiny, str(base), str(base), False), None))
 
@@ -246,10 +257,10 @@ def test_a_plain_model_is_not_measured_by_a_server_of_another(tiny):
 def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(tiny / "policy", run)
-    options = options_of(tiny, tmp_path / "out", policies=(str(run),), systems=("no_retrieval",), questions=1)
+    options = options_of(tiny, tmp_path / "out", policy=(str(run),), systems=("no_retrieval",), eval_questions=1)
     main(options)
     shutil.copytree(run / "adapters" / "v000000", run / "adapters" / "v000007")  # the training went on
-    main(replace(options, questions=2))
+    main(replace(options, eval_questions=2))
     [row] = json.loads((tmp_path / "out" / "eval.json").read_text())["systems"]
     assert (row["name"], row["adapter"]) == ("run/no_retrieval", "v000000")
 
@@ -276,12 +287,12 @@ def test_a_collection_is_measured_by_documents_and_grades(tiny, tmp_path):
     [
         ({"systems": ("plain", "single")}, "--systems plain: choose among plain_rag, no_retrieval"),
         ({"systems": ()}, "choose among"),
-        ({"policies": ()}, "give each a name of its own"),
-        ({"policies": ("a/warm", "b/warm")}, "give each a name of its own"),
-        ({"policies": ("a/warm",), "beside": ("b/warm",)}, "give each a name of its own"),
-        ({"questions": -1}, "--questions must be at least 0"),
+        ({"policy": ()}, "give each a name of its own"),
+        ({"policy": ("a/warm", "b/warm")}, "give each a name of its own"),
+        ({"policy": ("a/warm",), "beside": ("b/warm",)}, "give each a name of its own"),
+        ({"eval_questions": -1}, "--eval-questions -1 must be at least 0"),
         ({"cutoffs": (3, 0)}, "--cutoffs one or more numbers of at least 1"),
-        ({"k": 0}, "--k 0 must be at least 1"),
+        ({"concurrency": 0}, "--concurrency 0 must be at least 1"),
         ({"systems": ("templates",)}, "--templates templates.jsonl is missing; make it with"),
     ],
 )
@@ -304,7 +315,7 @@ def test_two_evaluations_do_not_write_one_folder(tmp_path):
 
 
 def test_policies_by_name():
-    sources = Options(policies=("warm=models/warm", "runs/grpo", "org/model")).sources
+    sources = Options(policy=("warm=models/warm", "runs/grpo", "org/model")).sources
     assert sources == {"warm": "models/warm", "grpo": "runs/grpo", "model": "org/model"}
 
 
@@ -345,7 +356,7 @@ def test_the_wall_clock_adds_up(tmp_path):
     log = evaluate.OutcomeLog(tmp_path, "a/b")
     questions = [Question(str(n), "?", "") for n in range(6)]
     started = time.perf_counter()
-    asyncio.run(evaluate.play(strategy, SimpleNamespace(shares=Shares()), questions, log, Options(at_once=3)))
+    asyncio.run(evaluate.play(strategy, SimpleNamespace(shares=Shares()), questions, log, Options(concurrency=3)))
     took = time.perf_counter() - started
     costs = [result.cost for result in log.results().values()]
     assert 0.1 <= sum(cost.seconds for cost in costs) <= took

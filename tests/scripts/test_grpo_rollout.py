@@ -9,19 +9,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import grpo_rollout
 from forage.agent.episode import append_episodes
+from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
 from forage.data.records import Question
 from forage.engines.base import EngineError, Sample, Sampling
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.rollout import worker
 from forage.rollout.claims import Claims
-from forage.rollout.options import RolloutOptions
-from forage.rollout.plans import Plan, Played, write_plan
-from forage.rollout.rollout import FINISHED, Rollout, next_plan, plan_of, play_plan
+from forage.rollout.options import RolloutOptions, WorkerOptions
+from forage.rollout.plans import Plan, Played, plan_of, write_plan
+from forage.rollout.rollout import Rollout
 from forage.rollout.view import RolloutView
+from forage.rollout.worker import FINISHED, follow_trainer, next_plan, play_plan
 from grpo_rollout import get_reward_functions
 from tests.agent.test_agent import search_many
 from tests.agent.test_episode import EXAMPLE
@@ -113,7 +115,7 @@ def rollout(protocol, tmp_path, embedder):
         embedder=embedder, options=SimpleNamespace(embedder="x"), search=lambda queries, k, mode: search_many(queries)
     )
     options = RolloutOptions(data=tmp_path, num_rollouts=2, batch_size=3)
-    return Rollout(options, Game(protocol), protocol, store, get_reward_functions(embedder))
+    return Rollout(options, AgentSettings(), Game(protocol), protocol, store, get_reward_functions(embedder))
 
 
 def first_plan(rollout):
@@ -229,14 +231,15 @@ def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_pat
 
 def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_path, monkeypatch):
     @asynccontextmanager
-    async def opened(options, rewards):
+    async def opened(options, settings, rewards):
         yield rollout
 
-    monkeypatch.setattr(grpo_rollout, "open_rollout", opened)
+    monkeypatch.setattr(worker, "open_rollout", opened)
     run_dir = tmp_path / "run"
     plans = [plan_of(rollout.options, list(rollout.by_id["train"]), version) for version in range(3)]
 
     async def trainer():
+        write_agent(rollout.settings, run_dir)  # a worker that is there first waits for it
         for plan in plans:
             write_plan(run_dir, plan)
             (run_dir / "adapters" / f"v{plan.version:06d}").mkdir(parents=True)
@@ -245,8 +248,10 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
         (run_dir / FINISHED).touch()
 
     async def run():
-        options = grpo_rollout.Options(rollout.options, run_dir, follow=True, worker="w", poll=0.01)
-        await asyncio.wait_for(asyncio.gather(trainer(), grpo_rollout.main_async(options, get_reward_functions)), 60)
+        follower = follow_trainer(
+            rollout.options, WorkerOptions(run_dir, follow=True, worker="w", poll=0.01), get_reward_functions
+        )
+        await asyncio.wait_for(asyncio.gather(trainer(), follower), 60)
 
     asyncio.run(run())
     assert rollout.engine.loaded == [(f"run-v{n:06d}", f"v{n:06d}") for n in range(3)]
@@ -273,7 +278,7 @@ def test_a_plan_for_other_data_is_refused(rollout, tmp_path):
 def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
     broken = {"mine": lambda episodes, questions: [float("nan")] * len(episodes)}
     with pytest.raises(UserError, match="reward 'mine' gave nan"):
-        Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.store, broken)
+        Rollout(rollout.options, rollout.settings, rollout.engine, rollout.protocol, rollout.store, broken)
     assert rollout.engine.asked == []
 
 
@@ -289,7 +294,7 @@ def test_bad_options_are_told(rollout, wrong, says):
     options = replace(rollout.options, **wrong)
     with pytest.raises(UserError, match=says):  # noqa: PT012 either may say it
         options.check()
-        Rollout(options, rollout.engine, rollout.protocol, rollout.store, rollout.functions)
+        Rollout(options, rollout.settings, rollout.engine, rollout.protocol, rollout.store, rollout.functions)
 
 
 def test_the_view_counts(capsys):

@@ -11,15 +11,20 @@ import torch
 import forage.grpo.update
 import grpo_train
 from forage.agent.episode import append_episodes, read_episodes
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings, SearchOptions
 from forage.data.records import read_questions
 from forage.engines.base import Sampling
+from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.grpo import training
 from forage.grpo.guidance import Shown, open_guide
 from forage.grpo.learner import Learner
-from forage.grpo.options import GuardOptions, GuidanceOptions, LossOptions, UpdateOptions
+from forage.grpo.options import GuardOptions, GuidanceOptions, LossOptions, TrainOptions, UpdateOptions
+from forage.grpo.players import plan_step, usable
+from forage.grpo.run import Run
 from forage.grpo.update import Pass, learning_rate, prepare, update
+from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, versions
 from forage.policy.packing import pack
 from forage.policy.policy import load_policy, read_policy_card
@@ -27,8 +32,8 @@ from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, open_plans
 from forage.runs.progress import Phases
 from forage.runs.stats import read_stats, reproducible
-from grpo_train import Options, usable
 from tests.agent.test_episode import EXAMPLE
+from tests.options import with_options
 from tests.tiny_training import make_tiny, rewards_of_tokens
 
 
@@ -45,18 +50,13 @@ def train(options, rewards=rewards_of_tokens):
 
 def options_of(tiny, run_dir, **more):
     rollout = RolloutOptions(
-        data=tiny / "data", policy=tiny / "policy", engine="local", mode="sparse", batch_size=3, num_rollouts=4,
-        limits=replace(Limits(), max_turn_tokens=12, max_turns=2),
+        data=tiny / "data", policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=3, num_rollouts=4,
+        search=SearchOptions(mode="sparse", max_turn_tokens=12, max_turns=2),
     )  # fmt: skip
-    options = Options(
-        rollout, UpdateOptions(learning_rate=0.01, token_budget=600), guard=GuardOptions(on_collapse="warn"),
-        run_dir=run_dir, max_steps=3, eval_every=2,
-    )  # fmt: skip
-    parts = {}
-    for name in ("rollout", "update"):
-        part = getattr(options, name)
-        parts[name] = replace(part, **{key: more.pop(key) for key in list(more) if hasattr(part, key)})
-    return replace(options, **parts, **more)
+    update = UpdateOptions(optimizer=OptimizerOptions(0.01), memory=MemoryOptions(token_budget=600))
+    guard = GuardOptions(on_collapse="warn")
+    options = TrainOptions(rollout, update, guard=guard, run_dir=run_dir, max_steps=3, eval_every=2)
+    return with_options(options, **more)
 
 
 def stats_of(run_dir):
@@ -71,7 +71,7 @@ def adapter_bytes(run_dir, version):
 
 
 def test_the_learning_rate_by_hand():
-    options = UpdateOptions(learning_rate=1.0, warmup_steps=4, schedule="linear")
+    options = UpdateOptions(optimizer=OptimizerOptions(1.0), warmup_steps=4, schedule="linear")
     rates = [learning_rate(step, options, 12) for step in range(12)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
     cosine = replace(options, schedule="cosine", warmup_steps=0)
@@ -179,7 +179,7 @@ def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path, monkeypatc
     short = options_of(tiny, tmp_path / "short" / "run", eval_every=0)
     train(replace(short, max_steps=2))
     with monkeypatch.context() as patch:
-        real = grpo_train.open_learner
+        real = training.open_learner
 
         def slow(*given):  # workers that start beside it must not find it finished while a large model is loaded
             assert not (short.run_dir / "finished").exists()
@@ -339,7 +339,7 @@ def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
 def test_a_reference_leaves_activations_to_be_computed_again(tiny):
     options = options_of(tiny, tiny / "unused", gradient_checkpointing=True, loss=LossOptions(beta=0.1))
     card = read_policy_card(tiny / "policy")
-    learner = grpo_train.open_learner(options, card, adapter_path(tiny / "policy", 0))
+    learner = training.open_learner(options, card, adapter_path(tiny / "policy", 0))
     assert learner.policy.training  # which checkpointing asks for
 
 
@@ -403,7 +403,7 @@ def test_a_run_learns_what_it_is_shown_and_goes_on_exactly(tiny, episodes, tmp_p
 
 
 def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, capsys):
-    alarmed = GuardOptions(on_collapse="stop", least_entropy=100.0, window=2)  # no policy is that uncertain
+    alarmed = GuardOptions(on_collapse="stop", min_entropy=100.0, window=2)  # no policy is that uncertain
     options = options_of(tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=alarmed)
     with pytest.raises(UserError, match=r"stopped at step 1: entropy fell to .*v000001 is the last adapter"):
         train(options)
@@ -420,7 +420,7 @@ def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, capsys):
     further = replace(rolled, run_dir=tmp_path / "further" / "run", guard=replace(rolled.guard, rollback_steps=3))
     train(further)
     assert "went back to adapter v000002" in read_stats(further.run_dir)[3].notes[0]
-    once = replace(rolled, run_dir=tmp_path / "once" / "run", guard=replace(rolled.guard, most_rollbacks=1))
+    once = replace(rolled, run_dir=tmp_path / "once" / "run", guard=replace(rolled.guard, max_rollbacks=1))
     with pytest.raises(UserError, match="stopped at step 3: entropy fell"):
         train(once)
 
@@ -485,8 +485,8 @@ def test_a_missing_policy_or_eval_set_is_told(tiny, tmp_path):
 def test_a_plan_is_made_once_and_spare_questions_are_others(tiny, tmp_path):
     options = options_of(tiny, tmp_path / "run", replace_flat=2)
     guide = open_guide(options.guidance, 0, [])
-    run = grpo_train.Run(options, 0, {}, 0, 0, [], [f"q{n}" for n in range(6)], [], guide)
-    plan = grpo_train.plan_step(run, 0)
+    run = Run(options, AgentSettings(), 0, {}, 0, 0, [], [f"q{n}" for n in range(6)], [], guide)
+    plan = plan_step(run, 0)
     assert isinstance(plan, Plan)
     assert len({*plan.questions, *plan.spare}) == 5
-    assert plan == grpo_train.plan_step(run, 0)
+    assert plan == plan_step(run, 0)

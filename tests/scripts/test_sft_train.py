@@ -12,11 +12,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import merge_lora
-import sft_train
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings, SearchOptions, TeacherOptions
 from forage.agent.protocol import Protocol
 from forage.agent.teacher import (
     FOCUS,
@@ -24,9 +23,9 @@ from forage.agent.teacher import (
     beginnings,
     best_beginnings,
     body_of,
+    choose_queries,
     demonstrate,
     guess_of,
-    plan,
     queries_of,
     readable,
     short_answer,
@@ -35,12 +34,16 @@ from forage.data.records import Document, Question
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.metrics import token_f1
+from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import newest_adapter
 from forage.policy.checkpoint import checkpoints
 from forage.policy.packing import pack
 from forage.policy.policy import read_policy_card
+from forage.sft import training
+from forage.sft.options import SFTOptions
+from forage.sft.training import Row, batch, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
-from sft_train import Options, Row, batch, best_row, height, loss_of, main, out_of_patience, split
+from sft_train import main
 from tests.agent.test_episode import EXAMPLE
 from tests.scripted_engine import Hit
 
@@ -63,8 +66,8 @@ def test_a_guess_by_hand():
     assert body_of("What is it? Why?") == "What is it? Why?"
     assert guess_of(GOUT, 0) == ""
     ranks = {"a": 1, "b": 1, "guess": 1}
-    assert {tuple(plan(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
-    assert plan({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
+    assert {tuple(choose_queries(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
+    assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
 
 
 def test_how_answers_of_a_type_begin_by_hand():
@@ -82,8 +85,8 @@ def test_how_answers_of_a_type_begin_by_hand():
     assert beginnings(asked, 3, 9) == found  # what one answer alone begins with is not typical
     assert beginnings(asked, 1, 9)["causes"] == [FOCUS]
     # What is typical is said wherever it finds the answer at all, so that it is learnt soon.
-    assert plan({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
-    assert plan({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
+    assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
+    assert choose_queries({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
 
 
 def test_the_best_beginning_is_the_one_that_finds_not_the_one_that_is_frequent():
@@ -114,7 +117,9 @@ def test_a_guess_alone_where_the_search_has_the_question(protocol):
         searched.extend(queries)
         return [[Hit("d#1", "Gout", "It hurts.")] for _ in queries]
 
-    (episode,) = asyncio.run(demonstrate([GOUT], library, protocol, Limits(), 20, 0, 2, question_weight=2))
+    (episode,) = asyncio.run(
+        demonstrate([GOUT], library, protocol, AgentSettings(question_weight=2), TeacherOptions(20, 2), 0)
+    )
     assert guess_of(GOUT, 2, 2) == episode.searches[-1].query == "It hurts."
     assert set(searched) == {f"{GOUT.question} {GOUT.question} {query}" for query in [*queries_of(GOUT), "It hurts."]}
 
@@ -126,7 +131,9 @@ def test_a_share_of_the_questions_is_asked_with_a_guess(protocol):
         def library(several):
             return [[Hit("d#1", "Gout", "It hurts.")] for _ in several]
 
-        played = asyncio.run(demonstrate(questions, library, protocol, Limits(), 20, 0, 2, share))
+        played = asyncio.run(
+            demonstrate(questions, library, protocol, AgentSettings(), TeacherOptions(20, 2, guess_share=share), 0)
+        )
         return [episode.searches[-1].query for episode in played]
 
     guess = guess_of(GOUT, 2)
@@ -143,10 +150,10 @@ def test_short_answers_are_whole_sentences_where_one_fits():
 
 
 def test_a_plan_by_hand():
-    plans = [plan({"a": 2, "b": 3, "c": None, "d": 2}, random.Random(seed)) for seed in range(200)]
+    plans = [choose_queries({"a": 2, "b": 3, "c": None, "d": 2}, random.Random(seed)) for seed in range(200)]
     assert {tuple(queries) for queries in plans} == {("a",), ("d",), ("c", "a"), ("c", "d")}
     assert 5 <= sum(len(queries) == 2 for queries in plans) <= 40
-    assert plan({"a": None}, random.Random(1)) is None
+    assert choose_queries({"a": None}, random.Random(1)) is None
 
 
 def test_the_teacher_reads_out_what_is_shown():
@@ -177,14 +184,14 @@ def test_the_rate_rises_and_falls():
 
 def test_every_demonstration_comes_once_before_any_comes_again():
     learnt = [replace(EXAMPLE, id=str(n)) for n in range(5)]
-    drawn = [e.id for step in range(5) for e in batch(learnt, step, Options(batch_size=2))]
+    drawn = [e.id for step in range(5) for e in batch(learnt, step, SFTOptions(batch_size=2))]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == list("01234")
     assert drawn[:5] != drawn[5:]
 
 
 def test_no_question_is_learnt_and_measured_by():
     episodes = [replace(EXAMPLE, id=f"{n}/{m}", question_id=str(n)) for n in range(10) for m in range(2)]
-    learnt, held_out = split(episodes, Options(held_out=0.2))
+    learnt, held_out = split(episodes, SFTOptions(eval_share=0.2))
     assert len(held_out) == 4
     assert not {e.question_id for e in learnt} & {e.question_id for e in held_out}
 
@@ -240,9 +247,10 @@ def ground(tmp_path_factory):
 
 
 def options(ground, output, **more):
-    return Options(
+    return SFTOptions(
         data=ground, policy=ground / "policy", output_dir=output, max_steps=4, eval_every=2, batch_size=2,
-        learning_rate=3e-3, probe_questions=0, held_out=0.3, limits=Limits(max_turns=2, max_turn_tokens=32), **more,
+        optimizer=OptimizerOptions(3e-3), eval_questions=0, eval_share=0.3,
+        search=SearchOptions(max_turns=2, max_turn_tokens=32), **more,
     )  # fmt: skip
 
 
@@ -278,18 +286,18 @@ def test_demonstrations_are_episodes_with_real_results(ground, trained):
 def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch):
     """Killed after the checkpoint of step 2, by an error at the update that follows."""
     output = tmp_path / "warm"
-    real = sft_train.update
+    real = training.update
 
     def killed(policy, optimizer, episodes, step, opts):
         if step == 3:
             raise KeyboardInterrupt
         return real(policy, optimizer, episodes, step, opts)
 
-    monkeypatch.setattr(sft_train, "update", killed)
+    monkeypatch.setattr(training, "update", killed)
     with pytest.raises(KeyboardInterrupt):
         main(options(ground, output))
     assert [path.name for path in checkpoints(output / "state")] == ["000002"]
-    monkeypatch.setattr(sft_train, "update", real)
+    monkeypatch.setattr(training, "update", real)
     main(options(ground, output))
     rows = [
         [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in path.read_text().splitlines()]
@@ -336,23 +344,23 @@ def test_other_options_do_not_go_on_with_a_run(ground, trained, tmp_path):
     ("wrong", "says"),
     [
         ({"max_steps": 0}, "--max-steps 0"),
-        ({"held_out": 1.0}, "--held-out 1.0"),
-        ({"guess_share": 1.5}, "--guess-share 1.5"),
-        ({"demonstrations": 0}, "nothing to learn from"),
-        ({"limits": Limits(max_turns=0)}, "--max-turns 0"),
-        ({"demonstrations": -1}, "--demonstrations -1"),
-        ({"probe_questions": -1}, "--probe-questions -1"),
-        ({"patience": 0}, "--patience 0"),
-        ({"episodes": (Path("none.jsonl"),)}, "--episodes none.jsonl is not there"),
+        ({"eval_share": 1.0}, "--eval-share 1.0"),
+        ({"teacher": TeacherOptions(guess_share=1.5)}, "--guess-share 1.5"),
+        ({"num_demonstrations": 0}, "nothing to learn from"),
+        ({"search": SearchOptions(max_turns=0)}, "--max-turns 0"),
+        ({"num_demonstrations": -1}, "--num-demonstrations -1"),
+        ({"eval_questions": -1}, "--eval-questions -1"),
+        ({"early_stop": 0}, "--early-stop 0"),
+        ({"demonstrations": (Path("200"),)}, "--demonstrations 200 does not exist.*--num-demonstrations"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_loaded(tmp_path, wrong, says):
     with pytest.raises(UserError, match=says):
-        main(replace(Options(output_dir=tmp_path / "x"), **wrong))
+        main(replace(SFTOptions(output_dir=tmp_path / "x"), **wrong))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_options_are_kept_as_json(ground, trained):
     kept = json.loads((trained / "config.json").read_text())
     assert kept == json.loads(json.dumps(asdict(options(ground, trained)), default=str))
-    assert kept["limits"]["max_turns"] == 2
+    assert kept["search"]["max_turns"] == 2

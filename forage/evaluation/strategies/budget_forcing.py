@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from forage.agent.agent import Agent, Growing, Said, turn_seed
+from forage.agent.agent import Agent, turn_seed
+from forage.agent.builder import EpisodeBuilder, TurnTokens
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
 from forage.engines.base import EngineError, Sample
@@ -61,7 +62,7 @@ class _Forcing:
     agent: Agent
     cut: int = 0
 
-    async def speak(self, episode: Growing, room: int, seed: int) -> Said:
+    async def speak(self, episode: EpisodeBuilder, room: int, seed: int) -> TurnTokens:
         if not episode.searches:
             return await self.agent.speak(episode, room, seed)
         turn = _Turn(self.agent.protocol, room)
@@ -70,9 +71,9 @@ class _Forcing:
         except EngineError:  # the turn is lost, but its tokens were sampled
             self.cut += sum(turn.mask)
             raise
-        return Said(tuple(turn.ids), tuple(turn.mask), tuple(turn.logprobs), turn.finish)
+        return TurnTokens(tuple(turn.ids), tuple(turn.mask), tuple(turn.logprobs), turn.finish)
 
-    async def _say(self, turn: _Turn, episode: Growing, seed: int) -> None:
+    async def _say(self, turn: _Turn, episode: EpisodeBuilder, seed: int) -> None:
         """Part by part, each no longer than to the next moment at which something may have to be forced."""
         budget, waits, part = self.budget, self.budget.waits, 0
         while turn.left and not turn.ended:

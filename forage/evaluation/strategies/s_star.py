@@ -97,7 +97,7 @@ class SStar:
         aside = await ask(agent, f"{question.id}/pair{name}", DISTINGUISH, text, self.query_tokens, seed)
         only_one, only_other = differing(one.answer, other.answer)
         query = aside.text or f"{question.question} {only_one} {only_other}"
-        hits = await agent.search(query[: agent.limits.max_query])
+        hits = await agent.search(query[: agent.settings.max_query])
         passages = [f"{hit.title} {hit.text}" for hit in hits]
         return preferred(covered(only_one, passages), covered(only_other, passages)), replace(aside, searches=1)
 

@@ -27,7 +27,8 @@ import asyncio
 import math
 from dataclasses import dataclass, field
 
-from forage.agent.agent import Agent, Growing
+from forage.agent.agent import Agent
+from forage.agent.builder import EpisodeBuilder
 from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.errors import check_at_least_one
@@ -101,14 +102,14 @@ class TreeSearch:
 class Node:
     """An episode up to the end of a turn; without a state as long as that turn is being played."""
 
-    state: Growing | None = None
+    state: EpisodeBuilder | None = None
     parent: Node | None = None
     children: list[Node] = field(default_factory=list)
     visits: int = 0
     total: float = 0.0
 
     @property
-    def above(self) -> Growing:
+    def above(self) -> EpisodeBuilder:
         """The episode that this node's turn goes on from."""
         assert self.parent is not None
         assert self.parent.state is not None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import EngineError
 from forage.errors import UserError
@@ -59,7 +59,7 @@ def test_equal_seeds_give_equal_outcomes_and_others_other_seeds(protocol):
         return [replace(episode, seconds={}) for episode in (outcome.episode, *outcome.tried)]
 
     (one, first), (two, second), (_, third) = (
-        run(BestOfN(agreement, n=3), protocol, turns(SAMPLES), seed=seed, limits=Limits()) for seed in (5, 5, 6)
+        run(BestOfN(agreement, n=3), protocol, turns(SAMPLES), seed=seed, limits=AgentSettings()) for seed in (5, 5, 6)
     )
     assert clockless(one) == clockless(two)
     seeds = [{request.seed for request in engine.requests} for engine in (first, second, third)]

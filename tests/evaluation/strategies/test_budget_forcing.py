@@ -2,7 +2,7 @@
 
 import pytest
 
-from forage.agent.options import Limits
+from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import EngineError
 from forage.errors import UserError
@@ -67,7 +67,7 @@ def test_at_the_budget_the_answer_is_opened(protocol):
 
 
 def test_an_early_end_is_suppressed_only_so_often(protocol):
-    strategy, limits = BudgetForcing(least=8, most=40, waits=2), Limits(max_turns=2)
+    strategy, limits = BudgetForcing(least=8, most=40, waits=2), AgentSettings(max_turns=2)
     outcome, engine = run(strategy, protocol, script("a", "b", "c"), FOUND, limits=limits)
     turn = outcome.episode.turns[1]
     assert protocol.text(outcome.episode.ids[turn.start : turn.end]) == "a Waitb Waitc"
@@ -80,7 +80,7 @@ def test_an_early_end_is_suppressed_only_so_often(protocol):
 def test_a_turn_that_searches_is_left_alone(protocol):
     say = script(write_call("gout"), "Passage 1 says so." + write_answer("rest"), "x", "y")
     free = BudgetForcing(least=2, most=60)
-    outcome, _ = run(free, protocol, say, FOUND, limits=Limits(max_turn_tokens=160))
+    outcome, _ = run(free, protocol, say, FOUND, limits=AgentSettings(max_turn_tokens=160))
     assert len(outcome.episode.searches) >= 1
     assert said(outcome.episode, protocol)[1] == ""
 
@@ -103,7 +103,7 @@ def test_before_anything_was_found_nothing_is_forced(protocol):
 
 def test_the_limit_of_a_turn_holds_for_forced_tokens_too(protocol):
     long = "on and on and on and on and on and on and on and on and on and on and on and on"
-    limits = Limits(max_turn_tokens=24)
+    limits = AgentSettings(max_turn_tokens=24)
     outcome, _ = run(BudgetForcing(least=0, most=23), protocol, script(long, "rest"), FOUND, limits=limits)
     turn = outcome.episode.turns[-1]
     assert (turn.end - turn.start, outcome.episode.stop) == (24, "turn_tokens")

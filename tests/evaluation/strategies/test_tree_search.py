@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.agent import Growing
+from forage.agent.builder import EpisodeBuilder
 from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import EngineError
 from forage.evaluation.scorers import Oracle
@@ -77,7 +77,7 @@ def test_an_engine_error_says_nothing_of_the_turns_before_it(protocol):
 
 
 def test_uct_by_hand():
-    root = Node(Growing("r", QUESTION, [], "base"), visits=4)
+    root = Node(EpisodeBuilder("r", QUESTION, [], "base"), visits=4)
     child = root.grow()
     assert child.uct(1.0) == math.inf
     child.visits, child.total = 1, 0.5
@@ -87,11 +87,11 @@ def test_uct_by_hand():
 
 
 def test_a_node_is_open_as_long_as_something_can_grow_below_it():
-    root = Node(Growing("r", QUESTION, [], "base"))
+    root = Node(EpisodeBuilder("r", QUESTION, [], "base"))
     assert root.open(1)
     child = root.grow()
     assert not root.open(1)  # the child is being played
-    child.state = Growing("c", QUESTION, [], "base")
+    child.state = EpisodeBuilder("c", QUESTION, [], "base")
     assert root.open(1)
     child.state.stop = "answer"
     assert not root.open(1)

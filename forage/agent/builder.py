@@ -1,0 +1,97 @@
+"""EpisodeBuilder: an episode while it is being played."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+from typing import Protocol as Interface
+
+from forage.agent.episode import Episode, Search, Stop, Turn
+from forage.agent.protocol import Protocol, Reading
+from forage.data.records import Question
+
+
+class Found(Interface):
+    """A hit of a search, as DocumentStore gives it."""
+
+    @property
+    def chunk_id(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """A turn's tokens; of mask 0 are those that were put into the policy's mouth."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: Literal["stop", "length"]
+
+
+@dataclass
+class EpisodeBuilder:
+    """An episode in the making; `stop` is empty until it is over."""
+
+    id: str
+    question: Question
+    prompt: list[int]
+    adapter: str
+    stop: Stop | Literal[""] = ""
+    turns: list[Turn] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    answer: str = ""
+    cause: str = ""
+    seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "search": 0.0})
+    started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.ids, self.mask, self.logprobs = list(self.prompt), [0] * len(self.prompt), [0.0] * len(self.prompt)
+
+    def fork(self, name: str) -> EpisodeBuilder:
+        """Another one that goes on from here."""
+        other = copy.deepcopy(self)
+        other.id = name
+        return other
+
+    def add_turn(self, said: TurnTokens, reading: Reading) -> None:
+        self.turns.append(Turn(len(self.ids), len(self.ids) + len(said.ids), reading.faults))
+        self.ids += said.ids
+        self.mask += said.mask
+        self.logprobs += said.logprobs
+        self.answer = reading.answer or ""
+
+    def add_results(self, ids: Sequence[int]) -> None:
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    def reserve_search(self, query: str) -> int:
+        """Searches stand in the order of the calls, whichever comes back first."""
+        self.searches.append(Search(len(self.turns) - 1, query))
+        return len(self.searches) - 1
+
+    def fill_search(self, number: int, hits: Iterable[Found]) -> None:
+        search = self.searches[number]
+        self.searches[number] = Search(search.turn, search.query, tuple(hit.chunk_id for hit in hits))
+
+    def forget_hits(self, turn: int) -> None:
+        """Of the searches of a turn."""
+        self.searches = [replace(search, hits=()) if search.turn == turn else search for search in self.searches]
+
+    def finished(self, protocol: Protocol) -> Episode:
+        if not self.stop:
+            raise ValueError(f"episode {self.id} is not over")
+        seconds = {**self.seconds, "total": time.perf_counter() - self.started}
+        return Episode(
+            id=self.id, question_id=self.question.id, ids=tuple(self.ids), mask=tuple(self.mask),
+            logprobs=tuple(self.logprobs), turns=tuple(self.turns), searches=tuple(self.searches), answer=self.answer,
+            stop=self.stop, cause=self.cause, adapter=self.adapter, transcript=protocol.tokenizer.decode(self.ids),
+            seconds=seconds,
+        )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Players: how the trainer gets a step's episodes, from its own rollout or from workers on the same run folder."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forage.agent.combination import MakeRewards
+from forage.agent.episode import Episode
+from forage.agent.options import AgentSettings
+from forage.grpo.options import TrainOptions
+from forage.grpo.run import Run
+from forage.heartbeat import beat
+from forage.rollout.plans import Plan, Played, plan_of, plan_path, read_plan, write_plan
+from forage.rollout.rollout import Rollout, open_rollout
+from forage.rollout.worker import load_newest, play_plan
+from forage.runs.stats import read_evaluations, write_evaluations
+from forage.schedule import by_spread
+from forage.statistics import bootstrapped
+
+Play = Callable[[Plan], list[Episode]]
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """A step's episodes."""
+
+    plan: Plan
+    episodes: list[Episode]
+    stale: int
+    """How many more there were, sampled by adapters that were too old."""
+
+
+@contextmanager
+def open_players(
+    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, rank: int = 0
+) -> Iterator[Play]:
+    """A function that returns a plan's episodes, played in this process or by workers."""
+    if options.rollouts == "service" or rank:
+        yield lambda plan: wait_for_workers(options.run_dir, plan)
+        return
+    with asyncio.Runner() as runner:  # one event loop for all steps: connections and tasks belong to theirs
+        opened = open_rollout(options.rollout, settings, make_rewards)
+        rollout = runner.run(opened.__aenter__())
+        try:
+            yield lambda plan: runner.run(play_here(rollout, options.run_dir, plan))
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+
+
+async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
+    played = Played(run_dir, plan)
+    if played.missing():
+        if rollout.exact:  # the rest of a plan would be sampled in other batches, so with other rounding
+            shutil.rmtree(played.folder, ignore_errors=True)
+        await load_newest(rollout, run_dir)
+        await play_plan(rollout, run_dir, plan, "trainer")
+    return played.episodes()
+
+
+def wait_for_workers(run_dir: Path, plan: Plan, poll: float = 0.5, say_every: float = 60) -> list[Episode]:
+    played, said = Played(run_dir, plan), time.monotonic()
+    while missing := played.missing():
+        beat()
+        time.sleep(poll)
+        if time.monotonic() - said > say_every:
+            said = time.monotonic()
+            print(f"{plan.name}: waiting for workers to play {len(missing)} questions; is grpo_rollout.py running?")
+    return played.episodes()
+
+
+# A step
+
+
+def play_step(run: Run, play: Play) -> PlayedStep | None:
+    """Plan, evaluate if it is time to, and get the step's episodes; None after the last step."""
+    options, plan = run.options, write_plans(run)
+    evaluate(run, play)
+    if plan is None:
+        return None
+    with run.phases("rollout"):
+        episodes, stale = usable(play(plan), run.step, options.max_staleness)
+    return PlayedStep(plan, episodes, stale)
+
+
+def write_plans(run: Run) -> Plan | None:
+    """Write plans for this step and those that workers may play ahead; return this step's, or None after the last."""
+    options = run.options
+    for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)):
+        path = plan_path(options.run_dir, f"{step:06d}")
+        if not path.exists():
+            write_plan(options.run_dir, plan_step(run, step))
+    path = plan_path(options.run_dir, f"{run.step:06d}")
+    return read_plan(path) if run.step < options.max_steps else None
+
+
+def plan_step(run: Run, step: int) -> Plan:
+    """A step's questions, in rounds or from the pool, and spare ones to replace groups that turn out flat."""
+    options, rollout = run.options, run.options.rollout
+    plan = plan_of(rollout, run.questions, step)
+    if options.pool:
+        seed = f"{rollout.seed}/{step}/pool"
+        plan = replace(plan, questions=tuple(by_spread(run.questions, run.spreads, rollout.batch_size, seed)))
+    seed = f"{rollout.seed}/{step}/spare"
+    spare = by_spread(run.questions, run.spreads, options.replace_flat, seed, without=plan.questions)
+    return replace(plan, spare=tuple(spare))
+
+
+def usable(episodes: Sequence[Episode], step: int, max_staleness: int) -> tuple[list[Episode], int]:
+    """The episodes whose adapter is new enough, and how many were dropped."""
+    fresh = [episode for episode in episodes if step - version_of(episode) <= max_staleness]
+    return fresh, len(episodes) - len(fresh)
+
+
+def version_of(episode: Episode) -> int:
+    """Example: 7 for gout-v000007."""
+    return int(episode.adapter.rpartition("-v")[2])
+
+
+def evaluate(run: Run, play: Play) -> None:
+    """Play the held-out questions if this step is due for it, and add the result to evaluations.json."""
+    options = run.options
+    due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
+    known = read_evaluations(options.run_dir)
+    if not due or run.step in known:
+        return
+    rollout = options.rollout
+    plan = Plan(
+        f"{run.step:06d}-eval", run.step, tuple(run.eval_questions), split="eval", num_rollouts=1,
+        temperature=options.eval_temperature, seed=rollout.seed,
+    )  # fmt: skip
+    write_plan(options.run_dir, plan)
+    with run.phases("evaluation"):
+        episodes = play(plan)
+    plan_path(options.run_dir, plan.name).unlink(missing_ok=True)
+    known[run.step] = {"overall": bootstrapped([episode.reward for episode in episodes])} | {
+        name: bootstrapped([episode.rewards[name] for episode in episodes]) for name in episodes[0].rewards
+    }
+    write_evaluations(options.run_dir, known)
+    means = ", ".join(f"{name} {interval['mean']:.3f}" for name, interval in known[run.step].items())
+    print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)

@@ -1,0 +1,93 @@
+"""Reporting: a step's statistics, plots and lines."""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from forage.agent.episode import Episode
+from forage.grpo.players import PlayedStep, version_of
+from forage.grpo.run import Run
+from forage.grpo.update import TrainingBatch
+from forage.policy.adapters import adapter_path
+from forage.runs.plots import draw_plots, shown_episodes, write_report
+from forage.runs.progress import TrainView
+from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
+from forage.runs.trackers import Tracker, flatten
+
+
+def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
+    episodes = batch.episodes
+    overall = [e.reward for e in episodes] if run.options.update.combine == "gdpo" else batch.combined_N.tolist()
+    rewards = {"overall": overall}
+    rewards |= {name: [episode.rewards[name] for episode in episodes] for name in episodes[0].rewards}
+    return StepStats(
+        step=run.step,
+        adapter=f"v{max(map(version_of, episodes)):06d}",
+        rewards=rewards,
+        groups={
+            "total": len(batch.rewards_by_question()),
+            "flat": batch.flat,
+            "replaced": len(batch.rewards_by_question().keys() - set(played.plan.questions)),
+        },
+        episodes=figures_of(episodes, played.stale),
+        stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
+        faults=dict(sorted(Counter(fault for e in episodes for fault in e.faults).items())),
+        training={name: value for name, value in training.items() if math.isfinite(value)},
+        evaluation=read_evaluations(run.options.run_dir).get(run.step),
+        notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
+        seconds=run.phases.take() | waited(episodes),
+        memory_gib=peak_memory(),
+    )
+
+
+def waited(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean seconds an episode waited for the engine and for searches, both of them part of the rollout."""
+    names = ("generate", "search")
+    return {name: sum(episode.seconds.get(name, 0.0) for episode in episodes) / len(episodes) for name in names}
+
+
+def figures_of(episodes: Sequence[Episode], stale: int) -> EpisodeFigures:
+    count = len(episodes)
+    return {
+        "count": count,
+        "well_formed": sum(e.well_formed for e in episodes) / count,
+        "searches": sum(len(e.searches) for e in episodes) / count,
+        "turns": sum(len(e.turns) for e in episodes) / count,
+        "sampled_tokens": sum(e.sampled for e in episodes) / count,
+        "tokens": sum(len(e.ids) for e in episodes) / count,
+        "stale": stale,
+    }
+
+
+def peak_memory() -> float:
+    """GiB at the peak: of the GPU if there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def show(run: Run, stats: StepStats, episodes: Sequence[Episode], tracker: Tracker, view: TrainView) -> None:
+    tracker.log(stats.step, flatten(stats))
+    view.ended(stats)
+    with run.phases("plots"):
+        draw_plots(run.options.run_dir, run.history)
+        write_report(run.options.run_dir, run.history, shown_episodes(episodes))
+
+
+def report_end(run: Run) -> None:
+    """Print the held-out rewards before and after training."""
+    known = read_evaluations(run.options.run_dir)
+    print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
+    if len(known) > 1:
+        first, last = known[min(known)], known[max(known)]
+        print(f"{len(run.eval_questions)} held-out questions    before    after    (95 % interval)")
+        for name, before in first.items():
+            after = last[name]
+            print(
+                f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})"
+            )

@@ -1,0 +1,109 @@
+"""Training: GRPO's loop. Play a step's episodes, compute their advantages, update, publish the next adapter, repeat."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from forage.agent.options import AgentSettings
+from forage.errors import UserError
+from forage.grpo.guards import fault_of
+from forage.grpo.launch import started_processes
+from forage.grpo.learner import Learner
+from forage.grpo.options import TrainOptions
+from forage.grpo.players import Play, play_step
+from forage.grpo.reporting import collect, report_end, show
+from forage.grpo.run import Run, open_run
+from forage.grpo.sharding import ShardedLearner, join_processes
+from forage.grpo.update import Pass, learning_rate, prepare, update
+from forage.policy.adapters import adapter_path
+from forage.policy.policy import PolicyCard, load_policy
+from forage.rollout.plans import plan_path
+from forage.runs.plots import draw_plots
+from forage.runs.progress import TrainView
+from forage.runs.run_folder import plain
+from forage.runs.stats import StepStats, write_stats
+from forage.runs.trackers import open_tracker
+
+
+def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play) -> None:
+    """From the last checkpoint to the last step."""
+    run, run_dir, lead = open_run(options, settings, learner), options.run_dir, learner.rank == 0
+    rollout = options.rollout
+    tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
+    with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
+        while True:
+            # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
+            view.began(run.step)
+            with run.phases("publish"):
+                publish(learner, run_dir, run.step)
+            with view.paused():  # the rollout has a live view of its own
+                played = learner.broadcast(play_step(run, play) if lead else None)
+            if played is None:
+                break
+            batch = prepare(played.episodes, options.update, rollout.weights, settings.max_tokens)
+            rate = learning_rate(run.step, options.update, options.max_steps)
+            by = Pass(rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step))
+            # Dropout draws alike however often the run was killed, whether its episodes were played or read again.
+            torch.manual_seed((rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
+            training = update(learner, batch, options.update, by, run.phases)
+            stats = guard(run, learner, collect(run, played, batch, training))
+            run.after(stats, batch)
+            if lead:
+                write_stats(run_dir, stats)
+            with run.phases("checkpoint"):
+                learner.save(run_dir / "state", run.step, run.kept())
+            if lead:
+                plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
+                show(run, stats, played.episodes, tracker, view)
+    if lead and run.history:
+        draw_plots(run_dir, run.history)  # with the last evaluation
+        report_end(run)
+
+
+def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
+    """The policy and its optimizer, in this process or over all that the launcher started."""
+    several = started_processes() > 1
+    if several:
+        join_processes()
+    # A model that is to be sharded must not be whole on every GPU first.
+    policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
+    policy.train()  # transformers checkpoints activations in training mode only
+    if options.update.memory.gradient_checkpointing:
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    weight_decay = options.update.optimizer.weight_decay
+    learner = (
+        ShardedLearner(policy, weight_decay, options.sharding, options.sequence_parallel) if several
+        else Learner(policy, weight_decay)
+    )  # fmt: skip
+    if options.update.loss.beta:
+        learner.keep_reference(start)
+    return learner
+
+
+def publish(learner: Learner, run_dir: Path, version: int) -> None:
+    if not learner.broadcast(adapter_path(run_dir, version).exists()):
+        learner.publish(run_dir, version)
+
+
+def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
+    """On a collapse stop, go back to an older adapter, or note it, as --on-collapse says."""
+    options = run.options.guard
+    history = [past for past in (*run.history, stats) if past.step >= run.guarded_from]
+    wrong = stats.notes[0] if stats.notes else fault_of(history, options)
+    if not wrong:
+        return stats
+    if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
+        raise UserError(
+            f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run.options.run_dir, run.step)}; "
+            "lower --learning-rate, or continue with --on-collapse rollback or warn"
+        )
+    if options.on_collapse == "rollback":
+        back = max(run.guarded_from, run.step - options.rollback_steps)  # never behind an earlier rollback
+        learner.load_adapter(adapter_path(run.options.run_dir, back))
+        run.guarded_from, run.rollbacks = run.step + 1, run.rollbacks + 1
+        wrong += f"; went back to adapter v{back:06d}"
+    print(f"step {run.step}: {wrong}", flush=True)
+    return replace(stats, notes=[*stats.notes, wrong])

@@ -1,0 +1,39 @@
+"""Options that every training script shares: AdamW's numbers, and what one pass may hold in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """The optimizer (AdamW)."""
+
+    learning_rate: float = 5e-5
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    max_norm: float = 1.0
+    """Clip gradients to this norm."""
+
+    def check(self) -> None:
+        check_at_least_zero(self, "learning_rate", "weight_decay")
+        if self.max_norm <= 0:
+            raise UserError(f"--max-norm {self.max_norm} leaves no gradient; give a number above 0")
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """Memory of a training pass."""
+
+    token_budget: int | None = None
+    """Most tokens in a micro-batch; less memory, more passes. Left out, the device decides."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass: a third slower, a fraction of the memory. Left out, the device
+    decides."""
+
+    def check(self) -> None:
+        if self.token_budget is not None:
+            check_at_least_one(self, "token_budget")

@@ -1,0 +1,72 @@
+"""Demonstrations: what the warm start imitates. By the teacher, by the policy itself, or from files."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from forage.agent.episode import Episode, append_episodes, read_episodes
+from forage.agent.teacher import accepted, beginnings, best_beginnings, demonstrate
+from forage.data.records import Question, read_answerable
+from forage.errors import UserError
+from forage.metrics import token_f1
+from forage.policy.adapters import newest_adapter
+from forage.sft.options import SFTOptions
+from forage.sft.player import Player
+
+
+def get_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
+    """Those that an interrupted run made, else new ones, which are saved."""
+    path = options.output_dir / "demonstrations.jsonl"
+    if not path.exists():
+        made = make_demonstrations(options, player)
+        partial = path.with_name(".demonstrations.jsonl")
+        partial.unlink(missing_ok=True)
+        append_episodes(partial, made)
+        partial.rename(path)
+    demonstrations = list(read_episodes(path))
+    if len(demonstrations) < 2:
+        raise UserError(f"{len(demonstrations)} demonstrations are too few to train on and to measure by")
+    return demonstrations
+
+
+def make_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
+    questions = read_answerable(options.data / "train.jsonl")
+    chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
+    typical = typical_beginnings(options, questions, player)
+    taught = asyncio.run(
+        demonstrate(chosen, player.search, player.protocol, player.settings, options.teacher, options.seed, typical)
+    )
+    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions")
+    own = sample_own(options, chosen, player) if options.rejection_samples else []
+    from_files = [episode for path in options.demonstrations for episode in read_episodes(path)]
+    return [*taught, *own, *from_files]
+
+
+def typical_beginnings(options: SFTOptions, questions: Sequence[Question], player: Player) -> dict[str, str] | None:
+    """By question type, how the teacher guesses that an answer begins; None where each guess is the answer's own."""
+    teacher = options.teacher
+    if teacher.guess == "own" or not teacher.guess_words:
+        return None
+    if teacher.guess == "typical":
+        return {kind: several[0] for kind, several in beginnings(questions, teacher.guess_words).items()}
+    weight = player.settings.question_weight
+    return best_beginnings(questions, teacher.guess_words, player.search, weight, options.seed)
+
+
+def sample_own(options: SFTOptions, questions: Sequence[Question], player: Player) -> list[Episode]:
+    """Rejection sampling: for each question, the accepted episode of the policy with the best answer."""
+    by_id = {question.id: question for question in questions}
+    episodes = player.play(newest_adapter(options.policy), questions, options.rejection_samples, options.seed)
+    best: dict[str, Episode] = {}
+    for episode in episodes:
+        question = by_id[episode.question_id]
+        if accepted(episode, question, token_f1, options.min_similarity):
+            before = best.get(question.id)
+            if before is None or token_f1(before.answer, question.answer) < token_f1(episode.answer, question.answer):
+                best[question.id] = episode
+    print(
+        f"{len(best)} demonstrations by the policy itself, from {len(episodes)} episodes on {len(questions)} questions"
+    )
+    return list(best.values())

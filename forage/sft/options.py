@@ -1,0 +1,73 @@
+"""Options of the warm start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forage.agent.options import SearchOptions, TeacherOptions
+from forage.engines.base import Sampling
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.policy.adapters import adapter_path
+
+
+@dataclass(frozen=True)
+class SFTOptions:
+    """The warm start."""
+
+    data: Path = Path("data")
+    """Folder that data_prep.py wrote."""
+    policy: Path = Path("models/policy")
+    """Policy folder to start from; its newest adapter counts."""
+    output_dir: Path = Path("models/warm")
+    """Policy folder to make."""
+    num_demonstrations: int = 200
+    """Training questions, chosen at random, for which the teacher plays a demonstration; 0: none."""
+    demonstrations: tuple[Path, ...] = ()
+    """Files of episodes to imitate as well."""
+    rejection_samples: int = 0
+    """Episodes the policy itself plays for each of those questions; the best one that passes is imitated too."""
+    min_similarity: float = 0.3
+    """Token F1 with the reference answer that such an episode needs to pass."""
+    teacher: TeacherOptions = field(default_factory=TeacherOptions)
+    search: SearchOptions = field(default_factory=SearchOptions)
+    sampling: Sampling = field(default_factory=Sampling)
+    max_steps: int = 100
+    """Most updates."""
+    batch_size: int = 4
+    """Demonstrations per update."""
+    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=1e-3))
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    eval_share: float = 0.1
+    """Share of the demonstrations to hold out: their loss is measured, not trained on."""
+    eval_every: int = 20
+    """Updates between measurements, each followed by a checkpoint."""
+    early_stop: int = 3
+    """Stop after this many measurements without a lower held-out loss; the best adapter is the result."""
+    eval_questions: int = 16
+    """Held-out questions of eval.jsonl that the policy plays at each measurement, to see whether its episodes are
+    well-formed; 0: none."""
+    seed: int = 0
+    """Seed of the choice of questions, of their order and of sampling."""
+    overwrite: bool = False
+    """Replace the output folder if it exists."""
+
+    def check(self) -> None:
+        """Fail before anything is loaded."""
+        for part in (self.sampling, self.teacher, self.optimizer, self.memory):
+            part.check()
+        check_at_least_one(self, "max_steps", "batch_size", "eval_every", "early_stop")
+        check_at_least_zero(self, "num_demonstrations", "rejection_samples", "eval_questions")
+        if not 0 < self.eval_share < 1:
+            raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
+        missing = next((path for path in self.demonstrations if not path.is_file()), None)
+        if missing:
+            raise UserError(
+                f"--demonstrations {missing} does not exist; it takes files of episodes, and the number of questions "
+                "the teacher answers is --num-demonstrations"
+            )
+        if not (self.num_demonstrations or self.demonstrations):
+            raise UserError("nothing to learn from: --num-demonstrations 0 and no --demonstrations")
+        if adapter_path(self.output_dir, 0).exists() and not self.overwrite:
+            raise UserError(f"{self.output_dir} is finished already; choose another --output-dir, or --overwrite")

@@ -1,0 +1,207 @@
+"""Training of the warm start: imitate demonstrations, measure the held-out loss, keep the best adapter."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forage.agent.episode import Episode, append_episodes
+from forage.data.records import Question, read_questions
+from forage.errors import UserError
+from forage.files import write_jsonl
+from forage.policy.adapters import adapter_path, publish_adapter
+from forage.policy.checkpoint import load_checkpoint, save_checkpoint
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import pack
+from forage.policy.policy import PolicyCard, load_policy
+from forage.schedule import in_rounds
+from forage.sft.options import SFTOptions
+from forage.sft.player import Player
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    step: int
+    seconds: float
+    """Since the start, measurements included."""
+    loss: float | None
+    """Mean per policy token over the updates since the last row."""
+    held_out_loss: float
+    well_formed: float | None
+    """Share of well-formed episodes on the held-out questions."""
+    faults: dict[str, int]
+    """What was wrong with the others."""
+
+
+def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episode], player: Player) -> Any:
+    """The policy with the adapter of the lowest held-out loss."""
+    torch.manual_seed(options.seed)
+    policy = load_policy(card)
+    if checkpoints_activations(options):
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(
+        weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay
+    )
+    trained, held_out = split(demonstrations, options)
+    questions = choose_questions(options)
+    state, best = options.output_dir / "state", options.output_dir / "best"
+    step, kept = load_checkpoint(state, policy, optimizer) or (0, [])
+    rows = [Row(**row) for row in kept]
+    print(f"training on {len(trained)} demonstrations, measuring on {len(held_out)}, from step {step}")
+    started = time.perf_counter() - (rows[-1].seconds if rows else 0.0)
+    if not rows:
+        rows = [measure(policy, held_out, questions, player, step, None, started)]
+        report(rows, options)
+    while step < options.max_steps and not out_of_patience(rows, options.early_stop):
+        until = min(step + options.eval_every, options.max_steps)
+        losses = [update(policy, optimizer, batch(trained, s, options), s, options) for s in range(step, until)]
+        step = until
+        rows.append(measure(policy, held_out, questions, player, step, sum(losses) / len(losses), started))
+        report(rows, options)
+        if best_row(rows) is rows[-1]:
+            shutil.rmtree(best, ignore_errors=True)
+            publish_adapter(policy, best, 0)
+        save_checkpoint(state, step, policy, optimizer, [asdict(row) for row in rows])
+    if best_row(rows).step == 0:
+        raise UserError("the held-out loss never fell; lower --learning-rate or give more --num-demonstrations")
+    print(f"the held-out loss was lowest at step {best_row(rows).step}")
+    return load_policy(card, adapter_path(best, 0))
+
+
+def checkpoints_activations(options: SFTOptions) -> bool:
+    """Unless told otherwise, on a GPU only."""
+    told = options.memory.gradient_checkpointing
+    return torch.cuda.is_available() if told is None else told
+
+
+def token_budget(options: SFTOptions) -> int:
+    """On a CPU one sequence at a time is fastest."""
+    return options.memory.token_budget or (8192 if torch.cuda.is_available() else 512)
+
+
+def choose_questions(options: SFTOptions) -> list[Question]:
+    questions = read_questions(options.data / "eval.jsonl")
+    return random.Random(options.seed).sample(questions, min(options.eval_questions, len(questions)))
+
+
+def split(demonstrations: Sequence[Episode], options: SFTOptions) -> tuple[list[Episode], list[Episode]]:
+    """(trained on, held out), by question, so that no question is on both sides."""
+    ids = sorted({episode.question_id for episode in demonstrations})
+    if len(ids) < 2:
+        raise UserError(f"all demonstrations answer question {ids[0]}; one more question is needed to measure on")
+    random.Random(options.seed).shuffle(ids)
+    held_out = set(ids[: min(len(ids) - 1, max(1, round(options.eval_share * len(ids))))])
+    return (
+        [episode for episode in demonstrations if episode.question_id not in held_out],
+        [episode for episode in demonstrations if episode.question_id in held_out],
+    )
+
+
+def batch(trained: Sequence[Episode], step: int, options: SFTOptions) -> list[Episode]:
+    """The demonstrations of one update."""
+    return in_rounds(trained, step, options.batch_size, options.seed)
+
+
+def update(
+    policy: Any, optimizer: torch.optim.Optimizer, episodes: Sequence[Episode], step: int, options: SFTOptions
+) -> float:
+    """One step of AdamW on the mean loss of the policy's tokens. Returns that loss."""
+    policy.train()
+    for group in optimizer.param_groups:
+        group["lr"] = options.optimizer.learning_rate * height(step, options.max_steps)
+    loss = loss_of(policy, episodes, token_budget(options), backward=True)
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    torch.nn.utils.clip_grad_norm_(weights, options.optimizer.max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def height(step: int, steps: int) -> float:
+    """The factor of the learning rate: up over the first tenth, then down. For 20 steps: .5, 1, 1, .944, ..., .056."""
+    rise = max(1, steps // 10)
+    return min((step + 1) / rise, (steps - step) / (steps - rise) if steps > rise else 1.0)
+
+
+def loss_of(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: bool) -> float:
+    """Mean negative log-probability over all tokens that the policy says, in micro-batches of `budget` tokens."""
+    device = next(policy.parameters()).device
+    tokens = sum(episode.sampled for episode in episodes)
+    total = 0.0
+    for part in pack(episodes, budget):
+        loss = -token_logprobs(policy, part.to(device)).sum() / tokens
+        if backward:
+            loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total
+
+
+# Measuring
+
+
+def measure(
+    policy: Any, held_out: Sequence[Episode], questions: Sequence[Question], player: Player, step: int,
+    loss: float | None, started: float,
+) -> Row:  # fmt: skip
+    policy.eval()
+    with torch.no_grad():
+        held_out_loss = loss_of(policy, held_out, token_budget(player.options), backward=False)
+    well_formed, faults = None, Counter[str]()
+    if questions:
+        with tempfile.TemporaryDirectory() as folder:
+            episodes = player.play(publish_adapter(policy, Path(folder), step), questions, 1, player.options.seed)
+        path = player.options.output_dir / "probes" / f"{step:06d}.jsonl"
+        path.unlink(missing_ok=True)
+        append_episodes(path, episodes)
+        well_formed = sum(episode.well_formed for episode in episodes) / len(episodes)
+        faults.update(fault for e in episodes if not e.well_formed for fault in set(e.faults or [f"stop: {e.stop}"]))
+    return Row(step, time.perf_counter() - started, loss, held_out_loss, well_formed, dict(faults))
+
+
+def best_row(rows: Sequence[Row]) -> Row:
+    return min(rows, key=lambda row: row.held_out_loss)
+
+
+def out_of_patience(rows: Sequence[Row], early_stop: int) -> bool:
+    return len(rows) - 1 - rows.index(best_row(rows)) >= early_stop
+
+
+def report(rows: Sequence[Row], options: SFTOptions) -> None:
+    """Print the last row; write all of them to a file and a plot."""
+    row = rows[-1]
+    loss = "" if row.loss is None else f"loss {row.loss:.3f}, "
+    probe = "" if row.well_formed is None else f", well-formed {row.well_formed:.0%} {row.faults or ''}"
+    print(f"step {row.step}, {row.seconds:.0f} s: {loss}held-out loss {row.held_out_loss:.3f}{probe}", flush=True)
+    write_jsonl(options.output_dir / "stats.jsonl", rows)
+    plot(rows, options.output_dir / "warm_start.png")
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([row.step for row in rows], [row.held_out_loss for row in rows], "o-", label="held-out loss")
+    trained = [(row.step, row.loss) for row in rows if row.loss is not None]
+    axes.plot([step for step, _ in trained], [loss for _, loss in trained], "o:", label="loss")
+    axes.set(xlabel="updates", ylabel="loss per token", ylim=(0, None))
+    axes.legend(loc="center right")
+    probed = [(row.step, row.well_formed) for row in rows if row.well_formed is not None]
+    if probed:
+        share = axes.twinx()
+        share.plot([step for step, _ in probed], [formed for _, formed in probed], "s-", color="tab:green")
+        share.set(ylabel="share of well-formed episodes", ylim=(0, 1.02))
+        share.yaxis.label.set_color("tab:green")
+    figure.savefig(path, dpi=150)
