@@ -8,6 +8,7 @@ from typing import Literal
 
 from forage.agent.prompts import REWRITE, RewriteMode
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.optimizer import OptimizerOptions
 from forage.runs.trackers import Kind
 from forage.store.card import Mode
 
@@ -85,10 +86,6 @@ class PPOOptions:
     """Episodes per forward and backward pass, to save memory; must divide --batch-size. 0: the whole batch."""
     ppo_epochs: int = 4
     """Optimizer steps on the episodes of an update."""
-    learning_rate: float = 1e-5
-    """AdamW learning rate."""
-    max_norm: float = 1.0
-    """Clip the gradient norm of policy and value model together to this; 0 disables clipping."""
     clip_range: float = 0.2
     """How far the probability ratio may move from 1."""
     value_clip_range: float = 0.2
@@ -112,7 +109,7 @@ class PPOOptions:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be between 0 and 1")
-        check_at_least_zero(self, "learning_rate", "max_norm", "value_coef", "kl_coef")
+        check_at_least_zero(self, "value_coef", "kl_coef")
 
     @property
     def micro_batch(self) -> int:
@@ -169,6 +166,7 @@ class Options:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     actor: ActorOptions = field(default_factory=ActorOptions)
     ppo: PPOOptions = field(default_factory=PPOOptions)
+    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=1e-5))
     warm: WarmOptions = field(default_factory=WarmOptions)
     max_steps: int = 6
     """Number of updates; the default gives a first look. May be raised when a run is resumed."""
@@ -185,7 +183,7 @@ class Options:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.query, self.sampling, self.actor, self.ppo, self.warm):
+        for part in (self.query, self.sampling, self.actor, self.ppo, self.optimizer, self.warm):
             part.check()
         check_at_least_one(self, "k", "max_steps", "save_every", "pseudo_answer_tokens")
         check_at_least_zero(self, "eval_questions")

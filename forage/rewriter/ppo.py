@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forage.optimizer import OptimizerOptions
 from forage.rewriter.actors import Actors, model_inputs
 from forage.rewriter.options import PPOOptions
 from forage.rewriter.rewrites import Row
@@ -47,13 +48,13 @@ class Training:
     after_update: AfterUpdate
 
 
-def make_optimizer(actors: Actors, options: PPOOptions, norms: list[float]) -> torch.optim.Optimizer:
+def make_optimizer(actors: Actors, options: OptimizerOptions, norms: list[float]) -> torch.optim.Optimizer:
     """AdamW that clips gradients before each step, as TRL does not; the norm before clipping is added to `norms`."""
     weights = [weight for weight in actors.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=options.weight_decay)
 
     def clip(*_: object) -> None:
-        norms.append(float(torch.nn.utils.clip_grad_norm_(weights, options.max_norm or float("inf"))))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(weights, options.max_norm)))
 
     optimizer.register_step_pre_hook(clip)
     return optimizer

@@ -66,8 +66,8 @@ def _config(kind: Any, policy: Policy, updates: int, options: PPOOptions, run_di
         gradient_accumulation_steps=options.batch_size // options.micro_batch, num_mini_batches=1,
         # In one piece: TRL would pad several pieces with an id that the logits don't have.
         local_rollout_forward_batch_size=options.batch_size,
-        num_ppo_epochs=options.ppo_epochs, learning_rate=options.learning_rate, kl_coef=options.kl_coef,
-        cliprange=options.clip_range, cliprange_value=options.value_clip_range, vf_coef=options.value_coef,
+        num_ppo_epochs=options.ppo_epochs, kl_coef=options.kl_coef, cliprange=options.clip_range,
+        cliprange_value=options.value_clip_range, vf_coef=options.value_coef,
         gamma=options.gamma, lam=options.gae_lambda, response_length=sampling.max_new_tokens,
         temperature=sampling.temperature, stop_token="eos",  # noqa: S106
         use_cpu=policy.lm.device.type == "cpu",

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from forage.errors import UserError
+from forage.optimizer import OptimizerOptions
 from forage.rewriter.options import ActorOptions, PPOOptions, SamplingOptions
 from forage.rewriter.ppo import (
     Training,
@@ -105,9 +106,9 @@ def test_rewards_raise_what_earns_them():
         return [sum(token % 2 == 0 for token in tokens) / len(tokens) for tokens in responses]
 
     actors, _ = tiny_actors(ActorOptions(value="shared"), SamplingOptions(max_new_tokens=4, top_p=1.0))
-    options = PPOOptions(batch_size=16, ppo_epochs=2, learning_rate=5e-3, kl_coef=0.0)
+    options = PPOOptions(batch_size=16, ppo_epochs=2, kl_coef=0.0)
     figures = []
-    optimizer = make_optimizer(actors, options, [])
+    optimizer = make_optimizer(actors, OptimizerOptions(learning_rate=5e-3), [])
     training = Training(actors, optimizer, options, even, figures.append)
     train_own(training, batches_of(tiny_rows(), actors.policy.pad_id, 16), 16)
     rewards = [row["objective/scores"] for row in figures]
@@ -118,7 +119,7 @@ def test_rewards_raise_what_earns_them():
 def test_gradients_are_cut_to_the_norm():
     actors, _ = tiny_actors()
     norms = []
-    optimizer = make_optimizer(actors, PPOOptions(max_norm=0.5), norms)
+    optimizer = make_optimizer(actors, OptimizerOptions(max_norm=0.5), norms)
     for weight in actors.parameters():
         weight.grad = torch.ones_like(weight)
     optimizer.step()
@@ -131,7 +132,7 @@ def test_gradients_are_cut_to_the_norm():
     "given",
     [
         {"batch_size": 0}, {"micro_batch_size": 3}, {"micro_batch_size": -1}, {"clip_range": 0.0}, {"gamma": 1.1},
-        {"gae_lambda": -0.1}, {"learning_rate": -1.0}, {"ppo_epochs": 0}, {"kl_coef": -1.0},
+        {"gae_lambda": -0.1}, {"ppo_epochs": 0}, {"kl_coef": -1.0},
     ],
 )  # fmt: skip
 def test_options_that_can_not_be(given):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from forage.optimizer import OptimizerOptions
 from forage.rewriter.actors import Policy, make_actors
 from forage.rewriter.options import ActorOptions, PPOOptions, SamplingOptions
 from forage.rewriter.ppo import Training, make_optimizer, train_own
@@ -21,10 +22,13 @@ def odd(rows, responses):
             for row, tokens in zip(rows, responses, strict=True)]  # fmt: skip
 
 
-def trained(backend, actors, tokenizer, options, updates=2, first=0, optimizer=None):
+def adamw(actors, learning_rate):
+    return make_optimizer(actors, OptimizerOptions(learning_rate=learning_rate), [])
+
+
+def trained(backend, actors, tokenizer, options, optimizer, updates=2, first=0):
     """Train for some updates; the figures of each."""
     figures, rows = [], tiny_rows()
-    optimizer = optimizer or make_optimizer(actors, options, [])
     batches = batches_of(rows, actors.policy.pad_id, options.batch_size, first)
     training = Training(actors, optimizer, options, odd, figures.append)
     if backend == "own":
@@ -49,7 +53,8 @@ def trained(backend, actors, tokenizer, options, updates=2, first=0, optimizer=N
 def test_at_learning_rate_0_the_ratio_is_1_and_nothing_is_clipped(backend, actor, top_p, micro):
     actors, tokenizer = tiny_actors(actor, SamplingOptions(max_new_tokens=6, top_p=top_p), micro)
     before = {name: weight.detach().clone() for name, weight in actors.named_parameters()}
-    for row in trained(backend, actors, tokenizer, PPOOptions(learning_rate=0.0, micro_batch_size=micro)):
+    options = PPOOptions(micro_batch_size=micro)
+    for row in trained(backend, actors, tokenizer, options, adamw(actors, 0.0)):
         assert row["val/ratio"] == pytest.approx(1, abs=1e-6)
         assert row["policy/clipfrac_avg"] == row["val/clipfrac_avg"] == 0
         assert row["policy/approxkl_avg"] == pytest.approx(0, abs=1e-10)
@@ -66,7 +71,7 @@ def test_also_with_bf16_weights_and_absolute_positions(backend):
     lm = GPT2LMHeadModel(config).to(torch.bfloat16)
     policy = Policy(lm, SamplingOptions(max_new_tokens=6), 2, len(tokenizer))
     actors = make_actors(policy, ActorOptions(), seed=0)
-    for row in trained(backend, actors, tokenizer, PPOOptions(learning_rate=0.0)):
+    for row in trained(backend, actors, tokenizer, PPOOptions(), adamw(actors, 0.0)):
         assert row["val/ratio"] == pytest.approx(1, abs=1e-6)
         assert row["policy/clipfrac_avg"] == 0
 
@@ -84,11 +89,11 @@ def ending_actors(actor):
 
 @pytest.mark.parametrize("actor", [ActorOptions(), ActorOptions(value="shared"), ActorOptions(lora_rank=4)])
 def test_our_updates_equal_trls(actor):
-    options = PPOOptions(learning_rate=1e-3, micro_batch_size=2, gae_lambda=0.9, gamma=0.95)
+    options = PPOOptions(micro_batch_size=2, gae_lambda=0.9, gamma=0.95)
     figures, weights = {}, {}
     for backend in ("trl", "own"):
         actors, tokenizer = ending_actors(actor)
-        figures[backend] = trained(backend, actors, tokenizer, options)
+        figures[backend] = trained(backend, actors, tokenizer, options, adamw(actors, 1e-3))
         weights[backend] = {name: weight.detach() for name, weight in actors.named_parameters()}
     # Not the ratio: TRL includes padding in its mean.
     same = ("objective/kl", "objective/scores", "objective/rlhf_reward", "objective/entropy", "loss/policy_avg",
@@ -104,12 +109,12 @@ def test_our_updates_equal_trls(actor):
 
 def test_trl_resumes_exactly():
     """One update and another equal two: only weights and optimizer state are kept between them."""
-    options = PPOOptions(learning_rate=1e-3)
+    options = PPOOptions()
     actors, tokenizer = tiny_actors()
-    whole = trained("trl", actors, tokenizer, options)
+    whole = trained("trl", actors, tokenizer, options, adamw(actors, 1e-3))
     other, _ = tiny_actors()
-    optimizer = make_optimizer(other, options, [])
-    parts = [trained("trl", other, tokenizer, options, 1, step, optimizer)[0] for step in (0, 1)]
+    optimizer = adamw(other, 1e-3)
+    parts = [trained("trl", other, tokenizer, options, optimizer, 1, step)[0] for step in (0, 1)]
     names = [name for name in whole[0] if name != "episode"]
     assert [[row[name] for name in names] for row in parts] == [[row[name] for name in names] for row in whole]
     assert all(torch.equal(one, two) for one, two in zip(actors.parameters(), other.parameters(), strict=True))

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from forage.cli import run_script
 from forage.errors import UserError
+from forage.optimizer import OptimizerOptions
 from forage.rewriter.options import Options, RewriteOptions
 from forage.rewriter.rewards import CustomRewardModel
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
@@ -120,6 +121,7 @@ def test_a_users_reward_on_a_model_without_a_template(tmp_path, capsys):
     ("given", "says"),
     [
         ({"max_steps": 0}, "--max-steps"), ({"k": 0}, "--k"), ({"eval_questions": -1}, "--eval-questions"),
+        ({"optimizer": OptimizerOptions(learning_rate=-1.0)}, "--learning-rate"),
         ({"query": RewriteOptions(query_weight=0)}, "--query-weight"),
     ],
 )  # fmt: skip
