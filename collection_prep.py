@@ -1,13 +1,13 @@
-"""Stage 1 for a standard test collection: BEIR's folder, or TREC's files, becomes a data folder for all other stages.
+"""Stage 1 for a standard test collection: turn BEIR's folder or TREC's files into a data folder for the other stages.
 
     python collection_prep.py --collection scifact --output-dir data/scifact
     python collection_prep.py --corpus docs.jsonl --queries topics.tsv --qrels qrels.txt --output-dir data/covid
-    python evaluate.py --data data/scifact --policies models/warm
+    python evaluate.py --data data/scifact --policy models/warm
 
-Reads local files only (forage/data/collection.py has their forms). Writes into --output-dir what data_prep.py writes:
-documents.jsonl, store/, eval.jsonl (queries of --split), train.jsonl (of --train-split; empty where the collection has
-none), rewriter/; and qrels/eval.tsv and train.tsv, the judgements of documents with their grades, by which evaluate.py
-then measures: documents rather than chunks, so that its figures mean what the collection's own do.
+Reads local files only (forage/data/collection.py describes their formats). Writes to --output-dir what data_prep.py
+writes: documents.jsonl, store/, eval.jsonl (queries of --eval-split), train.jsonl (of --train-split; empty if the
+collection has none) and rewriter/; also qrels/eval.tsv and train.tsv, the graded judgements of documents. evaluate.py
+measures by these, documents rather than chunks, so its figures compare with published ones.
 """
 
 from __future__ import annotations
@@ -21,28 +21,32 @@ from forage.data.records import Question
 from forage.data.rewriter_data import export_rewriter_data
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.store.card import StoreOptions
-from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
+
+TOP = (
+    "output_dir", "collection", "corpus", "queries", "qrels", "eval_split", "train_split", "embedder", "chunk_tokens",
+)  # fmt: skip
+RENAMED = {"--split": "--eval-split"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which collection, and where to."""
+    """Which collection, and where its data folder goes."""
 
     output_dir: Path
-    """Folder for everything that is made."""
+    """Folder for everything this script makes."""
     collection: Path | None = None
-    """Folder in BEIR's layout; or name the three files."""
+    """Folder in BEIR's layout; or give the three files."""
     corpus: Path | None = None
     """Documents: .jsonl of _id, title, text, or .tsv of id and text."""
     queries: Path | None = None
     """Queries: .jsonl of _id and text, or .tsv of id and text."""
     qrels: Path | None = None
-    """Judgements, of TREC's form or BEIR's."""
-    split: str = "test"
-    """Of a folder: whose queries become eval.jsonl."""
+    """Relevance judgements in TREC's or BEIR's format."""
+    eval_split: str = "test"
+    """Split of a BEIR folder whose queries become eval.jsonl."""
     train_split: str = "train"
-    """Of a folder: whose queries become train.jsonl, if it has them."""
+    """Split of a BEIR folder whose queries become train.jsonl, if there is one."""
     store: StoreOptions = field(default_factory=StoreOptions)
 
     def check(self) -> None:
@@ -50,12 +54,14 @@ class Options:
         files = (self.corpus, self.queries, self.qrels)
         if bool(self.collection) == any(files) or (any(files) and not all(files)):
             raise UserError("give --collection FOLDER, or --corpus, --queries and --qrels, each a file")
-        if self.split == self.train_split:
-            raise UserError(f"--split and --train-split are both {self.split}: nothing would be held out")
+        if self.eval_split == self.train_split:
+            raise UserError(f"--eval-split and --train-split are both {self.eval_split}: nothing would be held out")
 
 
 def main(options: Options) -> None:
     options.check()
+    from forage.store.document_store import DocumentStore
+
     collection = read(options)
     for problem in collection.problems[:20]:
         print(problem)
@@ -63,7 +69,7 @@ def main(options: Options) -> None:
     write_jsonl(out / "documents.jsonl", collection.documents)
     store = DocumentStore.build(out / "store", collection.documents, options.store)
     questions: dict[str, list[Question]] = {"eval": [], "train": []}
-    for name, split in (("eval", options.split), ("train", options.train_split)):
+    for name, split in (("eval", options.eval_split), ("train", options.train_split)):
         if split in collection.judgements:
             questions[name] = questions_of(collection, split, store.chunks)
             write_qrels(out / "qrels" / f"{name}.tsv", collection.judgements[split])
@@ -77,12 +83,12 @@ def main(options: Options) -> None:
 
 def read(options: Options) -> Collection:
     if options.collection:
-        return read_beir(options.collection, (options.split, options.train_split))
+        return read_beir(options.collection, (options.eval_split, options.train_split))
     assert options.corpus
     assert options.queries
     assert options.qrels
-    return read_collection(options.corpus, options.queries, {options.split: options.qrels})
+    return read_collection(options.corpus, options.queries, {options.eval_split: options.qrels})
 
 
 if __name__ == "__main__":
-    run_script(main, description=__doc__)
+    run_script(main, __doc__, top=TOP, renamed=RENAMED)

@@ -6,7 +6,7 @@
     python document_store.py info --store data/store
 
 Files of a store: store.json (format, embedder, options; written last), chunks.jsonl, bm25.npz, chroma/ (or a
-collection on a Chroma server). Any number of processes may read one store; one at a time may build it.
+collection on a Chroma server). Any number of processes may read a store at once; only one may build it.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from forage.cli import run_script
 from forage.data.records import read_documents
 from forage.errors import UserError
-from forage.store.card import Mode, StoreOptions, read_card
-from forage.store.document_store import PROBE, DocumentStore, Hit
-from forage.store.embedder import Reranker
-from forage.store.fusion import Fusion
-from forage.store.server import make_server
+from forage.store.card import read_card
+from forage.store.options import Fusion, Mode, StoreOptions
 
-# The command line
+# Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
+if TYPE_CHECKING or __name__ != "__main__":
+    from forage.store.document_store import DocumentStore, Hit
+
+__all__ = ["DocumentStore", "Fusion", "Hit", "Mode", "StoreOptions"]
+
+RENAMED = {"--topk": "--k"}
 
 
 @dataclass
 class Build:
-    """Make a store from documents.jsonl, or bring it up to date."""
+    """Build a store from documents.jsonl, or bring it up to date."""
 
     documents: Path
-    """documents.jsonl with id, title and text a line."""
+    """documents.jsonl: one JSON object per line with id, title and text."""
     store: Path
     """Folder of the store."""
     options: Annotated[StoreOptions, tyro.conf.arg(name="")] = field(default_factory=StoreOptions)
@@ -53,11 +53,11 @@ class Search:
     store: Path = Path("data/store")
     """Folder of the store."""
     k: int = 5
-    """How many hits."""
+    """Number of chunks."""
     mode: Mode = "hybrid"
-    """By meaning, by words, or by both."""
+    """Search by meaning (dense), by words (sparse), or by both."""
     reranker: str = ""
-    """Cross-encoder (folder or hub name) that reorders the best."""
+    """Cross-encoder (folder or hub name) that reorders the best results."""
     fusion: Fusion = field(default_factory=Fusion)
 
 
@@ -68,13 +68,13 @@ class Serve:
     store: Path = Path("data/store")
     """Folder of the store."""
     host: str = "127.0.0.1"
-    """Address to listen on; other machines reach it only if you widen this."""
+    """Address to listen on; the default is reachable from this machine only."""
     port: int = 8000
-    """Port to listen on; 0 takes a free one."""
-    topk: int = 3
-    """Hits for a request that names no topk."""
+    """Port to listen on; 0 picks a free one."""
+    k: int = 3
+    """Number of chunks for a request that doesn't set topk."""
     mode: Mode = "hybrid"
-    """By meaning, by words, or by both."""
+    """Search by meaning (dense), by words (sparse), or by both."""
     fusion: Fusion = field(default_factory=Fusion)
 
 
@@ -88,8 +88,7 @@ class Info:
 
 def main(command: Build | Search | Serve | Info) -> None:
     if isinstance(command, Build):
-        store = DocumentStore.build(command.store, read_documents(command.documents), command.options)
-        print(f"{command.store}: {store.card.documents} documents, {store.card.chunks} chunks")
+        build(command)
     elif isinstance(command, Search):
         print_hits(command)
     elif isinstance(command, Serve):
@@ -98,7 +97,21 @@ def main(command: Build | Search | Serve | Info) -> None:
         print_info(command.store)
 
 
+def build(command: Build) -> None:
+    from forage.store.document_store import DocumentStore
+
+    store = DocumentStore.build(command.store, read_documents(command.documents), command.options)
+    print(f"{command.store}: {store.card.documents} documents, {store.card.chunks} chunks")
+
+
 def print_hits(command: Search) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from forage.store.document_store import DocumentStore
+    from forage.store.embedder import Reranker
+
     store = DocumentStore.open(command.store)
     reranker = Reranker(command.reranker) if command.reranker else None
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion, reranker=reranker)
@@ -111,6 +124,9 @@ def print_hits(command: Search) -> None:
 
 
 def serve(command: Serve) -> None:
+    from forage.store.document_store import PROBE, DocumentStore
+    from forage.store.server import make_server
+
     store = DocumentStore.open(command.store)
 
     def search(queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -118,7 +134,7 @@ def serve(command: Serve) -> None:
 
     search([PROBE], 1)  # load now what the first request would otherwise wait for
     try:
-        server = make_server(search, command.host, command.port, command.topk)
+        server = make_server(search, command.host, command.port, command.k)
     except OSError as error:
         raise UserError(
             f"can't listen on {command.host}:{command.port} ({error.strerror}); choose another --port"
@@ -128,13 +144,19 @@ def serve(command: Serve) -> None:
 
 
 def print_info(path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     card = read_card(path)
+    values = {
+        "format": card.format, "complete": card.complete, "documents": card.documents, "chunks": card.chunks,
+        "dimension": card.dimension, **vars(card.options),
+    }  # fmt: skip
     table = Table("", "", show_header=False, title=str(path))
-    for name, value in {"format": card.format, "complete": card.complete, "documents": card.documents,
-                        "chunks": card.chunks, "dimension": card.dimension, **vars(card.options)}.items():  # fmt: skip
+    for name, value in values.items():
         table.add_row(name, str(value))
     Console().print(table)
 
 
 if __name__ == "__main__":
-    run_script(main, description=__doc__)
+    run_script(main, __doc__, renamed=RENAMED)

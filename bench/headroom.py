@@ -21,8 +21,8 @@ from forage.cli import run_script
 from forage.data.records import read_answerable
 from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.statistics import bootstrapped, span
-from forage.store.card import Mode
 from forage.store.document_store import DocumentStore, Hit
+from forage.store.options import Mode
 
 
 @dataclass(frozen=True)

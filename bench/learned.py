@@ -26,8 +26,8 @@ from forage.errors import UserError
 from forage.evaluation.measures import Floats, grades_of, retrieval_measures
 from forage.evaluation.outcomes import OutcomeLog
 from forage.statistics import bootstrapped, span
-from forage.store.card import Mode
 from forage.store.document_store import DocumentStore
+from forage.store.options import Mode
 
 SCORES = ("mrr", "answer_similarity", "format")
 

@@ -24,11 +24,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.report import Bar, finish
-from create_lora_model import Options, add_adapter, nf4, sizes
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.policy.base_models import PACKAGED_MODEL, resolve_model
+from forage.policy.creation import add_adapter, nf4, sizes
 from forage.policy.logprobs import token_logprobs
+from forage.policy.options import AdapterOptions
 from forage.policy.packing import TokenBatch
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -115,7 +116,7 @@ def measure(base: str, batch: TokenBatch, steps: int, how: dict[str, Any]) -> Fi
     held = sizes(model).bytes
     with torch.no_grad():
         logprobs_BT = token_logprobs(model, batch)
-    policy = add_adapter(model, base, Options())
+    policy = add_adapter(model, base, AdapterOptions())
     step_seconds(policy, TokenBatch(*(part[:, :16] for part in vars(batch).values())))
     seconds = median(step_seconds(policy, batch) for _ in range(steps))
     print(f"a step of {batch.ids_BT.numel()} tokens in {seconds:.1f} s", flush=True)

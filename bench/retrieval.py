@@ -34,13 +34,14 @@ from rich.table import Table
 from bench.report import Bar, finish
 from forage.cli import run_script
 from forage.data.documents import assemble
-from forage.data.qa_rows import Columns, read_records, to_rows
+from forage.data.options import Columns
+from forage.data.qa_rows import read_records, to_rows
 from forage.data.records import Question
 from forage.data.relevance import make_questions, split_by_document
 from forage.store.bm25 import BM25, Tokenizer
-from forage.store.card import StoreOptions
 from forage.store.document_store import DocumentStore, search_text
-from forage.store.fusion import Fusion, Ranking, top_k
+from forage.store.fusion import Ranking, top_k
+from forage.store.options import Fusion, StoreOptions
 
 K = 10
 BATCH = 256

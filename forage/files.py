@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, locks, and JSON Lines."""
+"""Files written whole or not at all, locks, and JSON Lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forage.errors import UserError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Write a text file so that a reader, or a crash, never sees half of it: temporary name, fsync, rename."""
+    """Write a text file so that neither a reader nor a crash sees half of it: temporary name, fsync, rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -34,14 +34,14 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """As `replacing`, for a folder: what is yielded is filled, and takes its name when nothing went wrong."""
+    """Like `replacing`, for a folder: fill the yielded one, and it takes its final name if nothing went wrong."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield partial
         if overwrite and folder.exists():
             shutil.rmtree(folder)
-        # safetensors lets nobody but the owner read what it wrote; a server beside the trainer is another user.
+        # safetensors writes files that only their owner can read; a server beside the trainer runs as another user.
         partial.chmod(0o755)
         for path in partial.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -51,21 +51,21 @@ def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]
 
 
 @contextmanager
-def locked(path: Path, told: str) -> Iterator[None]:
-    """Hold a lock file for this process, which the system lets go of when it ends, however it does.
+def locked(path: Path, message: str) -> Iterator[None]:
+    """Hold a lock file; the system releases it when this process ends, however it ends.
 
-    Where another process holds it, that is an error, told in these words.
+    If another process holds it, UserError(message).
     """
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(told) from error
+            raise UserError(message) from error
         yield
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
-    """Write dataclasses or mappings, one a line, atomically; return how many."""
+    """Write dataclasses or mappings atomically, one per line; return how many."""
     count = 0
     with replacing(path) as file:
         for row in rows:
@@ -78,7 +78,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
 def json_lines(path: Path, broken: list[str] | None = None) -> Iterator[tuple[int, Any]]:
     """(line number, value) of each non-blank line of a .jsonl or .jsonl.gz.
 
-    A line that is no JSON raises with its number; where a list of `broken` ones is given, it is told there instead.
+    A line that is not JSON raises an error with its number, or is added to `broken` if that list is given.
     """
     number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -89,11 +89,11 @@ def json_lines(path: Path, broken: list[str] | None = None) -> Iterator[tuple[in
                 try:
                     value = json.loads(line)
                 except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                    told = f"{path}:{number}: not JSON ({error})"
+                    problem = f"{path}:{number}: not JSON ({error})"
                     if broken is None:
-                        raise UserError(f"{told}; mend or delete that line") from error
-                    broken.append(told)
+                        raise UserError(f"{problem}; fix or delete that line") from error
+                    broken.append(problem)
                 else:
                     yield number, value
         except (gzip.BadGzipFile, EOFError) as error:
-            raise UserError(f"{path}: damaged after line {number} ({error}); get the file again") from error
+            raise UserError(f"{path}: damaged after line {number} ({error}); download it again") from error

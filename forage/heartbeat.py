@@ -1,7 +1,7 @@
-"""Heartbeat: a file that is touched whenever a process goes on, so that a health check sees one that hangs.
+"""Heartbeat: a file touched whenever a process makes progress, so that a health check notices one that hangs.
 
 HEARTBEAT=/tmp/heartbeat python grpo_train.py ...
-HEARTBEAT=/tmp/heartbeat python -m forage.heartbeat       status 1 if it is older than HEARTBEAT_SECONDS (900)
+HEARTBEAT=/tmp/heartbeat python -m forage.heartbeat       exits with 1 if the file is older than HEARTBEAT_SECONDS (900)
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 
 def beat() -> None:
-    """Nothing without HEARTBEAT."""
+    """Touch the file; without HEARTBEAT, do nothing."""
     if path := os.environ.get("HEARTBEAT"):
         Path(path).touch()
 
 
 def silent_for() -> float:
-    """Seconds since the last beat; for ever, if there was none."""
+    """Seconds since the last beat; infinity if there was none."""
     try:
         return time.time() - Path(os.environ.get("HEARTBEAT", "")).stat().st_mtime
     except FileNotFoundError:
@@ -28,5 +28,5 @@ def silent_for() -> float:
 
 if __name__ == "__main__":
     silent, most = silent_for(), float(os.environ.get("HEARTBEAT_SECONDS", "900"))
-    print(f"last heard of {silent:.0f} s ago")
+    print(f"last heartbeat {silent:.0f} s ago")
     sys.exit(silent > most)

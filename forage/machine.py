@@ -1,4 +1,4 @@
-"""What this machine has: a model hub within reach, bf16 units."""
+"""What this machine offers: a reachable model hub, bf16 units. Imports torch and httpx only where it asks them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import os
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import httpx
-import torch
+if TYPE_CHECKING:
+    import torch
+
+Dtype = Literal["auto", "bfloat16", "float32"]
 
 
 @lru_cache(maxsize=1)
 def hub_reachable(timeout: float = 5.0) -> bool:
-    """True where the hub (or the mirror in HF_ENDPOINT) answers at all; HF_HUB_OFFLINE=1 says no without asking."""
+    """True if the hub (or the mirror in HF_ENDPOINT) answers at all; HF_HUB_OFFLINE=1 says no without asking."""
+    import httpx
+
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
     try:
@@ -25,18 +29,19 @@ def hub_reachable(timeout: float = 5.0) -> bool:
 
 
 def has_bf16(device: str) -> bool:
-    """Does this device compute in bf16, rather than emulate it (which is 5 times slower than fp32)?"""
+    """Whether this device computes in bf16 rather than emulating it (emulation is 5 times slower than fp32)."""
+    import torch
+
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     flags = Path("/proc/cpuinfo")
     return flags.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags.read_text()))
 
 
-Dtype = Literal["auto", "bfloat16", "float32"]
-
-
 def compute_dtype(dtype: Dtype = "auto") -> torch.dtype:
-    """auto: bf16 where it is computed in, fp32 where it would be emulated."""
+    """auto: bf16 if the device computes in it, fp32 if it would have to emulate it."""
+    import torch
+
     if dtype == "auto":
         dtype = "bfloat16" if has_bf16("cuda" if torch.cuda.is_available() else "cpu") else "float32"
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]

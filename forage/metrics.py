@@ -1,4 +1,4 @@
-"""Scores of an answer against a reference, and of a ranking against what is relevant."""
+"""Scores: an answer against its reference, a ranking against the relevant ids."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from collections.abc import Sequence
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Harmonic mean of precision and recall of the answer's words, as SQuAD measures answers; in [0, 1].
+    """Harmonic mean of the precision and recall of the answer's words, as SQuAD scores answers; in [0, 1].
 
-    Example: "a big toe" against "the big red toe" shares 2 words (articles do not count): precision 2/2, recall 2/3,
-    so 0.8.
+    Example: "a big toe" and "the big red toe" share 2 words (articles don't count): precision 2/2, recall 2/3, so 0.8.
     """
-    said, wanted = _words(answer), _words(reference)
-    shared = sum((said & wanted).values())
+    found, wanted = _words(answer), _words(reference)
+    shared = sum((found & wanted).values())
     if not shared:
         return 0.0
-    precision, recall = shared / said.total(), shared / wanted.total()
+    precision, recall = shared / found.total(), shared / wanted.total()
     return 2 * precision * recall / (precision + recall)
 
 
 def rouge_l(answer: str, reference: str) -> float:
-    """ROUGE-L: as token F1, but of the longest run of words, gaps allowed, that both hold in one order; in [0, 1].
+    """ROUGE-L: F1 of the longest common subsequence of words (gaps allowed); in [0, 1].
 
-    Articles count, and words are not cut to their stems, https://aclanthology.org/W04-1013. Example: "the toe is red"
-    against "red is the big toe" share "the toe": precision 2/4, recall 2/5, so 4/9.
+    Articles count and words are not stemmed, https://aclanthology.org/W04-1013. Example: "the toe is red" and "red is
+    the big toe" share "the toe": precision 2/4, recall 2/5, so 4/9.
     """
-    said, wanted = (re.findall(r"\w+", text.lower()) for text in (answer, reference))
-    return 2 * common_length(said, wanted) / (len(said) + len(wanted)) if said and wanted else 0.0
+    found, wanted = (re.findall(r"\w+", text.lower()) for text in (answer, reference))
+    return 2 * common_length(found, wanted) / (len(found) + len(wanted)) if found and wanted else 0.0
 
 
 def common_length(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence. Example: a b c d and b x d share b d: 2.
+    """Length of the longest common subsequence. Example: a b c d and b x d share b d, so 2.
 
-    Bits of one number stand for the words of `one`, so a word of `other` is four operations whatever the length:
-    Hyyrö's form of the usual table, in which a bit is 0 where the table's row rises.
+    Hyyrö's bit-parallel form of the usual table: each bit of one number stands for a word of `one`, and is 0 where the
+    table's row rises. So each word of `other` costs four operations, whatever the length of `one`.
     """
     places: dict[str, int] = {}
     for place, word in enumerate(one):
@@ -54,18 +53,18 @@ def _words(text: str) -> Counter[str]:
 
 
 def recall(found: Sequence[str], relevant: Sequence[str]) -> float:
-    """Share of what is relevant that was found. Example: ([a, b], [b, c]) gives .5."""
+    """Share of the relevant ids that were found. Example: ([a, b], [b, c]) gives .5."""
     return len(set(found) & set(relevant)) / len(set(relevant)) if relevant else 0.0
 
 
 def reciprocal_rank(found: Sequence[str], relevant: Sequence[str]) -> float:
-    """One over the place of the first relevant one. Example: ([a, b], [b, c]) gives .5; none found, 0."""
+    """1 / rank of the first relevant id, or 0 if none was found. Example: ([a, b], [b, c]) gives .5."""
     wanted = set(relevant)
     return next((1 / place for place, doc_id in enumerate(found, 1) if doc_id in wanted), 0.0)
 
 
 def ndcg(found: Sequence[str], relevant: Sequence[str], k: int) -> float:
-    """Gain 1 for each relevant one, discounted by log2(place + 1), over what the best order of k would have.
+    """Gain 1 for each relevant id, discounted by log2(rank + 1), divided by the gain of the best possible k.
 
     Example: ([a, b], [b, c], 2) gives (1 / log2 3) / (1 + 1 / log2 3) = .387.
     """

@@ -1,4 +1,4 @@
-"""Which questions a step plays: in rounds, or by how much their last group's rewards differed."""
+"""Which questions a step uses: in rounds, or by how much the rewards of their last group differed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 def in_rounds(items: Sequence[T], step: int, count: int, seed: int) -> list[T]:
-    """The `count` items of a step; each round has an order of its own, which the seed alone decides.
+    """The `count` items of a step. Each round goes through all items in its own order, which depends on the seed alone.
 
-    Example: of 5 items, 3 a step: step 0 has the first three of round 0, step 1 its last two and the first of round 1.
+    Example: with 5 items, 3 per step, step 0 has the first three of round 0, step 1 its last two and one of round 1.
     """
     orders: dict[int, list[int]] = {}
     chosen = []
@@ -26,24 +26,24 @@ def in_rounds(items: Sequence[T], step: int, count: int, seed: int) -> list[T]:
     return chosen
 
 
-LEAST = 0.1  # weight of a question whose last group was flat, beside 1 for the widest spread: nothing is given up
+MIN_WEIGHT = 0.1  # of a question whose last rewards were all equal; the widest spread weighs 1. None is given up.
 
 
 def by_spread(
     ids: Sequence[str], spreads: Mapping[str, float], count: int, seed: str, *, without: Sequence[str] = ()
 ) -> list[str]:
-    """`count` questions drawn without repetition, each as likely as its last group's rewards were spread.
+    """Draw `count` questions without repetition, weighted by the spread of each one's last rewards.
 
-    What was never played counts as the widest spread there is. Example: of three questions whose spreads are 0, .25
-    and unknown where the widest is .5, the weights are .1, .5 and 1.
+    A question never used counts as having the widest spread; those in `without` are not drawn. Example: spreads of 0,
+    .25 and unknown, where the widest is .5, weigh .1, .5 and 1.
     """
     widest = max(spreads.values(), default=0.0)
-    draw, barred = random.Random(seed), set(without)
+    draw, excluded = random.Random(seed), set(without)
     keys = []
     for name in ids:
-        weight = max(LEAST, spreads[name] / widest if widest else 1.0) if name in spreads else 1.0
+        weight = max(MIN_WEIGHT, spreads[name] / widest if widest else 1.0) if name in spreads else 1.0
         # Efraimidis and Spirakis: the largest of u^(1/w) are a weighted sample without replacement.
         key = math.log(1 - draw.random()) / weight
-        if name not in barred:
+        if name not in excluded:
             keys.append((-key, name))
     return [name for _, name in sorted(keys)[:count]]

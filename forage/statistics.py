@@ -11,9 +11,9 @@ DRAWS = 2000
 
 
 def bootstrapped(values: Sequence[float], seed: int = 0) -> Interval:
-    """Mean and 95 % percentile interval over resampled questions. For a paired comparison, give it the differences.
+    """Mean and 95 % percentile bootstrap interval over questions. For a paired comparison, pass the differences.
 
-    Example: equal values have an interval of no width.
+    Example: equal values have an interval of width 0.
     """
     given = np.asarray(values, np.float64)
     drawn = np.random.default_rng(seed).integers(len(given), size=(DRAWS, len(given)))
@@ -35,5 +35,5 @@ class Interval(TypedDict):
 
 
 def clear(found: Interval) -> bool:
-    """Does the interval of a difference leave out zero?"""
+    """Whether the interval of a difference excludes zero."""
     return found["low"] > 0 or found["high"] < 0

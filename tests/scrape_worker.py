@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from forage.data.scraping.fetcher import ScrapeOptions, scrape
+from forage.data.scraping.options import ScrapeOptions
+from forage.data.scraping.scraper import scrape
 
 if __name__ == "__main__":
     urls = sys.stdin.read().split()

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import json
 import re
 import shlex
@@ -23,6 +24,7 @@ from tests import ROOT
 
 README = ROOT / "README.md"
 RESULTS = ROOT / "RESULTS.md"
+DEMO = ROOT / "scripts" / "demo.sh"
 PAGES = [README, RESULTS, *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`((?:python|make|torchrun) [^`]+)`")
@@ -51,9 +53,9 @@ def fenced(page, *languages):
 
 
 def command_lines(text):
-    """Commands of a shell block as lists of words: lines joined, comments left out, loops played once.
+    """Commands of a shell block as lists of words: lines joined, comments left out, loops unrolled.
 
-    Example: "for seed in 1 2; do A=1 python x.py --seed $seed; done  # slow" is [["python", "x.py", "--seed", "1"]].
+    Example: "for n in 1 2; do A=1 python x.py --n $n; done  # slow" is [["python", "x.py", "--n", "1"], [..., "2"]].
     """
     variables, found = {}, []
     for line in text.replace("\\\n", " ").splitlines():
@@ -64,17 +66,23 @@ def command_lines(text):
             end = next((n for n, word in enumerate(words) if word in SEPARATORS), len(words))
             command, words = words[:end], words[end + 1 :]
             if command[:1] == ["for"]:
-                variables[command[1]] = command[3]
+                variables[command[1]] = command[3:]
                 continue
             while command and (command[0] in ("do", "then", "else") or re.match(r"\w+=", command[0])):
                 name, _, value = command[0].partition("=")
-                variables |= {name: value} if value else {}
+                variables |= {name: [value]} if value else {}
                 command = command[1:]
-            command = [string.Template(word).safe_substitute(variables) for word in command]
             redirected = next((n for n, word in enumerate(command) if word in (">", ">>", "<")), len(command))
             if command and command[0] not in ("done", "fi"):
-                found.append(command[:redirected])
+                found += unrolled(command[:redirected], variables)
     return found
+
+
+def unrolled(command, variables):
+    """Example: echo $n with n = 1, 2 gives echo 1 and echo 2."""
+    used = [name for name in variables if any(re.search(rf"\$\{{?{name}\b", word) for word in command)]
+    values = [dict(zip(used, chosen, strict=True)) for chosen in itertools.product(*(variables[n] for n in used))]
+    return [[string.Template(word).safe_substitute(chosen) for word in command] for chosen in values]
 
 
 def commands_of(page):
@@ -110,6 +118,11 @@ def can_be_imported(module):
 
 def parsed(module, arguments):
     """The options as the script itself would parse them."""
+    return parsed_once(module, tuple(arguments))
+
+
+@functools.cache
+def parsed_once(module, arguments):
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
     return tyro.cli(options_of(module), args=arguments, config=config)
 
@@ -162,9 +175,7 @@ def test_command_lines_are_read_as_a_shell_would():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_parses_and_names_files_that_are_there(page, capsys):
-    made = made_by(command_lines((ROOT / "scripts" / "demo.sh").read_text().replace('"$PY"', "python")))
-    for earlier in (README, RESULTS) if page.parent.name == "docs" else ():
-        made |= made_by(commands_of(earlier))
+    made = set().union(*map(made_by, (DEMO, README, RESULTS) if page.parent.name == "docs" else (DEMO,)))
     for command in commands_of(page):
         call = python_call(command)
         if call is None or not can_be_imported(call[0]):
@@ -179,13 +190,12 @@ def test_every_command_parses_and_names_files_that_are_there(page, capsys):
         made |= set(writes)
 
 
-def made_by(commands):
-    """What these commands write. Example of demo.sh: runs/demo/data, runs/demo/warm and so on."""
+@functools.cache
+def made_by(page):
+    """What a page's commands write, or demo.sh's: runs/demo/data, runs/demo/warm and so on."""
+    commands = command_lines(page.read_text().replace('"$PY"', "python")) if page == DEMO else commands_of(page)
     calls = [call for command in commands if (call := python_call(command)) and can_be_imported(call[0])]
-    made = set()
-    for module, arguments in calls:
-        made |= set(files_of(module, parsed(module, arguments))[1])
-    return made
+    return frozenset(path for module, arguments in calls for path in files_of(module, parsed(module, arguments))[1])
 
 
 def targets():

@@ -1,8 +1,17 @@
-"""The pool by its weights."""
+"""Rounds, and the draw by spread."""
 
 from collections import Counter
 
-from forage.schedule import by_spread
+from forage.schedule import by_spread, in_rounds
+
+
+def test_a_round_has_each_item_once_in_an_order_of_its_own():
+    steps = [in_rounds("abcde", step, 3, seed=1) for step in range(5)]
+    played = [item for step in steps for item in step]
+    assert [sorted(played[first : first + 5]) for first in (0, 5, 10)] == [list("abcde")] * 3
+    assert played[:5] != played[5:10]
+    assert steps == [in_rounds("abcde", step, 3, seed=1) for step in range(5)]
+    assert steps != [in_rounds("abcde", step, 3, seed=2) for step in range(5)]
 
 
 def test_questions_are_drawn_as_their_rewards_are_spread():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forage.statistics import bootstrapped
+from forage.statistics import bootstrapped, clear, span
 
 
 def test_equal_values_are_certain():
@@ -17,3 +17,9 @@ def test_the_width_is_that_of_the_normal_distribution_where_there_are_many():
     assert interval["mean"] - interval["low"] == pytest.approx(wanted, rel=0.1)
     assert interval["high"] - interval["mean"] == pytest.approx(wanted, rel=0.1)
     assert bootstrapped(values) == interval
+
+
+def test_an_interval_is_clear_without_zero_in_it():
+    for low, high, expected in ((0.1, 0.25, True), (-0.1, 0.2, False), (-0.3, -0.1, True), (0, 0.1, False)):
+        assert clear({"mean": 0.0, "low": low, "high": high}) is expected
+    assert span({"mean": 0.2, "low": 0.1, "high": 0.25}) == "0.100 to 0.250"

@@ -1,17 +1,19 @@
-"""A rewriter small enough that a run of PPO takes seconds: random weights, twelve documents."""
+"""A rewriter small enough for a PPO run of seconds: random weights, twelve documents."""
 
 import json
 from itertools import count
 
 import numpy as np
 import torch
+import tyro
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from forage.policy.base_models import PACKAGED_MODEL, resolve_model
-from forage.rewriter.actors import make_actors
-from forage.rewriter.options import ActorOptions, SamplingOptions
-from forage.rewriter.ppo import Batch
+from forage.rewriter.actors import Policy, make_actors
+from forage.rewriter.options import ActorOptions, Options, SamplingOptions
+from forage.rewriter.ppo import PromptBatch
 from forage.rewriter.rewrites import Row, left_padded
+from train_ppo import main
 
 
 def tiny_lm(seed=0, width=32):
@@ -29,7 +31,8 @@ def tiny_lm(seed=0, width=32):
 
 def tiny_actors(actor=ActorOptions(), sampling=SamplingOptions(max_new_tokens=6), micro_batch=0):  # noqa: B008
     lm, tokenizer = tiny_lm()
-    return make_actors(lm, actor, sampling, tokenizer.eos_token_id, len(tokenizer), micro_batch, seed=0), tokenizer
+    policy = Policy(lm, sampling, tokenizer.eos_token_id, len(tokenizer), micro_batch)
+    return make_actors(policy, actor, seed=0), tokenizer
 
 
 def tiny_rows(number=8):
@@ -52,19 +55,40 @@ def make_tiny(folder, *, template=True):
         (folder / "data" / f"{name}.jsonl").write_text("\n".join(rows))
 
 
+def write_data(folder, corpus, **files):
+    """pubmed_corpus.json and a .jsonl of rows, or of lines, for each of `files`."""
+    (folder / "pubmed_corpus.json").write_text(json.dumps(corpus))
+    for name, rows in files.items():
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
 def tiny_args(folder, run_dir, *more):
-    """Of train_ppo.py."""
+    """Arguments of train_ppo.py for a short run."""
     return [
-        "--data", str(folder / "data"), "--model", str(folder / "model"), "--run-dir", str(run_dir), "--output-dir",
-        str(run_dir / "model"), "--max-steps", "4", "--max-new-tokens", "6", "--pseudo-answer-tokens", "8",
-        "--learning-rate", "0.001", "--save-every", "1", *more,
+        "--data", str(folder / "data"), "--base-model", str(folder / "model"), "--run-dir", str(run_dir),
+        "--output-dir", str(run_dir / "model"), "--max-steps", "4", "--max-new-tokens", "6", "--pseudo-answer-tokens",
+        "8", "--learning-rate", "0.001", "--save-every", "1", *more,
     ]  # fmt: skip
 
 
+def run(args):
+    """train_ppo.py with these arguments, in this process."""
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+    main(tyro.cli(Options, args=args, config=config))
+
+
+def metrics(run_dir):
+    """The rows of metrics.jsonl without the seconds."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
 def batches_of(rows, pad_id, size=4, first=0):
-    """Without end; each from random numbers of its own, as train_ppo.py's."""
+    """Endless batches, each with its own random seed, as in train_ppo.py."""
     for step in count(first):
         torch.manual_seed(step)
         np.random.seed(step)
         chosen = [rows[(step * size + place) % len(rows)] for place in range(size)]
-        yield Batch(chosen, left_padded([row.prompt for row in chosen], pad_id))
+        yield PromptBatch(chosen, left_padded([row.prompt for row in chosen], pad_id))

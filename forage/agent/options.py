@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.files import replacing
-from forage.store.card import Mode
+from forage.store.options import Mode
 
 AGENT_FILE = "agent.json"
 

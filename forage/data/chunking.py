@@ -1,4 +1,4 @@
-"""Chunks: pieces of a document, cut between sentences, that fit an embedder."""
+"""Chunks: pieces of a document, split between sentences, that fit the embedder."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from forage.errors import UserError
 CountTokens = Callable[[Sequence[str]], list[int]]
 Span = tuple[int, int]
 
-# A sentence ends at . ! or ?, with closing quotes or brackets, before white space and something that can start a
-# sentence; or at a line break. Abbreviations that medical text is full of do not end one.
+# A sentence ends at . ! or ? (with closing quotes or brackets) before white space and something that can start a
+# sentence, or at a line break. The abbreviations that medical text is full of don't end one.
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*\s+(?=[\"'“‘(\[]?[A-Z0-9À-Þ])|\n+")
 ABBREVIATION = re.compile(r"(?:\b(?:Dr|Mr|Mrs|Ms|Prof|St|vs|e\.g|i\.e|etc|approx|Fig|No|spp?)|\b[A-Z])\.\s+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`document.text[start:end]`, with where it stands among its document's chunks.
+    """`document.text[start:end]`, and its place among its document's chunks.
 
-    Example: of a document 'asthma' cut in three, the second chunk has id 'asthma#1', index 1, of 3,
-    previous 'asthma#0' and next 'asthma#2'.
+    Example: if the document 'asthma' is split in three, the second chunk has id 'asthma#1', index 1, of 3, previous
+    'asthma#0' and next 'asthma#2'.
     """
 
     doc_id: str
@@ -48,9 +48,9 @@ class Chunk:
 
 
 def chunk_document(document: Document, count: CountTokens, size: int, overlap: int) -> list[Chunk]:
-    """Cut each section of a document into chunks of at most `size` tokens; white space alone makes no chunk."""
+    """Split each section of a document into chunks of at most `size` tokens; white space alone makes no chunk."""
     if not 0 <= overlap < size:
-        raise UserError(f"chunk overlap {overlap} must be at least 0 and under the chunk size {size}")
+        raise UserError(f"--chunk-overlap {overlap} must be at least 0 and less than --chunk-tokens {size}")
     spans = [
         (section_start + start, section_start + end)
         for section_start, section_end in _section_spans(document)
@@ -63,9 +63,9 @@ def chunk_document(document: Document, count: CountTokens, size: int, overlap: i
 
 
 def chunk_spans(text: str, count: CountTokens, size: int, overlap: int) -> list[Span]:
-    """Spans over `text` that cover every character, start at sentences and hold at most `size` tokens each.
+    """Spans that cover every character of `text`, start at sentences and have at most `size` tokens each.
 
-    Consecutive spans share whole sentences of at most `overlap` tokens. Example, one token a word, size 4, overlap 2:
+    Consecutive spans share whole sentences of at most `overlap` tokens. Example, one token per word, size 4, overlap 2:
     "A b. C d. E f." -> "A b. C d. ", "C d. E f."
     """
     if not text.strip():
@@ -78,7 +78,7 @@ def chunk_spans(text: str, count: CountTokens, size: int, overlap: int) -> list[
         units += [piece for piece, _ in pieces]
         unit_counts += [piece_tokens for _, piece_tokens in pieces]
     spans = [(units[first][0], units[last][1]) for first, last in _pack(unit_counts, size, overlap)]
-    # Sub-word tokenizers may need more tokens for a joined text than for its parts where a word was cut: count again.
+    # Where a word was split, a sub-word tokenizer may need more tokens for the joined text than for its parts: recount.
     totals = count([text[start:end] for start, end in spans])
     return [
         piece
@@ -94,7 +94,7 @@ def _section_spans(document: Document) -> Iterator[Span]:
 
 
 def _sentence_spans(text: str) -> Iterator[Span]:
-    """Spans that cover `text`; the white space after a sentence belongs to it."""
+    """Spans of sentences that cover `text`; the white space after a sentence belongs to it."""
     start = 0
     for end in SENTENCE_END.finditer(text):
         if ABBREVIATION.search(text, start, end.end()) and "\n" not in end.group():
@@ -106,7 +106,7 @@ def _sentence_spans(text: str) -> Iterator[Span]:
 
 
 def _halve(text: str, span: Span, count: CountTokens, size: int) -> list[tuple[Span, int]]:
-    """Cut an over-long span in two at the space nearest to its middle, again and again, until each piece fits."""
+    """Split an overlong span at the space nearest to its middle, repeatedly, until each piece fits."""
     start, end = span
     tokens = count([text[start:end]])[0]
     if tokens <= size or end - start == 1:
@@ -118,7 +118,7 @@ def _halve(text: str, span: Span, count: CountTokens, size: int) -> list[tuple[S
 
 
 def _pack(counts: Sequence[int], size: int, overlap: int) -> Iterator[tuple[int, int]]:
-    """(first, last) unit of each chunk: as many as fit, starting at most `overlap` tokens before the last end.
+    """(first, last) unit of each chunk: as many as fit, starting at most `overlap` tokens before the previous end.
 
     Example: counts [2, 2, 2], size 4, overlap 2 -> (0, 1), (1, 2).
     """
@@ -131,7 +131,7 @@ def _pack(counts: Sequence[int], size: int, overlap: int) -> Iterator[tuple[int,
         yield first, last
         if last + 1 == len(counts):
             return
-        # Going back must leave room for the next unit, else a chunk would lie wholly inside the one before.
+        # The overlap must leave room for the next unit; otherwise a chunk would lie wholly inside the previous one.
         room = min(overlap, size - counts[last + 1])
         start, shared = last + 1, 0
         while start - 1 > first and shared + counts[start - 1] <= room:

@@ -1,13 +1,13 @@
-"""Collection: a standard test collection of documents, queries and judgements, from local files.
+"""Collection: a standard test collection (documents, queries, relevance judgements) from local files.
 
 BEIR's layout is a folder (https://github.com/beir-cellar/beir/wiki/Load-your-custom-dataset):
 
     corpus.jsonl      {"_id": "d1", "title": "Gout", "text": "Crystals in a joint."}
     queries.jsonl     {"_id": "q1", "text": "what is gout"}
-    qrels/test.tsv    query-id, corpus-id, score; tabs between, and that line on top
+    qrels/test.tsv    query-id, corpus-id, score; separated by tabs, with this header
 
-Files by TREC's habits can be had in their place: judgements as `query 0 document grade` with white space between,
-queries and documents as `id<tab>text`. All of them may be packed (.gz).
+Files in TREC's formats work too: judgements as `query 0 document grade` separated by white space, queries and documents
+as `id<tab>text`. All of them may be gzipped (.gz).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from forage.files import json_lines, replacing
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")
 Judgements = dict[str, dict[str, int]]
-"""Of each query, documents with their grades; 0 and below do not answer it."""
+"""For each query, its judged documents with their grades; 0 and below don't answer it."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, queries by id, judgements by split, and what was left out as 'file:line: why'."""
+    """Documents, queries by id, judgements by split, and each line left out as 'file:line: why'."""
 
     documents: list[Document]
     queries: dict[str, str]
@@ -39,17 +39,17 @@ class Collection:
 
 
 def read_beir(folder: Path, splits: Sequence[str]) -> Collection:
-    """A folder in BEIR's layout; splits that it does not have are left out, but for the first."""
-    there = {split: path for split in splits if (path := _packed(folder / "qrels" / f"{split}.tsv")).is_file()}
-    if splits[0] not in there:
+    """A folder in BEIR's layout. The first split must exist; others that don't are skipped."""
+    paths = {split: path for split in splits if (path := _packed(folder / "qrels" / f"{split}.tsv")).is_file()}
+    if splits[0] not in paths:
         known = ", ".join(sorted(path.name.partition(".")[0] for path in (folder / "qrels").glob("*.tsv*")))
-        told = f"it has {known}" if known else "is it a collection?"
-        raise UserError(f"{folder} has no qrels/{splits[0]}.tsv; {told}")
-    return read_collection(_packed(folder / "corpus.jsonl"), _packed(folder / "queries.jsonl"), there)
+        hint = f"it has {known}" if known else "is it a collection?"
+        raise UserError(f"{folder} has no qrels/{splits[0]}.tsv; {hint}")
+    return read_collection(_packed(folder / "corpus.jsonl"), _packed(folder / "queries.jsonl"), paths)
 
 
 def read_collection(corpus: Path, queries: Path, qrels: Mapping[str, Path]) -> Collection:
-    """Files by name. A broken line is an error; judgements of what is not there are left out, and told."""
+    """Three kinds of files. A broken line is an error; judgements of unknown queries or documents become problems."""
     documents, problems = read_corpus(corpus)
     topics = read_topics(queries)
     known = {document.id for document in documents}
@@ -66,9 +66,9 @@ def read_collection(corpus: Path, queries: Path, qrels: Mapping[str, Path]) -> C
 
 
 def read_corpus(path: Path) -> tuple[list[Document], list[str]]:
-    """.jsonl of _id (or id), title and text, or .tsv of id and text; documents without any text are told and left out.
+    """.jsonl of _id (or id), title and text, or .tsv of id and text; documents without any text become problems.
 
-    A document that has a title only is searched by it.
+    If a document has only a title, the title is its text.
     """
     documents, problems = dict[str, Document](), []
     for number, row in _records(path, "document"):
@@ -90,7 +90,7 @@ def read_topics(path: Path) -> dict[str, str]:
         text = " ".join(str(row.get("text") or "").split())
         query_id = _new_id(row, queries, path, number)
         if not text:
-            raise UserError(f"{path}:{number}: query {query_id} has no text; mend or delete that line")
+            raise UserError(f"{path}:{number}: query {query_id} has no text; fix or delete that line")
         queries[query_id] = text
     if not queries:
         raise UserError(f"{path} has no query")
@@ -98,7 +98,7 @@ def read_topics(path: Path) -> dict[str, str]:
 
 
 def read_qrels(path: Path) -> Judgements:
-    """Judgements of either form; a line that is not of the first one's is an error, as is a pair with two grades.
+    """Judgements in TREC's or BEIR's format; one that doesn't fit the first line's, or a second grade, is an error.
 
     Example: the lines "q1 0 d1 2" and "q1 0 d2 0" give {"q1": {"d1": 2, "d2": 0}}.
     """
@@ -109,16 +109,16 @@ def read_qrels(path: Path) -> Judgements:
 
 
 def write_qrels(path: Path, judgements: Mapping[str, Mapping[str, int]]) -> None:
-    """In BEIR's form."""
+    """Write judgements in BEIR's format."""
     with replacing(path) as file:
         file.write("\t".join(QRELS_HEADER) + "\n")
         file.writelines(f"{q}\t{d}\t{grade}\n" for q, graded in judgements.items() for d, grade in graded.items())
 
 
 def questions_of(collection: Collection, split: str, chunks: Iterable[Chunk]) -> list[Question]:
-    """The split's queries as questions: every chunk of a document that answers is relevant, best documents first.
+    """The split's queries as questions; every chunk of a relevant document is relevant, best documents first.
 
-    A collection has no reference answers, so theirs are empty.
+    Collections have no reference answers, so answers are empty.
     """
     chunk_ids: dict[str, list[str]] = {}
     for chunk in chunks:
@@ -133,7 +133,7 @@ def questions_of(collection: Collection, split: str, chunks: Iterable[Chunk]) ->
 
 
 def _known_only(path: Path, queries: Mapping[str, str], documents: set[str]) -> tuple[Judgements, list[str]]:
-    """Judgements of queries and documents that are there, of queries that a document answers."""
+    """Judgements of known queries and documents, for queries that some document answers; the rest are problems."""
     judgements, problems = Judgements(), []
     for number, query_id, doc_id, grade in _judged(path):
         if query_id not in queries:
@@ -146,7 +146,7 @@ def _known_only(path: Path, queries: Mapping[str, str], documents: set[str]) -> 
 
 
 def _judged(path: Path) -> Iterator[tuple[int, str, str, int]]:
-    """(line, query, document, grade); the first line says which form it is."""
+    """(line, query, document, grade); the first line decides which format it is."""
     seen: dict[tuple[str, str], int] = {}
     trec: bool | None = None
     for number, line in _lines(path):
@@ -157,12 +157,15 @@ def _judged(path: Path) -> Iterator[tuple[int, str, str, int]]:
         parts = line.split() if trec else line.split("\t")
         if len(parts) != (4 if trec else 3):
             form = "`query 0 document grade`" if trec else "`query<tab>document<tab>grade`"
-            told = f" (or begin with the line {'<tab>'.join(QRELS_HEADER)})" if trec and number == 1 else ""
-            raise UserError(f"{path}:{number}: {len(parts)} columns, not {form}{told}; mend or delete that line")
+            hint = f" (or begin with the line {'<tab>'.join(QRELS_HEADER)})" if trec and number == 1 else ""
+            raise UserError(f"{path}:{number}: {len(parts)} columns, not {form}{hint}; fix or delete that line")
         query_id, doc_id, grade = parts[0].strip(), parts[-2].strip(), _grade(parts[-1], path, number)
         before = seen.setdefault((query_id, doc_id), grade)
         if before != grade:
-            raise UserError(f"{path}:{number}: {query_id} and {doc_id} have grade {before} further up, {grade} here")
+            raise UserError(
+                f"{path}:{number}: {query_id} and {doc_id} have grade {before} on an earlier line, {grade} here; "
+                "keep one of them"
+            )
         yield number, query_id, doc_id, grade
 
 
@@ -170,7 +173,7 @@ def _grade(text: str, path: Path, number: int) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise UserError(f"{path}:{number}: grade {text!r} is no whole number; mend or delete that line") from error
+        raise UserError(f"{path}:{number}: grade {text!r} is not a whole number; fix or delete that line") from error
 
 
 def _records(path: Path, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -180,18 +183,18 @@ def _records(path: Path, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             raise UserError(f"{path}: no such file")
         for number, row in json_lines(path):
             if not isinstance(row, dict):
-                raise UserError(f"{path}:{number}: not a JSON object; each line is one {kind}")
+                raise UserError(f"{path}:{number}: not a JSON object; each line must be one {kind}")
             yield number, row
         return
     for number, line in _lines(path):
         name, tab, text = line.partition("\t")
         if not tab:
-            raise UserError(f"{path}:{number}: no tab; each line is a {kind}'s id, a tab, and its text")
+            raise UserError(f"{path}:{number}: no tab; each line must be a {kind}'s id, a tab, and its text")
         yield number, {"_id": name, "text": text}
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line) of each line that is not blank."""
+    """(number, line) of each non-blank line."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     number, open_text = 0, gzip.open if path.suffix == ".gz" else open
@@ -201,22 +204,22 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: no UTF-8 text after line {number} ({error.reason}); save it as UTF-8") from error
+        raise UserError(f"{path}: not UTF-8 after line {number} ({error.reason}); save it as UTF-8") from error
     except (gzip.BadGzipFile, EOFError) as error:
-        raise UserError(f"{path}: damaged after line {number} ({error}); get the file again") from error
+        raise UserError(f"{path}: damaged after line {number} ({error}); download it again") from error
 
 
 def _new_id(row: Mapping[str, Any], known: Mapping[str, object], path: Path, number: int) -> str:
     found = row.get("_id", row.get("id"))
     name = "" if found is None else str(found).strip()
     if not name:
-        raise UserError(f"{path}:{number}: no _id; mend or delete that line")
+        raise UserError(f"{path}:{number}: no _id; fix or delete that line")
     if name in known:
-        raise UserError(f"{path}:{number}: _id {name} occurs further up; ids must be unique")
+        raise UserError(f"{path}:{number}: _id {name} is on an earlier line too; ids must be unique")
     return name
 
 
 def _packed(path: Path) -> Path:
-    """The file, or the same packed, where that is what is there."""
+    """The file, or its .gz if only that exists."""
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.is_file() and not path.is_file() else path

@@ -1,4 +1,4 @@
-"""Documents out of rows and pages: one for each address, from its page, or from the data set's own answers."""
+"""Documents made from rows and pages: one per address, from its page or else from the data set's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forage.data.records import Document, clean
 from forage.data.relevance import shared_share, trigrams
 from forage.data.scraping.page_text import Page
 
-# An answer of which less than this share of word triples stands on the page is not on it (any more).
+# An answer is on a page if at least this share of its word triples is; pages change after a data set is made.
 ON_PAGE = 0.5
 
 
@@ -28,23 +28,23 @@ class PageText:
 
 @dataclass(frozen=True)
 class Library:
-    """Documents, and which of them each row's answer is in."""
+    """Documents, and which of them has each row's answer."""
 
     documents: list[Document]
     doc_of_row: dict[str, str]
     answers_added: int
-    """Answers that were not on their page and were added to its document."""
+    """Answers missing from their page and added to its document."""
     duplicates: int
     """Documents left out because another has the same text."""
 
 
 def assemble(rows: Sequence[QARow], pages: Mapping[str, PageText]) -> Library:
-    """One document for each URL (for each row, where it has none); equal texts are kept once."""
+    """One document per URL (per row, if it has none); equal texts are kept once."""
     by_place: dict[str, list[QARow]] = {}
     for row in rows:
         by_place.setdefault(row.url or f"row:{row.id}", []).append(row)
     documents: list[Document] = []
-    kept: dict[str, str] = {}  # digest of a text -> the document that has it
+    kept: dict[str, str] = {}  # digest of a text -> id of its document
     doc_of_row: dict[str, str] = {}
     added = duplicates = 0
     for place, place_rows in by_place.items():
@@ -63,7 +63,7 @@ def assemble(rows: Sequence[QARow], pages: Mapping[str, PageText]) -> Library:
 
 
 def _document(place: str, rows: Sequence[QARow], page: PageText | None) -> tuple[Document, int]:
-    """The document of one place, and how many answers were added to what its page holds."""
+    """The document of one place (URL or row), and how many answers were added to its page's text."""
     title = next((row.focus for row in rows if row.focus), "") or (page.title if page else "")
     url = rows[0].url
     document = Document(document_id(place, url), title, page.text if page else "", url, "page" if page else "answer")
@@ -76,7 +76,7 @@ def _document(place: str, rows: Sequence[QARow], page: PageText | None) -> tuple
 
 
 def _with_sections(document: Document, texts: Iterable[str]) -> Document:
-    """The document with each text added as a section of its own.
+    """The document with each text appended as a section.
 
     Example: text "", texts "Ab." and "Cd." -> text "Ab.\\n\\nCd.", sections (0, 5).
     """
@@ -89,7 +89,7 @@ def _with_sections(document: Document, texts: Iterable[str]) -> Document:
 
 
 def page_text(page: Page) -> PageText:
-    """A block a line; a section starts, after a blank line, at each heading that follows other text.
+    """One line per block; a section starts, after a blank line, at each heading that follows other text.
 
     Example: h1 "Asthma", h2 "Care", p "Rest.", h2 "Drugs" -> "Asthma\nCare\nRest.\n\nDrugs", sections (0, 19).
     """
@@ -106,7 +106,7 @@ def page_text(page: Page) -> PageText:
 
 
 def document_id(place: str, url: str) -> str:
-    """A name that a person can read and that stays the same: the end of the path, and a hash of the whole.
+    """A readable and stable name: the end of the path, and a hash of the whole.
 
     Example: https://ghr.nlm.nih.gov/condition/asthma -> 'asthma-' and 8 hex digits.
     """

@@ -6,15 +6,16 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forage.data.options import Columns
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.machine import hub_reachable
 
-# What the data sets we know call each column, the likeliest first; compared without case.
+# What data sets call each column, likeliest first; compared without case.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "question": ("question", "query", "prompt", "input", "text"),
     "answer": ("answer", "response", "output", "ground_truth", "answers"),
@@ -23,31 +24,12 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "focus": ("question_focus", "focus", "title", "topic", "entity"),
     "type": ("question_type", "qtype", "type"),
 }
-CAUSES = ("no question", "no answer", "no url")
-WAYS_ON = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which column holds what; an empty name is found by itself among the names that data sets use."""
-
-    question: str = ""
-    """Column with the question."""
-    answer: str = ""
-    """Column with the reference answer."""
-    url: str = ""
-    """Column with the address of the page that answers the question."""
-    id: str = ""
-    """Column with the row's id."""
-    focus: str = ""
-    """Column with what the question is about; becomes the document's title."""
-    type: str = ""
-    """Column with the question's type."""
+ALTERNATIVES = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
 
 
 @dataclass(frozen=True, slots=True)
 class QARow:
-    """A row of a data set; what it lacks is an empty string."""
+    """A row of a data set; missing values are empty strings."""
 
     id: str
     question: str
@@ -57,57 +39,51 @@ class QARow:
     type: str
 
 
-def find_columns(names: Iterable[str], wanted: Columns) -> Columns:
-    """Fill in the columns that were not named; question and answer must be there.
+def find_columns(names: Iterable[str], wanted: Columns) -> dict[str, str]:
+    """The column of each kind, empty where there is none; a question and an answer column are required.
 
-    Example: names Question, Answer, qtype -> question "Question", answer "Answer", type "qtype".
+    Example: names Question, Answer, qtype -> question: Question, answer: Answer, type: qtype, and the others empty.
     """
     names = list(names)
     by_lower = {name.lower(): name for name in reversed(names)}
     found = {}
-    for kind in (field.name for field in fields(Columns)):
-        asked = getattr(wanted, kind)
+    for kind, known in KNOWN_NAMES.items():
+        asked = getattr(wanted, f"{kind}_column")
         if asked and asked not in names:
             raise UserError(f"--{kind}-column {asked}: no such column; the data set has {', '.join(names)}")
-        known = (by_lower[name] for name in KNOWN_NAMES[kind] if name in by_lower)
-        found[kind] = asked or next(known, "")
+        found[kind] = asked or next((by_lower[name] for name in known if name in by_lower), "")
     for kind in ("question", "answer"):
         if not found[kind]:
             raise UserError(f"no {kind} column among {', '.join(names)}; name it with --{kind}-column")
-    return Columns(**found)
+    return found
 
 
 def to_rows(records: Iterable[Mapping[str, Any]], wanted: Columns) -> tuple[list[QARow], Counter[str]]:
-    """Rows of all records, ids made unique, and how many lack what."""
+    """Rows of all records with unique ids, and how many rows lack a question, an answer or a URL."""
     records = list(records)
     if not records:
         raise UserError("the data set has no rows")
     columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted)
     rows, lacking, seen = [], Counter[str](), Counter[str]()
     for number, record in enumerate(records, 1):
-        values = {kind: _text(record.get(name)) if name else "" for kind, name in vars(columns).items()}
+        values = {kind: _text(record.get(name)) if name else "" for kind, name in columns.items()}
         row_id = values["id"] or f"row-{number}"
         seen[row_id] += 1
-        if seen[row_id] > 1:  # MedQuAD repeats 34 of its ids
-            values["id"] = f"{row_id}-r{seen[row_id]}"
-        else:
-            values["id"] = row_id
+        values["id"] = row_id if seen[row_id] == 1 else f"{row_id}-r{seen[row_id]}"  # MedQuAD repeats 34 of its ids
         rows.append(QARow(**values))
-        lacking.update(
-            cause for cause, kind in zip(CAUSES, ("question", "answer", "url"), strict=True) if not values[kind]
-        )
+        lacking.update(f"no {kind}" for kind in ("question", "answer", "url") if not values[kind])
     return rows, lacking
 
 
 def read_records(dataset_name: str, cache_dir: Path, split: str = "train") -> list[dict[str, Any]]:
-    """The records of a local file, by its ending, or of a data set on the hub."""
+    """The records of a local file, recognised by its suffix, or of a data set on the hub."""
     path = Path(dataset_name)
     if path.suffix in (".jsonl", ".csv", ".parquet") or path.name.endswith(".jsonl.gz"):
         if not path.is_file():
-            raise UserError(f"{path}: no such file; {WAYS_ON}")
+            raise UserError(f"{path}: no such file; {ALTERNATIVES}")
         return list(_file_records(path))
     if path.exists():
-        raise UserError(f"{path} is not a .jsonl, .jsonl.gz, .csv or .parquet file; {WAYS_ON}")
+        raise UserError(f"{path} is not a .jsonl, .jsonl.gz, .csv or .parquet file; {ALTERNATIVES}")
     return _hub_records(dataset_name, cache_dir, split)
 
 
@@ -119,43 +95,43 @@ def _file_records(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield from pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowInvalid as error:
-            raise UserError(f"{path} is no readable parquet file ({error})") from error
+            raise UserError(f"{path} is not a readable parquet file ({error}); download it again") from error
         return
     if path.suffix == ".csv":
         yield from _csv_records(path)
         return
     for number, record in json_lines(path):
         if not isinstance(record, dict):
-            raise UserError(f"{path}:{number}: not a JSON object; each line is one row")
+            raise UserError(f"{path}:{number}: not a JSON object; each line must be one row")
         yield record
 
 
 def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
-    csv.field_size_limit(2**30)  # the default of 128 KiB is less than some answers
+    csv.field_size_limit(2**30)  # some answers are longer than the default of 128 KiB
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from csv.DictReader(file)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} can't be read to its end ({error}); it must be UTF-8 text") from error
+        raise UserError(f"{path} can't be read to its end ({error}); save it as UTF-8") from error
 
 
 def _hub_records(name: str, cache_dir: Path, split: str) -> list[dict[str, Any]]:
     reachable = hub_reachable()
     if not reachable:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: else the library asks for half a minute, then gives up
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before the import; otherwise the library retries for half a minute
     import datasets
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     try:
         data = datasets.load_dataset(name, split=split, cache_dir=str(cache_dir))
     except (DatasetNotFoundError, DatasetGenerationError, OSError, ValueError) as error:
-        why = "can't be had from the hub" if reachable else "is not in the cache, and the hub can't be reached"
-        raise UserError(f"data set {name!r} {why}; {WAYS_ON}") from error
+        why = "can't be loaded from the hub" if reachable else "is not in the cache, and the hub can't be reached"
+        raise UserError(f"data set {name!r} {why}; {ALTERNATIVES}") from error
     return [dict(record) for record in data]
 
 
 def _text(value: Any) -> str:
-    """A cell as text: nothing for null, the first of a list."""
+    """A cell as text: empty for null, the first item of a list."""
     if isinstance(value, list):
         value = value[0] if value else None
     return "" if value is None else str(value).strip()

@@ -1,7 +1,7 @@
-"""Documents and questions: the two record types that every stage exchanges, and their JSONL.
+"""Documents and questions: the two record types that all stages exchange, and their JSON Lines files.
 
-A document is one page (or, where its page could not be had, the data set's own answers for it). A question knows
-the documents and, once they are chunked, the chunks that answer it; those ids are what retrieval rewards compare.
+A document is one page (or, if its page could not be fetched, the data set's answers for it). A question lists the
+documents and chunks that answer it; retrieval rewards compare these ids.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from forage.files import json_lines
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text to search in. `source` says where the text came from: 'page', 'answer' or 'corpus'.
+    """A text to search. `source` says where it came from: 'page', 'answer' or 'corpus'.
 
-    `sections` are offsets into `text` at which a new section starts; no chunk crosses one. Example: a text
-    "Asthma\\nA long-term disease.\\n\\nTreatment\\nInhalers." with sections (0, 30) is chunked as two sections.
+    `sections` are the offsets in `text` where sections start; no chunk crosses one. Example: the text
+    "Asthma\\nA long-term disease.\\n\\nTreatment\\nInhalers." with sections (0, 30) has two sections.
     """
 
     id: str
@@ -32,7 +32,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its reference answer and the ids of what answers it."""
+    """A question, its reference answer, and the ids of the documents and chunks that answer it."""
 
     id: str
     question: str
@@ -44,30 +44,30 @@ class Question:
 
 
 def clean(text: str) -> str:
-    """White space as a reader sees it: one space between words, single line breaks between lines."""
+    """Normalise white space: one space between words, one line break between lines."""
     lines = (" ".join(line.split()) for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def read_documents(path: Path) -> list[Document]:
-    """documents.jsonl as written by data_prep.py."""
+    """Read documents.jsonl as written by data_prep.py."""
     return [Document(**_fields(row, Document, path, number)) for number, row in json_lines(path)]
 
 
 def read_questions(path: Path) -> list[Question]:
-    """train.jsonl or eval.jsonl as written by data_prep.py."""
+    """Read train.jsonl or eval.jsonl as written by data_prep.py."""
     if not path.is_file():
         raise UserError(f"{path} is missing; make it with data_prep.py or collection_prep.py")
     return [Question(**_fields(row, Question, path, number)) for number, row in json_lines(path)]
 
 
 def read_answerable(path: Path) -> list[Question]:
-    """Those of them that some chunk of the store answers: only these can be searched for."""
+    """The questions that some chunk answers; no search can find the others' answers."""
     return [question for question in read_questions(path) if question.relevant_chunk_ids]
 
 
 def _fields(row: Any, kind: type, path: Path, number: int) -> dict[str, Any]:
-    """The fields of `kind` in a row; unknown keys are left aside, so that newer files stay readable."""
+    """The fields of `kind` in a row; unknown keys are ignored, so that newer files stay readable."""
     names = [field.name for field in fields(kind)]
     missing = [name for name in names[:3] if not isinstance(row, dict) or name not in row]
     if missing:

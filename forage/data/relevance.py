@@ -1,4 +1,4 @@
-"""Relevance: which chunks answer a question, and a split into train and eval that shares no document."""
+"""Relevance: which chunks answer a question, and a train/eval split that shares no document."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from forage.data.qa_rows import QARow
 from forage.data.records import Question, clean
 
 WORD = re.compile(r"\w+")
-# Half of the shorter one's word triples: a chunk may hold a short answer whole, a long answer many chunks.
+# Share of the shorter text's word triples: a chunk may contain a short answer, a long answer may span many chunks.
 RELEVANT = 0.5
 
 Trigrams = frozenset[tuple[str, ...]]
 
 
 def trigrams(text: str) -> Trigrams:
-    """All runs of three words; a text of fewer words is one run.
+    """All runs of three words; a shorter text is one run.
 
     Example: "Rest, and drink water." -> (rest, and, drink), (and, drink, water).
     """
@@ -30,12 +30,12 @@ def trigrams(text: str) -> Trigrams:
 
 
 def shared_share(part: Trigrams, whole: Trigrams) -> float:
-    """The share of `part` that is in `whole`; nothing is shared with an empty part."""
+    """The share of `part` that is in `whole`; 0 for an empty part."""
     return len(part & whole) / len(part) if part else 0.0
 
 
 def relevant_chunks(answer: str, chunks: Sequence[Chunk]) -> list[str]:
-    """Ids of the chunks that hold the answer or a part of it: they share half of the shorter one's word triples."""
+    """Ids of the chunks that contain the answer or part of it: at least half the shorter one's triples are shared."""
     wanted = trigrams(answer)
     found = []
     for chunk in chunks:
@@ -49,10 +49,10 @@ def relevant_chunks(answer: str, chunks: Sequence[Chunk]) -> list[str]:
 def make_questions(
     rows: Sequence[QARow], doc_of_row: Mapping[str, str], chunks: Sequence[Chunk]
 ) -> tuple[list[Question], Counter[str]]:
-    """Questions with the ids of all that answers them, and how many rows are left out for which cause.
+    """Questions with the ids of what answers them, and the number of rows left out, by cause.
 
-    Rows that ask the same are one question: every row's document answers it, and a retriever that finds any of them is
-    right. The first row gives id, answer, type and focus.
+    Rows that ask the same are merged into one question, which any of their documents answers. The first row gives the
+    id, answer, type and focus.
     """
     chunks_of: dict[str, list[Chunk]] = {}
     for chunk in chunks:
@@ -77,18 +77,18 @@ def make_questions(
 
 
 def question_key(question: str) -> str:
-    """What two spellings of one question share: words without case or punctuation."""
+    """Equal for two spellings of one question: its words without case or punctuation."""
     return " ".join(WORD.findall(question.lower()))
 
 
 def split_by_document(
     questions: Sequence[Question], eval_share: float, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """(train, eval) such that no document answers questions of both.
+    """(train, eval), such that no document answers questions of both.
 
-    Documents that share a question stay together. Groups are put in the order of a hash of the seed and their first
-    document's id, and the first of them, `eval_share` of all, are held out: another run makes the same split, and added
-    documents move only groups that are near the cut.
+    Documents that share a question form a group. Groups are ordered by a hash of the seed and their first document's
+    id, and the first `eval_share` of them are held out. So the split is reproducible, and adding documents moves only
+    groups near the boundary.
     """
     leader = _groups(questions)
     groups = sorted(set(leader.values()), key=lambda doc_id: hashlib.sha256(f"{seed}:{doc_id}".encode()).digest())
@@ -99,7 +99,7 @@ def split_by_document(
 
 
 def _groups(questions: Sequence[Question]) -> dict[str, str]:
-    """The leading document of each document's group; documents that one question names are of one group."""
+    """The first document of each document's group; documents that answer one question are in one group."""
     leader: dict[str, str] = {}
 
     def find(doc_id: str) -> str:

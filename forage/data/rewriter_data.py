@@ -1,6 +1,6 @@
-"""The query rewriter's files: train.jsonl of query and relevant_doc_ids, pubmed_corpus.json of doc_id and text.
+"""The query rewriter's files: train.jsonl (query, relevant_doc_ids) and pubmed_corpus.json (doc_id, text).
 
-Exported, a "doc" is a chunk, the unit that the store searches; imported, it is whatever the corpus calls one.
+On export a "doc" is a chunk, the unit that the store searches; on import it is whatever the corpus says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CORPUS = "pubmed_corpus.json"
 
 @dataclass(frozen=True)
 class RewriterData:
-    """Documents, questions, and each bad row as 'file:line: what is wrong'."""
+    """Documents, questions, and each unusable row as 'file:line: what is wrong'."""
 
     documents: list[Document]
     questions: list[Question]
@@ -41,7 +41,7 @@ def export_rewriter_data(
 
 
 def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:
-    """Read queries and corpus; rows that can't be used are named and left out, nothing usable at all is an error."""
+    """Read queries and corpus. Unusable rows become problems; if no row is usable, that is an error."""
     documents, problems = _read_corpus(corpus)
     known = {document.id for document in documents}
     questions = []
@@ -58,7 +58,7 @@ def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:
         else:
             if len(found) < len(set(ids)):
                 problems.append(
-                    f"{where}: {len(set(ids)) - len(found)} relevant_doc_ids are not in {corpus.name}, left out"
+                    f"{where}: {len(set(ids)) - len(found)} relevant_doc_ids are not in {corpus.name}; left out"
                 )
             questions.append(Question(f"q{number}", query, "", relevant_doc_ids=found))
     if not questions:
@@ -82,7 +82,7 @@ def _read_corpus(path: Path) -> tuple[list[Document], list[str]]:
         if not doc_id or not text.strip():
             problems.append(f"{path}: entry {number} has no {'text' if doc_id else 'doc_id'}")
         elif doc_id in documents:
-            problems.append(f"{path}: entry {number} repeats doc_id {doc_id!r}; the first one counts")
+            problems.append(f"{path}: entry {number} repeats doc_id {doc_id!r}; the first is kept")
         else:
             documents[doc_id] = Document(doc_id, "", text, source="corpus")
     if not documents:

@@ -1,4 +1,4 @@
-"""The sample data set: a small medical corpus in sample_data/, whose pages are served for real from this machine."""
+"""The sample data set: a small medical corpus in sample_data/, whose pages a local server serves over HTTP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PAGES = FOLDER / "pages"  # a folder for each host
 
 @contextmanager
 def sample_sites() -> Iterator[dict[str, str]]:
-    """Serve the sample's hosts on the loopback address; yields host -> address:port, for ScrapeOptions.resolve."""
+    """Serve the sample's hosts on the loopback address; yield host -> address:port, for ScrapeOptions.resolve."""
     if not QUESTIONS.is_file():
-        raise UserError(f"{QUESTIONS} is missing; the sample data set comes with the repository, check it out again")
+        raise UserError(f"{QUESTIONS} is missing; the sample data set comes with the repository: check it out again")
     hosts = sorted(folder.name for folder in PAGES.iterdir() if folder.is_dir())
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Site)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -34,7 +34,7 @@ def sample_sites() -> Iterator[dict[str, str]]:
 
 
 class _Site(SimpleHTTPRequestHandler):
-    """Files of the folder named by the request's Host."""
+    """Serves the folder named by the request's Host header."""
 
     def translate_path(self, path: str) -> str:
         host = self.headers.get("Host", "").split(":")[0]

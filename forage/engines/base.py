@@ -1,4 +1,4 @@
-"""Engines: what samples tokens. One small interface, and what every engine must keep to."""
+"""The interface of an engine, which samples tokens: requests in, samples out."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from forage.errors import UserError
 
 
 class EngineError(Exception):
-    """An engine gave up on a request: the episode ends with that cause, and others go on."""
+    """An engine gave up on a request: its episode ends with this cause, the others continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """From which distribution tokens are drawn."""
+    """How tokens are sampled."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the likeliest token each time."""
+    """Divides the logits; 0 always takes the likeliest token."""
     top_p: float = 1.0
-    """Draw from the likeliest tokens of this much probability only."""
+    """Sample only from the likeliest tokens that together have this probability."""
     top_k: int = 0
-    """Draw from so many likeliest tokens only; 0 for all."""
+    """Sample only from the K likeliest tokens; 0: from all."""
     allow_truncated: bool = False
-    """Accept top_p and top_k in training all the same. The trainer's ratios are then wrong: it computes each token's
-    probability among all tokens, where it was drawn among a few."""
+    """Allow --top-p and --top-k in training. It makes the trainer's ratios wrong: it computes each token's probability
+    among all tokens, but the token was drawn from a few."""
 
     def check(self) -> None:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise UserError("--temperature and --top-k must be at least 0, --top-p over 0 and at most 1")
         if (self.top_p < 1 or self.top_k) and not self.allow_truncated:
-            raise UserError("--top-p and --top-k make the log-probabilities wrong; leave them, or --allow-truncated")
+            raise UserError("--top-p and --top-k make the log-probabilities wrong; drop them, or add --allow-truncated")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Tokens to go on from."""
+    """Tokens to continue, and how."""
 
     ids: tuple[int, ...]
     max_tokens: int
     stop_ids: tuple[int, ...]
-    """Sampling one of these ends it; it is part of what was sampled."""
+    """Sampling one of these ends the sample, which includes it."""
     seed: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     episode: str = ""
-    """Requests of one episode go to where its earlier tokens are held already."""
+    """Requests of one episode go where its earlier tokens are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was sampled: tokens, and of each its log-probability under the distribution it was drawn from."""
+    """The sampled tokens, each with its log-probability under the distribution it was drawn from."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -58,16 +58,16 @@ class Sample:
 
 
 class Engine(Protocol):
-    """Samples for many requests at once: callers await their own, the engine makes batches of what is waiting."""
+    """Samples for many callers at once: each awaits its own request, and the engine batches what is waiting."""
 
     @property
     def adapter(self) -> str:
-        """Name of the adapter that samples now; 'base' without one."""
+        """Name of the adapter in use; 'base' without one."""
 
     async def generate(self, request: Request) -> Sample: ...
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """From here on sample with this adapter, given as a PEFT folder."""
+        """Sample with this adapter, a PEFT folder, from now on."""
 
     def release(self, episode: str) -> None:
-        """An episode is over; what is held for it can go."""
+        """An episode is over: what is cached for it can go."""

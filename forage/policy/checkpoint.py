@@ -1,7 +1,7 @@
-"""Checkpoint: all that a training run needs to go on exactly, in safetensors and JSON, nothing pickled.
+"""Checkpoints: everything a training run needs to resume exactly, in safetensors and JSON, nothing pickled.
 
-state/000040/ holds the trained weights, the optimiser's state, torch's random numbers and whatever else the script
-keeps. A checkpoint is written under another name and renamed; the one before is removed after.
+state/000040/ holds the trained weights, the optimiser's state, torch's random state and what else the script keeps. A
+checkpoint is written under a temporary name and renamed; then the previous one is removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def trained_tensors(model: Any) -> dict[str, Tensor]:
 def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.Optimizer, kept: Any) -> None:
     older, target = checkpoints(folder), folder / f"{step:06d}"
     with replacing_folder(target, overwrite=True) as partial:
-        # Written by Python, since safetensors' own writer hides in a message what a full disk is.
+        # Written by Python, because safetensors' own writer reports a full disk only in a message.
         trained = {name: weight.contiguous() for name, weight in trained_tensors(model).items()}
         (partial / "model.safetensors").write_bytes(save(trained))
         (partial / "optimizer.safetensors").write_bytes(save(_flat(optimizer.state_dict()["state"])))
@@ -38,12 +38,12 @@ def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """Complete checkpoints, oldest first."""
     return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
 
 
 def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> tuple[int, Any] | None:
-    """Put the newest checkpoint into model and optimiser; its step and what was kept. None if there is none."""
+    """Restore model and optimiser from the newest checkpoint, if any; return its step and what the script kept."""
     there = checkpoints(folder)
     if not there:
         return None
@@ -51,7 +51,7 @@ def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) 
     weights = load_file(newest / "model.safetensors")
     trained = trained_tensors(model)
     if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in trained.items()}:
-        raise UserError(f"{newest} is of another model or adapter; give another output folder, or remove {folder}")
+        raise UserError(f"{newest} is of another model or adapter; choose another output folder, or remove {folder}")
     for name, weight in trained.items():
         weight.copy_(weights[name])
     state = optimizer.state_dict()

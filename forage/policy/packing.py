@@ -1,4 +1,4 @@
-"""Packing: sequences of tokens into batches of a bounded number of tokens."""
+"""Packs token sequences into batches with a bounded number of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Tokens(Protocol):
-    """What is packed: an Episode, for one."""
+    """What can be packed, for example an Episode."""
 
     @property
     def ids(self) -> Sequence[int]: ...
@@ -21,9 +21,9 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Sequences as rows padded at the end, or, padding-free, as one row behind one another.
+    """Sequences as rows padded at the end, or padding-free: one after the other in a single row.
 
-    Example, prompt 5 6 and sampled 7 8 beside prompt 5 and sampled 9:
+    Example: prompt 5 6 with sampled 7 8, and prompt 5 with sampled 9:
 
         padded      ids [[5, 6, 7, 8], [5, 9, 0, 0]]   attention [[1, 1, 1, 1], [1, 1, 0, 0]]
                     sampled [[0, 0, 1, 1], [0, 1, 0, 0]]   sequence [[0, 0, 0, 0], [1, 1, 1, 1]]
@@ -33,15 +33,15 @@ class TokenBatch:
 
     ids_BT: Tensor
     positions_BT: Tensor
-    """A token's place in its sequence; where it falls back to 0, attention begins anew."""
+    """A token's place in its sequence; attention starts afresh where it returns to 0."""
     sampled_BT: Tensor
-    """1 = chosen by the policy: its log-probability is wanted."""
+    """1 = sampled by the policy: its log-probability is wanted."""
     sequence_BT: Tensor
-    """Which of the sequences given to `pack` a token belongs to."""
+    """Index of the token's sequence among those given to `pack`."""
     attention_BT: Tensor | None = None
-    """1 = a token, 0 = padding; None in a single row, which has none."""
+    """1 = a token, 0 = padding; None for a single row, which has no padding."""
     prefix_P: Tensor | None = None
-    """Tokens that all rows begin with and that are left out of them; positions go on behind them."""
+    """Tokens that all rows begin with, left out of the rows; positions continue after them."""
 
     def to(self, device: torch.device | str) -> TokenBatch:
         return TokenBatch(
@@ -52,26 +52,26 @@ class TokenBatch:
 
     @property
     def tokens(self) -> int:
-        """That are computed, padding among them."""
+        """Number of tokens that are computed, including padding."""
         return self.ids_BT.numel() + (0 if self.prefix_P is None else len(self.prefix_P))
 
 
 def pack(sequences: Sequence[Tokens], budget: int, *, padding_free: bool = False) -> list[TokenBatch]:
-    """Batches of at most `budget` tokens, padding counted; a longer sequence is a batch of its own.
+    """Batches of at most `budget` tokens including padding; a longer sequence gets a batch of its own.
 
-    Padded, the longest sequences come first and those of like length together, so that little is padding and memory
-    runs out at once or never. `padding_free` needs a model whose attention keeps to `positions` (flash attention, or
-    transformers' sdpa and eager for models of full attention); it saves the padding where kernels skip what is masked.
+    Padded, the longest sequences come first and similar lengths share a batch, so that there is little padding, and
+    memory runs out right away or never. `padding_free` needs attention that respects `positions` (flash attention, or
+    transformers' sdpa and eager for models with full attention); it saves time where kernels skip masked tokens.
     """
     make = _join if padding_free else _pad
     return [make(sequences, group) for group in _groups([len(s.ids) for s in sequences], budget, padding_free)]
 
 
 def pack_shared(sequences: Sequence[Tokens], prompts: Sequence[Hashable], budget: int) -> list[TokenBatch]:
-    """Padded batches of sequences with the same prompt, which is computed once for all rows of a batch.
+    """Padded batches of sequences that share a prompt, which is computed once for all rows of a batch.
 
     Example: sequences (5 6 7 8) and (5 6 9), both with the prompt 5 6: prefix 5, rows (6 7 8) and (6 9). A prompt's
-    last token stays in the rows, as it is what the first sampled one is predicted from.
+    last token stays in the rows, because the first sampled token is predicted from it.
     """
     numbers: dict[Hashable, list[int]] = {}
     for number, prompt in enumerate(prompts):
@@ -90,23 +90,23 @@ def _first_sampled(sequence: Tokens) -> int:
 
 
 def _common(rows: Sequence[Sequence[int]]) -> int:
-    """How many first tokens all rows share."""
+    """Number of leading tokens that all rows share."""
     return next((n for n, ids in enumerate(zip(*rows, strict=False)) if len(set(ids)) > 1), min(map(len, rows)))
 
 
 def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
-    """Values of every token of the sequences that were packed, where the tokens are in the batch; any at padding."""
+    """Per-token values of the packed sequences, laid out as the batch's tokens are; arbitrary at padding."""
     longest = max(len(rows[number]) for number in set(batch.sequence_BT.flatten().tolist()))
     table_NT = torch.tensor([[*row[:longest], *[0.0] * (longest - len(row))] for row in rows])
     return table_NT[batch.sequence_BT, batch.positions_BT]
 
 
 def _groups(lengths: Sequence[int], budget: int, padding_free: bool) -> list[list[int]]:
-    """Which sequences go together: longest first, each into the first group that has room for it."""
+    """Group the sequences' indices: longest first, each into the first group with room for it."""
     groups: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         for group in groups:
-            # Padded, the first of a group is its longest, and every row costs as much.
+            # The first of a group is its longest; padded, every row costs as much.
             cost = sum(lengths[n] for n in group) if padding_free else len(group) * lengths[group[0]]
             if cost + (lengths[number] if padding_free else lengths[group[0]]) <= budget:
                 group.append(number)
@@ -117,7 +117,7 @@ def _groups(lengths: Sequence[int], budget: int, padding_free: bool) -> list[lis
 
 
 def _pad(sequences: Sequence[Tokens], group: Sequence[int], shared: int = 0) -> TokenBatch:
-    """Rows without their first `shared` tokens, which are those of the first row."""
+    """Padded rows without their first `shared` tokens, which are the same in all of them."""
     ids_BT = _rows([sequences[number].ids[shared:] for number in group])
     attention_BT = _rows([[1] * (len(sequences[number].ids) - shared) for number in group])
     sampled_BT = _rows([sequences[number].mask[shared:] for number in group])

@@ -1,9 +1,9 @@
-"""Served base: a link to the very base a policy is trained on, for a vLLM server to serve.
+"""Links to the exact base that a policy is trained on, for a vLLM server to serve.
 
     python -m forage.policy.served_base models/policy models/served
 
-4-bit weights are served as they are: the same base in another precision would be another policy, and every token's
-log-probability a little wrong.
+A 4-bit base is served in 4 bits: in another precision it would be another policy, and every token's log-probability
+would be a little wrong.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 import tyro
 
 from forage.cli import run_script
-from forage.policy.policy import read_policy_card
+from forage.policy.card import read_policy_card
 
 
 def link_base(policy: Path, link: Path) -> Path:
-    """Make or change the link; what it leads to. A hub's model is fetched into the hub's cache."""
+    """Create or replace the link; return its target. A hub model is downloaded into the hub's cache."""
     base = Path(read_policy_card(policy).base)
     if not base.is_dir():
         from huggingface_hub import snapshot_download
 
         base = Path(snapshot_download(str(base)))
     link.parent.mkdir(parents=True, exist_ok=True)
-    # Relative, so that the folder that holds both can be mounted elsewhere; swapped in whole, for who reads meanwhile.
+    # Relative, so that the folder with both can be mounted elsewhere; renamed into place, so that it never is missing.
     partial = link.with_name(f".{link.name}.partial")
     partial.unlink(missing_ok=True)
     partial.symlink_to(os.path.relpath(base.resolve(), link.parent.resolve()))
@@ -36,16 +36,16 @@ def link_base(policy: Path, link: Path) -> Path:
 
 @dataclass(frozen=True)
 class Options:
-    """Whose base is linked, and where."""
+    """The policy and the link."""
 
     policy: tyro.conf.Positional[Path]
     """Policy folder."""
     link: tyro.conf.Positional[Path]
-    """The link to make."""
+    """Link to create."""
 
 
 def main(options: Options) -> None:
-    print(f"{options.link} leads to {link_base(options.policy, options.link)}")
+    print(f"{options.link} points to {link_base(options.policy, options.link)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Evaluation of rewrites: ways to make a search query of the same questions, measured side by side."""
+"""Evaluation: several ways to search for the held-out questions, measured side by side before and after training."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from forage.agent.prompts import PSEUDO_ANSWER, final_query, prompt_tokens
 from forage.errors import UserError
-from forage.files import replacing
+from forage.files import replacing, write_jsonl
 from forage.metrics import ndcg, recall, reciprocal_rank
+from forage.rewriter.actors import Policy, write_texts
+from forage.rewriter.options import Options
 from forage.rewriter.rewards import Search
 from forage.rewriter.rewrites import Row
 from forage.statistics import Interval, bootstrapped, clear, span
@@ -22,8 +26,8 @@ RAW = "raw query"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One way, question by question."""
+class Measurement:
+    """How well one way of searching does, question by question."""
 
     way: str
     searched: list[str]
@@ -32,34 +36,105 @@ class Measured:
     mrr: list[float]
 
 
-def measured(way: str, rows: Sequence[Row], searched: Sequence[str], search: Search, k: int) -> Measured:
-    """Search for each row's query, and compare what was found with what is relevant."""
+def measure(way: str, rows: Sequence[Row], searched: Sequence[str], search: Search, k: int) -> Measurement:
+    """Search with each row's query and compare the result with its relevant documents."""
     pairs = [(found, row.relevant_doc_ids) for found, row in zip(search(searched), rows, strict=True)]
-    return Measured(
-        way, list(searched), [recall(*pair) for pair in pairs], [ndcg(*pair, k) for pair in pairs],
-        [reciprocal_rank(*pair) for pair in pairs],
-    )  # fmt: skip
+    return Measurement(
+        way,
+        list(searched),
+        recall=[recall(*pair) for pair in pairs],
+        ndcg=[ndcg(*pair, k) for pair in pairs],
+        mrr=[reciprocal_rank(*pair) for pair in pairs],
+    )
 
 
-def difference(one: Measured, other: Measured) -> Interval:
-    """How much more of the relevant documents one finds, question by question. Example: [1, 0] over [0, 0] is .5."""
+@dataclass(frozen=True)
+class Evaluation:
+    """Measures a policy on the held-out questions; what was measured before training is kept in the run folder."""
+
+    options: Options
+    rows: Sequence[Row]
+    search: Search
+    tokenizer: Any
+
+    def before(self, policy: Policy) -> list[Measurement]:
+        """The raw queries, the untrained policy's rewrites, and its pseudo-answers."""
+        path = self.options.run_dir / "evaluation_before.json"
+        if not path.exists():
+            ways = [self._measure(RAW, [row.query for row in self.rows])]
+            ways += self._measure_texts("untrained", self._rewrites(policy))
+            ways += self._measure_texts("pseudo-answer (HyDE)", self._pseudo_answers(policy))
+            save_measurements(path, ways)
+        ways = load_measurements(path)
+        print_measurements(ways, self.options.k)
+        return ways
+
+    def after_warm_start(self, policy: Policy, earlier: Sequence[Measurement]) -> list[Measurement]:
+        """The earlier measurements, and the warm-started policy's rewrites."""
+        path = self.options.run_dir / "evaluation_warm.json"
+        if not path.exists():
+            save_measurements(path, self._measure_texts("warm", self._rewrites(policy)))
+        ways = [*earlier, *load_measurements(path)]
+        print_measurements(ways, self.options.k)
+        return ways
+
+    def after(self, policy: Policy, earlier: Sequence[Measurement]) -> None:
+        """Report the trained policy's rewrites beside all earlier measurements."""
+        ways = [*earlier, *self._measure_texts("trained", self._rewrites(policy))]
+        print_measurements(ways, self.options.k)
+        save_measurements(self.options.run_dir / "evaluation_ways.json", ways)
+        write_jsonl(self.options.run_dir / "evaluation.jsonl", result_rows(ways))
+        by_name = {way.way: way for way in ways}
+        trained = by_name[self._as_trained("trained")]
+        for name in (self._as_trained("warm"), self._as_trained("untrained"), RAW):
+            if name in by_name:
+                gain = difference(trained, by_name[name])
+                print(f"{trained.way} over {name}: {gain['mean']:+.3f} ({span(gain)}), paired")
+
+    def _rewrites(self, policy: Policy) -> list[str]:
+        return write_texts(policy, self.tokenizer, [row.prompt for row in self.rows])
+
+    def _pseudo_answers(self, policy: Policy) -> list[str]:
+        prompts = [prompt_tokens(self.tokenizer, PSEUDO_ANSWER, row.query) for row in self.rows]
+        return write_texts(policy, self.tokenizer, prompts, self.options.pseudo_answer_tokens)
+
+    def _measure_texts(self, name: str, texts: Sequence[str]) -> list[Measurement]:
+        """Search with the texts alone, and with each question in front."""
+        weight = self.options.query.query_weight
+        alone = [final_query(row.query, text, "replace", 1) for row, text in zip(self.rows, texts, strict=True)]
+        appended = [final_query(row.query, text, "append", weight) for row, text in zip(self.rows, texts, strict=True)]
+        return [self._measure(name, alone), self._measure(self._appended(name), appended)]
+
+    def _measure(self, way: str, searched: Sequence[str]) -> Measurement:
+        return measure(way, self.rows, searched, self.search, self.options.k)
+
+    def _appended(self, name: str) -> str:
+        return f"query x {self.options.query.query_weight} + {name}"
+
+    def _as_trained(self, name: str) -> str:
+        """The way of searching that --rewrite trains."""
+        return self._appended(name) if self.options.query.rewrite == "append" else name
+
+
+def difference(one: Measurement, other: Measurement) -> Interval:
+    """Paired difference in recall. Example: recalls [1, 0] against [0, 0] give .5."""
     return bootstrapped([a - b for a, b in zip(one.recall, other.recall, strict=True)])
 
 
-def save_measured(path: Path, ways: Sequence[Measured]) -> None:
+def save_measurements(path: Path, ways: Sequence[Measurement]) -> None:
     with replacing(path) as file:
         json.dump([asdict(way) for way in ways], file, ensure_ascii=False, indent=1)
 
 
-def load_measured(path: Path) -> list[Measured]:
+def load_measurements(path: Path) -> list[Measurement]:
     try:
-        return [Measured(**way) for way in json.loads(path.read_bytes())]
+        return [Measurement(**way) for way in json.loads(path.read_bytes())]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); delete it to measure again") from error
 
 
-def result_rows(ways: Sequence[Measured]) -> list[dict[str, object]]:
-    """What evaluation.json holds of each: recall and its difference to the raw query's, with intervals."""
+def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
+    """The rows of evaluation.jsonl: recall and its difference from the raw query's, with intervals."""
     raw = next(way for way in ways if way.way == RAW)
     return [
         {
@@ -70,17 +145,16 @@ def result_rows(ways: Sequence[Measured]) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def print_measured(ways: Sequence[Measured], k: int) -> None:
-    """All ways as a table; what lies clear of zero over the raw query has a star."""
+def print_measurements(ways: Sequence[Measurement], k: int) -> None:
+    """A table of all ways; a star marks a difference from the raw query whose interval excludes zero."""
     raw = next(way for way in ways if way.way == RAW)
-    count = len(raw.recall)
-    table = Table("", f"recall@{k}", "95 %", "over raw", "95 %", f"nDCG@{k}", f"MRR@{k}", title=f"{count} held out")
+    title = f"{len(raw.recall)} held-out questions"
+    table = Table("", f"recall@{k}", "95 %", "over raw", "95 %", f"nDCG@{k}", f"MRR@{k}", title=title)
     table.columns[0].no_wrap = True
     for way in ways:
         own, over = bootstrapped(way.recall), difference(way, raw)
         compared = ("", "") if way is raw else (f"{over['mean']:+.3f}", span(over) + " *" * clear(over))
         table.add_row(
-            way.way, f"{own['mean']:.3f}", span(own), *compared,
-            f"{np.mean(way.ndcg):.3f}", f"{np.mean(way.mrr):.3f}",
-        )  # fmt: skip
+            way.way, f"{own['mean']:.3f}", span(own), *compared, f"{np.mean(way.ndcg):.3f}", f"{np.mean(way.mrr):.3f}"
+        )
     Console(width=120).print(table)

@@ -1,61 +1,103 @@
-"""Options of the query rewriter."""
+"""Options of train_ppo.py: what is trained, on what data, and with which numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from forage.agent.prompts import REWRITE, RewriteMode
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.optimizer import OptimizerOptions
+from forage.runs.trackers import Kind
+from forage.store.options import Mode
+
+ValueKind = Literal["auto", "separate", "shared"]
+MARK = ".query_rewriter"  # marks a model folder that train_ppo.py wrote and may replace
 
 
 @dataclass(frozen=True)
 class RewriteOptions:
-    """What is asked of the model, and what becomes of its answer."""
+    """How the model is asked for a query, and how its answer is searched."""
 
-    mode: RewriteMode = "append"
-    """Search with the query and what the model writes (append), or with that alone (replace)."""
+    rewrite: RewriteMode = "append"
+    """Search for the question plus the model's words (append), or for the model's words alone (replace)."""
     query_weight: int = 3
-    """In append, how often the query is said before it: BM25 counts words."""
+    """With append, repeat the question N times before the model's words: BM25 counts repeats."""
     instruction: str = REWRITE
-    """What the model is told to do with the query."""
+    """Instruction given to the model before each question."""
     max_prompt_tokens: int = 256
-    """Queries whose prompt is longer are left out, and told."""
+    """Leave out (and report) questions whose prompt is longer."""
 
     def check(self) -> None:
-        for name in ("query_weight", "max_prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+        check_at_least_one(self, "query_weight", "max_prompt_tokens")
         if not self.instruction.strip():
-            raise UserError("--instruction is empty; say what the model shall write")
+            raise UserError("--instruction is empty; say what the model should write")
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Sampling of rewrites."""
+
+    max_new_tokens: int = 32
+    """Maximum tokens of a rewrite."""
+    temperature: float = 0.7
+    """Sampling temperature; log-probabilities are computed at the same temperature."""
+    top_p: float = 0.9
+    """Sample from the most likely tokens that together have this probability; below 1 biases the gradient slightly."""
+
+    def check(self) -> None:
+        check_at_least_one(self, "max_new_tokens")
+        if self.temperature <= 0:
+            raise UserError(
+                f"--temperature {self.temperature} always writes the same rewrite; training needs it above 0"
+            )
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"--top-p {self.top_p} must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class ActorOptions:
+    """Which weights are trained."""
+
+    lora_rank: int = 0
+    """Train a LoRA adapter of this rank, in fp32 on a frozen base model; 0 trains all weights in fp32."""
+    value: ValueKind = "auto"
+    """Value model: separate is a second full model, with its own gradients and Adam state; shared is a small head
+    on the policy's hidden states; auto is separate, or shared with LoRA."""
+
+    def check(self) -> None:
+        check_at_least_zero(self, "lora_rank")
+        if self.lora_rank and self.value == "separate":
+            raise UserError("--value separate trains a second full model, which --lora-rank avoids; remove one of them")
+
+    @property
+    def shared(self) -> bool:
+        return self.value == "shared" or (self.value == "auto" and self.lora_rank > 0)
 
 
 @dataclass(frozen=True)
 class PPOOptions:
-    """PPO's own numbers."""
+    """PPO."""
 
     batch_size: int = 4
-    """Episodes of an update."""
+    """Episodes per update."""
     micro_batch_size: int = 0
-    """Episodes of a training pass, to save memory; must divide the batch. 0 takes the batch at once."""
+    """Episodes per forward and backward pass, to save memory; must divide --batch-size. 0: the whole batch."""
     ppo_epochs: int = 4
-    """Optimiser steps on the same episodes."""
-    learning_rate: float = 1e-5
-    """Of AdamW."""
-    max_norm: float = 1.0
-    """Gradients of policy and value model together are cut to this norm; 0 leaves them."""
+    """Optimizer steps on the episodes of an update."""
     clip_range: float = 0.2
-    """How far the ratio may move from 1."""
+    """How far the probability ratio may move from 1."""
     value_clip_range: float = 0.2
-    """How far a value may move from what it was at sampling."""
+    """How far a value may move from the one at sampling time."""
     gamma: float = 1.0
     """Discount of later rewards."""
     gae_lambda: float = 0.95
     """GAE's lambda."""
     value_coef: float = 0.1
-    """Weight of the value model's loss."""
+    """Weight of the value loss."""
     kl_coef: float = 0.05
-    """What a nat of KL to the untrained model costs in reward."""
+    """Reward penalty per nat of KL from the untrained model."""
 
     def check(self) -> None:
         check_at_least_one(self, "batch_size", "ppo_epochs")
@@ -66,71 +108,91 @@ class PPOOptions:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be above 0")
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must lie between 0 and 1")
-        check_at_least_zero(self, "learning_rate", "max_norm", "value_coef", "kl_coef")
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be between 0 and 1")
+        check_at_least_zero(self, "value_coef", "kl_coef")
 
     @property
     def micro_batch(self) -> int:
         return self.micro_batch_size or self.batch_size
 
 
-ValueKind = Literal["auto", "separate", "shared"]
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How rewrites are drawn."""
-
-    max_new_tokens: int = 32
-    """Longest rewrite."""
-    temperature: float = 0.7
-    """Of sampling, and of the log-probabilities that are trained."""
-    top_p: float = 0.9
-    """Sample from the likeliest tokens that have this share together; under 1 the gradient is a little biased."""
-
-    def check(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError(f"--max-new-tokens {self.max_new_tokens} must be at least 1")
-        if self.temperature <= 0:
-            raise UserError("--temperature 0 writes the same each time; training needs it above 0")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p {self.top_p} must lie over 0 and be at most 1")
-
-
-@dataclass(frozen=True)
-class ActorOptions:
-    """What is trained."""
-
-    lora_rank: int = 0
-    """Train a LoRA adapter of this rank, in fp32 on a base that stays as it is; 0 trains all weights in fp32."""
-    value: ValueKind = "auto"
-    """The value model: a whole second model (separate: as many weights, gradients and Adam's two moments again), or a
-    head on what the policy sees (shared: next to nothing). auto is separate, with LoRA shared."""
-
-    def check(self) -> None:
-        check_at_least_zero(self, "lora_rank")
-        if self.lora_rank and self.value == "separate":
-            raise UserError("--value separate trains a whole second model, which --lora-rank avoids; leave one out")
-
-    @property
-    def shared(self) -> bool:
-        return self.value == "shared" or (self.value == "auto" and self.lora_rank > 0)
-
-
 @dataclass(frozen=True)
 class WarmOptions:
-    """The warm start; none by default."""
+    """Supervised warm start before PPO."""
 
     warm_steps: int = 0
-    """Updates of it; 0 leaves it out."""
+    """Updates of the supervised warm start; 0 skips it."""
     warm_words: int = 12
-    """How many of a document's first words are learnt to be written."""
+    """Learn to write the first N words of a relevant document."""
     warm_batch_size: int = 8
-    """Queries of an update."""
+    """Questions per warm-start update."""
     warm_learning_rate: float = 5e-5
-    """Of AdamW, falling to 0."""
+    """AdamW learning rate of the warm start; falls linearly to 0."""
 
     def check(self) -> None:
         check_at_least_one(self, "warm_words", "warm_batch_size")
-        if self.warm_steps < 0 or self.warm_learning_rate <= 0:
-            raise UserError("--warm-steps must be at least 0, and --warm-learning-rate above 0")
+        check_at_least_zero(self, "warm_steps")
+        if self.warm_learning_rate <= 0:
+            raise UserError(f"--warm-learning-rate {self.warm_learning_rate} must be above 0")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Model, data and run."""
+
+    data: Path | None = None
+    """Folder with train.jsonl and pubmed_corpus.json; by default data/rewriter or data, or else the sample data."""
+    base_model: str = "auto"
+    """Causal language model to train: a folder, a hub name, or auto; a chat template is not required."""
+    output_dir: Path = Path("models/query_augmentation_ppo")
+    """Where the trained model is written."""
+    run_dir: Path = Path("runs/ppo")
+    """Run folder; a run found there is resumed."""
+    mode: Mode = "sparse"
+    """Search by dense vectors, sparse BM25, or both fused."""
+    embedder: str = "auto"
+    """Embedding model for dense and hybrid, as in data_prep.py."""
+    reranker: str = ""
+    """Rerank the best 100 with this cross-encoder: a folder or hub name, e.g. cross-encoder/ms-marco-MiniLM-L6-v2."""
+    store: Path | None = None
+    """Search this store of data_prep.py, whose chunks are the corpus documents, instead of building one."""
+    k: int = 5
+    """Documents per search."""
+    reward: str = "recall"
+    """recall, ndcg or mrr of the best k, tiers of recall as in DeepRetrieval, or a class of yours as module:Class."""
+    backend: Literal["trl", "own"] = "trl"
+    """Training loop: TRL's trainer, or our own, which is faster."""
+    query: RewriteOptions = field(default_factory=RewriteOptions)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    actor: ActorOptions = field(default_factory=ActorOptions)
+    ppo: PPOOptions = field(default_factory=PPOOptions)
+    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=1e-5))
+    warm: WarmOptions = field(default_factory=WarmOptions)
+    max_steps: int = 6
+    """Number of updates; the default gives a first look. May be raised when a run is resumed."""
+    eval_questions: int = 32
+    """Number of held-out questions measured before and after training; 0: all."""
+    pseudo_answer_tokens: int = 48
+    """Maximum tokens of a pseudo-answer, the baseline that needs no training."""
+    save_every: int = 25
+    """Updates between checkpoints; a checkpoint is three times the size of the trained weights."""
+    report_to: Kind = "none"
+    """Also send metrics to wandb (offline without a key), tensorboard or trackio."""
+    seed: int = 0
+    """Seed of question order and sampling."""
+
+    def check(self) -> None:
+        """Fail before anything is loaded."""
+        for part in (self.query, self.sampling, self.actor, self.ppo, self.optimizer, self.warm):
+            part.check()
+        check_at_least_one(self, "k", "max_steps", "save_every", "pseudo_answer_tokens")
+        check_at_least_zero(self, "eval_questions")
+        check_replaceable(self.output_dir)
+        if self.output_dir.resolve() in (self.run_dir.resolve(), *self.run_dir.resolve().parents):
+            raise UserError(f"--output-dir {self.output_dir} would replace --run-dir {self.run_dir}; choose another")
+
+
+def check_replaceable(folder: Path) -> None:
+    """A trained model may only replace an empty folder or an earlier model of this script."""
+    if folder.exists() and not (folder / MARK).exists() and (folder.is_file() or any(folder.iterdir())):
+        raise UserError(f"--output-dir {folder} contains files that train_ppo.py did not write; choose another folder")

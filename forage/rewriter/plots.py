@@ -1,4 +1,4 @@
-"""Plots of a PPO run: reward, what is held against it, and what the updates did, out of its metrics alone."""
+"""Plots of a PPO run, drawn from its metrics: reward, KL, entropy and what the updates did."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from matplotlib.figure import Figure
 
 from forage.runs.plots import BLUE, GREY, ORANGE, STYLE, VERMILION, reach_of, running_mean, save_figure
 
-# Title, and the figures in it with their names.
+# A panel's title, and its metrics with their labels.
 PANELS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("reward of an episode", {"objective/scores": "reward", "objective/rlhf_reward": "reward less KL penalty"}),
-    ("KL to the untrained model, nats of an episode", {"objective/kl": "KL"}),
-    ("entropy of a token, nats", {"policy/entropy": "entropy"}),
-    ("ratio to the policy that sampled", {"val/ratio": "mean ratio", "policy/clipfrac_avg": "share clipped"}),
-    ("policy's loss", {"loss/policy_avg": "loss"}),
-    ("value model's loss", {"loss/value_avg": "loss"}),
+    ("reward per episode", {"objective/scores": "reward", "objective/rlhf_reward": "reward minus KL penalty"}),
+    ("KL to the untrained model, nats per episode", {"objective/kl": "KL"}),
+    ("entropy per token, nats", {"policy/entropy": "entropy"}),
+    ("ratio to the sampling policy", {"val/ratio": "mean ratio", "policy/clipfrac_avg": "share clipped"}),
+    ("policy loss", {"loss/policy_avg": "loss"}),
+    ("value loss", {"loss/value_avg": "loss"}),
 )
 
 
 def draw_metrics(rows: Sequence[Mapping[str, float]], path: Path) -> None:
-    """Each update a dot, its neighbours' mean a line."""
+    """A dot for each update, and a line for the running mean."""
     steps, reach = [row["step"] for row in rows], reach_of(len(rows))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12, 9), layout="constrained")

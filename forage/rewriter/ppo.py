@@ -1,49 +1,62 @@
-"""PPO: what an update is given and gives, its formulas, and a loop of our own beside TRL's.
+"""PPO: its inputs and outputs, its formulas, and a training loop of our own beside TRL's.
 
     for each batch: sample -> log-probabilities, values -> rewards -> GAE -> a few epochs on the clipped loss
 
-Schulman et al. 2017, https://arxiv.org/abs/1707.06347, and 2015, https://arxiv.org/abs/1506.02438. The formulas are
-TRL's, by value (tests/test_trl_ppo.py holds one update of each against the other). Shapes: B episodes, T tokens of
-prompt and response, R of the response, V of the vocabulary.
+Schulman et al. 2017, https://arxiv.org/abs/1707.06347, and 2015, https://arxiv.org/abs/1506.02438. The formulas give
+the same values as TRL's (tests/rewriter/test_trl_backend.py compares updates of both). Shapes: B episodes, T tokens of
+prompt and response, R tokens of the response, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forage.rewriter.actors import Actors, attended
+from forage.optimizer import OptimizerOptions
+from forage.rewriter.actors import Actors, model_inputs
 from forage.rewriter.options import PPOOptions
 from forage.rewriter.rewrites import Row
 
 Score = Callable[[Sequence[Row], Sequence[Sequence[int]]], list[float]]
-"""The rewards of responses, each a row's: tokens as sampled, up to and with eos."""
-Done = Callable[[dict[str, float]], None]
-"""Told an update's figures, under TRL's names, when its weights are changed."""
+"""Gives a reward for each row's response, whose tokens include the eos."""
+AfterUpdate = Callable[[dict[str, float]], None]
+"""Called with an update's figures, under TRL's names, once the weights have changed."""
 
 
 @dataclass(frozen=True)
-class Batch:
+class PromptBatch:
     """The prompts of an update."""
 
     rows: list[Row]
     ids_BT: Tensor
-    """Their tokens, padded on the left."""
+    """Prompt tokens, padded on the left."""
 
 
-def make_optimizer(actors: Actors, options: PPOOptions, norms: list[float]) -> torch.optim.Optimizer:
-    """AdamW with gradients cut before each step, whoever takes it (TRL's loop cuts none); `norms` grows by what was."""
+@dataclass(frozen=True)
+class Training:
+    """What both loops, ours and TRL's, need for an update."""
+
+    actors: Actors
+    optimizer: torch.optim.Optimizer
+    options: PPOOptions
+    score: Score
+    after_update: AfterUpdate
+
+
+def make_optimizer(actors: Actors, options: OptimizerOptions, norms: list[float]) -> torch.optim.Optimizer:
+    """AdamW that clips gradients before each step, as TRL does not; the norm before clipping is added to `norms`."""
     weights = [weight for weight in actors.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=options.weight_decay)
 
-    def cut(*_: object) -> None:
-        norms.append(float(torch.nn.utils.clip_grad_norm_(weights, options.max_norm or float("inf"))))
+    def clip(*_: object) -> None:
+        norms.append(float(torch.nn.utils.clip_grad_norm_(weights, options.max_norm)))
 
-    optimizer.register_step_pre_hook(cut)
+    optimizer.register_step_pre_hook(clip)
     return optimizer
 
 
@@ -62,17 +75,17 @@ def entropy_of(logits_BRV: Tensor) -> Tensor:
 
 
 def last_places(tokens_BR: Tensor, eos_id: int) -> Tensor:
-    """(B,) place of each response's last token: its first eos, or the end. Example, eos 0: [[5, 0, 0]] gives [1]."""
+    """(B,) index of each response's last token: its first eos, or the end. Example, eos 0: [[5, 0, 0]] gives [1]."""
     ended_BR = tokens_BR == eos_id
     end = torch.full_like(tokens_BR[:, 0], tokens_BR.shape[1] - 1)
     return torch.where(ended_BR.any(1), ended_BR.int().argmax(1), end)
 
 
 def token_rewards(kl_BR: Tensor, scores_B: Tensor, last_B: Tensor, kl_coef: float) -> Tensor:
-    """(B, R): each token's KL, times -kl_coef, and the score of the whole at the place after the last token.
+    """(B, R): each token's KL times -kl_coef, plus the response's score at the position after its last token.
 
-    There the value is that of the finished response. A response that fills its row has no such place: then the score
-    stands at the last token. Example, coefficient .1, last 0: KL [2, 0, 0] and score 1 give [-.2, 1, 0].
+    The value there is that of the finished response. A response that fills its row has no such position; its score is
+    added at the last token. Example, coefficient .1, last 0: KL [2, 0, 0] and score 1 give [-.2, 1, 0].
     """
     rewards_BR = -kl_coef * kl_BR
     places_B = torch.clamp(last_B + 1, max=kl_BR.shape[1] - 1)
@@ -99,137 +112,158 @@ def masked_mean(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
 
 
 def whitened(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 (as of a sample) over the mask, 0 elsewhere. Example: [1, 3] gives [-.707, .707]."""
+    """Mean 0 and sample standard deviation 1 over the mask, 0 elsewhere. Example: [1, 3] gives [-.707, .707]."""
     mean, count = masked_mean(values_BR, mask_BR), mask_BR.sum()
     variance = masked_mean((values_BR - mean) ** 2, mask_BR) * count / (count - 1)
     return ((values_BR - mean) * torch.rsqrt(variance + 1e-8)).masked_fill(~mask_BR, 0.0)
 
 
 @dataclass(frozen=True)
+class TrainingBatch:
+    """Sampled episodes with what the loss needs."""
+
+    sequences_BT: Tensor
+    responses_BR: Tensor
+    logprobs_BR: Tensor
+    """At sampling time."""
+    values_BR: Tensor
+    """At sampling time."""
+    advantages_BR: Tensor
+    returns_BR: Tensor
+    mask_BR: Tensor
+    """1: a token of the response, including its eos."""
+    value_mask_BR: Tensor
+    """1: the same, plus the position after the last token."""
+
+    def select(self, indices: Tensor) -> TrainingBatch:
+        return TrainingBatch(*(getattr(self, field.name)[indices] for field in fields(self)))
+
+
+@dataclass(frozen=True)
 class Loss:
-    """A pass's loss and what it is made of."""
+    """The loss of a pass and its parts."""
 
     total: Tensor
     policy: Tensor
     value: Tensor
     ratio: Tensor
     clipped: Tensor
-    """Share of tokens whose loss the clip range cuts."""
+    """Share of tokens whose policy loss is clipped."""
     value_clipped: Tensor
+    """Share of values whose loss is clipped."""
     kl: Tensor
-    """Half the mean squared difference to the log-probabilities at sampling."""
+    """Half the mean squared difference from the log-probabilities at sampling time."""
 
 
-def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, lesson: Lesson, options: PPOOptions) -> Loss:
-    """Clipped surrogate plus value_coef times half the squared error of the values, clipped alike, the worse of both.
+def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, options: PPOOptions) -> Loss:
+    """Clipped surrogate plus value_coef times half the squared value error, which is clipped the same way.
 
-    Example of one token: old log-probability 0, new log 1.5, advantage 1, clip range .2 gives a policy loss of -1.2.
+    Each takes the larger, that is the more pessimistic, of the unclipped and the clipped loss. Example for one token:
+    old log-probability 0, new log 1.5, advantage 1, clip range .2 gives a policy loss of -1.2.
     """
-    difference_BR = (logprobs_BR - lesson.logprobs_BR).masked_fill(~lesson.mask_BR, 0.0)
+    difference_BR = (logprobs_BR - batch.logprobs_BR).masked_fill(~batch.mask_BR, 0.0)
     ratio_BR = difference_BR.exp()
-    low, high = 1 - options.clip_range, 1 + options.clip_range
-    free_BR = -lesson.advantages_BR * ratio_BR
-    cut_BR = -lesson.advantages_BR * ratio_BR.clamp(low, high)
-    near = options.value_clip_range
-    near_BR = torch.clamp(values_BR, lesson.values_BR - near, lesson.values_BR + near)
-    free_error_BR, cut_error_BR = (values_BR - lesson.returns_BR) ** 2, (near_BR - lesson.returns_BR) ** 2
-    policy = masked_mean(torch.maximum(free_BR, cut_BR), lesson.mask_BR)
-    value = 0.5 * masked_mean(torch.maximum(free_error_BR, cut_error_BR), lesson.value_mask_BR)
+    clipped_ratio_BR = ratio_BR.clamp(1 - options.clip_range, 1 + options.clip_range)
+    loss_BR = -batch.advantages_BR * ratio_BR
+    clipped_loss_BR = -batch.advantages_BR * clipped_ratio_BR
+
+    reach = options.value_clip_range
+    clipped_values_BR = torch.clamp(values_BR, batch.values_BR - reach, batch.values_BR + reach)
+    error_BR = (values_BR - batch.returns_BR) ** 2
+    clipped_error_BR = (clipped_values_BR - batch.returns_BR) ** 2
+
+    policy = masked_mean(torch.maximum(loss_BR, clipped_loss_BR), batch.mask_BR)
+    value = 0.5 * masked_mean(torch.maximum(error_BR, clipped_error_BR), batch.value_mask_BR)
     return Loss(
-        policy + options.value_coef * value, policy.detach(), value.detach(),
-        masked_mean(ratio_BR.detach(), lesson.mask_BR), masked_mean((cut_BR > free_BR).float(), lesson.mask_BR),
-        masked_mean((cut_error_BR > free_error_BR).float(), lesson.value_mask_BR),
-        0.5 * masked_mean(difference_BR.detach() ** 2, lesson.mask_BR),
-    )  # fmt: skip
+        total=policy + options.value_coef * value,
+        policy=policy.detach(),
+        value=value.detach(),
+        ratio=masked_mean(ratio_BR.detach(), batch.mask_BR),
+        clipped=masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR),
+        value_clipped=masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR),
+        kl=0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR),
+    )
 
 
 # The loop
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """Episodes, and what is learnt from them."""
-
-    sequences_BT: Tensor
-    responses_BR: Tensor
-    logprobs_BR: Tensor
-    """At sampling."""
-    values_BR: Tensor
-    """At sampling."""
-    advantages_BR: Tensor
-    returns_BR: Tensor
-    mask_BR: Tensor
-    """1: a token of the response, its eos included."""
-    value_mask_BR: Tensor
-    """1: the same and the place after the last token."""
-
-    def part(self, places: Tensor) -> Lesson:
-        return Lesson(*(getattr(self, name)[places] for name in self.__dataclass_fields__))
-
-
-def train_own(
-    actors: Actors, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], updates: int, score: Score,
-    options: PPOOptions, done: Done,
-) -> None:  # fmt: skip
-    """So many updates, each on the next batch."""
-    for _, batch in zip(range(updates), batches, strict=False):
-        lesson, figures = rollout(actors, batch, score, options)
-        done(figures | learn(actors, optimizer, lesson, options))
+def train_own(training: Training, batches: Iterable[PromptBatch], updates: int) -> None:
+    """One update on each of the next `updates` batches."""
+    for prompts in islice(batches, updates):
+        batch, figures = rollout(training.actors, prompts, training.score, training.options)
+        training.after_update(figures | learn(training.actors, training.optimizer, batch, training.options))
 
 
 @torch.no_grad()
-def rollout(actors: Actors, batch: Batch, score: Score, options: PPOOptions) -> tuple[Lesson, dict[str, float]]:
-    """Sample, score, and make advantages of the scores."""
+def rollout(
+    actors: Actors, prompts: PromptBatch, score: Score, options: PPOOptions
+) -> tuple[TrainingBatch, dict[str, float]]:
+    """Sample responses, score them, and compute advantages."""
     policy = actors.policy
-    ids_BT = batch.ids_BT.to(policy.lm.device)
+    ids_BT = prompts.ids_BT.to(policy.lm.device)
     responses_BR = policy.sample(ids_BT)
     sequences_BT = torch.cat((ids_BT, responses_BR), 1)
-    count = responses_BR.shape[1]
-    passes = [see(actors, part, count) for part in torch.split(sequences_BT, options.micro_batch)]
-    logprobs_BR = logprobs_of(torch.cat([logits for logits, _ in passes]), responses_BR)
-    reference = [
-        logprobs_of(actors.reference.response_logits(part, count), part[:, -count:])
-        for part in torch.split(sequences_BT, options.micro_batch)
-    ]
     last_B = last_places(responses_BR, policy.eos_id)
-    places_R = torch.arange(count, device=last_B.device)
-    mask_BR, value_mask_BR = places_R <= last_B.unsqueeze(1), places_R <= last_B.unsqueeze(1) + 1
-    said = [tokens[: last + 1] for tokens, last in zip(responses_BR.tolist(), last_B.tolist(), strict=True)]
-    scores_B = torch.tensor(score(batch.rows, said), device=last_B.device)
-    kl_BR = (logprobs_BR - torch.cat(reference)).masked_fill(~mask_BR, 0.0)
-    values_BR = torch.cat([values for _, values in passes]).masked_fill(~value_mask_BR, 0.0)
+    positions_R = torch.arange(responses_BR.shape[1], device=last_B.device)
+    mask_BR, value_mask_BR = positions_R <= last_B.unsqueeze(1), positions_R <= last_B.unsqueeze(1) + 1
+    logprobs_BR, reference_BR, values_BR = logprobs_and_values(actors, sequences_BT, responses_BR, options.micro_batch)
+    kl_BR = (logprobs_BR - reference_BR).masked_fill(~mask_BR, 0.0)
+    values_BR = values_BR.masked_fill(~value_mask_BR, 0.0)
+
+    sampled = [tokens[: last + 1] for tokens, last in zip(responses_BR.tolist(), last_B.tolist(), strict=True)]
+    scores_B = torch.tensor(score(prompts.rows, sampled), device=last_B.device)
     rewards_BR = token_rewards(kl_BR, scores_B, last_B, options.kl_coef)
-    raw_BR = gae(rewards_BR, values_BR, options.gamma, options.gae_lambda)
-    # Where all did equally well there is nothing to learn: whitening (TRL's always does) would blow up the KL's
-    # and the values' noise to the size of a lesson.
-    flat = bool((scores_B == scores_B[0]).all())
-    advantages_BR = (raw_BR * mask_BR) if flat else whitened(raw_BR, mask_BR)
-    lesson = Lesson(
-        sequences_BT, responses_BR, logprobs_BR, values_BR, advantages_BR, raw_BR + values_BR, mask_BR, value_mask_BR
-    )
-    penalty_B = -options.kl_coef * kl_BR.sum(1)
-    return lesson, {
+    raw_advantages_BR = gae(rewards_BR, values_BR, options.gamma, options.gae_lambda)
+    # Where all scores are equal there is nothing to learn: whitening (TRL always does it) would amplify the noise of KL
+    # and values to the size of a real difference.
+    equal = bool((scores_B == scores_B[0]).all())
+    advantages_BR = raw_advantages_BR * mask_BR if equal else whitened(raw_advantages_BR, mask_BR)
+    batch = TrainingBatch(
+        sequences_BT, responses_BR, logprobs_BR, values_BR, advantages_BR, raw_advantages_BR + values_BR, mask_BR,
+        value_mask_BR,
+    )  # fmt: skip
+    ended = float((responses_BR == policy.eos_id).any(1).sum())
+    return batch, rollout_figures(batch, kl_BR, scores_B, options.kl_coef) | {"val/num_eos_tokens": ended}
+
+
+def logprobs_and_values(
+    actors: Actors, sequences_BT: Tensor, responses_BR: Tensor, micro_batch: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, R) log-probabilities of policy and reference, and values, a micro-batch at a time."""
+    count, logits, values, reference = responses_BR.shape[1], [], [], []
+    for part_BT in torch.split(sequences_BT, micro_batch):
+        part_logits_BRV, part_values_BR = logits_and_values(actors, part_BT, count)
+        logits.append(part_logits_BRV)
+        values.append(part_values_BR)
+        reference.append(logprobs_of(actors.reference.response_logits(part_BT, count), part_BT[:, -count:]))
+    return logprobs_of(torch.cat(logits), responses_BR), torch.cat(reference), torch.cat(values)
+
+
+def rollout_figures(batch: TrainingBatch, kl_BR: Tensor, scores_B: Tensor, kl_coef: float) -> dict[str, float]:
+    """Figures of the sampled episodes, under TRL's names."""
+    penalty_B = -kl_coef * kl_BR.sum(1)
+    return {
         "objective/kl": float(kl_BR.sum(1).mean()),
-        "objective/entropy": float((-logprobs_BR * mask_BR).sum(1).mean()),
+        "objective/entropy": float((-batch.logprobs_BR * batch.mask_BR).sum(1).mean()),
         "objective/non_score_reward": float(penalty_B.mean()),
         "objective/rlhf_reward": float(penalty_B.mean() + scores_B.mean()),
         "objective/scores": float(scores_B.mean()),
-        "val/num_eos_tokens": float((responses_BR == policy.eos_id).any(1).sum()),
     }
 
 
-def learn(actors: Actors, optimizer: torch.optim.Optimizer, lesson: Lesson, options: PPOOptions) -> dict[str, float]:
-    """A few epochs over the lesson, each in an order of its own."""
-    size, rows = len(lesson.sequences_BT), []
+def learn(
+    actors: Actors, optimizer: torch.optim.Optimizer, batch: TrainingBatch, options: PPOOptions
+) -> dict[str, float]:
+    """A few epochs over the batch, each in a new order."""
+    size, rows = len(batch.sequences_BT), []
     for _ in range(options.ppo_epochs):
-        order = torch.from_numpy(np.random.permutation(size))  # numpy's, as TRL draws it
-        for places in torch.split(order, options.micro_batch):
-            part = lesson.part(places)
-            logits_BRV, values_BR = see(actors, part.sequences_BT, part.responses_BR.shape[1])
-            loss = ppo_loss(
-                logprobs_of(logits_BRV, part.responses_BR), values_BR.masked_fill(~part.value_mask_BR, 0.0), part,
-                options,
-            )  # fmt: skip
+        order = torch.from_numpy(np.random.permutation(size))  # from numpy, as in TRL
+        for indices in torch.split(order, options.micro_batch):
+            part = batch.select(indices)
+            logits_BRV, values_BR = logits_and_values(actors, part.sequences_BT, part.responses_BR.shape[1])
+            logprobs_BR = logprobs_of(logits_BRV, part.responses_BR)
+            loss = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options)
             (loss.total * options.micro_batch / size).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 entropy = masked_mean(entropy_of(logits_BRV), part.mask_BR)
@@ -243,13 +277,13 @@ def learn(actors: Actors, optimizer: torch.optim.Optimizer, lesson: Lesson, opti
     return dict(zip(names, table.mean(0).tolist(), strict=True)) | {"val/ratio_var": variance}
 
 
-def see(actors: Actors, sequences_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def logits_and_values(actors: Actors, sequences_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(B, R, V) logits of the response's tokens and (B, R) values before each; one pass if the backbone is shared."""
-    policy, critic = actors.policy, actors.value_model
-    if critic.shared:
+    policy, value_model = actors.policy, actors.value_model
+    if value_model.shared:
         logits_BRV, output = policy.response_logits(sequences_BT, count, output_hidden_states=True)
         hidden_BTD = output.hidden_states[-1].detach().float()
     else:
         logits_BRV, _ = policy.response_logits(sequences_BT, count)
-        hidden_BTD = critic.backbone(**attended(sequences_BT, policy.pad_id)).hidden_states[-1]
-    return logits_BRV, critic.score(hidden_BTD[:, -count - 1 : -1]).squeeze(-1)
+        hidden_BTD = value_model.backbone(**model_inputs(sequences_BT, policy.pad_id)).hidden_states[-1]
+    return logits_BRV, value_model.score(hidden_BTD[:, -count - 1 : -1]).squeeze(-1)

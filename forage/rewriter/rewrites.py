@@ -1,4 +1,4 @@
-"""Rewriter: what a model is asked for, as tokens, and the query that its answer makes."""
+"""Rewrites: from a question to the prompt's tokens, and from sampled tokens back to text."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from forage.rewriter.options import RewriteOptions
 
 @dataclass(frozen=True)
 class Row:
-    """A query to be rewritten."""
+    """A question to rewrite."""
 
     query: str
     relevant_doc_ids: tuple[str, ...]
     prompt: tuple[int, ...]
-    """Its tokens, which no other row has."""
+    """The prompt's tokens; no other row has the same."""
 
 
 def make_rows(
     tokenizer: Any, questions: Sequence[Question], options: RewriteOptions, source: Path
 ) -> tuple[list[Row], list[str]]:
-    """Rows, and each query that is left out or merged as 'file:line: why'.
+    """Rows, and a line 'file:line: why' for each question that is left out or merged.
 
-    Queries that read alike to the model are one row, relevant is what is so to any of them: a reward is looked up by
-    prompt. Questions are those of forage/data/rewriter_data.py, whose ids say their lines.
+    Questions with equal prompts become one row with the relevant documents of all of them, because rewards are looked
+    up by prompt. The ids of the questions hold their line numbers (forage/data/rewriter_data.py).
     """
     rows: dict[tuple[int, ...], Row] = {}
     problems = []
@@ -40,10 +40,10 @@ def make_rows(
         where = f"{source}:{question.id.removeprefix('q')}"
         prompt = tuple(prompt_tokens(tokenizer, options.instruction, question.question))
         if len(prompt) > options.max_prompt_tokens:
-            most = f"--max-prompt-tokens {options.max_prompt_tokens}"
-            problems.append(f"{where}: its prompt has {len(prompt)} tokens, {most}; left out")
+            limit = f"--max-prompt-tokens {options.max_prompt_tokens}"
+            problems.append(f"{where}: left out, its prompt of {len(prompt)} tokens is longer than {limit}")
         elif prompt in rows:
-            problems.append(f"{where}: the query occurs before; its relevant_doc_ids are added there")
+            problems.append(f"{where}: duplicate query; its relevant_doc_ids are added to the first one's")
             merged = dict.fromkeys(rows[prompt].relevant_doc_ids + question.relevant_doc_ids)
             rows[prompt] = replace(rows[prompt], relevant_doc_ids=tuple(merged))
         else:
@@ -52,9 +52,9 @@ def make_rows(
 
 
 def with_padding(tokenizer: Any) -> Any:
-    """A copy of the tokenizer with a padding token of its own, which no text has and which is not eos.
+    """A copy of the tokenizer with a padding token that occurs in no text and is not eos.
 
-    No model needs to know it: where it stands, models are given 0 and a mask.
+    Models never see it: they are given token 0 and a mask instead.
     """
     padded = copy.deepcopy(tokenizer)
     padded.add_special_tokens({"pad_token": "<|padding of ppo|>"})
@@ -65,3 +65,9 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> Tensor:
     """(B, T) prompts that all end in the last column. Example: [[1, 2], [3]] with pad 9 gives [[1, 2], [9, 3]]."""
     longest = max(map(len, prompts))
     return torch.tensor([[pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+
+
+def text_of(tokenizer: Any, tokens: Sequence[int], eos_id: int) -> str:
+    """The text of a response before its eos, on one line."""
+    kept = list(tokens[: tokens.index(eos_id)] if eos_id in tokens else tokens)
+    return " ".join(tokenizer.decode(kept, skip_special_tokens=True).split())

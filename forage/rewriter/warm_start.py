@@ -1,8 +1,8 @@
-"""Warm start of a rewriter: before PPO it learns to write how a relevant document begins, as in query2doc.
+"""Warm start of the rewriter: before PPO, it learns to write how a relevant document begins, as in query2doc.
 
-https://arxiv.org/abs/2303.07678 has a large model guess such a text. A small one can't know it, but learns how texts
-that answer such questions are put, and those words find them. PPO then goes on from a policy whose rewrites sometimes
-help, where an untrained one's never do: there is nothing to reinforce in what is never tried.
+In https://arxiv.org/abs/2303.07678 a large model guesses such a text. A small one can't know it, but learns the wording
+of texts that answer such questions, and those words find them. PPO then starts from a policy whose rewrites sometimes
+help. Those of an untrained one never do, and PPO can't reinforce what is never sampled.
 """
 
 from __future__ import annotations
@@ -14,15 +14,38 @@ from typing import Any
 import torch
 
 from forage.agent.teacher import first_words
-from forage.rewriter.actors import attended, load_lm
-from forage.rewriter.options import WarmOptions
+from forage.rewriter.actors import Policy, model_inputs
+from forage.rewriter.data import Data
+from forage.rewriter.models import load_policy, save_lm
+from forage.rewriter.options import Options, WarmOptions
 from forage.rewriter.rewrites import Row
 
-IGNORED = -100  # the label of tokens that are not learnt
+IGNORED = -100  # label of tokens that are not learned
+MAX_NORM = 1.0
+
+Example = tuple[tuple[int, ...], str]
+"""A prompt's tokens and the text to write after it."""
+
+
+def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
+    """The folder of the warm-started model, which is trained once per run folder."""
+    folder = options.run_dir / "warm"
+    if not folder.exists():
+        policy = load_policy(model, tokenizer, options, lora=False)
+        texts = {document.id: document.text for document in data.documents}
+        examples = examples_of(data.train, texts, options.warm.warm_words)
+        train_warm(policy, tokenizer, examples, options.warm, options.seed)
+        save_lm(policy, model, tokenizer, folder)
+    return str(folder)
+
+
+def examples_of(rows: Sequence[Row], texts: Mapping[str, str], words: int) -> list[Example]:
+    """Each question's prompt, and the beginning of its first relevant document."""
+    return [(row.prompt, beginning_of(texts[row.relevant_doc_ids[0]], words)) for row in rows]
 
 
 def beginning_of(text: str, words: int) -> str:
-    """How a document begins, after its title and headings that only ask.
+    """A document's first words after its title and headings that only ask.
 
     Example: "Gout\\nWhat is gout? A joint hurts and swells.", 3 words: "A joint hurts".
     """
@@ -30,46 +53,37 @@ def beginning_of(text: str, words: int) -> str:
     return first_words(rest if rest.strip() else title, words)
 
 
-def warm_started(
-    model: str, tokenizer: Any, rows: Sequence[Row], texts: Mapping[str, str], options: WarmOptions, most: int,
-    pad_id: int, seed: int,
-) -> Any:  # fmt: skip
-    """The model after the warm start: of each query's relevant documents the first one is what it learns to begin.
-
-    All its weights are trained, in fp32, at most `most` tokens of each text and its end.
-    """
-    lm = load_lm(model, lora=False)
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=options.warm_learning_rate, weight_decay=0.0)
+def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], options: WarmOptions, seed: int) -> None:
+    """Train all weights of the policy, in fp32, to write the texts of the examples."""
+    weights = list(policy.lm.parameters())
+    optimizer = torch.optim.AdamW(weights, lr=options.warm_learning_rate, weight_decay=0.0)
     draw = random.Random(seed)
     for step in range(options.warm_steps):
-        batch = [draw.choice(rows) for _ in range(options.warm_batch_size)]
-        wanted = [beginning_of(texts[row.relevant_doc_ids[0]], options.warm_words) for row in batch]
-        loss = loss_of(lm, tokenizer, [row.prompt for row in batch], wanted, most, pad_id)
+        batch = [draw.choice(examples) for _ in range(options.warm_batch_size)]
+        loss = warm_loss(policy, tokenizer, batch)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(weights, MAX_NORM)
         for group in optimizer.param_groups:
             group["lr"] = options.warm_learning_rate * (1 - step / options.warm_steps)
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % 10 == 0 or step + 1 == options.warm_steps:
             print(f"warm start, update {step + 1} of {options.warm_steps}: loss {loss.item():.3f}", flush=True)
-    return lm
 
 
-def loss_of(
-    lm: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], wanted: Sequence[str], most: int, pad_id: int
-) -> Any:
-    """Mean cross-entropy of the wanted texts' tokens and their ends; prompts and padding are not learnt.
+def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> Any:
+    """Mean cross-entropy of the texts' tokens and their eos; prompts and padding are not learned.
 
-    A text that is cut has no end: the model is not taught to stop in mid-sentence, but to go on to its limit.
+    A text longer than --max-new-tokens is cut and gets no eos: the model should not learn to stop in mid-sentence.
     """
     ids, labels = [], []
-    for prompt, text in zip(prompts, wanted, strict=True):
-        told = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id][:most]
-        ids.append([*prompt, *told])
-        labels.append([IGNORED] * len(prompt) + told)
-    longest = max(map(len, ids))
-    ids_BT = torch.tensor([row + [pad_id] * (longest - len(row)) for row in ids], device=lm.device)
-    labels_BT = torch.tensor([row + [IGNORED] * (longest - len(row)) for row in labels], device=lm.device)
-    logits_BTV = lm(**attended(ids_BT, pad_id), use_cache=False).logits[:, :-1].float()
+    for prompt, text in examples:
+        tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        tokens = tokens[: policy.sampling.max_new_tokens]
+        ids.append([*prompt, *tokens])
+        labels.append([IGNORED] * len(prompt) + tokens)
+    longest, device = max(map(len, ids)), policy.lm.device
+    ids_BT = torch.tensor([row + [policy.pad_id] * (longest - len(row)) for row in ids], device=device)
+    labels_BT = torch.tensor([row + [IGNORED] * (longest - len(row)) for row in labels], device=device)
+    logits_BTV = policy(**model_inputs(ids_BT, policy.pad_id), use_cache=False).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)

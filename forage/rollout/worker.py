@@ -12,10 +12,9 @@ from forage.agent.combination import MakeRewards
 from forage.agent.episode import append_episodes
 from forage.agent.options import AGENT_FILE
 from forage.data.records import Question
-from forage.engines.vllm import served_name
 from forage.errors import UserError
 from forage.heartbeat import beat
-from forage.policy.adapters import newest_adapter, versions
+from forage.policy.adapters import newest_adapter, served_name, versions
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of

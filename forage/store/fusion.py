@@ -1,15 +1,14 @@
-"""Rankings: the best k of many scores, and one ranking out of two. Ties always go to the lower index."""
+"""Rankings: the best k of many scores, and several rankings merged into one. Ties always go to the lower index."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forage.errors import UserError
+from forage.store.options import Fusion
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float64]
@@ -19,14 +18,14 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Ids with their scores, best first, equal scores by id."""
+    """Ids and their scores, best first, equal scores by id."""
 
     ids: Ids
     scores: Scores
 
 
 def top_k(scores: NDArray[np.floating], k: int, above: float = -np.inf) -> Ids:
-    """Ids of the k highest scores over `above`, best first, equal scores by id.
+    """Ids of the k highest scores that exceed `above`, best first, equal scores by id.
 
     Example: top_k([1., 3., 3., 0.], k=3, above=0) -> [1, 2, 0].
     """
@@ -37,10 +36,10 @@ def top_k(scores: NDArray[np.floating], k: int, above: float = -np.inf) -> Ids:
 
 
 def kth_bound(scores: NDArray[np.floating], k: int) -> float:
-    """A score that at least k scores reach, close under the k-th highest.
+    """A score that at least k scores reach, slightly below the k-th highest.
 
-    The k-th highest of the maxima of blocks of 64: each of k blocks holds a score that high. It takes two passes
-    where a partition of all scores takes ten times as long (measured on 27,000 scores: 20 against 240 microseconds).
+    It is the k-th highest of the maxima of blocks of 64: k blocks contain a score that high. Two passes are enough;
+    partitioning all scores takes ten times as long (on 27,000 scores: 240 against 20 microseconds).
     """
     whole = len(scores) - len(scores) % BLOCK
     maxima = scores[:whole].reshape(-1, BLOCK).max(axis=1)
@@ -57,7 +56,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
     """
     # Scores fall, so their negatives rise, and the first place of an equal one is how many are better.
     ranks = [1 + np.searchsorted(-r.scores, -r.scores).astype(np.float64) for r in rankings]
-    return _fuse(rankings, [weight / (constant + rank) for weight, rank in zip(weights, ranks, strict=True)])
+    return _summed(rankings, [weight / (constant + rank) for weight, rank in zip(weights, ranks, strict=True)])
 
 
 def weighted_score_fusion(
@@ -70,38 +69,15 @@ def weighted_score_fusion(
     4 -> 1, 2 -> .5, 1 -> .25; .9 -> 1, .8 -> 0.
     """
     scaled = [_scaled(ranking.scores, floor) for ranking, floor in zip(rankings, floors, strict=True)]
-    return _fuse(rankings, [weight * scores for weight, scores in zip(weights, scaled, strict=True)])
+    return _summed(rankings, [weight * scores for weight, scores in zip(weights, scaled, strict=True)])
 
 
-@dataclass(frozen=True)
-class Fusion:
-    """How hybrid search makes one ranking out of dense, sparse and title; sparse has what is left of 1."""
-
-    fusion: Literal["weighted", "rrf"] = "weighted"
-    """By scaled scores, or by reciprocal ranks."""
-    # The default weights were chosen on MedQuAD's training questions by bench/retrieval.py.
-    dense_weight: float = 0.4
-    """Share of the ranking by meaning."""
-    title_weight: float = 0.5
-    """Share of how well the query's words fit the document's title."""
-    depth: int = 100
-    """How many of the best of dense and of sparse are put in order, and how many a reranker puts in order."""
-
-    def check(self) -> None:
-        if self.depth < 1:
-            raise UserError(f"depth {self.depth} must be at least 1")
-        if min(self.dense_weight, self.title_weight) < 0 or self.dense_weight + self.title_weight > 1:
-            raise UserError(
-                f"dense_weight {self.dense_weight} and title_weight {self.title_weight} must be at least 0 and "
-                "together at most 1"
-            )
-
-    def fuse(self, dense: Ranking, sparse: Ranking, title: Ranking) -> Ranking:
-        rankings = (dense, sparse, title)
-        weights = (self.dense_weight, 1 - self.dense_weight - self.title_weight, self.title_weight)
-        if self.fusion == "rrf":
-            return reciprocal_rank_fusion(rankings, weights)
-        return weighted_score_fusion(rankings, weights, floors=(None, 0.0, 0.0))
+def fuse(options: Fusion, dense: Ranking, sparse: Ranking, title: Ranking) -> Ranking:
+    """One ranking from three, by the weights of the options."""
+    rankings = (dense, sparse, title)
+    if options.fusion == "rrf":
+        return reciprocal_rank_fusion(rankings, options.weights)
+    return weighted_score_fusion(rankings, options.weights, floors=(None, 0.0, 0.0))
 
 
 def _scaled(scores: Scores, floor: float | None) -> Scores:
@@ -114,7 +90,7 @@ def _scaled(scores: Scores, floor: float | None) -> Scores:
     return scaled
 
 
-def _fuse(rankings: Sequence[Ranking], parts: Sequence[Scores]) -> Ranking:
+def _summed(rankings: Sequence[Ranking], parts: Sequence[Scores]) -> Ranking:
     ids, where = np.unique(np.concatenate([ranking.ids for ranking in rankings]), return_inverse=True)
     scores = np.zeros(len(ids))
     np.add.at(scores, where, np.concatenate(parts))

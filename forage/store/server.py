@@ -1,8 +1,8 @@
-"""A store over HTTP with the /retrieve request and response of Search-R1, so that its clients work against it.
+"""A store over HTTP, with Search-R1's /retrieve request and response, so that its clients work with it.
 
 Request: {"queries": ["..."], "topk": 3, "return_scores": true}. Response: {"result": [[{"document": {"id": "...",
-"contents": "title\\ntext"}, "score": 0.5}, ...], ...]}, or without scores the documents alone. The standard library's
-server does: requests carry whole batches, and one search at a time uses all cores anyway.
+"contents": "title\\ntext"}, "score": 0.5}, ...], ...]}; without scores, each item is the document itself. The standard
+library's server is enough: requests are whole batches, and one search at a time uses all cores anyway.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ Search = Callable[[Sequence[str], int], Sequence[Sequence[HitLike]]]
 
 
 class BadRequest(Exception):
-    """What is wrong with a request; answered with status 400."""
+    """A malformed request; answered with status 400 and this message."""
 
 
-def make_server(search: Search, host: str, port: int, topk: int = 3) -> ThreadingHTTPServer:
-    """A server, not yet running, that answers /retrieve by `search` and /health; port 0 takes a free one."""
+def make_server(search: Search, host: str, port: int, k: int = 3) -> ThreadingHTTPServer:
+    """A server, not yet running, that answers /retrieve with `search`, and /health; port 0 picks a free one.
+
+    `k` is the number of hits for a request that doesn't set topk.
+    """
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -53,13 +56,13 @@ def make_server(search: Search, host: str, port: int, topk: int = 3) -> Threadin
             try:
                 if self.path != "/retrieve":
                     raise BadRequest("POST /retrieve or GET /health")
-                queries, k, with_scores = parse_request(self._body(), topk)
+                queries, wanted, with_scores = parse_request(self._body(), k)
             except BadRequest as error:
                 self.close_connection = True  # the body may not have been read
                 self._answer(400, {"detail": str(error)})
                 return
             with lock:
-                hits = search(queries, k)
+                hits = search(queries, wanted)
             self._answer(200, {"result": [[_document(hit, with_scores) for hit in row] for row in hits]})
 
         def _body(self) -> bytes:
@@ -77,12 +80,12 @@ def make_server(search: Search, host: str, port: int, topk: int = 3) -> Threadin
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            pass  # a line a search would drown a training run's log
+            pass  # one line per search would drown a training run's log
 
     return ThreadingHTTPServer((host, port), Handler)
 
 
-def parse_request(body: bytes, default_topk: int) -> tuple[list[str], int, bool]:
+def parse_request(body: bytes, default_k: int) -> tuple[list[str], int, bool]:
     """(queries, topk, return_scores) of a request's body."""
     try:
         request = json.loads(body)
@@ -90,7 +93,7 @@ def parse_request(body: bytes, default_topk: int) -> tuple[list[str], int, bool]
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(request, dict):
         raise BadRequest("the body must be a JSON object")
-    queries, topk = request.get("queries"), request.get("topk") or default_topk
+    queries, topk = request.get("queries"), request.get("topk") or default_k
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise BadRequest("queries must be a list of strings")
     if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_HITS:
@@ -99,6 +102,6 @@ def parse_request(body: bytes, default_topk: int) -> tuple[list[str], int, bool]
 
 
 def _document(hit: HitLike, with_scores: bool) -> dict[str, Any]:
-    title = " ".join(hit.title.split())  # clients take the first line for the title
+    title = " ".join(hit.title.split())  # clients read the first line as the title
     document = {"id": hit.chunk_id, "contents": f"{title}\n{hit.text}"}
     return {"document": document, "score": hit.score} if with_scores else document

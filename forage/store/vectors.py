@@ -1,8 +1,8 @@
-"""Vectors: a store's embeddings, kept in ChromaDB under the hash of the embedded text, and nearest neighbours.
+"""Vectors: a store's embeddings in ChromaDB, under the hash of the embedded text, and nearest neighbours.
 
-ChromaDB keeps the vectors, on disk or behind a server. Searching goes over all of them with one matrix product as
-long as they fit in memory: that is exact and repeatable where Chroma's HNSW graph is neither, and on MedQuAD's chunks
-several times as fast in batches (`python bench/retrieval.py` prints both).
+ChromaDB keeps the vectors, on disk or on a server. As long as they fit in memory, a search is one matrix product over
+all of them: exact and repeatable, which Chroma's HNSW graph is not, and on MedQuAD's chunks several times as fast in
+batches (`python -m bench.retrieval` prints both).
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ from forage.errors import UserError
 from forage.store.fusion import Ranking, kth_bound
 
 PAGE = 2000  # ids in one request to Chroma
-QUERY_BLOCK = 64  # queries in one matrix product: scores stay in the processor's cache
-# Products in 32 bits differ in their last bits with the shape of the batch. Candidates are taken with this margin and
-# scored again in 64 bits, one by one, so that a ranking does not depend on what else is in the batch.
+QUERY_BLOCK = 64  # queries per matrix product, so that scores stay in the processor's cache
+# The last bits of 32-bit products depend on the shape of the batch. Candidates are taken with this margin and rescored
+# one by one in 64 bits, so that a ranking does not depend on what else is in the batch.
 MARGIN = 1e-5
 
 
 def text_key(text: str) -> str:
-    """Where the vector of a text is kept: equal texts are embedded once, changed ones anew."""
+    """The id of a text's vector: equal texts are embedded once, changed ones again."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class VectorCollection:
-    """One Chroma collection, in a folder or, with a URL, on a server."""
+    """One Chroma collection, in a folder or, if a URL is given, on a server."""
 
     def __init__(self, name: str, folder: Path, url: str = "") -> None:
         self.where = url or str(folder)
         try:
             self._client = _server(url) if url else chromadb.PersistentClient(str(folder), settings=_settings())
-            # Without an embedding function: Chroma would load a default one of its own.
+            # No embedding function: Chroma would load its default one.
             self._collection: Any = self._client.get_or_create_collection(
                 name, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
             )
         except (ChromaError, ValueError, OSError) as error:
-            raise UserError(f"no vectors can be had from Chroma at {self.where}: {error}") from error
+            raise UserError(
+                f"can't open the vectors in Chroma at {self.where} ({error}); check the folder or --chroma-url"
+            ) from error
 
     def keys(self) -> set[str]:
         return set(self._collection.get(include=[])["ids"])
@@ -62,7 +64,7 @@ class VectorCollection:
             self._collection.delete(ids=list(keys[part]))
 
     def drop(self) -> None:
-        """Delete the collection, where there is one."""
+        """Delete the collection if it exists."""
         with suppress(NotFoundError):
             self._client.delete_collection(self._collection.name)
 
@@ -81,12 +83,12 @@ class VectorCollection:
                 vectors_ND[rows[key]] = vector
         if found < len(wanted):
             raise UserError(
-                f"Chroma at {self.where} lacks {len(wanted) - found} of {len(wanted)} vectors; run the same build again"
+                f"Chroma at {self.where} lacks {len(wanted) - found} of {len(wanted)} vectors; re-run the same build"
             )
         return vectors_ND
 
     def nearest(self, queries_QD: NDArray[np.float32], k: int) -> list[list[tuple[str, float]]]:
-        """(key, cosine) of the about k nearest to each query, by Chroma's approximate graph."""
+        """(key, cosine) of about k nearest vectors to each query, by Chroma's approximate graph."""
         answer = self._collection.query(query_embeddings=queries_QD, n_results=k, include=["distances"])
         return [
             [(key, 1.0 - distance) for key, distance in zip(keys, distances, strict=True)]
@@ -95,7 +97,7 @@ class VectorCollection:
 
 
 class DenseIndex:
-    """Nearest chunks by meaning: exact over all vectors in memory, or by Chroma's graph where they are too many."""
+    """Nearest chunks by meaning: exact, with all vectors in memory, or by Chroma's graph if there are too many."""
 
     def __init__(self, collection: VectorCollection, keys: Sequence[str], dimension: int, exact_up_to: int) -> None:
         self._collection = collection
@@ -118,7 +120,7 @@ class DenseIndex:
         return list(exact_nearest(self.matrix_ND, queries_QD, k))
 
     def approximate(self, queries_QD: NDArray[np.float32], k: int) -> list[Ranking]:
-        """By Chroma's graph; of chunks with equal texts, which share a vector, the first stands for all."""
+        """By Chroma's graph. Chunks with equal texts share a vector; the first one represents them."""
         found = self._collection.nearest(queries_QD, min(k, len(self._row_of)))
         return [
             Ranking(np.array([self._row_of[key] for key, _ in row]), np.array([score for _, score in row]))
@@ -127,7 +129,7 @@ class DenseIndex:
 
 
 def exact_nearest(matrix_ND: NDArray[np.float32], queries_QD: NDArray[np.float32], k: int) -> Iterator[Ranking]:
-    """For each query the k rows of highest inner product, equal ones by row; the same in any batch."""
+    """For each query the k rows with the highest inner product, ties by row; the same in any batch."""
     for first in range(0, len(queries_QD), QUERY_BLOCK):
         block_BD = queries_QD[first : first + QUERY_BLOCK]
         for query_D, scores_N in zip(block_BD, block_BD @ matrix_ND.T, strict=True):
@@ -150,6 +152,6 @@ def _settings() -> Settings:
 def _server(url: str) -> Any:
     parts = urlparse(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"a Chroma server is named by http://host:port, not {url!r}")
+        raise UserError(f"--chroma-url {url!r} must be http://host:port")
     port = parts.port or (443 if parts.scheme == "https" else 8000)
     return chromadb.HttpClient(parts.hostname, port, ssl=parts.scheme == "https", settings=_settings())

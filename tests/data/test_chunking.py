@@ -91,5 +91,5 @@ def test_a_chunk_knows_its_neighbours():
 
 
 def test_overlap_must_be_under_size():
-    with pytest.raises(UserError, match="overlap 8"):
+    with pytest.raises(UserError, match="--chunk-overlap 8"):
         chunk_document(Document("d", "t", "x"), count_words, 8, 8)

@@ -20,8 +20,8 @@ from forage.data.collection import (
 from forage.data.records import read_documents, read_questions
 from forage.data.rewriter_data import import_rewriter_data
 from forage.errors import UserError
-from forage.store.card import StoreOptions
 from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
 
 HEADER = "query-id\tcorpus-id\tscore\n"
 CORPUS = [
@@ -112,14 +112,14 @@ def test_judgements_and_back(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (f"{HEADER}q1\td1\n", r":2: 2 columns, not `query<tab>document<tab>grade`; mend"),
+        (f"{HEADER}q1\td1\n", r":2: 2 columns, not `query<tab>document<tab>grade`; fix"),
         (f"{HEADER}q1 d1 1\n", r":2: 1 columns"),
         (f"{HEADER}q1\td1\t1\nq1 0 d1 1\n", r":3: 1 columns"),
         ("q1\td1\t1\n", r":1: 3 columns, not `query 0 document grade` \(or begin with the line query-id<tab>corpus-id"),
-        ("q1 0 d1 1\nq1 0 d2\n", r":2: 3 columns, not `query 0 document grade`; mend"),
-        ("q1 0 d1 high\n", r":1: grade 'high' is no whole number"),
-        ("q1 0 d1 1.5\n", r":1: grade '1.5' is no whole number"),
-        ("q1 0 d1 1\nq1 0 d1 1\nq1 0 d1 2\n", r":3: q1 and d1 have grade 1 further up, 2 here"),
+        ("q1 0 d1 1\nq1 0 d2\n", r":2: 3 columns, not `query 0 document grade`; fix"),
+        ("q1 0 d1 high\n", r":1: grade 'high' is not a whole number"),
+        ("q1 0 d1 1.5\n", r":1: grade '1.5' is not a whole number"),
+        ("q1 0 d1 1\nq1 0 d1 1\nq1 0 d1 2\n", r":3: q1 and d1 have grade 1 on an earlier line, 2 here"),
     ],
 )
 def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
@@ -134,7 +134,7 @@ def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
         ("c.jsonl", '["a"]\n', r":1: not a JSON object; each line is one"),
         ("c.jsonl", '{"text": "x"}\n', r":1: no _id"),
         ("c.jsonl", '{"_id": " ", "text": "x"}\n', r":1: no _id"),
-        ("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: _id a occurs further up"),
+        ("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: _id a is on an earlier line"),
         ("c.tsv", "a\tx\nb x\n", r":2: no tab"),
         ("c.tsv", "\n", r" has no "),
     ],
@@ -154,7 +154,7 @@ def test_more_that_cannot_be_read(tmp_path, beir):
     with pytest.raises(UserError, match=r"none.tsv: no such file"):
         read_qrels(tmp_path / "none.tsv")
     (tmp_path / "latin.tsv").write_bytes("1\tgout\n2\tMénière\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin.tsv: no UTF-8 text after line"):
+    with pytest.raises(UserError, match=r"latin.tsv: not UTF-8 after line"):
         read_topics(tmp_path / "latin.tsv")
     (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(b"1\tgout\n")[:-4])
     with pytest.raises(UserError, match=r"cut.tsv.gz: damaged after line"):
@@ -206,7 +206,7 @@ def test_files_instead_of_a_folder(beir, tmp_path):
         ({}, "give --collection FOLDER, or"),
         ({"collection": "a", "corpus": "b"}, "give --collection FOLDER, or"),
         ({"corpus": "b", "qrels": "c"}, "give --collection FOLDER, or"),
-        ({"collection": "a", "split": "train"}, "nothing would be held out"),
+        ({"collection": "a", "eval_split": "train"}, "nothing would be held out"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_read(tmp_path, options, told):

@@ -14,6 +14,9 @@ def row(number, answer, url=URL, focus="Gout"):
 def test_sections_start_at_headings_that_follow_text():
     page = Page("Asthma", (Block("Asthma", True), Block("Care", True), Block("Rest."), Block("Drugs", True)))
     assert page_text(page) == PageText("Asthma", "Asthma\nCare\nRest.\n\nDrugs", (0, 19))
+    blocks = (Block("Asthma", True), Block("A disease."), Block("Signs", True), Block("Cough"), Block("Wheeze"))
+    assert page_text(Page("Asthma", blocks)).text == "Asthma\nA disease.\n\nSigns\nCough\nWheeze"
+    assert page_text(Page("", ())).text == ""
 
 
 def test_without_a_page_the_answers_are_the_document_each_a_section():

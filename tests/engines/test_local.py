@@ -1,4 +1,4 @@
-"""LocalEngine: its tokens and log-probabilities are those of the plain model, whatever shares the batch."""
+"""LocalEngine: its tokens and log-probabilities are the plain model's, whatever else is in the batch."""
 
 import asyncio
 import copy
@@ -78,7 +78,7 @@ def test_a_request_draws_the_same_tokens_alone_and_in_company():
 def test_tokens_are_drawn_as_often_as_they_are_likely():
     model = tiny_model()
     asked = [Request((5, 6, 7), 1, (), seed) for seed in range(4000)]
-    drawn = [sample.ids[0] for sample in generate(LocalEngine(model, 500), *asked)]
+    drawn = [sample.ids[0] for sample in generate(LocalEngine(model, 64), *asked)]
     with torch.no_grad():
         probabilities = tiny_model()(torch.tensor([[5, 6, 7]])).logits[0, -1].softmax(-1).numpy()
     expected = probabilities * len(drawn)
@@ -111,7 +111,7 @@ def test_a_shared_prompt_is_computed_once():
     )
     asked = [Request((1, 2, 3, 4, 5, 6), 1, (), seed, episode=str(seed)) for seed in range(4)]
     samples = generate(engine, *asked)
-    assert seen == [(1, 6), (4, 1)]  # the last tokens of the three others in one go
+    assert seen == [(1, 6), (4, 1)]  # the last tokens of the other three at once
     for request, sample in zip(asked, samples, strict=True):
         torch.testing.assert_close(
             torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
@@ -138,7 +138,7 @@ def test_what_waits_is_untouched_by_what_is_decoded_beside_it():
 
 
 def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
-    """So that a step computes no rows of those that have ended; a later turn finds its tokens where they are now."""
+    """So a step computes no rows of finished samples, and a later turn finds its tokens in the new place."""
     engine = LocalEngine(tiny_model(), 5)
     seen = []
     engine.model.model.embed_tokens.register_forward_hook(
@@ -153,7 +153,7 @@ def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
     seen.clear()
     second = Request((*asked[4].ids, *samples[4].ids, 9), 3, (), 9, episode="kept")
     [again] = generate(engine, second)
-    assert seen == [(1, 2), (1, 1), (1, 1)]  # nothing is computed anew, and it is the only row
+    assert seen == [(1, 2), (1, 1), (1, 1)]  # nothing is recomputed, and it is the only row
     for request, sample in (*zip(asked, samples, strict=True), (second, again)):
         torch.testing.assert_close(
             torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
@@ -161,7 +161,7 @@ def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
 
 
 def test_more_episodes_than_slots_and_turns_that_come_back_late():
-    """Slots are taken from episodes that wait for a search; their next turn is computed anew, and is right."""
+    """Episodes that wait for a search lose their slots; their next turn is recomputed, correctly."""
     engine = LocalEngine(tiny_model(), 2)
 
     async def episode(number):
@@ -197,7 +197,7 @@ def test_an_adapter_is_merged_and_the_base_restored_bit_for_bit(tmp_path, settin
     expected = logprobs_of(policy, request, adapted)
     torch.testing.assert_close(torch.tensor(adapted.logprobs), expected, atol=2e-5, rtol=0)
     assert (logprobs_of(tiny_model(), request, adapted) - expected).abs().max() > 1e-3
-    asyncio.run(engine.load_adapter("run-v000002", tmp_path / "v000001"))  # over the first, not on top of it
+    asyncio.run(engine.load_adapter("run-v000002", tmp_path / "v000001"))  # replaces the first
     assert generate(engine, request) == [adapted]
     engine.unload_adapter()
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
@@ -216,7 +216,7 @@ def test_an_error_in_the_model_reaches_those_who_wait():
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(UserError, match="need a vLLM server"):
+    with pytest.raises(UserError, match="--top-p and --top-k need a vLLM server"):
         generate(LocalEngine(tiny_model(), 1), Request((1,), 1, (), 0, Sampling(top_p=0.9, allow_truncated=True)))
     model = tiny_model()
     model.config.layer_types = ["full_attention", "sliding_attention"]
@@ -242,7 +242,7 @@ def test_bf16_and_models_of_another_family():
 def test_inverse_cdf_by_hand():
     logprobs = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(4, 3)
     assert inverse_cdf(logprobs, torch.tensor([0.0, 0.19, 0.6, 0.9999999])).tolist() == [0, 0, 1, 2]
-    # A token of no probability is never drawn, not even first or last.
+    # A token of probability 0 is never drawn, not even the first or the last.
     holes = torch.tensor([[0.0, 1.0, 0.0]]).log().expand(2, 3)
     assert inverse_cdf(holes, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [1, 1]
 

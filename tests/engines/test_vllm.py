@@ -1,4 +1,4 @@
-"""VLLMEngine against a small HTTP server that fails in every way; tests/integration has the real one."""
+"""VLLMEngine against a small HTTP server that fails in many ways; tests/integration has a real vLLM server."""
 
 import asyncio
 import json
@@ -9,18 +9,19 @@ import pytest
 
 from forage.engines.base import EngineError, Request, Sample, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.vllm import VLLMEngine, read_sample, served_name
+from forage.engines.vllm import VLLMEngine, read_sample
 from forage.errors import UserError
+from forage.policy.adapters import served_name
 
 REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
 
 
 class Listener(ThreadingHTTPServer):
-    request_queue_size = 64  # of the 5 by default, a burst of 40 overflows on a busy machine
+    request_queue_size = 64  # the default of 5 overflows in a burst of 40 on a busy machine
 
 
 class FakeVLLM:
-    """Answers as vLLM does; `plan` holds statuses or 'cut' for the next completions, then all is well."""
+    """Answers like vLLM; `plan` holds statuses or 'cut' for the next completions, after which all succeed."""
 
     def __init__(self):
         self.adapters, self.plan, self.bodies, self.base = [], [], [], "policy"
@@ -53,7 +54,7 @@ class FakeVLLM:
                     if not known and not fake.refused:
                         fake.adapters.append(body["lora_name"])
                         fake.folders[body["lora_name"]] = body["lora_path"]
-                    if known or fake.raced or fake.refused:  # raced: another worker's request came a moment before
+                    if known or fake.raced or fake.refused:  # raced: another worker's request came first
                         return self.say(400, {"error": {"message": "has already been loaded"}})
                     return self.say(200, "ok")
                 if self.path == "/v1/unload_lora_adapter":
@@ -124,7 +125,7 @@ def test_trouble_is_tried_again(fake, trouble):
 
 def test_what_the_server_refuses_is_told_at_once(fake):
     fake.plan = [400]
-    with pytest.raises(UserError, match="refuses: status 400"):
+    with pytest.raises(UserError, match="refuses the request: status 400"):
         with_engine(lambda engine: engine.generate(REQUEST), fake)
     assert len(fake.bodies) == 1
 
@@ -161,7 +162,7 @@ def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tm
 def test_an_episode_of_the_adapter_before_goes_on_with_that_adapters_weights(fake, tmp_path):
     async def act(engine):
         await engine.load_adapter("run-v000001", tmp_path / "one")
-        fake.plan = [503]  # this request tries again after a pause, in which the next adapter comes and its own goes
+        fake.plan = [503]  # this request retries after a pause, in which the next adapter replaces its own
         late = asyncio.create_task(engine.generate(REQUEST))
         while fake.plan:
             await asyncio.sleep(0.001)
@@ -175,7 +176,7 @@ def test_an_episode_of_the_adapter_before_goes_on_with_that_adapters_weights(fak
 
 
 def test_an_adapter_of_the_same_name_with_other_weights_is_loaded_anew(fake, tmp_path):
-    """As of another run, or of one begun anew, while the server stayed up."""
+    """For example from another run, or from a run started over, while the server stayed up."""
 
     async def act(engine):
         await engine.load_adapter("run-v000000", tmp_path)
@@ -201,7 +202,7 @@ def test_an_adapter_that_another_worker_loads_at_the_same_moment_is_loaded(fake,
 
     assert with_engine(swap, fake) == "run-v000001"
     fake.refused = True
-    with pytest.raises(UserError, match=r"does not load adapter run-v000002 \(has already been loaded\)"):
+    with pytest.raises(UserError, match=r"can't load adapter run-v000002 \(has already been loaded\)"):
         with_engine(lambda engine: engine.load_adapter("run-v000002", tmp_path), fake)
 
 
@@ -229,7 +230,7 @@ def test_episodes_stay_with_a_server_and_move_when_it_dies(fake):
 
     share = with_engine(act, fake, other)
     assert 0 < share < 40
-    assert share % 4 == 0  # the four episodes of a question share one
+    assert share % 4 == 0  # the four episodes of a question share a server
     assert len(fake.bodies) == share + 40
 
 
@@ -258,7 +259,7 @@ def test_a_server_that_is_not_ready_is_waited_for(fake, tmp_path):
 def test_an_adapter_does_not_wait_for_ever(fake, tmp_path):
     async def act(engine):
         fake.stop()
-        with pytest.raises(UserError, match=r"does not answer .* can't load adapter run-v000000; start it again"):
+        with pytest.raises(UserError, match=r"doesn't answer .* can't load adapter run-v000000; restart it"):
             await engine.load_adapter("run-v000000", tmp_path)
         fake.start()
 
@@ -275,10 +276,10 @@ def test_servers_of_different_models_are_refused(fake):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"prompt_token_ids": [1]}, "did not go on from the tokens"),
-        ({"token_ids": [5]}, "1 tokens and 2 log-probabilities"),
-        ({"token_ids": [5, 9]}, "stopped for 'stop' at token 9"),
-        ({"finish_reason": "abort"}, "stopped for 'abort'"),
+        ({"prompt_token_ids": [1]}, "did not continue the tokens"),
+        ({"token_ids": [5]}, "1 tokens but 2 log-probabilities"),
+        ({"token_ids": [5, 9]}, "stopped with 'stop' at token 9"),
+        ({"finish_reason": "abort"}, "stopped with 'abort'"),
     ],
 )
 def test_an_answer_that_is_not_what_was_asked_for_is_refused(change, says):

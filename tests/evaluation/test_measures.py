@@ -3,18 +3,14 @@
 import math
 import random
 from dataclasses import replace
-from functools import cache
 
 import ir_measures
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forage.data.records import Question
 from forage.evaluation.measures import documents_of, grades_of, interval, measured, retrieval_measures
 from forage.evaluation.outcomes import Cost, Outcome, Result
-from forage.metrics import common_length, rouge_l
 from tests.agent.test_episode import EXAMPLE
 
 QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
@@ -119,23 +115,6 @@ def test_by_document():
 def test_intervals_leave_out_what_has_no_value():
     assert interval(np.array([1.0, math.nan, 1.0])) == {"mean": 1, "low": 1, "high": 1}
     assert interval(np.array([math.nan])) is None
-
-
-def test_rouge_l_by_hand():
-    assert rouge_l("the toe is red", "red is the big toe") == pytest.approx(4 / 9)
-    assert rouge_l("Rest, and ice.", "rest AND ice") == 1
-    assert rouge_l("", "x") == rouge_l("x", "") == rouge_l("?", "!") == rouge_l("a", "b") == 0
-
-
-@given(one=st.text("abcd", max_size=12), other=st.text("abcd", max_size=12))
-def test_the_longest_common_subsequence_equals_its_definition(one, other):
-    @cache
-    def longest(i, j):
-        if i == len(one) or j == len(other):
-            return 0
-        return 1 + longest(i + 1, j + 1) if one[i] == other[j] else max(longest(i + 1, j), longest(i, j + 1))
-
-    assert common_length(list(one), list(other)) == longest(0, 0)
 
 
 def test_an_outcome_whose_episode_was_not_tried_is_refused():

@@ -1,6 +1,7 @@
-"""Model names: the packaged model converted for real, folders checked, and one line for what can't be had."""
+"""Model names: the packaged model, checks of folders, and one line for each way a model can be missing."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +12,16 @@ from forage.policy.base_models import CONVERTED, PACKAGED_MODEL, check_folder, p
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory):
-    return packaged_model(tmp_path_factory.mktemp("models"))
+def packaged(model_folder):
+    return Path(model_folder)
 
 
-def test_the_packaged_model_becomes_a_normal_folder(converted):
+@pytest.mark.slow  # test_gguf_conversion.py converts a tiny model
+def test_the_packaged_model_becomes_a_normal_folder(tmp_path):
     """What plain transformers loads: bf16 safetensors, its tokenizer and chat template, no trace of quantisation."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    converted = packaged_model(tmp_path / "models")
     config = json.loads((converted / "config.json").read_text())
     assert "quantization_config" not in config
     model = AutoModelForCausalLM.from_pretrained(converted)
@@ -32,19 +35,19 @@ def test_the_packaged_model_becomes_a_normal_folder(converted):
     assert [path.name for path in converted.parent.iterdir()] == [CONVERTED]
 
 
-def test_it_is_converted_once(converted, monkeypatch):
+def test_it_is_converted_once(packaged, monkeypatch):
     monkeypatch.setattr(models, "convert_gguf", None)
-    assert resolve_model(PACKAGED_MODEL, converted.parent) == str(converted)
-    assert resolve_model(str(converted)) == str(converted)
+    assert resolve_model(PACKAGED_MODEL, packaged.parent) == str(packaged)
+    assert resolve_model(str(packaged)) == str(packaged)
 
 
-def test_auto_takes_what_is_there_and_says_why(converted, monkeypatch, capsys):
+def test_auto_takes_what_is_there_and_says_why(packaged, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_model("auto", converted.parent) == str(converted)
-    assert "as there is no GPU" in capsys.readouterr().out
+    assert resolve_model("auto", packaged.parent) == str(packaged)
+    assert "because there is no GPU" in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(models, "check_hub_model", lambda name: None)
-    assert resolve_model("auto", converted.parent) == "Qwen/Qwen2.5-7B-Instruct"
+    assert resolve_model("auto", packaged.parent) == "Qwen/Qwen2.5-7B-Instruct"
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
@@ -58,10 +61,10 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_says_something_else_is_refused(converted, monkeypatch):
+def test_a_model_that_says_something_else_is_refused(packaged, monkeypatch):
     monkeypatch.setattr(models, "CHECK_ANSWER", "The capital of France is Lyon.")
     with pytest.raises(UserError, match=r"says 'The capital of France is Paris\.'"):
-        models.check_completion(converted)
+        models.check_completion(packaged)
 
 
 def test_folders_that_are_no_whole_model_are_refused(tmp_path):
@@ -92,7 +95,11 @@ def test_a_hub_out_of_reach_gives_one_line(monkeypatch):
 
 @pytest.mark.parametrize(
     ("failure", "says"),
-    [("GatedRepoError", "is gated"), ("RepositoryNotFoundError", "not on the hub"), ("HfHubHTTPError", r"\(503\)")],
+    [
+        ("GatedRepoError", "is gated"),
+        ("RepositoryNotFoundError", "not on the hub"),
+        ("HfHubHTTPError", "status 503"),
+    ],
 )
 def test_what_the_hub_refuses_is_said_in_one_line(monkeypatch, failure, says):
     import httpx

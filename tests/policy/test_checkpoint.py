@@ -1,4 +1,4 @@
-"""A checkpoint puts weights, optimiser and random numbers back exactly; half-written ones do not count."""
+"""A checkpoint restores weights, optimiser and random state exactly; half-written ones are ignored."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""token_logprobs equals the plain formula, in value and in gradient, and skips what was not sampled."""
+"""token_logprobs equals the plain formula in value and gradient, and skips tokens that were not sampled."""
 
 import math
 
@@ -29,7 +29,7 @@ def batch_of(lengths=(9, 6), prompts=(3, 2), width=10):
     for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
         attention[row, :length] = 1
         sampled[row, prompt:length] = 1
-    sampled[0, 5] = 0  # a tool's token in between
+    sampled[0, 5] = 0  # a token of a tool result, between sampled ones
     return made_of(ids, attention, sampled)
 
 
@@ -85,7 +85,7 @@ def test_only_positions_before_sampled_tokens_reach_the_output_layer():
     with torch.no_grad():
         logprobs = token_logprobs(model, batch, chunk=4)
     sampled = int(batch.sampled_BT.sum())
-    assert sampled == 9  # 6 and 4, less the tool's token
+    assert sampled == 9  # 6 and 4, minus the tool result's token
     assert seen == [4, 4, 1]
     assert logprobs[batch.sampled_BT == 0].abs().sum() == 0
     assert (logprobs[batch.sampled_BT == 1] < 0).all()

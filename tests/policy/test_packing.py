@@ -1,4 +1,4 @@
-"""Packing: values by hand, and any sequences come out whole, once, within the budget."""
+"""Packing: examples by hand; any sequences come out complete, once each, within the budget."""
 
 from dataclasses import dataclass
 
@@ -88,7 +88,7 @@ def test_the_example_of_a_shared_prompt():
     assert batch.sampled_BT.tolist() == [[0, 1, 1], [0, 1, 0]]
     assert batch.sequence_BT.tolist() == [[0, 0, 0], [1, 1, 1]]
     assert batch.tokens == 7
-    assert len(pack_shared([C, D], ["q", "q"], budget=5)) == 2  # the prompt is computed for each of them then
+    assert len(pack_shared([C, D], ["q", "q"], budget=5)) == 2  # then each computes the prompt
     assert len(pack_shared([C, D], ["q", "r"], budget=100)) == 2
     # A prompt of one token, and one that differs within a group, leave nothing to share.
     assert pack_shared([B], ["q"], budget=100)[0].prefix_P is None

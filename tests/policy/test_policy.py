@@ -1,4 +1,4 @@
-"""A policy folder is loaded as it was made, 4-bit or not, and refused in one line where a part is gone."""
+"""A policy folder loads as it was made, in 4 bits or not, and is refused with one line where a part is missing."""
 
 import json
 import shutil
@@ -11,9 +11,11 @@ from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
+from forage.policy.card import PolicyCard, full_base_of, read_policy_card, write_policy_card
 from forage.policy.logprobs import token_logprobs
+from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
-from forage.policy.policy import load_base, load_policy, read_policy_card, write_policy_card
+from forage.policy.policy import load_base, load_policy
 from tests.policy.test_packing import Sequence
 from tests.scripts.test_create_lora_model import tiny_llama
 
@@ -25,7 +27,8 @@ def made(request, tmp_path_factory, model_folder):
     tiny_llama().save_pretrained(base)
     AutoTokenizer.from_pretrained(model_folder).save_pretrained(base)
     folder = tmp_path_factory.mktemp("policy") / "policy"
-    main(Options(base_model=str(base), output_dir=folder, quantize=request.param, r=4, alpha=8, overwrite=True))
+    adapter = AdapterOptions(r=4, alpha=8)
+    main(Options(base_model=str(base), output_dir=folder, quantize=request.param, adapter=adapter, overwrite=True))
     return folder
 
 
@@ -53,7 +56,7 @@ def test_unpacked_weights_say_what_packed_ones_do(made):
 
 
 def test_what_was_measured_is_trained_by_the_same_gradients(made):
-    """On processors with bf16 units bitsandbytes would pack 4-bit weights when first measured."""
+    """On processors with bf16 units bitsandbytes would repack 4-bit weights at the first pass without gradients."""
     policy = load_policy(read_policy_card(made))
     [batch] = pack([Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1))], 10)
 
@@ -81,7 +84,7 @@ def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(
     card = read_policy_card(tmp_path / "policy")
     assert {weight.dtype for weight in load_base(card).parameters()} == {getattr(torch, dtype)}
     write_policy_card(card, tmp_path)
-    assert read_policy_card(tmp_path).dtype == dtype  # a warm start's and a run's too
+    assert read_policy_card(tmp_path).dtype == dtype  # also in the folder of a warm start or a run
     older = json.loads((tmp_path / "model.json").read_text())
     del older["dtype"]
     (tmp_path / "model.json").write_text(json.dumps(older))
@@ -97,7 +100,7 @@ def test_adapters_are_published_whole_under_their_version_and_name_the_full_base
     write_policy_card(card, tmp_path)
     for version in (0, 12):
         assert publish_adapter(policy, tmp_path, version) == adapter_path(tmp_path, version)
-    (tmp_path / "adapters" / ".v000013.part").mkdir()  # of a killed process
+    (tmp_path / "adapters" / ".v000013.part").mkdir()  # left by a killed process
     assert versions(tmp_path) == [0, 12]
     assert newest_adapter(tmp_path).name == "v000012"
     config = json.loads((newest_adapter(tmp_path) / "adapter_config.json").read_text())
@@ -105,7 +108,7 @@ def test_adapters_are_published_whole_under_their_version_and_name_the_full_base
     assert sorted(path.name for path in newest_adapter(tmp_path).iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip
-    load_policy(read_policy_card(tmp_path))  # a folder of adapters is a policy too, wherever its base lies
+    load_policy(read_policy_card(tmp_path))  # a run folder is a policy too, wherever its base lies
 
 
 def test_what_is_missing_is_told(made, tmp_path):
@@ -121,3 +124,31 @@ def test_what_is_missing_is_told(made, tmp_path):
         read_policy_card(tmp_path)
     with pytest.raises(UserError, match="holds no adapters/v000000"):
         newest_adapter(tmp_path)
+
+
+def test_a_moved_policy_folder_still_finds_its_own_base(made, tmp_path):
+    shutil.copytree(made, tmp_path / "before")
+    write_policy_card(read_policy_card(tmp_path / "before"), tmp_path / "before")  # as creation does, and again
+    (tmp_path / "before").rename(tmp_path / "after")
+    card = read_policy_card(tmp_path / "after")
+    assert card.base == (str(tmp_path / "after" / "base") if card.quantized else read_policy_card(made).base)
+    load_policy(card)
+
+
+def test_a_card_names_a_4_bit_base_inside_its_folder_relatively_and_one_outside_in_full(tmp_path):
+    (tmp_path / "policy" / "base").mkdir(parents=True)
+    card = PolicyCard(tmp_path / "policy", str(tmp_path / "policy" / "base"), "full", True, "float32")
+    for folder, base in (("policy", "base"), ("run", str(tmp_path / "policy" / "base"))):
+        write_policy_card(card, tmp_path / folder)
+        fields = json.loads((tmp_path / folder / "model.json").read_text())
+        assert fields == {"base": base, "full_base": "full", "quantized": True, "dtype": "float32"}
+        assert read_policy_card(tmp_path / folder).base == card.base
+
+
+def test_the_full_base_of_a_folder(tmp_path):
+    assert full_base_of(tmp_path) is None
+    (tmp_path / "model.json").write_text('{"base": "base", "full_base": "some/model", "quantized": true}')
+    assert full_base_of(tmp_path) == "some/model"
+    (tmp_path / "model.json").write_text("{")
+    with pytest.raises(UserError, match=r"model\.json is damaged"):
+        full_base_of(tmp_path)

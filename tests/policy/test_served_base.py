@@ -1,4 +1,4 @@
-"""The link to what is served: it leads to what is trained on, and goes on doing so where the folder is moved."""
+"""The link to the served base points to the base that is trained on, even after the folder is moved."""
 
 import json
 

@@ -1,19 +1,20 @@
-"""What the policy samples and how it is scored, what is trained, and what plain transformers makes of the result."""
+"""What the policy samples and how it is scored, what is trained, and whether plain transformers loads the result."""
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from forage.errors import UserError
-from forage.rewriter.actors import attended, make_actors, save_lm, text_of, write_texts
+from forage.rewriter.actors import Policy, make_actors, model_inputs, write_texts
+from forage.rewriter.models import save_lm
 from forage.rewriter.options import ActorOptions, SamplingOptions
-from forage.rewriter.ppo import logprobs_of, see
-from forage.rewriter.rewrites import left_padded
+from forage.rewriter.ppo import logits_and_values, logprobs_of
+from forage.rewriter.rewrites import left_padded, text_of
 from tests.tiny_rewriter import tiny_actors, tiny_lm, tiny_rows
 
 
-def test_what_a_model_is_given_by_hand():
-    seen = attended(torch.tensor([[9, 5, 6], [9, 9, 7]]), 9)
+def test_model_inputs_by_hand():
+    seen = model_inputs(torch.tensor([[9, 5, 6], [9, 9, 7]]), 9)
     assert seen["input_ids"].tolist() == [[0, 5, 6], [0, 0, 7]]
     assert seen["attention_mask"].tolist() == [[0, 1, 1], [0, 0, 1]]
     assert seen["position_ids"].tolist() == [[0, 0, 1], [0, 0, 0]]
@@ -38,7 +39,7 @@ def test_top_p_bounds_what_is_sampled_and_not_how_it_is_scored():
     ordered = logits.softmax(-1).sort(descending=True)
     nucleus = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist())
     torch.manual_seed(0)
-    output = policy.generate(**attended(prompts, policy.pad_id))
+    output = policy.generate(**model_inputs(prompts, policy.pad_id))
     drawn = output.sequences[:, -1]
     assert {int(token) for token in drawn} <= nucleus
     assert len(set(drawn.tolist())) > 1
@@ -62,7 +63,7 @@ def test_texts_come_back_in_order_whatever_batch_they_were_in():
     actors, tokenizer = tiny_actors()
     prompts = [row.prompt for row in tiny_rows(5)][::-1]
     alone = [write_texts(actors.policy, tokenizer, [prompt])[0] for prompt in prompts]
-    assert write_texts(actors.policy, tokenizer, prompts, batch=2) == alone
+    assert write_texts(actors.policy, tokenizer, prompts, batch_size=2) == alone
     assert len(set(alone)) > 1
 
 
@@ -71,9 +72,8 @@ def test_what_is_trained(value, lora_rank):
     lm, tokenizer = tiny_lm()
     whole = sum(weight.numel() for weight in lm.parameters())
     head = lm.lm_head.weight.numel()
-    actors = make_actors(
-        lm, ActorOptions(value=value, lora_rank=lora_rank), SamplingOptions(), 2, len(tokenizer), 0, seed=0
-    )
+    policy = Policy(lm, SamplingOptions(), 2, len(tokenizer))
+    actors = make_actors(policy, ActorOptions(value=value, lora_rank=lora_rank), seed=0)
     trained = sum(weight.numel() for weight in actors.parameters() if weight.requires_grad)
     if lora_rank:
         assert trained < whole / 10
@@ -82,8 +82,8 @@ def test_what_is_trained(value, lora_rank):
         assert trained == whole + 33 + (whole - head if value == "separate" else 0)
     assert not any(weight.requires_grad for weight in actors.reference.parameters())
     sequences = torch.tensor([[5, 6, 7, 8]])
-    logits, values = see(actors, sequences, 2)
-    assert values.tolist() == [[0, 0]]  # a head that has learnt nothing says nothing
+    logits, values = logits_and_values(actors, sequences, 2)
+    assert values.tolist() == [[0, 0]]  # an untrained head gives 0
     torch.testing.assert_close(actors.reference.response_logits(sequences, 2), logits, rtol=1e-5, atol=1e-5)
 
 
@@ -101,7 +101,7 @@ def test_the_reference_stays_what_it_was():
 
 def test_no_dropout_whatever_mode_is_asked_for():
     config = GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=2)
-    actors = make_actors(GPT2LMHeadModel(config), ActorOptions(), SamplingOptions(), 2, 100, 0, seed=0)
+    actors = make_actors(Policy(GPT2LMHeadModel(config), SamplingOptions(), 2, 100), ActorOptions(), seed=0)
     for _ in range(2):
         one, other = (actors.policy.response_logits(torch.tensor([[5, 6, 7, 8]]), 2)[0] for _ in range(2))
         assert torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""Ways to search, side by side: measures and differences by hand, and the table."""
+"""Evaluation: measures and differences by hand, and the table."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from forage.errors import UserError
 from forage.rewriter.evaluation import (
     RAW,
     difference,
-    load_measured,
-    measured,
-    print_measured,
+    load_measurements,
+    measure,
+    print_measurements,
     result_rows,
-    save_measured,
+    save_measurements,
 )
 from forage.rewriter.rewrites import Row
 from forage.statistics import span
@@ -26,7 +26,7 @@ def search(queries):
 
 
 def ways():
-    return [measured(RAW, ROWS, ["x", "x c"], search, 2), measured("better", ROWS, ["a b", "c"], search, 2)]
+    return [measure(RAW, ROWS, ["x", "x c"], search, 2), measure("better", ROWS, ["a b", "c"], search, 2)]
 
 
 def test_ways_by_hand():
@@ -39,19 +39,19 @@ def test_ways_by_hand():
     assert span({"mean": 0, "low": 0.1, "high": 0.25}) == "0.100 to 0.250"
 
 
-def test_what_is_measured_is_kept(tmp_path):
-    save_measured(tmp_path / "ways.json", ways())
-    assert load_measured(tmp_path / "ways.json") == ways()
+def test_measurements_are_saved_and_loaded(tmp_path):
+    save_measurements(tmp_path / "ways.json", ways())
+    assert load_measurements(tmp_path / "ways.json") == ways()
     (tmp_path / "ways.json").write_text('[{"way": 1}]')
     with pytest.raises(UserError, match=r"ways.json is damaged"):
-        load_measured(tmp_path / "ways.json")
+        load_measurements(tmp_path / "ways.json")
 
 
 def test_results_and_their_table(capsys):
     rows = result_rows(ways())
     assert json.loads(json.dumps(rows))[1]["over_raw"]["mean"] == 0.5
     assert [(row["way"], row["questions"], row["mrr"]) for row in rows] == [(RAW, 2, 0.25), ("better", 2, 1.0)]
-    print_measured(ways(), 2)
+    print_measurements(ways(), 2)
     said = capsys.readouterr().out
     assert "better" in said
     assert "+0.500" in said

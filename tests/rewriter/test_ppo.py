@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from forage.errors import UserError
+from forage.optimizer import OptimizerOptions
 from forage.rewriter.options import ActorOptions, PPOOptions, SamplingOptions
 from forage.rewriter.ppo import (
-    Lesson,
+    Training,
+    TrainingBatch,
     entropy_of,
     gae,
     last_places,
@@ -58,10 +60,10 @@ def test_logprobs_and_entropy_by_hand():
     close(entropy_of(logits), [[math.log(2), -0.75 * math.log(0.75) - 0.25 * math.log(0.25)]])
 
 
-def lesson(advantages, values, returns, mask=None):
+def training_batch(advantages, values, returns, mask=None):
     one = torch.ones_like(advantages)
     kept = one.bool() if mask is None else mask
-    return Lesson(one.long(), one.long(), torch.zeros_like(one), values, advantages, returns, kept, kept)
+    return TrainingBatch(one.long(), one.long(), torch.zeros_like(one), values, advantages, returns, kept, kept)
 
 
 def test_the_loss_by_hand():
@@ -69,7 +71,7 @@ def test_the_loss_by_hand():
     logs = torch.tensor([[math.log(1.5), math.log(0.5)]])
     zero = torch.zeros(1, 2)
     # Advantage 1: 1.5 counts as 1.2, .5 as it is. The value .5 for a return of 1 counts as .2, whose error is .64.
-    part = lesson(torch.ones(1, 2), zero, torch.tensor([[1.0, 0.0]]))
+    part = training_batch(torch.ones(1, 2), zero, torch.tensor([[1.0, 0.0]]))
     loss = ppo_loss(logs, torch.tensor([[0.5, 0.0]]), part, options)
     close(loss.policy, -(1.2 + 0.5) / 2)
     close(loss.value, 0.5 * 0.64 / 2)
@@ -79,23 +81,23 @@ def test_the_loss_by_hand():
     close(loss.value_clipped, 0.5)
     close(loss.kl, 0.5 * (math.log(1.5) ** 2 + math.log(0.5) ** 2) / 2)
     # Advantage -1: 1.5 counts as it is, .5 as .8.
-    close(ppo_loss(logs, zero, lesson(-torch.ones(1, 2), zero, zero), options).policy, (1.5 + 0.8) / 2)
+    close(ppo_loss(logs, zero, training_batch(-torch.ones(1, 2), zero, zero), options).policy, (1.5 + 0.8) / 2)
 
 
 def test_padding_is_in_no_loss():
     mask = torch.tensor([[True, False]])
-    part = lesson(torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), mask)
+    part = training_batch(torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), mask)
     loss = ppo_loss(torch.tensor([[0.0, 50.0]]), torch.tensor([[0.0, 9.0]]), part, PPOOptions())
     assert (loss.policy, loss.value, loss.ratio, loss.kl) == (-1, 0, 1, 0)
 
 
-def test_a_batch_that_is_all_alike_teaches_nothing():
+def test_a_batch_of_equal_rewards_is_not_whitened():
     actors, _ = tiny_actors()
     actors.value_model.score.weight.data.normal_()  # noise that whitening would blow up
     batch = next(batches_of(tiny_rows(), actors.policy.pad_id))
     flat, _ = rollout(actors, batch, lambda rows, _: [0.5] * len(rows), PPOOptions(kl_coef=0.0))
-    told, _ = rollout(actors, batch, lambda rows, _: [0.0, 1.0] * (len(rows) // 2), PPOOptions(kl_coef=0.0))
-    assert told.advantages_BR[told.mask_BR].std() == pytest.approx(1.0, abs=0.1)
+    mixed, _ = rollout(actors, batch, lambda rows, _: [0.0, 1.0] * (len(rows) // 2), PPOOptions(kl_coef=0.0))
+    assert mixed.advantages_BR[mixed.mask_BR].std() == pytest.approx(1.0, abs=0.1)
     assert flat.advantages_BR.std() != pytest.approx(1.0, abs=0.1)
 
 
@@ -104,10 +106,11 @@ def test_rewards_raise_what_earns_them():
         return [sum(token % 2 == 0 for token in tokens) / len(tokens) for tokens in responses]
 
     actors, _ = tiny_actors(ActorOptions(value="shared"), SamplingOptions(max_new_tokens=4, top_p=1.0))
-    options = PPOOptions(batch_size=16, ppo_epochs=2, learning_rate=5e-3, kl_coef=0.0)
+    options = PPOOptions(batch_size=16, ppo_epochs=2, kl_coef=0.0)
     figures = []
-    optimizer = make_optimizer(actors, options, [])
-    train_own(actors, optimizer, batches_of(tiny_rows(), actors.policy.pad_id, 16), 16, even, options, figures.append)
+    optimizer = make_optimizer(actors, OptimizerOptions(learning_rate=5e-3), [])
+    training = Training(actors, optimizer, options, even, figures.append)
+    train_own(training, batches_of(tiny_rows(), actors.policy.pad_id, 16), 16)
     rewards = [row["objective/scores"] for row in figures]
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.15
     assert figures[-1]["loss/value_avg"] < figures[0]["loss/value_avg"]
@@ -116,7 +119,7 @@ def test_rewards_raise_what_earns_them():
 def test_gradients_are_cut_to_the_norm():
     actors, _ = tiny_actors()
     norms = []
-    optimizer = make_optimizer(actors, PPOOptions(max_norm=0.5), norms)
+    optimizer = make_optimizer(actors, OptimizerOptions(max_norm=0.5), norms)
     for weight in actors.parameters():
         weight.grad = torch.ones_like(weight)
     optimizer.step()
@@ -129,7 +132,7 @@ def test_gradients_are_cut_to_the_norm():
     "given",
     [
         {"batch_size": 0}, {"micro_batch_size": 3}, {"micro_batch_size": -1}, {"clip_range": 0.0}, {"gamma": 1.1},
-        {"gae_lambda": -0.1}, {"learning_rate": -1.0}, {"ppo_epochs": 0}, {"kl_coef": -1.0},
+        {"gae_lambda": -0.1}, {"ppo_epochs": 0}, {"kl_coef": -1.0},
     ],
 )  # fmt: skip
 def test_options_that_can_not_be(given):

@@ -1,4 +1,4 @@
-"""Rewards by hand, a user's own, and what is said of one that breaks."""
+"""Rewards by hand, a user's own, and the errors of a broken one."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.metrics import ndcg, recall, reciprocal_rank
-from forage.rewriter.rewards import CustomRewardModel, load_reward, rewarded, tier
+from forage.rewriter.rewards import CustomRewardModel, checked_reward, load_reward, tier
 
 
 def search(queries):
@@ -30,7 +30,7 @@ def test_tiers_are_deepretrievals():
 
 def test_built_in_rewards_search():
     rewards = {name: load_reward(name, search, 3) for name in ("recall", "ndcg", "mrr", "tiers")}
-    given = {name: rewarded(model, "x a b", ["a", "z"]) for name, model in rewards.items()}
+    given = {name: checked_reward(model, "x a b", ["a", "z"]) for name, model in rewards.items()}
     assert given["recall"] == 0.5
     assert given["mrr"] == 0.5
     assert given["tiers"] == 4
@@ -53,7 +53,9 @@ class Nan(CustomRewardModel):
 
 
 def test_a_users_reward_is_loaded_by_its_name():
-    assert rewarded(load_reward("tests.rewriter.test_rewards:Short", search, 5), "a b", ["a"]) == pytest.approx(0.8)
+    assert checked_reward(load_reward("tests.rewriter.test_rewards:Short", search, 5), "a b", ["a"]) == pytest.approx(
+        0.8
+    )
 
 
 class Abstract(CustomRewardModel):
@@ -66,9 +68,9 @@ class Abstract(CustomRewardModel):
         ("recal", "choose recall, ndcg, mrr, tiers"),
         ("no_such_module:Class", "No module named 'no_such_module'"),
         ("tests.rewriter.test_rewards:Missing", "no attribute 'Missing'"),
-        (":Short", "is not known"),
-        ("tests.rewriter.test_rewards:Abstract", "can't be made: TypeError: Can't instantiate"),
-        ("tests.templates:Class", "can't be loaded: AttributeError"),
+        (":Short", "is unknown"),
+        ("tests.rewriter.test_rewards:Abstract", "can't be created: TypeError: Can't instantiate"),
+        ("tests.tiny_rewriter:Class", "can't be loaded: AttributeError"),
         ("tests.rewriter.test_rewards:search", "must be a class that inherits"),
     ],
 )
@@ -77,16 +79,16 @@ def test_a_reward_that_can_not_be_loaded(name, says):
         load_reward(name, search, 5)
 
 
-def test_a_reward_that_breaks_is_told_by_its_class_and_query():
+def test_a_broken_reward_is_reported_with_its_class_and_query():
     with pytest.raises(UserError, match=r"reward Broken raised ZeroDivisionError: .* \(query 'divide'\)"):
-        rewarded(Broken(search, 5), "divide", ["a"])
-    with pytest.raises(UserError, match="reward Nan gave nan for the query 'q'"):
-        rewarded(Nan(search, 5), "q", ["a"])
+        checked_reward(Broken(search, 5), "divide", ["a"])
+    with pytest.raises(UserError, match="reward Nan returned nan for the query 'q'"):
+        checked_reward(Nan(search, 5), "q", ["a"])
 
 
-def test_what_the_search_itself_says_is_left_as_it_is():
+def test_errors_of_the_search_are_left_as_they_are():
     def broken(queries):
         raise UserError("the store is gone")
 
     with pytest.raises(UserError, match=r"^the store is gone$"):
-        rewarded(load_reward("mrr", broken, 5), "q", ["a"])
+        checked_reward(load_reward("mrr", broken, 5), "q", ["a"])

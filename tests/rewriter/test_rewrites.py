@@ -1,4 +1,4 @@
-"""Prompts of models with and without templates, the query that comes of an answer, and rows that can't be used."""
+"""Prompts with and without a chat template, the query made of an answer, and rows that can't be used."""
 
 from pathlib import Path
 
@@ -75,8 +75,8 @@ def test_queries_that_read_alike_are_one_row_and_long_ones_none(tokenizer):
         ("What is flu?", ("a",)),
     ]
     assert len({row.prompt for row in rows}) == 2
-    assert problems[0] == "t.jsonl:7: the query occurs before; its relevant_doc_ids are added there"
-    assert problems[1].startswith("t.jsonl:8: its prompt has 337 tokens")
+    assert problems[0] == "t.jsonl:7: duplicate query; its relevant_doc_ids are added to the first one's"
+    assert problems[1].startswith("t.jsonl:8: left out, its prompt of 337 tokens")
 
 
 @pytest.mark.parametrize("given", [{"query_weight": 0}, {"max_prompt_tokens": 0}, {"instruction": " "}])

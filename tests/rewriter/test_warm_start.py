@@ -1,4 +1,4 @@
-"""The rewriter's warm start: what is learnt, the loss by hand, and a run that begins with it."""
+"""The rewriter's warm start: what is learned, the loss by hand, and a run that begins with it."""
 
 import json
 
@@ -7,11 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage.errors import UserError
-from forage.rewriter.options import WarmOptions
+from forage.rewriter.actors import Policy
+from forage.rewriter.models import load_policy
+from forage.rewriter.options import Options, SamplingOptions, WarmOptions
 from forage.rewriter.rewrites import Row, with_padding
-from forage.rewriter.warm_start import beginning_of, loss_of, warm_started
-from tests.scripts.test_train_ppo import metrics, run
-from tests.tiny_rewriter import make_tiny, tiny_args
+from forage.rewriter.warm_start import beginning_of, examples_of, train_warm, warm_loss
+from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 
 
 @pytest.fixture(scope="module")
@@ -37,32 +38,34 @@ def test_the_loss_is_that_of_the_wanted_tokens_and_their_ends(tiny, tokenizer):
     lm = AutoModelForCausalLM.from_pretrained(tiny / "model").eval()
     pad_id = with_padding(tokenizer).pad_token_id
     prompts, wanted = [(5, 6, 7), (8, 9)], ["rest", "ice and rest and ice"]
-    told = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in wanted]
-    most = len(told[1]) - 2  # the second is cut, and has no end
-    told[1] = told[1][:most]
+    tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in wanted]
+    most = len(tokens[1]) - 2  # the second text is cut, so it has no eos
+    tokens[1] = tokens[1][:most]
     found = []
     with torch.no_grad():
-        for prompt, text in zip(prompts, told, strict=True):
+        for prompt, text in zip(prompts, tokens, strict=True):
             logprobs = lm(torch.tensor([[*prompt, *text]])).logits[0].log_softmax(-1)
             found += [-float(logprobs[len(prompt) + place - 1, token]) for place, token in enumerate(text)]
-        loss = loss_of(lm, tokenizer, prompts, wanted, most, pad_id)
-    assert len(found) == sum(map(len, told)) < len(tokenizer(wanted[0])["input_ids"]) + most + 3
+        policy = Policy(lm, SamplingOptions(max_new_tokens=most), tokenizer.eos_token_id, pad_id)
+        loss = warm_loss(policy, tokenizer, list(zip(prompts, wanted, strict=True)))
+    assert len(found) == sum(map(len, tokens)) < len(tokenizer(wanted[0])["input_ids"]) + most + 3
     assert float(loss) == pytest.approx(sum(found) / len(found), abs=1e-5)
 
 
 def test_it_learns_the_first_relevant_document(tiny, tokenizer):
-    pad_id = with_padding(tokenizer).pad_token_id
     rows = [Row("gout", ("a", "b"), (5, 6, 7)), Row("cough", ("c",), (8, 9))]
     texts = {"a": "rest", "b": "never this", "c": "honey"}
     options = WarmOptions(warm_steps=40, warm_batch_size=4, warm_learning_rate=1e-2)
-    lm = warm_started(str(tiny / "model"), tokenizer, rows, texts, options, 8, pad_id, 0)
-    again = warm_started(str(tiny / "model"), tokenizer, rows, texts, options, 8, pad_id, 0)
-    assert all(torch.equal(one, other) for one, other in zip(lm.parameters(), again.parameters(), strict=True))
+    examples = examples_of(rows, texts, options.warm_words)
+    sampling = Options(sampling=SamplingOptions(max_new_tokens=8))
+    policy, again = (load_policy(str(tiny / "model"), tokenizer, sampling, lora=False) for _ in range(2))
+    for trained in (policy, again):
+        train_warm(trained, tokenizer, examples, options, seed=0)
+    assert all(torch.equal(one, other) for one, other in zip(policy.parameters(), again.parameters(), strict=True))
     with torch.no_grad():
         for row in rows:
-            wanted = [texts[row.relevant_doc_ids[0]]]
-            assert float(loss_of(lm, tokenizer, [row.prompt], wanted, 8, pad_id)) < 0.1
-        assert float(loss_of(lm, tokenizer, [rows[0].prompt], ["never this"], 8, pad_id)) > 1
+            assert float(warm_loss(policy, tokenizer, [(row.prompt, texts[row.relevant_doc_ids[0]])])) < 0.1
+        assert float(warm_loss(policy, tokenizer, [(rows[0].prompt, "never this")])) > 1
 
 
 def test_a_run_that_begins_with_it_measures_it_and_makes_it_once(tiny, tmp_path, capsys):

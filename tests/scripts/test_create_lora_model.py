@@ -1,23 +1,46 @@
-"""A 4-bit base and its adapter: made for real of the packaged model, and of tiny ones."""
+"""A 4-bit base and its adapter, made from the packaged model and from tiny ones."""
 
 import json
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from create_lora_model import Options, Sizes, add_adapter, main, sizes
+from create_lora_model import Options, main
+from forage.cli import run
 from forage.errors import UserError
 from forage.policy.base_models import PACKAGED_MODEL
-from forage.policy.policy import load_base, load_policy, load_tokenizer, read_policy_card
+from forage.policy.card import read_policy_card
+from forage.policy.creation import Sizes, add_adapter, sizes
+from forage.policy.options import AdapterOptions
+from forage.policy.policy import load_base, load_policy, load_tokenizer
 
 
-@pytest.fixture(scope="module")
-def created(tmp_path_factory):
+@dataclass(frozen=True)
+class Created:
+    """A 4-bit policy folder, its full base, and the parameters of all its layers and of those in 4 bits."""
+
+    policy: Path
+    full: Path
+    parameters: int
+    linear: int
+
+
+@pytest.fixture(scope="module", params=["tiny", pytest.param("packaged", marks=pytest.mark.slow)])
+def created(request, tiny, tmp_path_factory, model_folder):
     folder = tmp_path_factory.mktemp("created")
-    main(Options(base_model=PACKAGED_MODEL, models_dir=folder, output_dir=folder / "policy"))
-    return folder
+    if request.param == "packaged":
+        main(Options(base_model=PACKAGED_MODEL, models_dir=Path(model_folder).parent, output_dir=folder / "policy"))
+        linear = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+        return Created(folder / "policy", Path(model_folder), 134_515_008, linear)
+    shutil.copytree(tiny, folder / "tiny")
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder / "tiny")
+    main(Options(base_model=str(folder / "tiny"), output_dir=folder / "policy"))
+    linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
+    return Created(folder / "policy", folder / "tiny", linear + 2 * 61 * 32 + 5 * 32, linear)
 
 
 @pytest.fixture(scope="module")
@@ -37,28 +60,30 @@ def tiny_llama():
 
 
 def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
-    config = json.loads((created / "policy" / "base" / "config.json").read_text())["quantization_config"]
+    config = json.loads((created.policy / "base" / "config.json").read_text())["quantization_config"]
     assert (config["bnb_4bit_quant_type"], config["bnb_4bit_use_double_quant"]) == ("nf4", True)
     assert config["bnb_4bit_quant_storage"] == "bfloat16"
-    card = read_policy_card(created / "policy")
+    card = read_policy_card(created.policy)
     tokenizer = load_tokenizer(card)
-    ids = tokenizer("The heart pumps", return_tensors="pt")["input_ids"]
+    base = load_base(card)
+    ids = tokenizer("The heart pumps", return_tensors="pt")["input_ids"] % base.config.vocab_size
     with torch.no_grad():
-        torch.testing.assert_close(load_policy(card).eval()(ids).logits, load_base(card)(ids).logits)
+        torch.testing.assert_close(load_policy(card).eval()(ids).logits, base(ids).logits)
     assert tokenizer.chat_template
 
 
 def test_model_json_names_the_full_base(created):
-    full = str((created / "SmolLM2-135M-Instruct").resolve())
-    card = json.loads((created / "policy" / "model.json").read_text())
+    full = str(created.full.resolve())
+    card = json.loads((created.policy / "model.json").read_text())
     assert card == {"base": "base", "full_base": full, "quantized": True, "dtype": "auto"}
-    adapter = json.loads((created / "policy" / "adapters" / "v000000" / "adapter_config.json").read_text())
+    adapter = json.loads((created.policy / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["r"], adapter["lora_alpha"]) == (full, 16, 32)
 
 
 def test_without_quantisation_the_base_stays_where_it_is(tiny, tmp_path, capsys):
     output = tmp_path / "policy"
-    main(Options(base_model=str(tiny), output_dir=output, quantize=False, r=4, alpha=8, rslora=True, dora=True))
+    adapter = AdapterOptions(r=4, alpha=8, rslora=True, dora=True)
+    main(Options(base_model=str(tiny), output_dir=output, quantize=False, adapter=adapter))
     assert sorted(path.name for path in output.iterdir()) == ["adapters", "model.json"]
     assert json.loads((output / "model.json").read_text())["base"] == str(tiny.resolve())
     config = json.loads((output / "adapters" / "v000000" / "adapter_config.json").read_text())
@@ -72,25 +97,22 @@ def test_sizes_by_hand(tiny):
     model = tiny_llama()
     number = sum(parameter.numel() for parameter in model.parameters())
     assert sizes(model) == Sizes(number, number, 4 * number)
-    policy = add_adapter(model, "base", Options(r=4, target_modules=("q_proj",)))
+    policy = add_adapter(model, "base", AdapterOptions(r=4, target_modules=("q_proj",)))
     assert sizes(policy) == Sizes(number + 512, 512, 4 * (number + 512))
 
 
-def test_four_bits_are_about_half_a_byte(created, capsys):
-    base = AutoModelForCausalLM.from_pretrained(created / "policy" / "base")
-    found = sizes(base)
-    assert found.parameters == 134_515_008
-    linear = 106_168_320  # 30 layers of (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
-    assert linear == 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
-    rest = (134_515_008 - linear) * 2
-    assert rest + 0.5 * linear < found.bytes < rest + 0.53 * linear
+def test_four_bits_are_about_half_a_byte(created):
+    found = sizes(AutoModelForCausalLM.from_pretrained(created.policy / "base"))
+    assert found.parameters == created.parameters
+    rest = (created.parameters - created.linear) * 2
+    assert rest + 0.5 * created.linear < found.bytes < rest + 0.53 * created.linear
 
 
 def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
     options = Options(base_model=str(tiny), output_dir=tmp_path / "policy", quantize=False)
     main(options)
     (tmp_path / "policy" / "mine.txt").write_text("x")
-    with pytest.raises(UserError, match="is there already; choose another --output-dir, or --overwrite"):
+    with pytest.raises(UserError, match="exists already; choose another --output-dir, or add --overwrite"):
         main(options)
     main(replace(options, overwrite=True))
     assert not (tmp_path / "policy" / "mine.txt").exists()
@@ -99,11 +121,11 @@ def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"r": 0}, "--r 0"),
-        ({"alpha": 0}, "--alpha 0"),
-        ({"dropout": 1.0}, "--dropout 1.0"),
-        ({"target_modules": ()}, "names no layer"),
-        ({"target_modules": ("no_such_layer",)}, "no_such_layer"),
+        ({"adapter": AdapterOptions(r=0)}, "--r 0"),
+        ({"adapter": AdapterOptions(alpha=0)}, "--alpha 0"),
+        ({"adapter": AdapterOptions(dropout=1.0)}, "--dropout 1.0"),
+        ({"adapter": AdapterOptions(target_modules=())}, "names no layer"),
+        ({"adapter": AdapterOptions(target_modules=("no_such_layer",))}, "no_such_layer"),
         ({"base_model": "./gone"}, "no such folder"),
     ],
 )
@@ -113,3 +135,10 @@ def test_bad_options_are_told_in_one_line_and_leave_nothing(tiny, tmp_path, wron
         main(options)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_adapters_flags_on_the_command_line(tiny, tmp_path):
+    flags = f"--base-model {tiny} --output-dir {tmp_path / 'policy'} --no-quantize --r 2 --target-modules q_proj v_proj"
+    run(main, flags.split(), "", (), {})
+    config = json.loads((tmp_path / "policy" / "adapters" / "v000000" / "adapter_config.json").read_text())
+    assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])

@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
-import data_prep
-from data_prep import Options, load_or_scrape_documents
+from data_prep import load_or_scrape_documents
+from forage.data import corpus
+from forage.data.options import DatasetOptions
 from forage.data.records import read_documents, read_questions
 from forage.errors import UserError
 from forage.files import json_lines
@@ -216,4 +217,4 @@ def test_a_missing_sample_is_told(monkeypatch, tmp_path):
     shutil.copy(ROOT / "sample_data" / "questions.jsonl", tmp_path / "questions.jsonl")
     monkeypatch.setattr("forage.data.sample.QUESTIONS", tmp_path / "gone.jsonl")
     with pytest.raises(UserError, match="comes with the repository"):
-        data_prep.collect(Options(dataset_name="sample", content_dir=tmp_path / "p", cache_dir=tmp_path / "c"))
+        corpus.load_corpus(DatasetOptions("sample", cache_dir=tmp_path / "c", content_dir=tmp_path / "p"))

@@ -1,4 +1,4 @@
-"""Merged weights beside PEFT's own merge, the proof on right and wrong merges, and every refusal."""
+"""Merged weights equal PEFT's own merge; the proof accepts right and refuses wrong merges; every other refusal."""
 
 import json
 import math
@@ -24,10 +24,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import merge_lora
 from forage.errors import UserError
-from forage.policy.base_models import PACKAGED_MODEL, resolve_model
-from merge_lora import Options, find_adapter, lora_scale, main, numbers
+from forage.policy import merging, publishing
+from forage.policy.merging import lora_scale
+from forage.policy.peft_adapter import find_adapter
+from forage.policy.publishing import numbers
+from merge_lora import Options, main
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?"
 
@@ -56,8 +58,8 @@ def save_base(folder, model=None, **how):
     return folder
 
 
-def save_adapter(base, folder, named=None, **settings):
-    """An adapter as training leaves it: nothing of it is zero."""
+def save_adapter(base, folder, **settings):
+    """A trained adapter: none of its weights are zero."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     policy = get_peft_model(
@@ -67,9 +69,9 @@ def save_adapter(base, folder, named=None, **settings):
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
-        elif parameter.requires_grad and "lora_A" not in name:  # DoRA's magnitudes, modules saved whole
+        elif parameter.requires_grad and "lora_A" not in name:  # DoRA magnitudes and modules saved whole
             parameter.data *= torch.empty_like(parameter).uniform_(0.8, 1.2)
-    policy.peft_config["default"].base_model_name_or_path = str(named or base)
+    policy.peft_config["default"].base_model_name_or_path = str(base)
     policy.save_pretrained(folder)
     return folder
 
@@ -166,8 +168,8 @@ def test_one_file_of_weights_is_in_memory_at_a_time(adapter, tmp_path, monkeypat
         alive.extend((name, weakref.ref(tensor)) for name, tensor in tensors.items())
         save_file(tensors, *arguments, **settings)
 
-    monkeypatch.setattr(merge_lora, "safe_open", Counted)
-    monkeypatch.setattr(merge_lora, "save_file", save)
+    monkeypatch.setattr(merging, "safe_open", Counted)
+    monkeypatch.setattr(merging, "save_file", save)
     main(Options(base_model=str(sharded), lora_model=adapter, output_path=tmp_path / "out", prove=False))
     assert len(alive) == len(weights(sharded))
     assert max(most_open) == 1
@@ -245,7 +247,7 @@ def test_a_policy_folder_stands_for_its_full_base(base, adapter, tmp_path):
     shutil.copytree(adapter, policy / "adapters" / "v000000")
     main(Options(base_model=str(policy), lora_model=policy, output_path=tmp_path / "out", prove=False))
     assert weights(tmp_path / "out").keys() == weights(base).keys()
-    # The quantised form itself is refused, and the way out named.
+    # The quantised base itself is refused, and the error names the full one.
     (policy / "base").mkdir()
     shutil.copytree(base, policy / "base", dirs_exist_ok=True)
     edit_json(policy / "base" / "config.json", quantization_config={"load_in_4bit": True})
@@ -263,11 +265,13 @@ def test_a_base_out_of_the_hubs_cache(base, adapter, tmp_path, monkeypatch):
     main(options)
     assert "base_model: someone/tiny\n" in (tmp_path / "out" / "README.md").read_text()
     next(stored.glob("snapshots/*/model.safetensors")).unlink()
-    refused(replace(options, output_path=tmp_path / "new"), "is not whole in the cache, and the hub can't be reached")
+    refused(
+        replace(options, output_path=tmp_path / "new"), "is not complete in the cache, and the hub can't be reached"
+    )
 
 
 def refused(options, says):
-    """One line, and nothing at or beside the output."""
+    """The error is one line, and nothing is left at or next to the output path."""
     before = sorted(options.output_path.parent.iterdir())
     with pytest.raises(UserError) as error:
         main(options)
@@ -279,19 +283,19 @@ def refused(options, says):
 def test_another_base_is_refused_by_name_and_by_shape(base, adapter, tmp_path):
     other = save_base(tmp_path / "other")
     options = Options(base_model=str(other), lora_model=adapter, output_path=tmp_path / "out")
-    refused(options, f"was made for {base}, not for {other}; --allow-other-base")
+    refused(options, f"was made for {base}, not for {other}; add --allow-other-base if they are the same")
     main(replace(options, allow_other_base=True, prove=False))
     shutil.rmtree(tmp_path / "out")
     wide = save_base(tmp_path / "wide", tiny_llama(intermediate_size=64))
     options = replace(options, base_model=str(wide), allow_other_base=True)
-    refused(options, "mlp.down_proj.weight is (32, 48) there and (32, 64) in")
+    refused(options, f"mlp.down_proj.weight is (32, 48) in {adapter}, but (32, 64) in {wide}")
 
 
 def test_an_output_that_is_there_is_kept_unless_asked(base, adapter, tmp_path):
     options = Options(lora_model=adapter, output_path=tmp_path / "out", prove=False)
     main(options)
     (tmp_path / "out" / "mine.txt").write_text("x")
-    refused(options, "is there already; choose another --output-path, or --overwrite")
+    refused(options, "exists already; choose another --output-path, or add --overwrite")
     main(replace(options, overwrite=True))
     assert not (tmp_path / "out" / "mine.txt").exists()
     for source in (base, base.parent, adapter):
@@ -308,7 +312,7 @@ def test_a_broken_base_is_refused(base, adapter, tmp_path):
     refused(options, f"lacks 1 of {len(list(sharded.glob('model-*'))) + 1} weight files ({shard.name})")
     shutil.copytree(base, tmp_path / "odd" / "tiny")
     edit_json(tmp_path / "odd" / "tiny" / "config.json", model_type="unheard-of")
-    refused(replace(options, base_model=str(tmp_path / "odd" / "tiny")), "config.json is not known here")
+    refused(replace(options, base_model=str(tmp_path / "odd" / "tiny")), "config.json is not supported here")
     silent = save_base(tmp_path / "silent" / "tiny")
     for file in silent.glob("tokenizer*"):
         file.unlink()
@@ -328,13 +332,16 @@ def test_an_adapter_that_is_not_wholly_merged_is_refused(base, adapter, tmp_path
 
     q = "base_model.model.model.layers.0.self_attn.q_proj"
     extra = torch.ones(32)
-    refused(changed("bias", {"bias": "all"}), "bias all, which is not merged here")
-    refused(changed("lora bias", {"lora_bias": True}), "has lora_bias, which is not merged here")
+    refused(changed("bias", {"bias": "all"}), "bias all, which can't be merged here")
+    refused(changed("lora bias", {"lora_bias": True}), "has lora_bias, which can't be merged here")
     refused(changed("ia3", {"peft_type": "IA3"}), "peft_type IA3")
-    refused(changed("pissa", {"init_lora_weights": "pissa"}), "init_lora_weights pissa, which changes its base too")
-    refused(changed("nameless", {"base_model_name_or_path": None}), "names no base; name one by --base-model")
-    refused(changed("unused", tensors={"base_model.model.model.extra.weight": extra}), "model.extra.weight belongs to")
-    refused(changed("dora", tensors={f"{q}.lora_magnitude_vector": extra}), "has, unused, lora_magnitude_vector")
+    refused(changed("pissa", {"init_lora_weights": "pissa"}), "init_lora_weights pissa, which changes the base too")
+    refused(changed("nameless", {"base_model_name_or_path": None}), "names no base; name one with --base-model")
+    refused(
+        changed("unused", tensors={"base_model.model.model.extra.weight": extra}),
+        "model.extra.weight matches no weight of",
+    )
+    refused(changed("dora", tensors={f"{q}.lora_magnitude_vector": extra}), "has an unused lora_magnitude_vector")
     refused(changed("half", tensors={f"{q}.lora_B.weight": None}), "q_proj lacks lora_B")
     refused(changed("rank", {"r": 5}), "is not of rank 5, as its config says")
     refused(changed("no dora", {"use_dora": True}), "lacks lora_magnitude_vector")
@@ -354,7 +361,7 @@ def test_a_weight_used_twice_is_refused(tmp_path):
     save_adapter(base, tmp_path / "lora", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
     refused(options, "changes model.embed_tokens.weight, which")
     save_adapter(base, tmp_path / "lora", target_modules=["embed_tokens"])
-    refused(options, "embed_tokens.lora_embedding_A, which is not merged here")
+    refused(options, "embed_tokens.lora_embedding_A, which can't be merged here")
     save_adapter(base, tmp_path / "lora")
     main(options)
     assert "lm_head.weight" not in weights(tmp_path / "out")
@@ -363,11 +370,11 @@ def test_a_weight_used_twice_is_refused(tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("factor", [0.0, 0.4, 0.9, 2.0, -1.0, math.nan])
 def test_a_wrong_merge_is_refused(base, adapter, tmp_path, monkeypatch, dtype, factor):
-    monkeypatch.setattr(merge_lora, "lora_scale", lambda *given: factor * lora_scale(*given))
+    monkeypatch.setattr(merging, "lora_scale", lambda *given: factor * lora_scale(*given))
     options = Options(lora_model=adapter, output_path=tmp_path / "out", dtype=dtype)
-    refused(options, "the merge is not base + adapter")
-    if factor in (0.0, 0.4, -1.0):  # however wide the tolerance, the adapter's effect must be there
-        refused(replace(options, tolerance=1e9), "of the adapter's effect: it is wrong")
+    refused(options, "the merged model is not base + adapter")
+    if factor in (0.0, 0.4, -1.0):  # with any tolerance, the adapter's effect must be there
+        refused(replace(options, tolerance=1e9), "of the adapter's effect: the merge is wrong")
     main(replace(options, prove=False))
 
 
@@ -378,13 +385,15 @@ def test_an_adapter_too_small_for_bfloat16_is_refused_and_float32_keeps_it(tmp_p
     tensors = {key: tensor * 1e-3 if "lora_B" in key else tensor for key, tensor in tensors.items()}
     save_file(tensors, small / "adapter_model.safetensors")
     options = Options(lora_model=small, output_path=tmp_path / "out")
-    refused(options, "or bfloat16 is too coarse for so small an adapter (--dtype float32 tells)")
+    refused(options, "or bfloat16 is too coarse for so small an adapter (try --dtype float32)")
     main(replace(options, dtype="float32"))
 
 
 def test_no_room_is_told_before_anything_is_written(adapter, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9 * 2**20, 9 * 2**20, 10_000))
-    refused(Options(lora_model=adapter, output_path=tmp_path / "out"), "needs 0 MiB, has 0 MiB; make room")
+    refused(
+        Options(lora_model=adapter, output_path=tmp_path / "out"), "has 0 MiB free, but 0 MiB are needed; free some"
+    )
 
 
 def test_a_hub_that_is_away_leaves_the_merged_folder(adapter, tmp_path, monkeypatch):
@@ -393,14 +402,14 @@ def test_a_hub_that_is_away_leaves_the_merged_folder(adapter, tmp_path, monkeypa
         main(options)
     assert (tmp_path / "out" / "model.safetensors").is_file()
     uploads = []
-    monkeypatch.setattr(merge_lora, "hub_reachable", lambda: True)
+    monkeypatch.setattr(publishing, "hub_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda self, name, exist_ok: uploads.append(name))
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **how: uploads.append(how["folder_path"]))
     main(replace(options, overwrite=True))
     assert uploads == ["someone/model", tmp_path / "out"]
     monkeypatch.undo()
-    monkeypatch.setattr(merge_lora, "hub_reachable", lambda: True)  # and HF_HUB_OFFLINE=1 makes each call fail
-    with pytest.raises(UserError, match=r"no upload to someone/model .*; the merged folder is kept at"):
+    monkeypatch.setattr(publishing, "hub_reachable", lambda: True)  # HF_HUB_OFFLINE=1 makes each call fail
+    with pytest.raises(UserError, match=r"the upload to someone/model failed .*; the merged folder is kept at"):
         main(replace(options, overwrite=True))
 
 
@@ -414,21 +423,20 @@ def test_bad_options_are_told(adapter, tmp_path, wrong, says):
 def test_the_newest_version_is_found_by_number(adapter, tmp_path):
     for version in ("v999999", "v1000000", "v000001"):
         shutil.copytree(adapter, tmp_path / "adapters" / version)
-    (tmp_path / "adapters" / "v2000000").mkdir()  # no config: a writer is not done with it
+    (tmp_path / "adapters" / "v2000000").mkdir()  # no config: not finished
     assert find_adapter(tmp_path).name == "v1000000"
 
 
-def test_the_packaged_model_for_real(tmp_path, tmp_path_factory):
-    base = resolve_model(PACKAGED_MODEL, tmp_path)
-    adapter = save_adapter(base, tmp_path / "lora", named=PACKAGED_MODEL, target_modules=["q_proj", "v_proj"])
-    edit_json(adapter / "adapter_config.json", base_model_name_or_path=base)
+@pytest.mark.slow  # test_greedy_text_is_that_of_base_and_adapter uses a tiny model
+def test_the_packaged_model_for_real(model_folder, tmp_path):
+    adapter = save_adapter(model_folder, tmp_path / "lora", target_modules=["q_proj", "v_proj"])
     main(Options(lora_model=adapter, output_path=tmp_path / "out"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
     how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}
-    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     wanted = PeftModel.from_pretrained(plain, adapter).generate(input_ids=ids, **how)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert tokenizer.decode(merged.generate(ids, **how)[0]) == tokenizer.decode(wanted[0])

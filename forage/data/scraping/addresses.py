@@ -1,4 +1,4 @@
-"""Addresses: which URLs and machines may be asked for a page, where the URLs are untrusted input."""
+"""Addresses: which URLs and machines may be asked for a page, given that the URLs are untrusted input."""
 
 from __future__ import annotations
 
@@ -10,20 +10,11 @@ from ipaddress import IPv4Address, IPv6Address
 
 import httpx
 
-# httpx has lowered the case. Odd forms of IPv4 (2130706433, 0x7f.1) pass, and are checked once resolved.
+from forage.data.scraping.causes import Unfetchable
+
+# httpx has lowered the case. Odd forms of IPv4 (2130706433, 0x7f.1) pass here and are checked once resolved.
 HOST_NAME = re.compile(r"(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?", re.ASCII)
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-
-class Unfetchable(Exception):
-    """Why a page could not be fetched: a cause from fetcher.py's list, and what is known of the answer."""
-
-    def __init__(self, cause: str, detail: str, status: int | None = None, size: int = 0) -> None:
-        super().__init__(cause, detail)
-        self.cause = cause
-        self.detail = detail
-        self.status = status
-        self.size = size
 
 
 def parse_url(text: str) -> httpx.URL:
@@ -38,7 +29,7 @@ def parse_url(text: str) -> httpx.URL:
     if not url.scheme or not host:
         raise Unfetchable("bad_url", "not an absolute URL")
     if url.userinfo:
-        raise Unfetchable("bad_url", "holds a user name or password")
+        raise Unfetchable("bad_url", "contains a user name or password")
     if url.port is not None and not 0 < url.port < 65536:
         raise Unfetchable("bad_url", f"port {url.port} does not exist")
     if not _is_host(host):
@@ -47,7 +38,7 @@ def parse_url(text: str) -> httpx.URL:
 
 
 def _is_host(host: str) -> bool:
-    if ":" in host:  # httpx lets only a bracketed IPv6 literal through, but takes nearly anything as one
+    if ":" in host:  # httpx lets only bracketed IPv6 literals through, but accepts nearly anything as one
         try:
             ipaddress.IPv6Address(host)
         except ValueError:
@@ -57,7 +48,7 @@ def _is_host(host: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address, and the IPv4 address inside it if it carries one, is out on the internet."""
+    """Whether an address, and the IPv4 address embedded in it if there is one, is on the public internet."""
     ip = ipaddress.ip_address(address)
     inner = _embedded_ipv4(ip)
     if inner is not None:
@@ -80,7 +71,7 @@ def _is_site_local(ip: IPv4Address | IPv6Address) -> bool:
 
 
 async def look_up(host: str, port: int, timeout: float, allow_local: bool) -> tuple[str, ...]:
-    """The addresses of a host. One that is not public among them is enough to refuse the host."""
+    """The addresses of a host; refuses the host if any of them is not public."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout):

@@ -1,4 +1,4 @@
-"""ContentFolder: the pages of a scraping run on disk, and its manifest with one row per URL."""
+"""ContentFolder: fetched pages on disk, and a manifest with one row per URL."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class PageRecord:
     """What became of one URL: a row of the manifest."""
 
     url: str
-    status: int | None  # of the last answer, if there was one
+    status: int | None  # of the last answer, if any
     cause: str
     detail: str
     bytes: int  # of the decompressed body, as far as it was read
     sha256: str | None
     path: str | None  # relative to content_dir
-    charset: str | None  # by the header
-    time: str  # UTC, of the end
+    charset: str | None  # from the header
+    time: str  # UTC, when it was settled
 
 
 class ContentFolder:
-    """Pages and manifest on disk, in which a kill at any moment leaves nothing that the next run can't go on from."""
+    """Pages and manifest on disk; after a kill at any moment, the next run can resume."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,11 +39,11 @@ class ContentFolder:
         self.rows: dict[str, PageRecord] = {}
         with self._disk_errors(), ExitStack() as opened:
             path.mkdir(parents=True, exist_ok=True)
-            told = f"{path}: another run is scraping into this folder; wait for its end"
-            opened.enter_context(locked(path / ".lock", told))
+            message = f"{path}: another run is scraping into this folder; wait until it ends"
+            opened.enter_context(locked(path / ".lock", message))
             for left_over in path.glob(f".{self.manifest.name}.*.part"):
                 left_over.unlink()
-            # Unbuffered: a row is one write, and closing has nothing left to write when the disk is full.
+            # Unbuffered: a row is one write, and closing writes nothing more to a full disk.
             self.file = opened.enter_context(self.manifest.open("ab+", buffering=0))
             self._cut_torn_row()
             for number, row in json_lines(self.manifest):
@@ -52,7 +52,7 @@ class ContentFolder:
             self.close = opened.pop_all().close
 
     def _cut_torn_row(self) -> None:
-        """Drop a last row whose writer was killed in the middle of it."""
+        """Drop the last row if its writer was killed in the middle of it."""
         self.file.seek(0)
         data = self.file.read()
         if not data.endswith(b"\n"):
@@ -61,11 +61,11 @@ class ContentFolder:
     def _row(self, row: object, number: int) -> PageRecord:
         names = [column.name for column in fields(PageRecord)]
         if not isinstance(row, dict) or not set(names) <= set(row):
-            raise UserError(f"{self.manifest}:{number}: not a row of a manifest; delete that line")
+            raise UserError(f"{self.manifest}:{number}: not a manifest row; delete that line")
         return PageRecord(**{name: row[name] for name in names})
 
     def store(self, url: str, body: bytes) -> str:
-        """Keep a page under a name made of its URL; no fsync, since a page lost in a power cut is fetched again."""
+        """Save a page under a hash of its URL; no fsync, since a page lost in a power cut is fetched again."""
         name = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         folder = self.path / name[:2]
         partial = folder / f".{name}.part"
@@ -86,7 +86,7 @@ class ContentFolder:
         self.rows[record.url] = record
 
     def compact(self, wanted: list[str]) -> None:
-        """One row per URL: those of earlier runs first, then those of this one in its order."""
+        """Rewrite the manifest with one row per URL: those of earlier runs first, then this run's in its order."""
         asked = set(wanted)
         order = [url for url in self.rows if url not in asked] + wanted
         with self._disk_errors(), replacing(self.manifest) as file:
@@ -98,9 +98,10 @@ class ContentFolder:
             yield
         except OSError as error:
             raise UserError(
-                f"{self.path}: {error.strerror or error}; make room there or choose another folder, then run again"
+                f"{self.path}: {error.strerror or error}; make room there or choose another --content-dir, then re-run "
+                "the same command to resume"
             ) from error
 
 
 def _line(record: PageRecord) -> bytes:
-    return json.dumps(asdict(record)).encode("ascii") + b"\n"  # ASCII, for a URL can hold half a surrogate pair
+    return json.dumps(asdict(record)).encode("ascii") + b"\n"  # ASCII, because a URL can contain half a surrogate pair

@@ -1,4 +1,4 @@
-"""Text of pages: charsets, blocks in order, furniture out, boilerplate of a host out."""
+"""Text of pages: blocks in order, furniture out."""
 
 import time
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.data.scraping.page_text import Block, Page, decode_html, drop_boilerplate, page_text, read_page
+from forage.data.scraping.charsets import decode_html
+from forage.data.scraping.page_text import Block, read_page
 
 
 def texts(html: str) -> list[str]:
@@ -146,33 +147,6 @@ def test_title_without_a_heading(head, title):
     assert read_page(f"<html><head>{head}</head><body><h1> </h1><p>x</p>".encode(), None).title == title
 
 
-SJOGREN = "Sjögren – café"
-
-
-@pytest.mark.parametrize(
-    ("body", "charset", "text"),
-    [
-        (SJOGREN.encode(), None, SJOGREN),
-        (SJOGREN.encode(), "iso-8859-1", SJOGREN),
-        (SJOGREN.encode("cp1252"), "utf-8", SJOGREN),
-        (SJOGREN.encode("cp1252"), "latin-1", SJOGREN),
-        (SJOGREN.encode("cp1252"), "no-such-charset", SJOGREN),
-        (SJOGREN.encode("cp1252"), "hex", SJOGREN),
-        (SJOGREN.encode("cp1252"), "a\0b", SJOGREN),
-        (SJOGREN.encode("utf-16"), "utf-8", SJOGREN),
-        (b"\xef\xbb\xbf" + SJOGREN.encode(), "latin-1", SJOGREN),
-        (b'<meta charset="koi8-r">' + "боль".encode("koi8-r"), None, '<meta charset="koi8-r">боль'),
-        ("боль".encode("koi8-r"), "KOI8-R", "боль"),
-        ("頭痛".encode("iso-2022-jp"), "iso-2022-jp", "頭痛"),
-        ("頭痛".encode("shift_jis"), '"Shift_JIS"', "頭痛"),
-        ("überall große Füße".encode()[:-1] + b"\xff", "utf-8", "überall große Füß\ufffd"),
-        (b"caf\xe9 \x81", None, "café \ufffd"),
-    ],
-)
-def test_charsets(body, charset, text):
-    assert decode_html(body, charset) == text
-
-
 @given(st.binary(max_size=300), st.text(max_size=20) | st.sampled_from(["utf-16", "utf-7", "unicode_escape", "hz"]))
 def test_no_bytes_and_no_charset_raise(body, charset):
     read_page(body, charset)
@@ -185,34 +159,3 @@ def test_no_page_takes_for_ever(piece):
     started = time.monotonic()
     read_page((piece * 20_000).encode(), None)
     assert time.monotonic() - started < 15  # a quadratic walk takes a minute
-
-
-def test_drop_boilerplate():
-    def page(*lines: str) -> Page:
-        return Page("T", (Block("See also", is_heading=True), *map(Block, lines)))
-
-    pages = {
-        "http://a.test/1": page("one", "Call 911.", "Rare note"),
-        "http://a.test/2": page("two", "Call 911.", "Rare note"),
-        "http://a.test/3": page("three", "Call 911."),
-        "http://a.test/4": page("four"),
-        "http://a.test/5": page("same"),
-        "http://a.test/5?print": page("same"),
-        "http://a.test/5?mobile": page("same"),
-        "http://b.test/1": page("one", "Call 911."),
-        "http://b.test/2": page("two", "Call 911."),
-    }
-    left = drop_boilerplate(pages)
-    assert list(left) == list(pages)
-    assert left["http://a.test/1"] == page("one", "Rare note")
-    assert left["http://a.test/3"] == page("three")
-    assert left["http://a.test/5?print"] == page("same")  # under three addresses, yet one page
-    assert left["http://b.test/1"] == page("one", "Call 911.")  # two pages prove nothing
-    together = drop_boilerplate(pages, host_of=lambda url: "one host")
-    assert together["http://b.test/1"] == page("one")
-
-
-def test_page_text():
-    blocks = (Block("Asthma", True), Block("A disease."), Block("Signs", True), Block("Cough"), Block("Wheeze"))
-    assert page_text(Page("Asthma", blocks)) == "Asthma\nA disease.\n\nSigns\nCough\nWheeze"
-    assert page_text(Page("", ())) == ""

@@ -1,4 +1,4 @@
-"""The reward bridge through TRL's own get_reward, by hand."""
+"""The scorer, and the reward bridge through TRL's own get_reward, by hand."""
 
 import pytest
 import torch
@@ -6,8 +6,9 @@ from transformers import AutoTokenizer
 from trl.experimental.utils import get_reward
 
 from forage.rewriter.options import RewriteOptions
-from forage.rewriter.rewards import CustomRewardModel, RewardBridge, Scorer
+from forage.rewriter.rewards import CustomRewardModel
 from forage.rewriter.rewrites import Row
+from forage.rewriter.scoring import RewardBridge, Scorer
 
 PAD, EOS = 99, 2
 ROWS = [Row("one", ("a",), (5, 6)), Row("two", ("b",), (7,)), Row("three", ("c",), (5, 6, 7))]
@@ -20,24 +21,24 @@ def summed(rows, responses):
 
 def test_each_sequence_has_the_reward_of_its_own_row():
     bridge = RewardBridge(ROWS, summed)
-    # "three" begins as "one" does, and "one" goes on with the token that would make it "three".
+    # "three" begins like "one", and the response to "one" begins with the token that would make it "three".
     sequences = torch.tensor([
         [PAD, 7, 30, 31, EOS, PAD],
         [5, 6, 7, 8, EOS, PAD],
         [PAD, 7, EOS, PAD, PAD, PAD],
     ])  # fmt: skip
-    bridge.expect(2)
+    bridge.set_prompt_width(2)
     _, rewards, lengths = get_reward(bridge, sequences, PAD, context_length=2)
     assert rewards.tolist() == [100 + 63, 0 + 7 + 8 + EOS, 100 + EOS]
     assert lengths.tolist() == [4, 4, 2]
-    bridge.expect(3)
+    bridge.set_prompt_width(3)
     _, rewards, _ = get_reward(bridge, torch.tensor([[5, 6, 7, 9, 9], [PAD, 5, 6, 9, 1]]), PAD, context_length=3)
     assert rewards.tolist() == [200 + 18, 10]
 
 
 def test_an_unknown_prompt_is_an_error():
     bridge = RewardBridge(ROWS, summed)
-    bridge.expect(2)
+    bridge.set_prompt_width(2)
     with pytest.raises(ValueError, match=r"no row has the prompt of 2 tokens that begins \[5, 7\]"):
         get_reward(bridge, torch.tensor([[5, 7, 30, EOS]]), PAD, context_length=2)
 
@@ -45,7 +46,7 @@ def test_an_unknown_prompt_is_an_error():
 @pytest.mark.parametrize("context", [0, 4])
 def test_a_column_that_no_response_begins_at_is_an_error(context):
     bridge = RewardBridge(ROWS, summed)
-    bridge.expect(context)
+    bridge.set_prompt_width(context)
     with pytest.raises(ValueError, match=f"column {context} of 4"):
         get_reward(bridge, torch.tensor([[5, 6, 30, EOS]]), PAD, context_length=2)
 
@@ -57,7 +58,7 @@ class Words(CustomRewardModel):
 
 def test_the_scorer_searches_for_what_was_written(model_folder):
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    score = Scorer(Words(lambda queries: [], 5), RewriteOptions(mode="append", query_weight=2), tokenizer)
+    score = Scorer(Words(lambda queries: [], 5), RewriteOptions(rewrite="append", query_weight=2), tokenizer)
     tokens = [*tokenizer(" sore toe")["input_ids"], EOS, EOS]
     assert score(ROWS[:2], [tokens, [EOS]]) == [4, 12]
     assert [(e.query, e.written, e.searched, e.reward) for e in score.episodes] == [

@@ -1,0 +1,79 @@
+"""Corpus: the rows of a data set, the pages they name, and the documents made from both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from forage.data.documents import Library, PageText, assemble, page_text
+from forage.data.options import DatasetOptions
+from forage.data.qa_rows import QARow, read_records, to_rows
+from forage.data.sample import QUESTIONS, sample_sites
+from forage.data.scraping.boilerplate import drop_boilerplate
+from forage.data.scraping.content_folder import PageRecord
+from forage.data.scraping.page_text import read_page
+from forage.data.scraping.scraper import scrape
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows, how many lack what, what became of each page, and the documents."""
+
+    rows: list[QARow]
+    lacking: Counter[str]
+    pages: dict[str, PageRecord]
+    library: Library
+
+
+def load_corpus(options: DatasetOptions) -> Corpus:
+    """Read the rows, fetch their pages, make the documents."""
+    sample = options.dataset_name == "sample"
+    source = str(QUESTIONS) if sample else options.dataset_name
+    rows, lacking = to_rows(read_records(source, options.cache_dir, options.dataset_split), options.columns)
+    pages: dict[str, PageRecord] = {}
+    if options.scrape:
+        with ExitStack() as stack:
+            sites = stack.enter_context(sample_sites()) if sample else {}
+            pages = fetch_pages(rows, sites, options)
+    return Corpus(rows, lacking, pages, assemble(rows, read_pages(pages, options.content_dir)))
+
+
+def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: DatasetOptions) -> dict[str, PageRecord]:
+    """Fetch the page of every row that names one. The sample's own server (`sites`) needs no politeness."""
+    scraping = options.scraping
+    if sites:
+        scraping = replace(scraping, resolve={**scraping.resolve, **sites}, delay=0, per_host=8)
+    urls = list(dict.fromkeys(row.url for row in rows if row.url))
+    with tqdm(total=len(urls), desc="pages", unit="page", mininterval=1) as bar:
+
+        def on_page(record: PageRecord) -> None:
+            bar.update()
+
+        return scrape(urls, options.content_dir, scraping, options.skip_existing, on_page)
+
+
+def read_pages(records: Mapping[str, PageRecord], content_dir: Path) -> dict[str, PageText]:
+    """The text of every fetched page, without what recurs across its host's pages."""
+    fetched = {url: record for url, record in records.items() if record.cause == "ok" and record.path}
+    pages = {
+        url: read_page((content_dir / str(record.path)).read_bytes(), record.charset)
+        for url, record in tqdm(fetched.items(), desc="reading pages", unit="page", mininterval=1)
+    }
+    return {url: page_text(page) for url, page in drop_boilerplate(pages).items() if page.blocks}
+
+
+def manifest_rows(corpus: Corpus) -> Iterator[dict[str, object]]:
+    """What became of each URL, and where its document's text came from: 'page', 'answer' or 'nothing'."""
+    source_of_url = {document.url: document.source for document in corpus.library.documents}
+    source_of_id = {document.id: document.source for document in corpus.library.documents}
+    for row in {row.url: row for row in corpus.rows if row.url}.values():
+        doc_id = corpus.library.doc_of_row.get(row.id, "")
+        record = corpus.pages.get(row.url)
+        fetched = asdict(record) if record else {"url": row.url, "status": None, "cause": "not_scraped"}
+        document = source_of_url.get(row.url) or source_of_id.get(doc_id, "nothing")
+        yield {**fetched, "document": document, "document_id": doc_id}

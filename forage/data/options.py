@@ -1,0 +1,46 @@
+"""Options of a data set: its rows, its columns, its pages. Imports nothing heavy, for --help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forage.data.scraping.options import ScrapeOptions
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column holds what (found by its usual names if left empty)."""
+
+    question_column: str = ""
+    """Column with the question."""
+    answer_column: str = ""
+    """Column with the reference answer."""
+    url_column: str = ""
+    """Column with the address of the page that answers the question."""
+    id_column: str = ""
+    """Column with the row's id."""
+    focus_column: str = ""
+    """Column with what the question is about; becomes the document's title."""
+    type_column: str = ""
+    """Column with the question's type."""
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """Which data set, and where its pages are kept."""
+
+    dataset_name: str = "lavita/MedQuAD"
+    """Hub name, a .jsonl, .jsonl.gz, .csv or .parquet file, a folder with the query rewriter's files, or sample."""
+    dataset_split: str = "train"
+    """Split of a hub data set to read."""
+    cache_dir: Path = Path("data/cache")
+    """Folder for downloads from the hub."""
+    content_dir: Path = Path("data/pages")
+    """Folder for the pages as fetched."""
+    scrape: bool = True
+    """Fetch the pages; otherwise the data set's answers become the documents."""
+    skip_existing: bool = True
+    """Don't fetch again what an earlier run has settled."""
+    columns: Columns = field(default_factory=Columns)
+    scraping: ScrapeOptions = field(default_factory=ScrapeOptions)

@@ -1,0 +1,97 @@
+"""Scraping: fetch the pages of a list of URLs, keep them as files, and record what became of each.
+
+content_dir/manifest.jsonl                        one row per URL (PageRecord; causes.py lists the causes)
+content_dir/<2 hex digits>/<32 hex digits>.html   bodies of the pages that ended 'ok', decompressed, as sent
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+
+from forage.data.scraping.addresses import parse_url
+from forage.data.scraping.causes import TRANSIENT, Unfetchable
+from forage.data.scraping.content_folder import ContentFolder, PageRecord
+from forage.data.scraping.fetcher import Fetcher
+from forage.data.scraping.options import ScrapeOptions
+
+OnPage = Callable[[PageRecord], None]
+
+
+def scrape(
+    urls: Iterable[str],
+    content_dir: Path,
+    options: ScrapeOptions,
+    skip_existing: bool = True,
+    on_page: OnPage | None = None,
+) -> dict[str, PageRecord]:
+    """Fetch pages into content_dir; return the record of each URL, in the order of the URLs.
+
+    If it is killed, the same call resumes. With skip_existing, settled pages are not requested again. on_page is called
+    with each record, those of settled pages first.
+    """
+    options.check()
+    wanted = list(dict.fromkeys(urls))
+    with closing(ContentFolder(content_dir)) as folder:
+        to_fetch = []
+        for url in wanted:
+            known = folder.rows.get(url) if skip_existing else None
+            if known is None or not _is_settled(known, content_dir, options):
+                to_fetch.append(url)
+            elif on_page:
+                on_page(known)
+        try:
+            asyncio.run(_fetch_all(to_fetch, folder, options, on_page))
+        except BaseExceptionGroup as group:  # the error that stopped one worker; all others were cancelled
+            raise group.exceptions[0] from None
+        folder.compact(wanted)
+        return {url: folder.rows[url] for url in wanted}
+
+
+def _is_settled(record: PageRecord, content_dir: Path, options: ScrapeOptions) -> bool:
+    """Whether this run need not ask again."""
+    if record.cause == "ok":
+        file = content_dir / (record.path or "")
+        return file.is_file() and file.stat().st_size == record.bytes
+    if record.cause == "private_address":
+        return not options.allow_local
+    if record.cause == "too_large":
+        return options.max_bytes < record.bytes
+    return record.cause not in TRANSIENT
+
+
+async def _fetch_all(urls: list[str], folder: ContentFolder, options: ScrapeOptions, on_page: OnPage | None) -> None:
+    """Each host has its own queue and workers, so that a slow host holds up no other."""
+    queues: dict[str, deque[str]] = {}
+    for url in urls:
+        queues.setdefault(_host_of(url), deque()).append(url)
+
+    async def work(queue: deque[str]) -> None:
+        while queue:
+            record = await fetcher.fetch(queue.popleft())
+            folder.add(record)
+            if on_page:
+                on_page(record)
+
+    # A kept connection could carry one host's request over TLS that was checked for another at the same address.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with (
+        httpx.AsyncHTTPTransport(trust_env=False, limits=limits) as transport,
+        asyncio.TaskGroup() as group,
+    ):
+        fetcher = Fetcher(options, transport, folder)
+        for queue in queues.values():
+            for _ in range(min(options.per_host, len(queue))):
+                group.create_task(work(queue))
+
+
+def _host_of(url: str) -> str:
+    try:
+        return parse_url(url).raw_host.decode("ascii")
+    except Unfetchable:
+        return ""

@@ -1,0 +1,123 @@
+"""Keys and values of many sequences of different lengths, each in its own slot, and attention over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+
+from forage.errors import UserError
+
+GROW = 256  # slots grow by this many tokens at a time
+
+
+class SlotCache(Cache):
+    """Keys and values of a fixed number of slots, each filled to its own length."""
+
+    def __init__(self, config: Any, slots: int) -> None:
+        super().__init__(layers=[])
+        heads = config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.shape, self.room = (config.num_hidden_layers, slots, heads, width), 0
+        # One tensor per layer: (slots, heads, room + 1, width). The last place takes the tokens that nobody reads.
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.view: Prefill | Decode = Prefill(0, 0, 0)
+
+    def make_room(self, tokens: int, like: Tensor) -> None:
+        """Lengthen all slots to hold at least this many tokens."""
+        if tokens <= self.room:
+            return
+        layers, slots, heads, width = self.shape
+        room = -(-tokens // GROW) * GROW
+        for kept in (self.keys, self.values):
+            for layer in range(layers):
+                longer = like.new_zeros(slots, heads, room + 1, width)
+                if self.room:
+                    longer[:, :, : self.room] = kept[layer][:, :, : self.room]
+                    kept[layer] = longer
+                else:
+                    kept.append(longer)
+        self.room = room
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first tokens of one slot into another."""
+        for kept in (self.keys, self.values):
+            for layer in kept:
+                layer[target, :, :tokens] = layer[source, :, :tokens]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store the new keys and values; return all that attention needs. transformers calls this in every layer."""
+        return (
+            self.view.store(self.keys[layer_idx], key_states),
+            self.view.store(self.values[layer_idx], value_states),
+        )
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A forward pass over tokens `start` to `end` of one slot."""
+
+    slot: int
+    start: int
+    end: int
+
+    def store(self, kept: Tensor, new: Tensor) -> Tensor:
+        kept[self.slot, :, self.start : self.end] = new[0]
+        return kept[self.slot : self.slot + 1, :, : self.end]
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        tokens = self.end - self.start
+        seen = torch.ones(tokens, self.end, dtype=torch.bool, device=query.device).tril(self.start)
+        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A forward pass over one token of each of the first S slots."""
+
+    places_S: Tensor
+    """Where each token's keys and values go."""
+    unseen_SL: Tensor
+    """Added to the attention scores: 0 at a slot's own tokens, minus infinity elsewhere."""
+
+    def store(self, kept: Tensor, new: Tensor) -> Tensor:
+        slots, longest = self.unseen_SL.shape
+        kept[torch.arange(slots, device=kept.device), :, self.places_S] = new[:, :, 0]
+        return kept[:slots, :, :longest]
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        # Heads that share keys become queries of one head, so that keys are read once and never repeated.
+        slots, heads, _, width = query.shape
+        grouped = query.view(slots, keys.shape[1], heads // keys.shape[1], width)
+        mask = self.unseen_SL[:, None, None, :].to(query.dtype)
+        return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).view(query.shape)
+
+
+def slot_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None,
+    view: Prefill | Decode | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention over slots, as transformers calls it; the view makes its own mask."""
+    assert view is not None
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return view.attend(query, key, value, scale).transpose(1, 2), None
+
+
+ATTENTION = "slots"
+AttentionInterface.register(ATTENTION, slot_attention)
+
+
+def check_attention(model: Any) -> None:
+    """Refuse models with layers that don't attend to all earlier tokens."""
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        other = ", ".join(sorted(kinds - {"full_attention"}))
+        raise UserError(f"{model.config.model_type} has layers of {other}, which only vLLM can sample; start a server")

@@ -1,0 +1,106 @@
+"""The full-precision base on disk that an adapter is merged into: found, checked, its weights not read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from forage.errors import UserError
+from forage.machine import hub_reachable
+from forage.policy.base_models import check_folder, resolve_model
+from forage.policy.card import full_base_of
+from forage.policy.peft_adapter import Adapter
+
+WEIGHT_ENDINGS = (
+    ".safetensors", ".bin", ".gguf", ".pth", ".pt", ".ckpt", ".h5", ".msgpack", ".onnx", ".index.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FullBase:
+    """A model's folder: its weight files, and the shapes of the weights in them."""
+
+    name: str
+    """As it was named: a hub name or a folder."""
+    folder: Path
+    files: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+def find_base(asked: str, adapter: Adapter, models_dir: Path, *, allow_other: bool = False) -> FullBase:
+    """The base that is asked for, or else the one that the adapter names.
+
+    Refuses another base than the adapter's, unless `allow_other`.
+    """
+    named = adapter.base_name
+    if not (asked or named):
+        raise UserError(f"{adapter.folder} names no base; name one with --base-model")
+    name = resolve_model(full_base_of(Path(asked or named)) or asked or named, models_dir)
+    if named and not allow_other and not is_same_model(name, named):
+        raise UserError(
+            f"{adapter.folder} was made for {named}, not for {name}; add --allow-other-base if they are the same"
+        )
+    folder = Path(name) if Path(name).is_dir() else hub_folder(name)
+    refuse_quantized(name, folder)
+    files = weight_files(folder)
+    return FullBase(name, folder, files, weight_shapes(folder, files))
+
+
+def is_same_model(one: str, other: str) -> bool:
+    """A model that was moved, or lies in the hub's cache, keeps the last part of its name."""
+    return Path(one).name == Path(other).name or Path(one).resolve() == Path(other).resolve()
+
+
+def hub_folder(name: str) -> Path:
+    """The hub's cached copy of a model, downloaded first if it isn't complete."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True))
+        check_folder(folder)
+    except (LocalEntryNotFoundError, UserError) as error:
+        if not hub_reachable():
+            raise UserError(f"model {name!r} is not complete in the cache, and the hub can't be reached") from error
+        other_formats = [f"*{ending}" for ending in WEIGHT_ENDINGS[1:-1]]
+        folder = Path(snapshot_download(name, ignore_patterns=other_formats))
+        check_folder(folder)
+    return folder
+
+
+def refuse_quantized(name: str, folder: Path) -> None:
+    if "quantization_config" not in json.loads((folder / "config.json").read_text()):
+        return
+    # A 4-bit base made by create_lora_model.py lies inside its policy folder.
+    full = full_base_of(folder.resolve().parent) or "MODEL, the one it was made from"
+    raise UserError(f"{name} is quantised; merge into its full base: --base-model {full}")
+
+
+def weight_files(folder: Path) -> tuple[str, ...]:
+    if (folder / "model.safetensors").is_file():  # transformers, too, takes it before the index
+        return ("model.safetensors",)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    return tuple(sorted(set(index["weight_map"].values())))
+
+
+def weight_shapes(folder: Path, files: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        try:
+            with safe_open(folder / file, "pt") as shard:
+                shapes |= {key: tuple(shard.get_slice(key).get_shape()) for key in shard.offset_keys()}
+        except SafetensorError as error:
+            raise UserError(f"{folder / file} is damaged ({error}); download it again") from error
+    return shapes
+
+
+def other_files(base: FullBase) -> Iterator[Path]:
+    """Everything but weights and model card: tokenizer, chat templates, settings, licence."""
+    for path in sorted([*base.folder.iterdir(), *base.folder.glob("additional_chat_templates/*")]):
+        skipped = path.name.startswith(".") or path.name == "README.md" or path.name.endswith(WEIGHT_ENDINGS)
+        if path.is_file() and not skipped:
+            yield path

@@ -1,0 +1,112 @@
+"""The proof of a merge: the merged folder predicts what base + adapter predicts, on fixed texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forage.errors import UserError
+from forage.policy.full_base import FullBase
+from forage.policy.library_noise import silence_library_noise
+
+# About twice the largest mean difference that rounding alone made on SmolLM2-135M: 0.026, 0.003, 0.000012 (r 16, alpha
+# 32 on every linear layer, B of std 0.002 to 0.05, LoRA and DoRA). At std 0.02, half the scale made 0.17, twice the
+# scale 0.36.
+TOLERANCES = {"bfloat16": 0.05, "float16": 0.006, "float32": 1e-4}
+TEXTS = (
+    "Asthma is a long-term disease in which the airways of the lungs become inflamed and narrow.",
+    "A person with type 1 diabetes makes little or no insulin, so that sugar stays in the blood.",
+    "Question: What are the symptoms of gout?\nAnswer: Sudden, severe pain in a joint, often the big toe.",
+    "The capital of France is Paris, which lies on the Seine.",
+    '<tool_call>{"name": "search", "arguments": {"query": "treatment of iron deficiency"}}</tool_call>',
+    "def square(number):\n    return number * number\n",
+)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Log-probabilities of the merged model compared with those of base + adapter, over the whole vocabulary."""
+
+    positions: int
+    mean: float
+    largest: float
+    same_argmax: float
+    effect: float
+    """Mean difference between base + adapter and the base alone."""
+    carried: float
+    """How much of that effect the merged model has: 1 is all of it, 0 is a base without its adapter."""
+
+    def __str__(self) -> str:
+        return (
+            f"log-probabilities at {self.positions} positions differ by {self.mean:.2g} on average and "
+            f"{self.largest:.2g} at most; the likeliest token is the same at {self.same_argmax:.1%}; the adapter "
+            f"moves them by {self.effect:.2g} on average, and the merged model has {self.carried:.1%} of that effect"
+        )
+
+
+def prove(base: FullBase, adapter: Path, merged: Path, dtype: str, tolerance: float | None = None) -> Proof:
+    """Compare the merged folder with base + adapter and refuse a wrong merge. Both are loaded in fp32, in turn."""
+    proof = measure(base, adapter, merged)
+    print(f"proof: {proof}")
+    check(proof, dtype, tolerance or TOLERANCES[dtype])
+    return proof
+
+
+def measure(base: FullBase, adapter: Path, merged: Path) -> Proof:
+    silence_library_noise()
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(merged)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{base.name} has no tokenizer that can be loaded, which the proof needs; skip it with --no-prove"
+        ) from error
+    texts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in TEXTS]
+    full = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
+    policy = PeftModel.from_pretrained(full, adapter)
+    wanted_NV = text_logprobs(policy, texts)
+    with policy.disable_adapter():
+        base_NV = text_logprobs(policy, texts)
+    del full, policy  # before the next model is loaded
+    merged_NV = text_logprobs(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32), texts)
+    return compare(base_NV, wanted_NV, merged_NV)
+
+
+def compare(base_NV: Tensor, wanted_NV: Tensor, merged_NV: Tensor) -> Proof:
+    """Log-probabilities of the base alone, of base + adapter, and of the merged model."""
+    apart_NV, same_N = (merged_NV - wanted_NV).abs(), merged_NV.argmax(1) == wanted_NV.argmax(1)
+    effect_NV = wanted_NV - base_NV
+    # Rounding errors point anywhere, a wrong scale along the effect: the projection onto the effect finds a wrong scale
+    # even where the tolerance is larger than the effect.
+    carried = float((effect_NV * (merged_NV - base_NV)).sum() / effect_NV.square().sum()) if effect_NV.any() else 1.0
+    return Proof(
+        len(same_N), float(apart_NV.mean()), float(apart_NV.max()), float(same_N.float().mean()),
+        float(effect_NV.abs().mean()), carried,
+    )  # fmt: skip
+
+
+def check(proof: Proof, dtype: str, tolerance: float) -> None:
+    if not proof.mean <= tolerance:  # written this way so that NaN is refused too
+        raise UserError(
+            f"the merged model is not base + adapter: mean difference {proof.mean:.2g}, over --tolerance {tolerance}"
+        )
+    # An effect below the resolution of fp32 can't be measured. At B of std 0.0002 bfloat16 keeps 58 % of it.
+    if proof.effect > TOLERANCES["float32"] and not 0.5 < proof.carried < 1.5:
+        raise UserError(
+            f"the merged model has {proof.carried:.0%} of the adapter's effect: the merge is wrong, or {dtype} is too "
+            "coarse for so small an adapter (try --dtype float32)"
+        )
+    if proof.mean > proof.effect / 2:
+        print(f"note: rounding to {dtype} loses much of the adapter's effect; --dtype float32 keeps it")
+
+
+@torch.no_grad()
+def text_logprobs(model: Any, texts: list[Tensor]) -> Tensor:
+    """(positions of all texts, vocabulary)"""
+    return torch.cat([model(input_ids=ids_1T).logits[0].float().log_softmax(-1) for ids_1T in texts])

@@ -1,0 +1,59 @@
+"""Search over the corpus of a run: a store, opened or built, and the best documents for each query."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+from forage.data.rewriter_data import CORPUS
+from forage.errors import UserError
+from forage.rewriter.data import Data
+from forage.rewriter.options import Options
+from forage.rewriter.rewards import Search
+from forage.store.card import NO_EMBEDDER, read_card
+from forage.store.document_store import DocumentStore
+from forage.store.embedder import Reranker
+from forage.store.options import StoreOptions
+
+
+def open_search(options: Options, data: Data) -> Search:
+    """Find the best k documents for each query; a document that was cut into chunks counts by its best one."""
+    store = open_store(options, data)
+    doc_ids = {document.id for document in data.documents}
+    by_chunk = options.store is not None
+    if by_chunk and not doc_ids <= store.chunk_by_id.keys():
+        missing = len(doc_ids - store.chunk_by_id.keys())
+        raise UserError(
+            f"--store {options.store} lacks {missing} of the {len(doc_ids)} documents of {data.folder}; give the store "
+            "that --data was prepared with"
+        )
+    # The best k documents are among the best k x max_chunks chunks, because no document has more chunks.
+    max_chunks = 1 if by_chunk else max(Counter(chunk.doc_id for chunk in store.chunks).values())
+    reranker = Reranker(options.reranker) if options.reranker else None
+
+    def search(queries: Sequence[str]) -> list[list[str]]:
+        hits = store.search(queries, options.k * max_chunks, options.mode, reranker=reranker)
+        ids = [[hit.chunk_id if by_chunk else hit.doc_id for hit in found] for found in hits]
+        return [list(dict.fromkeys(found))[: options.k] for found in ids]
+
+    return search
+
+
+def open_store(options: Options, data: Data) -> DocumentStore:
+    """--store, or a store built beside the corpus, whose folder name holds a hash of corpus and build options."""
+    if options.store:
+        return DocumentStore.open(options.store)
+    build = build_options(options)
+    digest = hashlib.sha256(f"{build}".encode() + (data.folder / CORPUS).read_bytes()).hexdigest()[:8]
+    path = data.folder / f"store-{'words' if build.embedder == NO_EMBEDDER else 'vectors'}-{digest}"
+    if (path / "store.json").exists() and read_card(path).complete:
+        return DocumentStore.open(path)
+    return DocumentStore.build(path, data.documents, build)
+
+
+def build_options(options: Options) -> StoreOptions:
+    """BM25 alone takes whole documents; embedders and rerankers have a token limit, so for them documents are cut."""
+    if options.mode != "sparse":
+        return StoreOptions(options.embedder)
+    return StoreOptions(NO_EMBEDDER) if options.reranker else StoreOptions(NO_EMBEDDER, chunk_tokens=10**9)

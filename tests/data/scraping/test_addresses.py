@@ -1,0 +1,64 @@
+"""Which addresses are on the public internet, and which URLs may be asked for."""
+
+import asyncio
+import socket
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.data.scraping.addresses import is_public, look_up, parse_url
+from forage.data.scraping.causes import Unfetchable
+from forage.data.scraping.fetcher import _join
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("10.0.0.1", False),
+        ("100.64.0.1", False),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("240.0.0.1", False),
+        ("198.18.0.1", False),
+        ("2606:4700::1111", True),
+        ("::1", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fc00::1", False),
+        ("fec0::1", False),
+        ("ff02::1", False),
+        ("2001:db8::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:8.8.8.8", True),
+        ("2002:7f00:1::", False),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b::808:808", True),
+    ],
+)
+def test_public_addresses(address, public):
+    assert is_public(address) is public
+
+
+def test_a_name_server_that_never_answers(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: time.sleep(0.3))
+    with pytest.raises(Unfetchable, match="no answer"):
+        asyncio.run(look_up("slow.example", 80, 0.05, allow_local=False))
+
+
+ODD = st.text(max_size=30) | st.text(alphabet="htps:/@[]%.0x#?\\ é\u0661-", max_size=30).map("http://".__add__)
+
+
+@given(ODD)
+def test_no_url_raises_anything_else(text):
+    for parse in (parse_url, lambda location: _join(httpx.URL("http://a.test/"), location)):
+        with suppress(Unfetchable):
+            url = parse(text)
+            assert url.scheme in ("http", "https")
+            assert parse_url(str(url)) == url

@@ -1,0 +1,31 @@
+"""Charsets: declared, misdeclared, undeclared."""
+
+import pytest
+
+from forage.data.scraping.charsets import decode_html
+
+SJOGREN = "Sjögren – café"
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "text"),
+    [
+        (SJOGREN.encode(), None, SJOGREN),
+        (SJOGREN.encode(), "iso-8859-1", SJOGREN),
+        (SJOGREN.encode("cp1252"), "utf-8", SJOGREN),
+        (SJOGREN.encode("cp1252"), "latin-1", SJOGREN),
+        (SJOGREN.encode("cp1252"), "no-such-charset", SJOGREN),
+        (SJOGREN.encode("cp1252"), "hex", SJOGREN),
+        (SJOGREN.encode("cp1252"), "a\0b", SJOGREN),
+        (SJOGREN.encode("utf-16"), "utf-8", SJOGREN),
+        (b"\xef\xbb\xbf" + SJOGREN.encode(), "latin-1", SJOGREN),
+        (b'<meta charset="koi8-r">' + "боль".encode("koi8-r"), None, '<meta charset="koi8-r">боль'),
+        ("боль".encode("koi8-r"), "KOI8-R", "боль"),
+        ("頭痛".encode("iso-2022-jp"), "iso-2022-jp", "頭痛"),
+        ("頭痛".encode("shift_jis"), '"Shift_JIS"', "頭痛"),
+        ("überall große Füße".encode()[:-1] + b"\xff", "utf-8", "überall große Füß\ufffd"),
+        (b"caf\xe9 \x81", None, "café \ufffd"),
+    ],
+)
+def test_charsets(body, charset, text):
+    assert decode_html(body, charset) == text

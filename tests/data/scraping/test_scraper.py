@@ -1,0 +1,462 @@
+"""Scraping against a real server that misbehaves: exact causes, resuming after a kill, politeness, addresses."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+import tyro
+
+from forage.data.scraping.content_folder import PageRecord
+from forage.data.scraping.options import ScrapeOptions
+from forage.data.scraping.page_text import read_page
+from forage.data.scraping.scraper import scrape
+from forage.errors import UserError
+from tests import ROOT
+from tests.misbehaving_server import MisbehavingServer
+
+QUICK = {"delay": 0, "retries": 2, "max_wait": 0.05, "timeout": 1.0, "page_timeout": 2.0, "max_bytes": 200_000}
+
+
+@pytest.fixture
+def server():
+    with MisbehavingServer() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_name_server(monkeypatch):
+    """No name is looked up outside: numbers pass, localhost is loopback, all else does not exist."""
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host, port, *args, **options):
+        if host == "localhost":
+            host = "127.0.0.1"
+        elif not set(host) <= set("0123456789abcdefx.:"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(host, port, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+@pytest.fixture
+def closed_port():
+    """A port that refuses connections for as long as the test runs: bound, not listened on."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield unused.getsockname()[1]
+
+
+def options_for(urls, server: MisbehavingServer, **changes) -> ScrapeOptions:
+    """Options that send the .test hosts of the URLs to the server."""
+    hosts = {host for url in urls if (host := urlsplit(url).hostname or "").endswith(".test")}
+    resolve = dict.fromkeys(hosts, server.address) | changes.pop("resolve", {})
+    return ScrapeOptions(**{**QUICK, **changes, "resolve": resolve})
+
+
+def manifest(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
+
+
+def without_times(folder: Path) -> list[dict]:
+    return [{name: value for name, value in row.items() if name != "time"} for row in manifest(folder)]
+
+
+def pages(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.glob("*/*")}
+
+
+def redirect(target: str) -> str:
+    return f"http://redirecting.test/redirect/{target.encode('latin-1').hex()}"
+
+
+EXPECTED = {
+    # what is fine in the end
+    "http://good.test/good/1": "ok",
+    "http://good.test/good/2#fragment": "ok",
+    "http://GOOD.test:80/good/3?x=ä": "ok",
+    "http://plain.test/plain-text": "ok",
+    "http://untyped.test/no-type": "ok",
+    "http://moved.test/moved": "ok",
+    "http://flaky.test/flaky": "ok",
+    "http://busy.test/busy": "ok",
+    "http://says-utf8.test/says-utf8": "ok",
+    "http://says-latin1.test/says-latin1": "ok",
+    "http://gzip.test/gzip": "ok",
+    "http://deflate.test/bare-deflate": "ok",
+    "http://forbidding.test/good/1": "ok",
+    # statuses
+    "http://status.test/status/404": "not_found",
+    "http://status.test/status/410": "not_found",
+    "http://status.test/status/403": "client_error",
+    "http://status.test/status/206": "bad_status",
+    "http://status.test/status/301": "bad_status",
+    "http://status-429.test/status/429": "rate_limited",
+    "http://status-503.test/status/503": "server_error",
+    # connections
+    "http://silent.test/silent": "timeout",
+    "http://drip.test/drip": "timeout",
+    "http://reset.test/reset": "broken_connection",
+    "http://garbage.test/garbage": "broken_connection",
+    "http://truncated.test/truncated": "truncated",
+    "http://cut-gzip.test/cut-gzip": "truncated",
+    "http://closed.test/good/1": "connect",
+    "https://no-tls.test/good/1": "tls",
+    "http://nowhere.invalid/1": "dns",
+    "http://nowhere.invalid/2": "dns",
+    "http://nowhere.invalid/3": "host_unreachable",
+    "http://nowhere.invalid/4": "host_unreachable",
+    # bodies
+    "http://endless.test/endless": "too_large",
+    "http://bomb.test/bomb": "too_large",
+    "http://empty.test/empty": "empty",
+    "http://empty.test/script-only": "empty",
+    "http://pdf.test/pdf": "not_html",
+    "http://pdf.test/pdf-as-html": "not_html",
+    "http://pdf.test/untyped-bytes": "not_html",
+    "http://not-gzip.test/not-gzip": "bad_encoding",
+    "http://brotli.test/brotli": "bad_encoding",
+    # robots.txt
+    "http://forbidding.test/good/private": "robots",
+    redirect("http://forbidding.test/good/private"): "robots",
+    "http://robots-503.test/good/1": "robots_unavailable",
+    "http://robots-odd.test/good/1": "ok",  # a rule that makes urllib.robotparser fail
+    # redirects
+    "http://loop.test/loop-a": "redirect_loop",
+    "http://ever-on.test/ever-on/1": "too_many_redirects",
+    redirect("ftp://good.test/"): "bad_scheme",
+    redirect("file:///etc/passwd"): "bad_scheme",
+    redirect("http://["): "bad_url",
+    redirect("http://xn--a/"): "dns",
+    redirect("http://user:secret@good.test/"): "bad_url",
+    redirect("http://10.0.0.1/"): "private_address",
+    redirect("http://169.254.169.254/latest/meta-data"): "private_address",
+    # schemes and addresses; PORT is the server's
+    "ftp://good.test/x": "bad_scheme",
+    "file:///etc/passwd": "bad_scheme",
+    "javascript:alert(1)": "bad_scheme",
+    "mailto:a@good.test": "bad_scheme",
+    "http://127.0.0.1:PORT/good/secret": "private_address",
+    "http://localhost:PORT/good/secret": "private_address",
+    "http://2130706433:PORT/good/secret": "private_address",
+    "http://0x7f000001:PORT/good/secret": "private_address",
+    "http://0:PORT/good/secret": "private_address",
+    "http://[::1]:PORT/good/secret": "private_address",
+    "http://[::ffff:127.0.0.1]:PORT/good/secret": "private_address",
+    "http://user:secret@good.test/": "bad_url",
+    "http://good.test:99999/": "bad_url",
+    "http://exa mple.test/": "bad_url",
+    f"http://{'a' * 70}.test/": "bad_url",
+    "http://\ud800.test/": "bad_url",
+    "http://": "bad_url",
+    "asthma": "bad_url",
+    "": "bad_url",
+}
+
+
+def test_every_misbehaviour_has_its_cause(server, closed_port, tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{closed_port}")  # the environment must not matter
+    server.robots = {
+        "forbidding.test": "User-agent: search-agent-grpo\nDisallow: /good/private",
+        "robots-503.test": "503",
+        "robots-odd.test": "User-agent: *\nDisallow: //[",
+    }
+    port = server.address.partition(":")[2]
+    expected = {url.replace("PORT", port): cause for url, cause in EXPECTED.items()}
+    options = options_for(
+        expected,
+        server,
+        max_wait=1.0,
+        timeout=1.0,
+        page_timeout=1.5,
+        unreachable_after=3,
+        resolve={"closed.test": f"127.0.0.1:{closed_port}"},
+    )
+    seen: list[PageRecord] = []
+    started = time.monotonic()
+    records = scrape([*expected, *expected], tmp_path, options, on_page=seen.append)
+    assert time.monotonic() - started < 20
+
+    assert {url: record.cause for url, record in records.items()} == expected
+    assert list(records) == list(expected)
+    assert sorted(record.url for record in seen) == sorted(expected)
+    assert [row["url"] for row in manifest(tmp_path)] == list(expected)
+    assert len(pages(tmp_path)) == list(expected.values()).count("ok")
+    assert server.log.count("/good/secret") == 0
+    assert server.log.count("/good/private") == 0
+    assert server.log.count("/status/503") == server.log.count("/silent") == 3
+    assert server.log.count("/status/404") == 1
+
+    def title(url: str) -> str:
+        body = (tmp_path / str(records[url].path)).read_bytes()
+        assert len(body) == records[url].bytes
+        return read_page(body, records[url].charset).title
+
+    assert title("http://says-utf8.test/says-utf8") == title("http://says-latin1.test/says-latin1") == "Sjögren"
+    assert title("http://gzip.test/gzip") == "Gzip"
+    assert title("http://deflate.test/bare-deflate") == "Deflate"
+    assert records["http://moved.test/moved"].detail == "redirected to http://moved.test/good/moved"
+    assert records["http://status.test/status/404"].status == 404
+
+
+def test_a_gzip_bomb_takes_little_memory(server, tmp_path):
+    url = "http://bomb.test/bomb"
+    options = options_for([url], server, max_bytes=5 * 2**20, page_timeout=20)
+    tracemalloc.start()
+    record = scrape([url], tmp_path, options)[url]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert record.cause == "too_large"
+    assert peak < 40 * 2**20  # the server's own megabyte and its copies among it
+
+
+# Resuming
+
+
+def mixed_urls(count: int) -> list[str]:
+    kinds = ("good/{}", "good/{}", "good/{}", "status/404?{}", "pdf/{}")
+    return [f"http://host{n % 2}.test/{kinds[n % 5].format(n)}" for n in range(count)]
+
+
+def start_worker(folder: Path, server: MisbehavingServer, urls: list[str]) -> subprocess.Popen[str]:
+    worker = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/scrape_worker.py"), str(folder), server.address],
+        stdin=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert worker.stdin
+    worker.stdin.write("\n".join(urls))
+    worker.stdin.close()
+    return worker
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(server, tmp_path):
+    urls = mixed_urls(60)
+    options = options_for(urls, server, retries=0)
+    scrape(urls, tmp_path / "undisturbed", options)
+    server.log.clear()
+
+    killed = tmp_path / "killed"
+    worker = start_worker(killed, server, urls)
+    rows = killed / "manifest.jsonl"
+    deadline = time.monotonic() + 20
+    while not rows.exists() or rows.read_bytes().count(b"\n") < len(urls) // 2:
+        assert worker.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    done = [row["url"] for row in manifest(killed)]
+    assert len(urls) // 2 <= len(done) < len(urls)
+
+    assert start_worker(killed, server, urls).wait(timeout=20) == 0
+    assert without_times(killed) == without_times(tmp_path / "undisturbed")
+    assert pages(killed) == pages(tmp_path / "undisturbed")
+    for url in done:
+        assert server.log.count(url.split(".test")[1]) == 1
+
+
+def test_skip_existing_asks_again_only_for_what_may_have_changed(server, tmp_path):
+    good = [f"http://a.test/good/{n}" for n in range(4)]
+    urls = [*good, "http://a.test/status/404", "http://a.test/status/503", "http://a.test/silent"]
+    options = options_for(urls, server, retries=0)
+    first = scrape(urls, tmp_path, options)
+    kept_row = {**manifest(tmp_path)[0], "url": "http://other.test/"}
+    with (tmp_path / "manifest.jsonl").open("a") as file:
+        file.write(json.dumps(kept_row) + "\n" + json.dumps({**kept_row, "status": 203}) + "\n")
+    (tmp_path / str(first[good[1]].path)).unlink()
+    (tmp_path / str(first[good[2]].path)).write_bytes(b"half a pa")
+    server.log.clear()
+
+    seen: list[PageRecord] = []
+    second = scrape(urls, tmp_path, options, on_page=seen.append)
+    asked = sorted(seen.path for seen in server.log.requests)
+    assert asked == ["/good/1", "/good/2", "/robots.txt", "/silent", "/status/503"]
+    assert {url: record.cause for url, record in second.items()} == {url: first[url].cause for url in urls}
+    assert len(seen) == len(urls)
+    assert [row["url"] for row in manifest(tmp_path)] == ["http://other.test/", *urls]
+    assert manifest(tmp_path)[0]["status"] == 203
+
+    server.log.clear()
+    scrape(good, tmp_path, options)
+    assert not server.log.requests
+    scrape(good, tmp_path, options, skip_existing=False)
+    assert sum(seen.path.startswith("/good/") for seen in server.log.requests) == 4
+
+
+def test_a_cause_that_an_option_lifts_is_tried_again(server, tmp_path):
+    local, large = f"http://{server.address}/good/1", "http://a.test/endless"
+    assert scrape([local], tmp_path, options_for([], server))[local].cause == "private_address"
+    assert scrape([local], tmp_path, options_for([], server, allow_local=True))[local].cause == "ok"
+    scrape([large], tmp_path, options_for([large], server, max_bytes=1000))
+    scrape([large], tmp_path, options_for([large], server, max_bytes=1000))
+    assert server.log.count("/endless") == 1
+    scrape([large], tmp_path, options_for([large], server, max_bytes=500_000))
+    assert server.log.count("/endless") == 2
+
+
+def test_a_torn_last_row_is_cut_and_a_broken_one_named(server, tmp_path):
+    urls = mixed_urls(4)
+    options = options_for(urls, server)
+    scrape(urls, tmp_path, options)
+    whole = without_times(tmp_path)
+    rows = tmp_path / "manifest.jsonl"
+    rows.write_bytes(rows.read_bytes()[:-40])
+    (tmp_path / ".manifest.jsonl.1.part").write_text("left by a kill")
+    scrape(urls, tmp_path, options)
+    assert without_times(tmp_path) == whole
+    assert not list(tmp_path.glob("**/*.part"))
+
+    rows.write_text('{"url": "http://a.test/"}\n')
+    with pytest.raises(UserError, match=r"manifest.jsonl:1: not a manifest row"):
+        scrape(urls, tmp_path, options)
+
+
+def test_a_full_disk_ends_in_one_line_with_nothing_half_written(server, tmp_path, monkeypatch):
+    def full(self, data):
+        with self.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    urls = mixed_urls(10)
+    with pytest.raises(UserError, match="No space left on device") as caught:
+        scrape(urls, tmp_path, options_for(urls, server))
+    assert "\n" not in str(caught.value)
+    assert pages(tmp_path) == {}
+    assert all(row["cause"] != "ok" for row in manifest(tmp_path))
+
+
+def test_a_folder_that_is_none_and_one_in_use(server, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        scrape([], tmp_path / "file", ScrapeOptions())
+
+    url = "http://a.test/good/1"
+    options = options_for([url], server)
+
+    def scrape_within(record: PageRecord) -> None:
+        scrape([url], tmp_path / "used", options)
+
+    with pytest.raises(UserError, match="another run"):
+        scrape([url], tmp_path / "used", options, on_page=scrape_within)
+
+
+# Politeness
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def test_delay_and_connections_per_host_are_kept(server, tmp_path):
+    server.answer_after = 0.75
+    urls = [f"http://{host}.test/good/{n}" for n in range(8) for host in ("a", "b")]
+    scrape(urls, tmp_path, options_for(urls, server, delay=0.3, per_host=2, timeout=5, page_timeout=5))
+    for host in ("a.test", "b.test"):
+        assert server.log.peak[host] == 2
+        assert len(server.log.starts(host)) == 9  # with robots.txt
+        assert min(gaps(server.log.starts(host))) > 0.15  # 0.3 less what threads take to wake up on a busy machine
+    assert server.log.peak[""] == 4  # both hosts at once
+
+
+def test_redirects_from_many_hosts_are_as_polite(server, tmp_path):
+    server.answer_after = 0.1
+    hosts = [f"http://host{n}.test" for n in range(6)]
+    urls = [redirect(f"http://target.test/good/{n}").replace("http://redirecting.test", hosts[n]) for n in range(6)]
+    options = options_for([*hosts, "http://target.test"], server, timeout=5)
+    assert {record.cause for record in scrape(urls, tmp_path, options).values()} == {"ok"}
+    assert server.log.peak["target.test"] == 2
+
+
+def test_batch_size_is_kept_over_all_hosts(server, tmp_path):
+    server.answer_after = 0.05
+    urls = [f"http://host{n}.test/good/{n}" for n in range(8)]
+    scrape(urls, tmp_path, options_for(urls, server, batch_size=3, timeout=5))
+    assert 1 < server.log.peak[""] <= 3
+
+
+def test_crawl_delay_and_retry_after_hold_the_whole_host(server, tmp_path):
+    server.robots["slow.test"] = "User-agent: *\nCrawl-delay: 1"
+    slow, busy = "http://slow.test/good/1", [f"http://busy.test/{path}" for path in ("busy", "good/1", "good/2")]
+    urls = [slow, *busy]
+    records = scrape(urls, tmp_path, options_for(urls, server, max_wait=0.6, per_host=1))
+    assert {record.cause for record in records.values()} == {"ok"}
+    assert gaps(server.log.starts("slow.test"))[0] > 0.5  # the Crawl-delay of 1 s, bounded by max_wait
+    _robots, first, *rest = server.log.starts("busy.test")
+    assert min(rest) - first > 0.5  # so is the Retry-After of 1 s
+
+
+# Addresses
+
+
+def answers_of(*addresses: str):
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
+
+
+@pytest.fixture
+def connections(server, monkeypatch):
+    """The addresses that were connected to; the connections themselves go to the server."""
+    made: list[str] = []
+    real = anyio.connect_tcp
+
+    async def connect_tcp(remote_host, remote_port, **options):
+        made.append(remote_host)
+        return await real("127.0.0.1", server.server_address[1], **options)
+
+    monkeypatch.setattr(anyio, "connect_tcp", connect_tcp)
+    return made
+
+
+def test_a_name_that_changes_its_address_is_not_followed(connections, tmp_path, monkeypatch):
+    lookups = iter([answers_of("93.184.216.34")] + [answers_of("127.0.0.1")] * 9)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: next(lookups))
+    url = "http://rebinding.example/good/1"
+    assert scrape([url], tmp_path, ScrapeOptions(**QUICK))[url].cause == "ok"
+    assert connections == ["93.184.216.34"] * 2  # robots.txt and the page
+
+
+def test_one_private_address_among_public_ones_is_enough(connections, tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: answers_of("93.184.216.34", "10.0.0.1"))
+    url = "http://two-faced.example/good/1"
+    assert scrape([url], tmp_path, ScrapeOptions(**QUICK))[url].cause == "private_address"
+    assert connections == []
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_size": 0},
+        {"delay": -1},
+        {"retries": -1},
+        {"timeout": float("nan")},
+        {"user_agent": "line\nbreak"},
+        {"user_agent": ""},
+        {"resolve": {"a.test": "b.test:80"}},
+        {"resolve": {"a.test": "127.0.0.1:99999"}},
+        {"resolve": {"a.test": "127.0.0.1"}},
+    ],
+)
+def test_wrong_options_end_before_anything_is_done(wrong, tmp_path):
+    with pytest.raises(UserError, match="--" + next(iter(wrong)).replace("_", "-")):
+        scrape(["http://a.test/"], tmp_path / "content", ScrapeOptions(**wrong))
+    assert not (tmp_path / "content").exists()
+
+
+def test_options_are_a_command_line():
+    options = tyro.cli(ScrapeOptions, args=["--delay", "2", "--resolve", "a.test", "127.0.0.1:80"])
+    assert options == ScrapeOptions(delay=2, resolve={"a.test": "127.0.0.1:80"})

@@ -1,0 +1,69 @@
+"""Search for the rewriter: every mode, documents cut into chunks, and a store that exists already."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from forage.errors import UserError
+from forage.rewriter.data import read_data
+from forage.rewriter.options import Options
+from forage.rewriter.search import open_search
+from forage.store.card import StoreOptions
+from forage.store.document_store import DocumentStore
+from forage.store.embedder import PACKAGED_EMBEDDER
+from tests.store.test_document_store import tiny_cross_encoder
+from tests.tiny_rewriter import make_tiny, write_data
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
+    return AutoTokenizer.from_pretrained(model_folder)
+
+
+@pytest.mark.parametrize(
+    ("mode", "reranked"),
+    [("sparse", False), ("dense", False), ("hybrid", False), ("dense", True), ("sparse", True)],
+)
+def test_every_mode_finds_documents_once(tiny, tmp_path, tokenizer, mode, reranked):
+    reranker = str(tiny_cross_encoder(tmp_path / "cross")) if reranked else ""
+    options = Options(data=tiny / "data", mode=mode, embedder=PACKAGED_EMBEDDER, reranker=reranker, k=3)
+    options.check()
+    data = read_data(options, tokenizer)
+    search = open_search(options, data)
+    found = search(["remedy4 disease", "What mends disease 7?"])
+    assert [len(set(ids)) for ids in found] == [3, 3]
+    if not reranked:  # the cross-encoder's weights are random
+        assert (found[0][0], found[1][0]) == ("d4", "d7")
+    assert open_search(options, data)(["remedy4 disease"]) == [found[0]]  # opens the same store
+
+
+def test_a_document_counts_by_its_best_chunk(tmp_path, tokenizer):
+    sentences = " ".join(f"Sentence {n} speaks of topic{n} and of gout." for n in range(60))
+    corpus = [{"doc_id": "long", "text": sentences}, {"doc_id": "a", "text": "Gout."}, {"doc_id": "b", "text": "Flu."}]
+    gout, flu = ({"query": f"{name}?", "relevant_doc_ids": [doc_id]} for name, doc_id in (("gout", "a"), ("flu", "b")))
+    folder = write_data(tmp_path, corpus, train=[gout, flu], eval=[{"query": "long?", "relevant_doc_ids": ["long"]}])
+    for mode in ("sparse", "hybrid"):
+        options = Options(data=folder, mode=mode, embedder=PACKAGED_EMBEDDER, k=2)
+        found = open_search(options, read_data(options, tokenizer))(["topic7 gout"])
+        assert sorted(found[0]) == ["a", "long"]
+
+
+def test_an_existing_store_is_searched_by_its_chunks(tiny, tmp_path, tokenizer):
+    options = Options(data=tiny / "data", store=tmp_path / "store", k=2)
+    data = read_data(options, tokenizer)
+    DocumentStore.build(tmp_path / "store", data.documents, StoreOptions("none"))
+    with pytest.raises(UserError, match=r"store lacks 12 of the 12 documents"):
+        open_search(options, data)
+    corpus = [{"doc_id": f"{d.id}#0", "text": d.text} for d in data.documents]
+    (tmp_path / "data").mkdir()
+    rows = [{"query": f"remedy{n}", "relevant_doc_ids": [f"d{n}#0"]} for n in range(12)]
+    options = Options(
+        data=write_data(tmp_path / "data", corpus, train=rows[:8], eval=rows[8:]), store=tmp_path / "store", k=2
+    )
+    assert open_search(options, read_data(options, tokenizer))(["remedy4"])[0] == ["d4#0"]

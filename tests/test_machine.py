@@ -1,0 +1,33 @@
+"""A model hub within reach, and bf16 units."""
+
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+from forage import machine
+from forage.machine import has_bf16, hub_reachable
+
+
+def test_the_hub_is_asked_over_real_sockets(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    hub_reachable.cache_clear()
+    assert hub_reachable() is False
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    hub_reachable.cache_clear()
+    assert hub_reachable() is True
+    server.shutdown()
+    server.server_close()
+    hub_reachable.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("avx2 avx512_bf16 fma", True), ("amx_bf16", True), ("asimd bf16", True), ("avx2 avx512f", False)],
+)
+def test_bf16_only_where_the_processor_computes_in_it(monkeypatch, flags, expected):
+    monkeypatch.setattr(machine.Path, "read_text", lambda self: f"flags\t: {flags}\n")
+    assert has_bf16("cpu") is expected
