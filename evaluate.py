@@ -66,7 +66,8 @@ from forage.evaluation.summary import SCHEMA, Measured, markdown, per_question, 
 from forage.files import locked, replacing, write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.base_models import resolve_model
-from forage.policy.policy import PolicyCard, load_tokenizer, read_policy_card
+from forage.policy.card import PolicyCard, read_policy_card
+from forage.policy.policy import load_tokenizer
 from forage.rollout.view import RolloutView
 from forage.runs.run_folder import changed, plain
 from forage.store.card import NO_EMBEDDER

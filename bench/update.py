@@ -25,7 +25,8 @@ from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions
 from forage.grpo.update import Pass, prepare, update
 from forage.optimizer import MemoryOptions
-from forage.policy.policy import load_policy, read_policy_card
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_policy
 from forage.runs.progress import Phases
 
 # name: (budget, prompts shared, activations computed again)

@@ -21,7 +21,7 @@ from forage.files import write_jsonl
 from forage.grpo.options import TrainOptions
 from forage.policy.adapters import publish_adapter
 from forage.policy.base_models import PACKAGED_MODEL, resolve_model
-from forage.policy.policy import PolicyCard, write_policy_card
+from forage.policy.card import PolicyCard, write_policy_card
 from forage.store.document_store import DocumentStore
 
 

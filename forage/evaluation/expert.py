@@ -41,7 +41,8 @@ from forage.evaluation.outcomes import FUSED
 from forage.evaluation.scorers import Scorer, agreement, confidence, hit_agreement, support
 from forage.files import replacing
 from forage.metrics import token_f1
-from forage.policy.policy import load_tokenizer, read_policy_card
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
 
 By = Literal["reward", "token_f1", "agreement", "hit_agreement", "confidence", "support"]
 

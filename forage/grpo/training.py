@@ -19,7 +19,8 @@ from forage.grpo.run import Run, open_run
 from forage.grpo.sharding import ShardedLearner, join_processes
 from forage.grpo.update import Pass, learning_rate, prepare, update
 from forage.policy.adapters import adapter_path
-from forage.policy.policy import PolicyCard, load_policy
+from forage.policy.card import PolicyCard
+from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_path
 from forage.runs.plots import draw_plots
 from forage.runs.progress import TrainView

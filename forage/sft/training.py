@@ -19,10 +19,11 @@ from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import adapter_path, publish_adapter
+from forage.policy.card import PolicyCard
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
-from forage.policy.policy import PolicyCard, load_policy
+from forage.policy.policy import load_policy
 from forage.schedule import in_rounds
 from forage.sft.options import SFTOptions
 from forage.sft.player import Player

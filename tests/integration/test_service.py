@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from forage.agent.episode import read_episodes
 from forage.policy.adapters import publish_adapter, versions
-from forage.policy.policy import PolicyCard, write_policy_card
+from forage.policy.card import PolicyCard, write_policy_card
 from forage.runs.stats import read_stats
 from tests import ROOT
 from tests.tiny_training import make_tiny

@@ -26,7 +26,7 @@ from forage.evaluation.measures import COSTS
 from forage.evaluation.memo import Shares
 from forage.evaluation.summary import Measured, markdown, print_rows, summary
 from forage.files import write_jsonl
-from forage.policy.policy import PolicyCard
+from forage.policy.card import PolicyCard
 from tests.agent.test_episode import EXAMPLE
 from tests.options import with_options
 from tests.tiny_training import make_tiny

@@ -26,8 +26,9 @@ from forage.grpo.run import Run
 from forage.grpo.update import Pass, learning_rate, prepare, update
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, versions
+from forage.policy.card import read_policy_card
 from forage.policy.packing import pack
-from forage.policy.policy import load_policy, read_policy_card
+from forage.policy.policy import load_policy
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, open_plans
 from forage.runs.progress import Phases
