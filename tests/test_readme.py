@@ -21,6 +21,7 @@ import tyro
 from document_store import StoreOptions
 from forage.agent.combination import reward_matrix
 from forage.agent.episode import Episode
+from forage.cli import flags_of
 from forage.data.records import Document, Question, read_questions
 from tests import ROOT
 
@@ -34,6 +35,9 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 # A path of the repository in backticks; those with a placeholder, such as episodes/<step>, are not meant to be there.
 PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`")
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
+# Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
+OTHERS = re.compile(r"docker|python -m|scripts/")
+VLLM_FLAGS = {"--enable-lora", "--max-lora-rank"}
 # What the reader brings.
 YOURS = {
     "medquad.jsonl.gz", "qa.jsonl", "my_model", "scifact", "docs.jsonl", "topics.tsv", "qrels.txt", "runs/lockstep",
@@ -178,7 +182,7 @@ def test_command_lines_are_read_as_a_shell_would():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_parses_and_names_files_that_are_there(page, capsys):
-    made = set().union(*map(made_by, (DEMO, README, RESULTS) if page.parent.name == "docs" else (DEMO,)))
+    made = set().union(*map(made_by, {DEMO, README, RESULTS} - {page}))
     for command in commands_of(page):
         call = python_call(command)
         if call is None or not can_be_imported(call[0]):
@@ -216,6 +220,32 @@ def test_make_commands_are_targets_and_scripts_exist(page):
 
 
 # Words
+
+
+def flags():
+    """Every flag of every script, --no-x of switches among them."""
+    found = {"--help", "--help-all", "--config"}
+    for script in ROOT.glob("*.py"):
+        options = options_of(script.stem)
+        for one in typing.get_args(options) or (options,):
+            names = [flag.name for flag in flags_of(one)]
+            found |= {name.replace("[no-]", kept) for name in names for kept in ("", "no-")}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_in_the_text_exist(page):
+    inline = re.findall(r"`[^`]+`", FENCE.sub("", page.read_text()))
+    named = {flag for text in inline if not OTHERS.search(text) for flag in re.findall(r"(?<!\S)`?(--[\w-]+)", text)}
+    assert not named - flags() - VLLM_FLAGS
+
+
+def test_the_changelog_names_every_renamed_flag():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    for script in ROOT.glob("*.py"):
+        renamed = getattr(importlib.import_module(script.stem), "RENAMED", {})
+        missing = [old for old in renamed if f"`{old}" not in text or script.name not in text]
+        assert not missing, f"{script.name}: {', '.join(missing)}"
 
 
 def test_readme_is_short():
