@@ -1,30 +1,21 @@
-"""A rewriter small enough that a run of PPO takes seconds: random weights, twelve documents."""
+"""PPO on the tiny model of tests/tiny.py: actors, rows, and a folder as train_ppo.py reads it."""
 
 import json
 from itertools import count
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from forage.policy.base_models import PACKAGED_MODEL, resolve_model
 from forage.rewriter.actors import make_actors
 from forage.rewriter.options import ActorOptions, SamplingOptions
 from forage.rewriter.ppo import Batch
 from forage.rewriter.rewrites import Row, left_padded
+from tests.tiny import make_model, make_tokenizer
 
 
 def tiny_lm(seed=0, width=32):
-    """A Llama of two layers with SmolLM2's tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(PACKAGED_MODEL))
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    lm = LlamaForCausalLM(config)
-    lm.lm_head.weight.data *= 40  # as weights are drawn, all tokens would be as likely as each other
-    return lm.eval(), tokenizer
+    """(The tiny model, its tokenizer)."""
+    return make_model(seed, width).eval(), make_tokenizer()
 
 
 def tiny_actors(actor=ActorOptions(), sampling=SamplingOptions(max_new_tokens=6), micro_batch=0):  # noqa: B008
@@ -59,6 +50,24 @@ def tiny_args(folder, run_dir, *more):
         str(run_dir / "model"), "--max-steps", "4", "--max-new-tokens", "6", "--pseudo-answer-tokens", "8",
         "--learning-rate", "0.001", "--save-every", "1", *more,
     ]  # fmt: skip
+
+
+def run(args):
+    """train_ppo.py with these arguments, in this process; its options."""
+    import tyro
+
+    from train_ppo import Options, main
+
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+    options = tyro.cli(Options, args=args, config=config)
+    main(options)
+    return options
+
+
+def metrics(run_dir):
+    """All figures but times."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
 def batches_of(rows, pad_id, size=4, first=0):

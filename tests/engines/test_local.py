@@ -16,8 +16,7 @@ from forage.engines.local import LocalEngine, common_start, inverse_cdf
 from forage.errors import UserError
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
-from tests.policy.test_logprobs import tiny_model
-from tests.policy.test_packing import Sequence
+from tests.factories import Sequence, tiny_model
 
 GREEDY = Sampling(temperature=0)
 

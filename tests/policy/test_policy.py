@@ -14,8 +14,7 @@ from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
 from forage.policy.policy import load_base, load_policy, read_policy_card, write_policy_card
-from tests.policy.test_packing import Sequence
-from tests.scripts.test_create_lora_model import tiny_llama
+from tests.factories import Sequence, tiny_llama
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["4-bit", "whole"])

@@ -10,8 +10,7 @@ from forage.errors import UserError
 from forage.rewriter.options import WarmOptions
 from forage.rewriter.rewrites import Row, with_padding
 from forage.rewriter.warm_start import beginning_of, loss_of, warm_started
-from tests.scripts.test_train_ppo import metrics, run
-from tests.tiny_rewriter import make_tiny, tiny_args
+from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 
 
 @pytest.fixture(scope="module")

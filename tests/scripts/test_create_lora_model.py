@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from create_lora_model import Options, Sizes, add_adapter, main, sizes
 from forage.errors import UserError
 from forage.policy.base_models import PACKAGED_MODEL
 from forage.policy.policy import load_base, load_policy, load_tokenizer, read_policy_card
+from tests.factories import tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +27,6 @@ def tiny(tmp_path_factory):
     torch.manual_seed(0)
     tiny_llama().save_pretrained(folder)
     return folder
-
-
-def tiny_llama():
-    config = LlamaConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
 
 
 def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):

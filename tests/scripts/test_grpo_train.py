@@ -25,18 +25,20 @@ from forage.policy.packing import pack
 from forage.policy.policy import load_policy, read_policy_card
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, open_plans
+from forage.runs.plots import draw_plots
 from forage.runs.progress import Phases
 from forage.runs.stats import read_stats, reproducible
 from grpo_train import Options, usable
-from tests.agent.test_episode import EXAMPLE
-from tests.tiny_training import make_tiny, rewards_of_tokens
+from tests.factories import EPISODE
+from tests.tiny import rewards_of_tokens
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    make_tiny(folder)
-    return folder
+@pytest.fixture(scope="module", autouse=True)
+def no_plots():
+    """Drawing takes ten times as long as one of these steps; tests/runs/test_plots.py draws, and one test here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo_train, "draw_plots", lambda run_dir, history: None)
+        yield
 
 
 def train(options, rewards=rewards_of_tokens):
@@ -82,7 +84,7 @@ def test_the_learning_rate_by_hand():
 
 def played(question, sample, reward, adapter="run-v000003", **more):
     return replace(
-        EXAMPLE, id=f"{question}/{sample}", question_id=question, adapter=adapter, reward=reward,
+        EPISODE, id=f"{question}/{sample}", question_id=question, adapter=adapter, reward=reward,
         rewards={"a": reward, "b": 1.0}, **more,
     )  # fmt: skip
 
@@ -132,7 +134,12 @@ def test_no_usable_episode_is_told():
 # Whole runs
 
 
-def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
+def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatch):
+    def draw_at_the_end(run_dir, history):
+        if len(history) == 12:
+            draw_plots(run_dir, history)
+
+    monkeypatch.setattr(grpo_train, "draw_plots", draw_at_the_end)
     options = options_of(tiny, tmp_path / "run", max_steps=12, num_rollouts=8, learning_rate=0.02)
     train(options)
     stats = read_stats(options.run_dir)

@@ -18,9 +18,9 @@ from forage.rewriter.options import RewriteOptions
 from forage.rewriter.rewards import CustomRewardModel
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
-from tests.scripts.test_document_store import tiny_cross_encoder
-from tests.tiny_rewriter import make_tiny, tiny_args
-from train_ppo import Options, batches_from, find_data, main, make_sample, open_search, read_data
+from tests.factories import tiny_cross_encoder
+from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
+from train_ppo import Options, batches_from, find_data, make_sample, open_search, read_data
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +33,6 @@ def tiny(tmp_path_factory):
 @pytest.fixture
 def tokenizer(tiny):
     return AutoTokenizer.from_pretrained(tiny / "model")
-
-
-def run(args):
-    """As on the command line, in this process."""
-    import tyro
-
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    options = tyro.cli(Options, args=args, config=config)
-    main(options)
-    return options
-
-
-def metrics(run_dir):
-    """All figures but times."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
 @pytest.mark.parametrize("backend", ["trl", "own"])
@@ -89,6 +73,7 @@ def start(args):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trl", "own"])
 def test_a_killed_run_comes_to_the_same(tiny, tmp_path, backend):
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -22,6 +22,7 @@ from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, Reranker
 from forage.store.fusion import Fusion
 from forage.store.vectors import VectorCollection
 from tests import ROOT
+from tests.factories import tiny_cross_encoder
 
 OPTIONS = StoreOptions(embedder=PACKAGED_EMBEDDER, chunk_tokens=48, chunk_overlap=8)
 DOCUMENTS = [
@@ -124,22 +125,6 @@ def test_reranker_reorders(store, tmp_path):
     texts = [search_text(store.chunk_by_id[hit.chunk_id], store.options) for hit in reranked]
     scores = reranker.scores("night cough", texts)
     assert [hit.score for hit in reranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
-
-
-def tiny_cross_encoder(folder):
-    """A real cross-encoder with random weights and the packaged tokenizer."""
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    from forage.store.embedder import locate
-
-    tokenizer = AutoTokenizer.from_pretrained(locate(PACKAGED_EMBEDDER)[0])
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        num_labels=1,
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def test_long_titles_are_cut_and_chunks_are_not(store):
