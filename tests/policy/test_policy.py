@@ -18,11 +18,11 @@ from tests.factories import Sequence, tiny_llama
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["4-bit", "whole"])
-def made(request, tmp_path_factory, model_folder):
+def made(request, tmp_path_factory, tiny_base):
     base = tmp_path_factory.mktemp("base") / "tiny"
     torch.manual_seed(0)
     tiny_llama().save_pretrained(base)
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(base)
+    AutoTokenizer.from_pretrained(tiny_base).save_pretrained(base)
     folder = tmp_path_factory.mktemp("policy") / "policy"
     main(Options(base_model=str(base), output_dir=folder, quantize=request.param, r=4, alpha=8, overwrite=True))
     return folder
@@ -72,10 +72,10 @@ def test_what_was_measured_is_trained_by_the_same_gradients(made):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(tmp_path, model_folder, dtype):
+def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(tmp_path, tiny_base, dtype):
     torch.manual_seed(0)
     tiny_llama().save_pretrained(tmp_path / "tiny")
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "tiny")
+    AutoTokenizer.from_pretrained(tiny_base).save_pretrained(tmp_path / "tiny")
     main(Options(base_model=str(tmp_path / "tiny"), output_dir=tmp_path / "policy", quantize=False, dtype=dtype))
     card = read_policy_card(tmp_path / "policy")
     assert {weight.dtype for weight in load_base(card).parameters()} == {getattr(torch, dtype)}

@@ -1,7 +1,5 @@
 """Plots: what is drawn by hand-worked values; any run's statistics draw; the report holds text, never markup."""
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -26,8 +24,8 @@ from forage.runs.plots import (
     write_report,
 )
 from forage.runs.stats import write_stats
-from tests import ROOT
 from tests.factories import EPISODE, STATS
+from tests.here import run_here
 
 NAN = float("nan")
 
@@ -187,14 +185,7 @@ def test_best_middle_and_worst_episode_are_shown():
 
 
 def again(folder):
-    return subprocess.run(
-        [sys.executable, "-m", "forage.runs.plots", folder],
-        cwd=ROOT,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_here([sys.executable, "-m", "forage.runs.plots", folder])
 
 
 def test_plots_are_drawn_again_from_the_run_folder(tmp_path):

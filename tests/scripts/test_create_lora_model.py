@@ -29,6 +29,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
     config = json.loads((created / "policy" / "base" / "config.json").read_text())["quantization_config"]
     assert (config["bnb_4bit_quant_type"], config["bnb_4bit_use_double_quant"]) == ("nf4", True)
@@ -41,6 +42,7 @@ def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
     assert tokenizer.chat_template
 
 
+@pytest.mark.slow
 def test_model_json_names_the_full_base(created):
     full = str((created / "SmolLM2-135M-Instruct").resolve())
     card = json.loads((created / "policy" / "model.json").read_text())
@@ -69,6 +71,7 @@ def test_sizes_by_hand(tiny):
     assert sizes(policy) == Sizes(number + 512, 512, 4 * (number + 512))
 
 
+@pytest.mark.slow
 def test_four_bits_are_about_half_a_byte(created, capsys):
     base = AutoModelForCausalLM.from_pretrained(created / "policy" / "base")
     found = sizes(base)

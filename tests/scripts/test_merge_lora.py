@@ -418,6 +418,7 @@ def test_the_newest_version_is_found_by_number(adapter, tmp_path):
     assert find_adapter(tmp_path).name == "v1000000"
 
 
+@pytest.mark.slow
 def test_the_packaged_model_for_real(tmp_path, tmp_path_factory):
     base = resolve_model(PACKAGED_MODEL, tmp_path)
     adapter = save_adapter(base, tmp_path / "lora", named=PACKAGED_MODEL, target_modules=["q_proj", "v_proj"])

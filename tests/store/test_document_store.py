@@ -192,6 +192,7 @@ document_store.DocumentStore.build(store, read_documents(documents), StoreOption
 """
 
 
+@pytest.mark.slow
 def test_a_killed_build_goes_on_where_it_stopped(tmp_path):
     documents = [Document(f"d{i}", f"Topic {i}", f"Text number {i} about topic {i}.") for i in range(10)]
     write_jsonl(tmp_path / "documents.jsonl", documents)
@@ -221,6 +222,7 @@ def search_in_process(path, barrier, answers):
     answers.put(ids(store.search(["swollen toe", "fever"], 3)))
 
 
+@pytest.mark.slow
 def test_two_processes_read_one_store_at_once(store):
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(2), context.Queue()
@@ -317,6 +319,7 @@ def test_one_build_at_a_time(tmp_path):
         DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
 
 
+@pytest.mark.slow
 def test_vectors_on_a_chroma_server(tmp_path):
     """A real `chroma run` server; the store's own folder holds no vectors."""
     port = free_port()

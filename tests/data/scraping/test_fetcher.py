@@ -246,6 +246,7 @@ def start_worker(folder: Path, server: MisbehavingServer, urls: list[str]) -> su
     return worker
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_an_undisturbed_one(server, tmp_path):
     urls = mixed_urls(60)
     options = options_for(urls, server, retries=0)
