@@ -13,6 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import that reads it: tests reach no hub
 
+# No test survives the machine's power, so none needs to wait for its disk; many write hundreds of small files.
+os.fsync = lambda file: None
+
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
 
@@ -61,6 +64,14 @@ def tiny_protocol():
     from tests.tiny import make_tokenizer
 
     return Protocol(make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def no_plots():
+    """Training draws no plots, which takes ten times as long as one of the tiny model's steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forage.runs.plots.FIGURES", {})
+        yield
 
 
 # The packaged models, for tests to which real tokens, real weights or real similarities matter.

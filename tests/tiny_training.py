@@ -11,6 +11,7 @@ import sys
 import grpo_rollout
 import grpo_train
 from forage.cli import run_script
+from forage.runs import plots
 from tests.tiny import rewards_of_tokens
 
 TINY = ("--engine", "local", "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3",
@@ -27,6 +28,9 @@ if __name__ == "__main__":
     script, options = {
         "train": (grpo_train.main, grpo_train.Options), "play": (grpo_rollout.main, grpo_rollout.Options)
     }[sys.argv.pop(1)]  # fmt: skip
+
+    # One of the three plots, as drawing takes ten times as long as a step.
+    plots.FIGURES = {"rewards.png": plots.FIGURES["rewards.png"]}
 
     def main(options: options) -> None:
         script(options, rewards_of_tokens)

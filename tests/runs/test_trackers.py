@@ -82,6 +82,7 @@ def wandb_records(path):
             yield record
 
 
+@pytest.mark.slow
 def test_wandb_without_a_key_stays_offline_and_loses_no_step(tmp_path, monkeypatch, capfd):
     pytest.importorskip("wandb")
     for name in ("WANDB_API_KEY", "WANDB_MODE"):

@@ -25,20 +25,14 @@ from forage.policy.packing import pack
 from forage.policy.policy import load_policy, read_policy_card
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, open_plans
-from forage.runs.plots import draw_plots
+from forage.runs.plots import FIGURES
 from forage.runs.progress import Phases
 from forage.runs.stats import read_stats, reproducible
 from grpo_train import Options, usable
 from tests.factories import EPISODE
 from tests.tiny import rewards_of_tokens
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_plots():
-    """Drawing takes ten times as long as one of these steps; tests/runs/test_plots.py draws, and one test here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo_train, "draw_plots", lambda run_dir, history: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def train(options, rewards=rewards_of_tokens):
@@ -135,11 +129,6 @@ def test_no_usable_episode_is_told():
 
 
 def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatch):
-    def draw_at_the_end(run_dir, history):
-        if len(history) == 12:
-            draw_plots(run_dir, history)
-
-    monkeypatch.setattr(grpo_train, "draw_plots", draw_at_the_end)
     options = options_of(tiny, tmp_path / "run", max_steps=12, num_rollouts=8, learning_rate=0.02)
     train(options)
     stats = read_stats(options.run_dir)
@@ -160,6 +149,8 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatc
         assert 0 < row.seconds["generate"] <= row.seconds["rollout"]
     assert [row.evaluation is not None for row in stats[:4]] == [True, False, True, False]
     assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
+    monkeypatch.setattr("forage.runs.plots.FIGURES", FIGURES)
+    train(options)  # finished as it is, it only draws its plots
     for name in ("rewards.png", "reward_distribution.png", "config.json", "model.json", "finished"):
         assert (options.run_dir / name).exists(), name
     assert open_plans(options.run_dir) == []
