@@ -12,7 +12,8 @@ import pytest
 from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats, same_run
 from tests import ROOT
-from tests.tiny_training import make_tiny, tiny_args
+from tests.tiny import make_tiny
+from tests.tiny_training import tiny_args
 
 STEPS, KILLS = 30, 10
 
@@ -34,6 +35,7 @@ def newest(run_dir):
     return sorted(path.name for path in (run_dir / "episodes").glob("*"))[-1:]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_kills_change_nothing(tmp_path):
     make_tiny(tmp_path)

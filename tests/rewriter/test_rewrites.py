@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from forage.agent.prompts import final_query, prompt_tokens
 from forage.data.records import Question
@@ -13,8 +12,8 @@ from forage.rewriter.rewrites import left_padded, make_rows, with_padding
 
 
 @pytest.fixture
-def tokenizer(model_folder):
-    return AutoTokenizer.from_pretrained(model_folder)
+def tokenizer(tiny_tokenizer):
+    return tiny_tokenizer
 
 
 def test_final_queries_by_hand():
