@@ -68,7 +68,7 @@ class Abstract(CustomRewardModel):
         ("tests.rewriter.test_rewards:Missing", "no attribute 'Missing'"),
         (":Short", "is not known"),
         ("tests.rewriter.test_rewards:Abstract", "can't be made: TypeError: Can't instantiate"),
-        ("tests.templates:Class", "can't be loaded: AttributeError"),
+        ("tests.tiny_rewriter:Class", "can't be loaded: AttributeError"),
         ("tests.rewriter.test_rewards:search", "must be a class that inherits"),
     ],
 )
