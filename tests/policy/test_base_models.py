@@ -15,6 +15,7 @@ def converted(tmp_path_factory):
     return packaged_model(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.slow
 def test_the_packaged_model_becomes_a_normal_folder(converted):
     """What plain transformers loads: bf16 safetensors, its tokenizer and chat template, no trace of quantisation."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,12 +33,14 @@ def test_the_packaged_model_becomes_a_normal_folder(converted):
     assert [path.name for path in converted.parent.iterdir()] == [CONVERTED]
 
 
+@pytest.mark.slow
 def test_it_is_converted_once(converted, monkeypatch):
     monkeypatch.setattr(models, "convert_gguf", None)
     assert resolve_model(PACKAGED_MODEL, converted.parent) == str(converted)
     assert resolve_model(str(converted)) == str(converted)
 
 
+@pytest.mark.slow
 def test_auto_takes_what_is_there_and_says_why(converted, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_model("auto", converted.parent) == str(converted)
@@ -58,6 +61,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_that_says_something_else_is_refused(converted, monkeypatch):
     monkeypatch.setattr(models, "CHECK_ANSWER", "The capital of France is Lyon.")
     with pytest.raises(UserError, match=r"says 'The capital of France is Paris\.'"):
