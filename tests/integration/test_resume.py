@@ -36,7 +36,7 @@ def newest(run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_ten_kills_change_nothing(tmp_path):
     make_tiny(tmp_path)
     whole, killed = (tmp_path / name / "run" for name in ("whole", "killed"))
