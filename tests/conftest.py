@@ -1,6 +1,7 @@
 """Fixtures that all tests share: the tiny model and its data, the packaged models loaded once, hypothesis without its
 clock."""
 
+import fcntl
 import os
 
 import hypothesis
@@ -85,11 +86,13 @@ def embedder():
 
 
 @pytest.fixture(scope="session")
-def model_folder():
-    """The packaged chat model."""
+def model_folder(tmp_path_factory):
+    """The packaged chat model; of several test processes the first converts it, where it was not yet."""
     from forage.policy.base_models import PACKAGED_MODEL, resolve_model
 
-    return resolve_model(PACKAGED_MODEL)
+    with (tmp_path_factory.getbasetemp().parent / "packaged_model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return resolve_model(PACKAGED_MODEL)
 
 
 @pytest.fixture(scope="session")

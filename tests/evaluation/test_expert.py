@@ -97,7 +97,7 @@ def test_forced_tokens_are_kept_and_not_learnt(protocol):
             return write_call("gout")
         return write_answer("acid") if "Wait" in text else "So. " + write_answer("no")
 
-    given, _ = run(BudgetForcing(least=5, most=40, waits=1), protocol, say, {"gout": {"right#0": "Acid."}}, GOUT)
+    given, _ = run(BudgetForcing(least=9, most=60, waits=1), protocol, say, {"gout": {"right#0": "Acid."}}, GOUT)
     episode = replace(given.episode, reward=1.0)
     (told,) = best_episodes([episode], BY_ID, protocol, "reward", 0.5, 1)
     forced = protocol.turn_ids(" Wait")[:-1]

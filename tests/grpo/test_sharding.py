@@ -19,6 +19,7 @@ from forage.policy.adapters import adapter_path
 from tests import ROOT
 from tests.sharding_worker import micro_batches, one_row, tiny_policy, update
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for two processes that do all the work
 SHARDINGS = ("none", "fsdp2", "zero2", "zero3")
 SPLIT = ("none-split", "zero2-split", "fsdp2-split")
 
@@ -27,7 +28,7 @@ def torchrun(*arguments, processes=2):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 

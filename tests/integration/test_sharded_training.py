@@ -49,7 +49,7 @@ def alone(folder):
     return run(folder, "alone")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sharding", ["none", "zero2", "zero3", "fsdp2"])
 def test_two_processes_do_what_one_does(folder, alone, sharding):
     together = run(folder, sharding, "--sharding", sharding, processes=2)

@@ -183,9 +183,17 @@ def test_killed_and_started_again_nothing_is_lost_and_nothing_twice(server, adap
 
     async def act(engine):
         await engine.load_adapter("kill-v000001", adapters / "v000001")
+        generate, answered = engine.generate, asyncio.Event()
+
+        async def heard(request):
+            sample = await generate(request)
+            answered.set()
+            return sample
+
+        engine.generate = heard
         agent = Agent(engine, protocol, BatchedSearch(search_many), AgentSettings(max_turns=3, max_turn_tokens=48))
         games = [asyncio.create_task(agent.play(Question(str(n), QUESTIONS[n % 4], ""), 0)) for n in range(12)]
-        await asyncio.sleep(3)
+        await answered.wait()
         assert not all(game.done() for game in games)
         server.kill()
         server.start()

@@ -273,10 +273,15 @@ def learner_of(tiny):
 
 @pytest.fixture(scope="module")
 def episodes(tiny, tmp_path_factory):
-    """A real step's."""
+    """A real step's, rewarded so that none has the mean of its group, which would teach nothing."""
     run_dir = tmp_path_factory.mktemp("episodes") / "run"
     train(options_of(tiny, run_dir, max_steps=1, eval_every=0))
-    return list(read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl"))
+    played = read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl")
+    rewards = (0.0, 0.1, 0.3, 0.9)
+    return [
+        replace(episode, reward=reward, rewards=dict.fromkeys(episode.rewards, reward))
+        for episode, reward in zip(played, rewards * 3, strict=True)
+    ]
 
 
 def updated(tiny, episodes, shown=None, **more):

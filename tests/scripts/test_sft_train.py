@@ -275,7 +275,8 @@ def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
     assert (trained / "warm_start.png").stat().st_size > 1000
     config = json.loads((trained / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tiny_base)
-    main(replace(options(ground, trained.parent / "second"), policy=trained, max_steps=2))  # it can be started from
+    again = options(ground, trained.parent / "second", learning_rate=3e-3)
+    main(replace(again, policy=trained, max_steps=2))  # it can be started from
 
 
 def test_demonstrations_are_episodes_with_real_results(ground, trained):

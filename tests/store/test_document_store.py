@@ -218,7 +218,7 @@ def wait_for(condition, seconds=120):
 
 def search_in_process(path, barrier, answers):
     store = DocumentStore.open(path)
-    barrier.wait(60)
+    barrier.wait(250)
     answers.put(ids(store.search(["swollen toe", "fever"], 3)))
 
 
