@@ -13,13 +13,21 @@ from forage.errors import UserError
 from forage.evaluation.expert import Options, best_episodes, demonstration, distinct, main, unfit
 from forage.evaluation.strategies.budget_forcing import BudgetForcing
 from forage.evaluation.strategies.self_consistency import fused
-from forage.evaluation.strategies.thought_templates import ThoughtTemplates
+from forage.evaluation.strategies.thought_templates import Template, ThoughtTemplates
 from forage.files import write_jsonl
-from tests.evaluation.strategies.test_thought_templates import CAUSES
+from forage.sft.options import SFTOptions
+from tests.options import with_options
 from tests.scripted_engine import QUESTION, run, turns
 
 GOUT = Question("q1", "What causes gout?", "uric acid", "causes", "gout", ("d",), ("right#0",))
 BY_ID = {"q1": GOUT}
+CAUSES = Template("causes", "What causes [topic]?", ("why [topic]", "[topic] origin"), 2, 0.8)
+
+
+@pytest.fixture(scope="module")
+def protocol(tiny_protocol):
+    """The tiny policy learns from these episodes."""
+    return tiny_protocol
 
 
 def played(protocol, answer="acid", query="gout", sample=0, reward=0.0, strategy=None):
@@ -89,7 +97,7 @@ def test_forced_tokens_are_kept_and_not_learnt(protocol):
             return write_call("gout")
         return write_answer("acid") if "Wait" in text else "So. " + write_answer("no")
 
-    given, _ = run(BudgetForcing(least=5, most=40, waits=1), protocol, say, {"gout": {"right#0": "Acid."}}, GOUT)
+    given, _ = run(BudgetForcing(least=9, most=60, waits=1), protocol, say, {"gout": {"right#0": "Acid."}}, GOUT)
     episode = replace(given.episode, reward=1.0)
     (told,) = best_episodes([episode], BY_ID, protocol, "reward", 0.5, 1)
     forced = protocol.turn_ids(" Wait")[:-1]
@@ -99,7 +107,7 @@ def test_forced_tokens_are_kept_and_not_learnt(protocol):
 
 
 @pytest.fixture
-def files(tmp_path, protocol, model_folder, monkeypatch):
+def files(tmp_path, protocol, monkeypatch):
     """Episodes of a training and of an eval question, and what the command needs."""
     monkeypatch.setattr("forage.evaluation.expert.read_policy_card", lambda policy: None)
     monkeypatch.setattr("forage.evaluation.expert.load_tokenizer", lambda card: protocol.tokenizer)
@@ -143,20 +151,17 @@ def test_the_command_line(files, monkeypatch):
         run_script(main)
 
 
-def test_sft_train_learns_from_what_is_written(files, tmp_path_factory):
+def test_sft_train_learns_from_what_is_written(files, tiny):
     """A tiny policy, all the way; sft_train.py itself fails where the held-out loss does not fall."""
     import sft_train
-    from tests.tiny_training import make_tiny
 
     main(Options((files / "b.jsonl",), files, files, files / "best.jsonl", most=2))
-    folder = tmp_path_factory.mktemp("tiny")
-    make_tiny(folder)
-    options = sft_train.Options(
-        data=folder / "data", policy=folder / "policy", output_dir=folder / "better", demonstrations=0,
-        episodes=(files / "best.jsonl",), max_steps=4, eval_every=2, batch_size=2, learning_rate=1e-2,
-        probe_questions=0, held_out=0.3, mode="sparse",
+    options = SFTOptions(
+        data=tiny / "data", policy=tiny / "policy", output_dir=files / "better", num_demonstrations=0,
+        demonstrations=(files / "best.jsonl",), max_steps=4, eval_every=2, batch_size=2, eval_questions=0,
+        eval_share=0.3,
     )  # fmt: skip
-    sft_train.main(options)
-    learnt = list(read_episodes(folder / "better" / "demonstrations.jsonl"))
+    sft_train.main(with_options(options, learning_rate=1e-2, mode="sparse"))
+    learnt = list(read_episodes(files / "better" / "demonstrations.jsonl"))
     assert learnt == list(read_episodes(files / "best.jsonl"))
-    assert (folder / "better" / "adapters" / "v000000").is_dir()
+    assert (files / "better" / "adapters" / "v000000").is_dir()

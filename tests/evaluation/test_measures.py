@@ -11,7 +11,7 @@ import pytest
 from forage.data.records import Question
 from forage.evaluation.measures import documents_of, grades_of, interval, measured, retrieval_measures
 from forage.evaluation.outcomes import Cost, Outcome, Result
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE as EXAMPLE
 
 QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
 

@@ -13,6 +13,7 @@ from forage.evaluation.scorers import agreement
 from forage.evaluation.strategies.best_of_n import BestOfN
 from forage.evaluation.strategies.budget_forcing import BudgetForcing
 from forage.evaluation.strategies.self_consistency import SelfConsistency
+from tests.factories import Clock
 from tests.scripted_engine import QUESTION, Scripted, library, turns
 
 SCRIPT = turns({str(n): ("gout", f"answer {n}") for n in range(4)})
@@ -46,27 +47,29 @@ def test_candidates_are_played_once_for_all_who_choose_among_them(protocol):
     asyncio.run(go())
 
 
-def test_what_was_saved_is_told_in_seconds(protocol):
+def test_what_was_saved_is_told_in_seconds(protocol, monkeypatch):
+    """Each request takes a second, and an episode has two."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
     agent, engine = remembering(protocol)
     answers = engine.generate
 
     async def slow(request):
-        await asyncio.sleep(0.02)
+        clock.seconds += 1
         return await answers(request)
 
     engine.generate = slow
 
     async def go():
         agent.shares.start()
-        started = time.perf_counter()
         for name in "ab":
             await single(agent, Question(name, "What is gout?", ""), 0)
-        took = time.perf_counter() - started
+        assert clock.seconds == 4
         assert agent.shares.take_saved() == 0
         for name in "ba":
             await single(agent, Question(name, "What is gout?", ""), 0)
-        saved = agent.shares.take_saved()
-        assert 0.08 <= saved <= took
+        assert clock.seconds == 4  # nothing was played again
+        assert agent.shares.take_saved() == 4
         assert agent.shares.take_saved() == 0
 
     asyncio.run(go())

@@ -8,7 +8,7 @@ import pytest
 from forage.agent.episode import append_episodes, read_episodes
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE as EXAMPLE
 
 
 def outcome(name, tried=2, chosen=1):

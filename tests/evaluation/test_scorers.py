@@ -26,12 +26,9 @@ from forage.evaluation.scorers import (
     support,
     well_formed,
 )
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE as EXAMPLE
+from tests.factories import answering
 from tests.scripted_engine import QUESTION, library, run, turns
-
-
-def answering(*answers):
-    return [replace(EXAMPLE, id=f"q/{n}", answer=answer) for n, answer in enumerate(answers)]
 
 
 def test_confidence_is_the_geometric_mean_of_the_answer_turn_alone():

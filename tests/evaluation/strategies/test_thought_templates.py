@@ -22,7 +22,7 @@ from forage.evaluation.strategies.thought_templates import (
     topic_of,
 )
 from forage.files import write_jsonl
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE as EXAMPLE
 from tests.scripted_engine import check_books, run
 
 SYMPTOMS = Template("symptoms", "What are the symptoms of [topic]?", ("[topic] signs",), 3, 0.9)
