@@ -187,14 +187,16 @@ def sources_of(policies: Sequence[str]) -> dict[str, str]:
 
 
 # What one and the same output folder may be called again with: it changes nothing of what was played before.
-FREE = ("policy", "beside", "systems", "output_dir", "eval_questions", "cutoffs", "engine", "concurrency")
+# (--mode, --k and so on are kept in agent.json instead.)
+FREE = ("policy", "beside", "systems", "output_dir", "eval_questions", "cutoffs", "engine", "concurrency", "search")
 
 
 def main(options: Options) -> None:
     options.check()
     with held(options):
+        questions = choose_questions(options)
         policies = [open_policy(name, source, options) for name, source in options.sources.items()]
-        setting = open_setting(options, policies)
+        setting = open_setting(options, settle_agent(options, policies), questions)
         asyncio.run(play_all(policies, setting))
         report(policies, setting)
 
@@ -216,13 +218,23 @@ def held(options: Options) -> Iterator[None]:
         yield
 
 
-def open_setting(options: Options, policies: Sequence[Policy]) -> Setting:
-    agent = same_settings([(policy.name, options.search.settle(policy.folder)) for policy in policies])
-    keep_agent(agent, options.output_dir)
+def choose_questions(options: Options) -> list[Question]:
     path = options.data / f"{options.split}.jsonl"
     questions = choose(read_answerable(path), options.eval_questions, options.seed)
     if not questions:
         raise UserError(f"{path} has no question with a chunk that answers it")
+    return questions
+
+
+def settle_agent(options: Options, policies: Sequence[Policy]) -> AgentSettings:
+    """How all policies play. A plain model has no agent.json: it plays as the first policy that has one."""
+    folders = [policy.folder for policy in policies]
+    agent = same_settings([(policy.name, options.search.settle(policy.folder, *folders)) for policy in policies])
+    keep_agent(agent, options.output_dir)
+    return agent
+
+
+def open_setting(options: Options, agent: AgentSettings, questions: list[Question]) -> Setting:
     store = DocumentStore.open(options.data / "store")
     qrels = options.data / "qrels" / f"{options.split}.tsv"
     judgements = read_qrels(qrels) if qrels.exists() else None

@@ -146,15 +146,19 @@ def test_the_command_line(files, monkeypatch):
 def test_sft_train_learns_from_what_is_written(files, tmp_path_factory):
     """A tiny policy, all the way; sft_train.py itself fails where the held-out loss does not fall."""
     import sft_train
+    from forage.agent.options import SearchOptions
+    from forage.optimizer import OptimizerOptions
+    from forage.sft.options import SFTOptions
     from tests.tiny_training import make_tiny
 
     main(Options((files / "b.jsonl",), files, files, files / "best.jsonl", most=2))
     folder = tmp_path_factory.mktemp("tiny")
     make_tiny(folder)
-    options = sft_train.Options(
-        data=folder / "data", policy=folder / "policy", output_dir=folder / "better", demonstrations=0,
-        episodes=(files / "best.jsonl",), max_steps=4, eval_every=2, batch_size=2, learning_rate=1e-2,
-        probe_questions=0, held_out=0.3, mode="sparse",
+    options = SFTOptions(
+        data=folder / "data", policy=folder / "policy", output_dir=folder / "better", num_demonstrations=0,
+        demonstrations=(files / "best.jsonl",), max_steps=4, eval_every=2, batch_size=2,
+        optimizer=OptimizerOptions(learning_rate=1e-2), eval_questions=0, eval_share=0.3,
+        search=SearchOptions(mode="sparse"),
     )  # fmt: skip
     sft_train.main(options)
     learnt = list(read_episodes(folder / "better" / "demonstrations.jsonl"))

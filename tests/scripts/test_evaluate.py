@@ -150,15 +150,7 @@ def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny,
 def test_every_strategy_is_a_line_that_plays(tiny, tmp_path):
     """All but the templates, whose library is not there, which is told."""
     systems = tuple(name for name in SYSTEMS if name != "templates")
-    main(
-        options_of(
-            tiny,
-            tmp_path,
-            systems=systems,
-            eval_questions=2,
-            search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=4),
-        )
-    )
+    main(options_of(tiny, tmp_path, systems=systems, eval_questions=2, max_turn_tokens=4))
     rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
     assert [row["system"] for row in rows] == list(systems)
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
@@ -168,9 +160,10 @@ def test_every_strategy_is_a_line_that_plays(tiny, tmp_path):
 KILLED = """
 import asyncio, sys, time
 import evaluate
-from core import baselines
 from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
+from forage.engines.options import EngineOptions
+from forage.evaluation import baselines
 from pathlib import Path
 
 played = []
@@ -186,7 +179,7 @@ tiny, out = map(Path, sys.argv[1:])
 evaluate.main(evaluate.Options(
     data=tiny / "data", policy=(f"tiny={tiny / 'policy'}",), output_dir=out, engine=EngineOptions(engine="local"),
     cutoffs=(1, 3), search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=6),
-        sampling=Sampling(temperature=1.0), concurrency=1,
+    sampling=Sampling(temperature=1.0), concurrency=1,
     systems=("single",),
 ))
 """
@@ -220,7 +213,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     options = options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1)
     main(options)
-    with pytest.raises(UserError, match=r"was begun with k 3, not 5; give that, or another --output-dir"):
+    with pytest.raises(UserError, match=r"was begun with --k 3, not 5; give that, or another --output-dir"):
         main(with_options(options, k=5))
     other = tmp_path / "other"
     shutil.copytree(tiny / "policy", other)
@@ -244,7 +237,7 @@ def test_a_plain_model_is_not_measured_by_a_server_of_another(tiny):
     async def see(root, base):
         engine = VLLMEngine(EngineOptions())
         engine.base_root = str(root)
-        await evaluate.load_adapter(engine, Policy("plain", PolicyCard(tiny, str(base), str(base), False), None))
+        await evaluate.load_adapter(engine, Policy("plain", tiny, PolicyCard(tiny, str(base), str(base), False), None))
 
     base = tiny / "base"
     for root in (base, base / ".." / "base", "", "/a/folder/that/only/the/server/sees"):
@@ -291,7 +284,7 @@ def test_a_collection_is_measured_by_documents_and_grades(tiny, tmp_path):
         ({"policy": ("a/warm", "b/warm")}, "give each a name of its own"),
         ({"policy": ("a/warm",), "beside": ("b/warm",)}, "give each a name of its own"),
         ({"eval_questions": -1}, "--eval-questions -1 must be at least 0"),
-        ({"cutoffs": (3, 0)}, "--cutoffs one or more numbers of at least 1"),
+        ({"cutoffs": (3, 0)}, "--cutoffs must be one or more numbers of at least 1"),
         ({"concurrency": 0}, "--concurrency 0 must be at least 1"),
         ({"systems": ("templates",)}, "--templates templates.jsonl is missing; make it with"),
     ],
