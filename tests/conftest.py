@@ -1,35 +1,105 @@
-"""Shared by all tests: the packaged embedder, loaded once, and hypothesis without its clock."""
+"""Fixtures that all tests share: the tiny model and its data, the packaged models loaded once, hypothesis without its
+clock."""
 
+import fcntl
 import os
 
 import hypothesis
 import pytest
 
-# Threads that wait for work sleep: spinning for the same cores as a server beside the tests is six times slower.
+# Before torch is imported, which only fixtures do: tests of plain functions start in a second. The suite runs as one
+# process per core, so each computes with one thread; and threads that wait for work sleep, as spinning for the cores of
+# a server beside the tests makes both six times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import that reads it: tests reach no hub
 
-from transformers import AutoTokenizer
-
-from forage.agent.protocol import Protocol
-from forage.policy.base_models import PACKAGED_MODEL, resolve_model
-from forage.store.embedder import PACKAGED_EMBEDDER, Embedder
+# No test survives the machine's power, so none needs to wait for its disk; many write hundreds of small files.
+os.fsync = lambda file: None
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
 
 
+# The tiny model: what tests take unless a real one matters to them. Read-only; a test that changes a file copies it.
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A folder with base, policy and data."""
+    from tests.tiny import make_tiny
+
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tiny):
+    """The model's folder."""
+    return tiny / "base"
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tiny):
+    """A policy folder with a fresh adapter v000000."""
+    return tiny / "policy"
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tiny):
+    """train.jsonl, eval.jsonl and a store without an embedder."""
+    return tiny / "data"
+
+
+@pytest.fixture
+def tiny_tokenizer():
+    """ChatML over 512 tokens; a new one each time, so that tests may change its template."""
+    from tests.tiny import make_tokenizer
+
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_protocol():
+    """The agent's protocol in the tiny model's tokens."""
+    from forage.agent.protocol import Protocol
+    from tests.tiny import make_tokenizer
+
+    return Protocol(make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def no_plots():
+    """Training draws no plots, which takes ten times as long as one of the tiny model's steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forage.runs.plots.FIGURES", {})
+        yield
+
+
+# The packaged models, for tests to which real tokens, real weights or real similarities matter.
+
+
 @pytest.fixture(scope="session")
 def embedder():
+    from forage.store.embedder import PACKAGED_EMBEDDER, Embedder
+
     return Embedder(PACKAGED_EMBEDDER)
 
 
 @pytest.fixture(scope="session")
-def model_folder():
-    """The packaged chat model."""
-    return resolve_model(PACKAGED_MODEL)
+def model_folder(tmp_path_factory):
+    """The packaged chat model; of several test processes the first converts it, where it was not yet."""
+    from forage.policy.base_models import PACKAGED_MODEL, resolve_model
+
+    with (tmp_path_factory.getbasetemp().parent / "packaged_model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return resolve_model(PACKAGED_MODEL)
 
 
 @pytest.fixture(scope="session")
 def protocol(model_folder):
+    """The agent's protocol in SmolLM2's tokens: tests of it count tokens and read real delimiters."""
+    from transformers import AutoTokenizer
+
+    from forage.agent.protocol import Protocol
+
     return Protocol(AutoTokenizer.from_pretrained(model_folder))

@@ -103,3 +103,53 @@ def check_books(outcome, engine, asides=0):
     assert any(episode is outcome.episode for episode in outcome.tried)
     assert len({episode.id for episode in outcome.tried}) == len(outcome.tried)
     assert len(named) == len(outcome.tried) + asides
+
+
+class InOrder:
+    """An engine that says its turns in their order, whoever asks; a number is how many tokens to babble."""
+
+    adapter = "v000001"
+
+    def __init__(self, protocol, *turns):
+        self.protocol, self.turns, self.requests, self.released = protocol, list(turns), [], []
+
+    async def generate(self, request):
+        self.requests.append(request)
+        turn = self.turns[len(self.requests) - 1]
+        if isinstance(turn, Exception):
+            raise turn
+        ids = [50] * turn if isinstance(turn, int) else self.protocol.turn_ids(turn)
+        kept = ids[: request.max_tokens]
+        return Sample(
+            tuple(kept),
+            tuple(-0.5 for _ in kept),
+            "length" if len(kept) < len(ids) or isinstance(turn, int) else "stop",
+        )
+
+    def release(self, episode):
+        self.released.append(episode)
+
+
+def search_many(queries):
+    """Two hits for every query but "nothing"."""
+    return [
+        [Hit(f"{query}#{number}", "Gout", "Crystals in a joint.") for number in range(2)] if query != "nothing" else []
+        for query in queries
+    ]
+
+
+def check_tokens(episode, engine, protocol):
+    """What every episode must keep to."""
+    assert len(episode.ids) == len(episode.mask) == len(episode.logprobs)
+    inside = {place for turn in episode.turns for place in range(turn.start, turn.end)}
+    assert [place for place, one in enumerate(episode.mask) if one] == sorted(inside)
+    assert all(logprob == 0 for logprob, one in zip(episode.logprobs, episode.mask, strict=True) if not one)
+    prompts = [request.ids for request in engine.requests]
+    for number, (turn, prompt) in enumerate(zip(episode.turns, prompts, strict=False)):
+        assert prompt == episode.ids[: turn.start]
+        assert number == 0 or prompt[: episode.turns[number - 1].end] == episode.ids[: episode.turns[number - 1].end]
+    text = protocol.tokenizer.decode(episode.ids)
+    given = "".join(
+        protocol.tokenizer.decode([token for token, one in zip(episode.ids, episode.mask, strict=True) if not one])
+    )
+    assert text.count("<tool_response>\n") == given.count("<tool_response>\n")  # none of them was sampled

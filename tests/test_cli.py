@@ -1,6 +1,5 @@
 """A YAML file's options stand where --config stood, and the command line goes before."""
 
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from forage.cli import Flag, flags_of, help_text, refuse_old_names, with_config
 from forage.errors import UserError
-from tests import ROOT
+from tests.here import run_here
 
 
 def given(tmp_path, text, *arguments):
@@ -49,13 +48,13 @@ def test_a_script_takes_it_and_names_an_unknown_option(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(f"policy: {tmp_path}/none\nmax_steps: 2\n")
     run = [sys.executable, "grpo_train.py", "--config", str(path)]
-    told = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    told = run_here(run)
     assert (told.returncode, told.stderr) == (
         1, f"error: {tmp_path}/none has no model.json; make a policy with create_lora_model.py "
         f"--output-dir {tmp_path}/none\n",
     )  # fmt: skip
     path.write_text("max_stepz: 2\n")
-    told = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    told = run_here(run)
     assert told.returncode == 2
     assert "max-stepz" in told.stderr + told.stdout
 

@@ -1,4 +1,4 @@
-"""A rewriter small enough for a PPO run of seconds: random weights, twelve documents."""
+"""PPO on the tiny model of tests/tiny.py: actors, rows, and a folder as train_ppo.py reads it."""
 
 import json
 from itertools import count
@@ -6,27 +6,18 @@ from itertools import count
 import numpy as np
 import torch
 import tyro
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from forage.policy.base_models import PACKAGED_MODEL, resolve_model
 from forage.rewriter.actors import Policy, make_actors
 from forage.rewriter.options import ActorOptions, Options, SamplingOptions
 from forage.rewriter.ppo import PromptBatch
 from forage.rewriter.rewrites import Row, left_padded
+from tests.tiny import make_model, make_tokenizer
 from train_ppo import main
 
 
 def tiny_lm(seed=0, width=32):
-    """A Llama of two layers with SmolLM2's tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(PACKAGED_MODEL))
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    lm = LlamaForCausalLM(config)
-    lm.lm_head.weight.data *= 40  # as weights are drawn, all tokens would be as likely as each other
-    return lm.eval(), tokenizer
+    """(The tiny model, its tokenizer)."""
+    return make_model(seed, width).eval(), make_tokenizer()
 
 
 def tiny_actors(actor=ActorOptions(), sampling=SamplingOptions(max_new_tokens=6), micro_batch=0):  # noqa: B008

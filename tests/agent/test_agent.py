@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -14,69 +13,16 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import EngineError, Sample
-
-QUESTION = Question("q1", "What is gout?", "A disease.")
-
-
-@dataclass
-class Hit:
-    chunk_id: str
-    title: str = "Gout"
-    text: str = "Crystals in a joint."
-
-
-class Scripted:
-    """Turns of text by turn of the episode; a number instead of a text is how many tokens to babble."""
-
-    adapter = "v000001"
-
-    def __init__(self, protocol, *turns):
-        self.protocol, self.turns, self.requests, self.released = protocol, list(turns), [], []
-
-    async def generate(self, request):
-        self.requests.append(request)
-        turn = self.turns[len(self.requests) - 1]
-        if isinstance(turn, Exception):
-            raise turn
-        ids = [50] * turn if isinstance(turn, int) else self.protocol.turn_ids(turn)
-        kept = ids[: request.max_tokens]
-        return Sample(
-            tuple(kept),
-            tuple(-0.5 for _ in kept),
-            "length" if len(kept) < len(ids) or isinstance(turn, int) else "stop",
-        )
-
-    def release(self, episode):
-        self.released.append(episode)
-
-
-def search_many(queries):
-    return [[Hit(f"{query}#{number}") for number in range(2)] if query != "nothing" else [] for query in queries]
+from tests.factories import QUESTION
+from tests.scripted_engine import InOrder, check_tokens, search_many
 
 
 def play(protocol, *turns, search=search_many, **limits):
     async def run():
-        engine = Scripted(protocol, *turns)
+        engine = InOrder(protocol, *turns)
         return engine, await Agent(engine, protocol, BatchedSearch(search), AgentSettings(**limits)).play(QUESTION)
 
     return asyncio.run(run())
-
-
-def check_tokens(episode, engine, protocol):
-    """What every episode must keep to."""
-    assert len(episode.ids) == len(episode.mask) == len(episode.logprobs)
-    inside = {place for turn in episode.turns for place in range(turn.start, turn.end)}
-    assert [place for place, one in enumerate(episode.mask) if one] == sorted(inside)
-    assert all(logprob == 0 for logprob, one in zip(episode.logprobs, episode.mask, strict=True) if not one)
-    prompts = [request.ids for request in engine.requests]
-    for number, (turn, prompt) in enumerate(zip(episode.turns, prompts, strict=False)):
-        assert prompt == episode.ids[: turn.start]
-        assert number == 0 or prompt[: episode.turns[number - 1].end] == episode.ids[: episode.turns[number - 1].end]
-    text = protocol.tokenizer.decode(episode.ids)
-    given = "".join(
-        protocol.tokenizer.decode([token for token, one in zip(episode.ids, episode.mask, strict=True) if not one])
-    )
-    assert text.count("<tool_response>\n") == given.count("<tool_response>\n")  # none of them was sampled
 
 
 def test_the_question_is_searched_for_before_the_query(protocol):
@@ -88,7 +34,7 @@ def test_the_question_is_searched_for_before_the_query(protocol):
         return search_many(queries)
 
     async def run(question_weight):
-        engine = Scripted(protocol, *script)
+        engine = InOrder(protocol, *script)
         agent = Agent(engine, protocol, BatchedSearch(search), AgentSettings(question_weight=question_weight))
         return engine, await agent.play(QUESTION, asked="What is gout? Think of toes.")
 
@@ -227,10 +173,10 @@ def test_no_episode_waits_for_anothers_search(protocol):
 
     def search(queries):
         if "slow" in queries:
-            assert over.wait(10)
+            assert over.wait(250)
         return search_many(queries)
 
-    class Engine(Scripted):
+    class Engine(InOrder):
         async def generate(self, request):
             slow = request.episode.startswith("slow")
             text = write_call("slow") if slow and len(request.ids) < 150 else write_answer("x")
@@ -276,7 +222,7 @@ def test_tokens_add_up_whatever_is_said(protocol, turns, seed):
 
 def test_a_fork_goes_on_from_a_turn_and_leaves_its_parent_alone(protocol):
     async def run():
-        engine = Scripted(protocol, write_call("gout"), write_answer("ice"), write_answer("rest"))
+        engine = InOrder(protocol, write_call("gout"), write_answer("ice"), write_answer("rest"))
         agent = Agent(engine, protocol, BatchedSearch(search_many))
         parent = agent.begin(QUESTION, "q1/p")
         await agent.step(parent, 0)
@@ -303,7 +249,7 @@ def test_words_put_into_the_policys_mouth_have_mask_0(protocol):
         return TurnTokens((*forced, *own), masks, (0.0,) * len(forced) + (-0.5,) * len(own), "stop")
 
     async def run():
-        return await Agent(Scripted(protocol), protocol, BatchedSearch(search_many)).play(QUESTION, speak=speak)
+        return await Agent(InOrder(protocol), protocol, BatchedSearch(search_many)).play(QUESTION, speak=speak)
 
     episode = asyncio.run(run())
     assert (episode.answer, episode.sampled) == ("rest", len(protocol.turn_ids("rest</answer>")))

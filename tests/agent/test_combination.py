@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from forage.agent.combination import combine_rewards, first_component, reward_matrix, scored
 from forage.errors import UserError
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE as EXAMPLE
 
 
 def test_uniform_by_hand():

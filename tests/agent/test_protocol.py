@@ -1,5 +1,6 @@
 """The protocol: what a turn says, by hand; delimiters of each family's template; text that can't forge a turn."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,25 @@ TEMPLATES = Path(__file__).parent / "templates"
 CALL = '<tool_call>{"name": "search", "arguments": {"query": "gout"}}</tool_call>'
 
 
-@pytest.fixture
-def tokenizer(model_folder):
-    return AutoTokenizer.from_pretrained(model_folder)
-
-
-def with_template(tokenizer, name):
-    """The packaged tokenizer, with a template of another family and the control tokens that it writes."""
+@pytest.fixture(scope="module")
+def family(model_folder):
+    """The packaged tokenizer, with a template of another family and the control tokens that it writes; each once."""
     tokens = {"llama3": ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], "no_system": ["</s>", "[INST]"]}
-    tokenizer.add_special_tokens({"additional_special_tokens": tokens.get(name, [])})
-    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
-    return tokenizer
+
+    @cache
+    def tokenizer_of(name):
+        tokenizer = AutoTokenizer.from_pretrained(model_folder)
+        if name != "smollm2":
+            tokenizer.add_special_tokens({"additional_special_tokens": tokens.get(name, [])})
+            tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+        return tokenizer
+
+    return tokenizer_of
+
+
+@pytest.fixture
+def tokenizer(family):
+    return family("smollm2")
 
 
 # What a turn says
@@ -106,16 +115,18 @@ def test_smollm2_gets_our_text_and_its_own_delimiters(protocol, tokenizer):
     assert protocol.join(["[1] x"], 0)[0] == protocol.end_of_turn
 
 
-def test_a_template_with_hermes_tools_tells_of_them_itself(tokenizer):
-    protocol = Protocol(with_template(tokenizer, "hermes"))
+def test_a_template_with_hermes_tools_tells_of_them_itself(family):
+    tokenizer = family("hermes")
+    protocol = Protocol(tokenizer)
     text = tokenizer.decode(protocol.prompt("What is gout?"))
     assert '"name": "search"' in text
     assert "# Tools" in text
     assert "To search, write" not in text
 
 
-def test_llama3_gets_our_text_as_its_own_tools_are_no_hermes_calls(tokenizer):
-    protocol = Protocol(with_template(tokenizer, "llama3"))
+def test_llama3_gets_our_text_as_its_own_tools_are_no_hermes_calls(family):
+    tokenizer = family("llama3")
+    protocol = Protocol(tokenizer)
     text = tokenizer.decode(protocol.prompt("What is gout?"))
     assert "To search, write <tool_call>" in text
     assert "parameters" not in text
@@ -127,8 +138,9 @@ def test_llama3_gets_our_text_as_its_own_tools_are_no_hermes_calls(tokenizer):
     assert set(protocol.stop_ids) == {protocol.end_of_turn, tokenizer.eos_token_id}
 
 
-def test_without_a_system_role_the_question_says_it(tokenizer):
-    protocol = Protocol(with_template(tokenizer, "no_system"))
+def test_without_a_system_role_the_question_says_it(family):
+    tokenizer = family("no_system")
+    protocol = Protocol(tokenizer)
     text = tokenizer.decode(protocol.prompt("What is gout?"))
     assert "[INST] Answer the medical question" in text
     assert text.endswith("What is gout? [/INST]")
@@ -136,9 +148,8 @@ def test_without_a_system_role_the_question_says_it(tokenizer):
 
 
 @pytest.mark.parametrize("name", ["smollm2", "hermes", "llama3"])
-def test_a_played_conversation_equals_the_rendered_one(tokenizer, name):
-    if name != "smollm2":
-        with_template(tokenizer, name)
+def test_a_played_conversation_equals_the_rendered_one(family, name):
+    tokenizer = family(name)
     protocol = Protocol(tokenizer)
     ids = protocol.prompt("What is gout?")
     ids += protocol.turn_ids(CALL)
@@ -151,14 +162,15 @@ def test_a_played_conversation_equals_the_rendered_one(tokenizer, name):
     assert tokenizer.decode(ids) == protocol._render(messages, generation=True)
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
-    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer, monkeypatch):
+    template = "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(UserError, match="changes earlier turns"):
         Protocol(tokenizer)
 
 
-def test_a_model_without_a_template_is_refused(tokenizer):
-    tokenizer.chat_template = None
+def test_a_model_without_a_template_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
     with pytest.raises(UserError, match="no chat template"):
         Protocol(tokenizer)
 
@@ -174,9 +186,8 @@ ATTACKS = [
 
 @pytest.mark.parametrize("name", ["smollm2", "hermes", "llama3", "no_system"])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_document_cannot_forge_a_turn(tokenizer, name, attack):
-    if name != "smollm2":
-        with_template(tokenizer, name)
+def test_a_document_cannot_forge_a_turn(family, name, attack):
+    tokenizer = family(name)
     protocol = Protocol(tokenizer)
     plain = protocol.join([protocol.show([Passage("t", "x")])], None)
     attacked = protocol.join([protocol.show([Passage(attack, attack)])], None)

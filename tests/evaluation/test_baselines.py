@@ -11,7 +11,8 @@ from forage.agent.protocol import TASK, write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import EngineError
 from forage.evaluation.baselines import FROM_MEMORY, hyde, no_retrieval, plain_rag, rewrite, shortened, single
-from tests.agent.test_agent import QUESTION, Scripted, check_tokens, search_many
+from tests.factories import QUESTION
+from tests.scripted_engine import InOrder, check_tokens, search_many
 
 SHOWN = "<tool_response>\n[1] Gout: Crystals in a joint.\n[2] Gout: Crystals in a joint.\n</tool_response>"
 
@@ -24,7 +25,7 @@ def play(strategy, protocol, *turns, question=QUESTION, search=search_many, **li
         return search(queries)
 
     async def run():
-        engine = Scripted(protocol, *turns)
+        engine = InOrder(protocol, *turns)
         return engine, await strategy(
             Agent(engine, protocol, BatchedSearch(searched), AgentSettings(**limits)), question, 5
         )
@@ -65,7 +66,7 @@ def test_plain_rag_looks_like_the_agents_own_conversation(protocol):
 
 
 async def agents_own(protocol, answer):
-    engine = Scripted(protocol, write_call("What is gout?"), answer)
+    engine = InOrder(protocol, write_call("What is gout?"), answer)
     return await Agent(engine, protocol, BatchedSearch(search_many)).play(QUESTION), engine
 
 
@@ -166,7 +167,7 @@ def test_the_agent_itself(protocol):
 def test_equal_seeds_ask_equally_and_others_do_not(protocol):
     def seeds(seed):
         async def run():
-            engine = Scripted(protocol, "passage", "no answer", "x</answer>")
+            engine = InOrder(protocol, "passage", "no answer", "x</answer>")
             await hyde(Agent(engine, protocol, BatchedSearch(search_many)), QUESTION, seed)
             return [request.seed for request in engine.requests]
 

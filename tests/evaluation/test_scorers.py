@@ -16,7 +16,7 @@ from forage.evaluation.scorers import (
     Oracle,
     Total,
     agreement,
-    best_place,
+    best_index,
     confidence,
     covered,
     hit_agreement,
@@ -26,12 +26,9 @@ from forage.evaluation.scorers import (
     support,
     well_formed,
 )
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE as EXAMPLE
+from tests.factories import answering
 from tests.scripted_engine import QUESTION, library, run, turns
-
-
-def answering(*answers):
-    return [replace(EXAMPLE, id=f"q/{n}", answer=answer) for n, answer in enumerate(answers)]
 
 
 def test_confidence_is_the_geometric_mean_of_the_answer_turn_alone():
@@ -123,6 +120,6 @@ def test_a_scorer_that_gives_no_numbers_is_told(protocol, wrong):
 
 def test_the_first_of_equal_ones_is_best_and_what_the_engine_gave_up_on_last():
     failed = replace(EXAMPLE, stop="engine")
-    assert best_place([0.2, 0.9, 0.9], [EXAMPLE] * 3) == 1
-    assert best_place([0.2, 0.9, 0.9], [EXAMPLE, failed, EXAMPLE]) == 2
-    assert best_place([0.2, 0.9], [EXAMPLE, failed]) == 0
+    assert best_index([0.2, 0.9, 0.9], [EXAMPLE] * 3) == 1
+    assert best_index([0.2, 0.9, 0.9], [EXAMPLE, failed, EXAMPLE]) == 2
+    assert best_index([0.2, 0.9], [EXAMPLE, failed]) == 0

@@ -8,12 +8,12 @@ from forage.agent.episode import append_episodes
 from forage.errors import UserError
 from forage.grpo.guidance import Shown, open_guide, weight_at
 from forage.grpo.options import GuidanceOptions
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE
 
 
 def shown(tmp_path, *questions):
     path = tmp_path / "demonstrations.jsonl"
-    append_episodes(path, [replace(EXAMPLE, id=f"{q}/0", question_id=q) for q in questions])
+    append_episodes(path, [replace(EPISODE, id=f"{q}/0", question_id=q) for q in questions])
     return GuidanceOptions(path, demonstrations_per_step=2)
 
 

@@ -19,6 +19,7 @@ from forage.policy.adapters import adapter_path
 from tests import ROOT
 from tests.sharding_worker import micro_batches, one_row, tiny_policy, update
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for two processes that do all the work
 SHARDINGS = ("none", "fsdp2", "zero2", "zero3")
 SPLIT = ("none-split", "zero2-split", "fsdp2-split")
 
@@ -27,7 +28,7 @@ def torchrun(*arguments, processes=2):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 
@@ -68,6 +69,7 @@ def assert_close(got, expected):
         torch.testing.assert_close(got[name], weight, atol=1e-6, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.slow
 def test_each_process_holds_its_part(ran):
     policy = tiny_policy()
     model = sum(weight.numel() for weight in policy.parameters())
@@ -84,6 +86,7 @@ def test_each_process_holds_its_part(ran):
                 assert held_state == pytest.approx(trained / 2, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_scores_norms_and_updates_are_those_of_one_process(ran, alone, sharding):
     before, norms, (first, second) = alone
@@ -95,6 +98,7 @@ def test_scores_norms_and_updates_are_those_of_one_process(ran, alone, sharding)
     assert_close(tensors(ran, sharding, "rolled back."), first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_over_a_4_bit_base_too(ran, sharding):
     learner = Learner(tiny_policy(four_bit=ran / "base"))
@@ -108,6 +112,7 @@ def test_over_a_4_bit_base_too(ran, sharding):
         assert held_model == pytest.approx(whole / (1 if sharding in ("none", "zero2") else 2), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_a_checkpoint_goes_on_exactly_under_the_same_sharding_and_as_one_process(ran, alone, sharding):
     assert found(ran, sharding)["nothing yet"] is None
@@ -122,6 +127,7 @@ def test_a_checkpoint_goes_on_exactly_under_the_same_sharding_and_as_one_process
     assert kinds == {".safetensors", ".json"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_the_published_adapter_is_a_whole_one(ran, alone, sharding):
     base = tiny_policy(checkpointing=False).unload()
@@ -129,11 +135,13 @@ def test_the_published_adapter_is_a_whole_one(ran, alone, sharding):
     assert_close(get_peft_model_state_dict(policy), alone[2][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_a_gradient_that_is_none_changes_nothing_and_is_told(ran, sharding):
     assert found(ran, sharding)["bad norm"] in ("nan", "inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPLIT)
 def test_rows_shared_by_processes_come_to_the_same(ran, alone, name):
     before, norms, adapters = alone
@@ -159,6 +167,7 @@ def test_rows_that_cannot_be_shared_are_refused():
         check_split(config, 2, 2)
 
 
+@pytest.mark.slow
 def test_between_processes(ran):
     there = found(ran, "none")
     assert there["sums"] == {"terminated": [1.0, 2.0], "kl_max": [1.0, 1.0], "kl_min": [0.0, 1.0]}

@@ -16,17 +16,17 @@ from forage.policy.adapters import publish_adapter, versions
 from forage.policy.card import PolicyCard, write_policy_card
 from forage.runs.stats import read_stats
 from tests import ROOT
-from tests.tiny_training import make_tiny
+from tests.tiny import make_data
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.vllm
 STEPS = 3
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, model_folder):
-    """The data of a tiny run, and a real policy, as vLLM serves no random one of another shape."""
+    """The tiny data, and a real policy, as vLLM serves no random one of another shape."""
     folder = tmp_path_factory.mktemp("service")
-    make_tiny(folder)
+    make_data(folder / "data")
     base = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     policy = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
     policy.peft_config["default"].base_model_name_or_path = str(model_folder)

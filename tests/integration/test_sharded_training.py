@@ -12,9 +12,11 @@ from forage.agent.episode import append_episodes
 from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats
 from tests import ROOT
-from tests.agent.test_episode import EXAMPLE
-from tests.tiny_training import make_tiny, tiny_args
+from tests.factories import EPISODE
+from tests.tiny import make_tiny
+from tests.tiny_training import tiny_args
 
+pytestmark = pytest.mark.slow
 FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean", "demonstration_loss")
 STEPS = 2
 
@@ -38,7 +40,7 @@ def run(folder, name, *more, processes=1):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
     make_tiny(folder)
-    append_episodes(folder / "shown.jsonl", [replace(EXAMPLE, id=f"q{n}/0", question_id=f"q{n}") for n in range(4)])
+    append_episodes(folder / "shown.jsonl", [replace(EPISODE, id=f"q{n}/0", question_id=f"q{n}") for n in range(4)])
     return folder
 
 
@@ -47,7 +49,7 @@ def alone(folder):
     return run(folder, "alone")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sharding", ["none", "zero2", "zero3", "fsdp2"])
 def test_two_processes_do_what_one_does(folder, alone, sharding):
     together = run(folder, sharding, "--sharding", sharding, processes=2)

@@ -1,8 +1,6 @@
 """Against a real vLLM server: adapters and merged folders are served, and its log-probabilities are the trainer's."""
 
 import asyncio
-import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,9 +16,9 @@ from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
-from tests.agent.test_agent import search_many
+from tests.scripted_engine import search_many
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 QUESTIONS = ["What is gout?", "What are the symptoms of asthma?", "How is anemia treated?", "What causes migraine?"]
 GREEDY = Sampling(temperature=0)
 
@@ -109,26 +107,20 @@ def test_sampled_logprobs_are_the_trainers(server, base, adapters, protocol, ada
     assert apart.mean() < 1e-3  # 1e-5 where it was measured; both compute in fp32
 
 
-def test_a_swap_takes_under_a_second_and_no_token_is_the_old_adapters(server, base, adapters, protocol):
+def test_after_a_swap_no_token_is_the_old_adapters(server, base, adapters, protocol):
     """Both adapters get the same prompts, so a prefix cache that mixed them up would show."""
     requests = requests_of(protocol, sampling=GREEDY)
 
     async def act(engine):
         samples = {}
         for version in (1, 2, 1):
-            started = time.perf_counter()
             await engine.load_adapter(f"swap{len(samples)}-v{version:06d}", adapters / f"v{version:06d}")
-            await engine.generate(replace(requests[0], max_tokens=1))
-            seconds = time.perf_counter() - started
-            samples[version, len(samples)] = (
-                await asyncio.gather(*(engine.generate(request) for request in requests)),
-                seconds,
-            )
+            samples[version, len(samples)] = await asyncio.gather(*(engine.generate(request) for request in requests))
         return samples
 
-    for (version, _), (samples, seconds) in with_engine(server, act).items():
-        print(f"adapter v{version:06d}: first token after {seconds:.3f} s")
-        assert seconds < 1
+    swapped = with_engine(server, act)
+    assert [version for version, _ in swapped] == [1, 2, 1]
+    for (version, _), samples in swapped.items():
         own = differences(policy_of(base, adapters, version), requests, samples)
         other = differences(policy_of(base, adapters, 3 - version), requests, samples)
         assert own.mean() < other.mean() / 4  # the test can tell them apart
@@ -191,9 +183,17 @@ def test_killed_and_started_again_nothing_is_lost_and_nothing_twice(server, adap
 
     async def act(engine):
         await engine.load_adapter("kill-v000001", adapters / "v000001")
+        generate, answered = engine.generate, asyncio.Event()
+
+        async def heard(request):
+            sample = await generate(request)
+            answered.set()
+            return sample
+
+        engine.generate = heard
         agent = Agent(engine, protocol, BatchedSearch(search_many), AgentSettings(max_turns=3, max_turn_tokens=48))
         games = [asyncio.create_task(agent.play(Question(str(n), QUESTIONS[n % 4], ""), 0)) for n in range(12)]
-        await asyncio.sleep(3)
+        await answered.wait()
         assert not all(game.done() for game in games)
         server.kill()
         server.start()

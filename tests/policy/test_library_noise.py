@@ -15,7 +15,7 @@ from forage.policy.library_noise import silence_library_noise
 from forage.policy.options import AdapterOptions
 from forage.policy.policy import load_policy
 from tests import ROOT
-from tests.scripts.test_create_lora_model import tiny_llama
+from tests.factories import tiny_llama
 
 LOAD = """
 import sys

@@ -6,20 +6,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from forage.errors import UserError
 from forage.policy.logprobs import _chunk_scores, token_logprobs
 from forage.policy.packing import TokenBatch
-
-
-def tiny_model(**settings):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, **settings,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+from tests.factories import plain_logprobs as plain
+from tests.factories import tiny_model
 
 
 def batch_of(lengths=(9, 6), prompts=(3, 2), width=10):
@@ -37,12 +29,6 @@ def made_of(ids, attention, sampled):
     positions = torch.arange(ids.shape[1]).expand_as(ids)
     sequence = torch.arange(ids.shape[0])[:, None].expand_as(ids)
     return TokenBatch(ids, positions, sampled, sequence, attention)
-
-
-def plain(model, batch, temperature=1.0):
-    logits = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits.float() / temperature
-    chosen = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids_BT[:, 1:, None]).squeeze(2)
-    return torch.cat([torch.zeros(len(chosen), 1), chosen], dim=1) * batch.sampled_BT
 
 
 @pytest.mark.parametrize("tied", [False, True])

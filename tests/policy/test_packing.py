@@ -1,7 +1,5 @@
 """Packing: examples by hand; any sequences come out complete, once each, within the budget."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,14 +7,7 @@ from hypothesis import strategies as st
 
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack, pack_shared, values_like
-from tests.policy.test_logprobs import tiny_model
-
-
-@dataclass
-class Sequence:
-    ids: tuple
-    mask: tuple
-
+from tests.factories import Sequence, tiny_model
 
 A, B = Sequence((5, 6, 7, 8), (0, 0, 1, 1)), Sequence((5, 9), (0, 1))
 

@@ -16,16 +16,15 @@ from forage.policy.logprobs import token_logprobs
 from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
 from forage.policy.policy import load_base, load_policy
-from tests.policy.test_packing import Sequence
-from tests.scripts.test_create_lora_model import tiny_llama
+from tests.factories import Sequence, tiny_llama
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["4-bit", "whole"])
-def made(request, tmp_path_factory, model_folder):
+def made(request, tmp_path_factory, tiny_base):
     base = tmp_path_factory.mktemp("base") / "tiny"
     torch.manual_seed(0)
     tiny_llama().save_pretrained(base)
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(base)
+    AutoTokenizer.from_pretrained(tiny_base).save_pretrained(base)
     folder = tmp_path_factory.mktemp("policy") / "policy"
     adapter = AdapterOptions(r=4, alpha=8)
     main(Options(base_model=str(base), output_dir=folder, quantize=request.param, adapter=adapter, overwrite=True))
@@ -76,10 +75,10 @@ def test_what_was_measured_is_trained_by_the_same_gradients(made):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(tmp_path, model_folder, dtype):
+def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(tmp_path, tiny_base, dtype):
     torch.manual_seed(0)
     tiny_llama().save_pretrained(tmp_path / "tiny")
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "tiny")
+    AutoTokenizer.from_pretrained(tiny_base).save_pretrained(tmp_path / "tiny")
     main(Options(base_model=str(tmp_path / "tiny"), output_dir=tmp_path / "policy", quantize=False, dtype=dtype))
     card = read_policy_card(tmp_path / "policy")
     assert {weight.dtype for weight in load_base(card).parameters()} == {getattr(torch, dtype)}

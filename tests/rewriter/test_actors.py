@@ -32,12 +32,12 @@ def test_padding_changes_no_log_probability():
 
 
 def test_top_p_bounds_what_is_sampled_and_not_how_it_is_scored():
-    actors, _ = tiny_actors(sampling=SamplingOptions(max_new_tokens=1, top_p=0.5))
+    actors, _ = tiny_actors(sampling=SamplingOptions(max_new_tokens=1, top_p=0.9))
     policy = actors.policy
     prompts = left_padded([tiny_rows(1)[0].prompt] * 64, policy.pad_id)
     logits = policy.response_logits(torch.cat((prompts[:1], torch.zeros(1, 1, dtype=torch.long)), 1), 1)[0][0, 0]
     ordered = logits.softmax(-1).sort(descending=True)
-    nucleus = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist())
+    nucleus = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.9).sum()) + 1].tolist())
     torch.manual_seed(0)
     output = policy.generate(**model_inputs(prompts, policy.pad_id))
     drawn = output.sequences[:, -1]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from forage.agent.prompts import final_query, prompt_tokens
 from forage.data.records import Question
@@ -13,8 +12,8 @@ from forage.rewriter.rewrites import left_padded, make_rows, with_padding
 
 
 @pytest.fixture
-def tokenizer(model_folder):
-    return AutoTokenizer.from_pretrained(model_folder)
+def tokenizer(tiny_tokenizer):
+    return tiny_tokenizer
 
 
 def test_final_queries_by_hand():
@@ -76,7 +75,7 @@ def test_queries_that_read_alike_are_one_row_and_long_ones_none(tokenizer):
     ]
     assert len({row.prompt for row in rows}) == 2
     assert problems[0] == "t.jsonl:7: duplicate query; its relevant_doc_ids are added to the first one's"
-    assert problems[1].startswith("t.jsonl:8: left out, its prompt of 337 tokens")
+    assert problems[1].startswith("t.jsonl:8: left out, its prompt of 635 tokens")
 
 
 @pytest.mark.parametrize("given", [{"query_weight": 0}, {"max_prompt_tokens": 0}, {"instruction": " "}])

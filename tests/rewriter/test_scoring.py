@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 from trl.experimental.utils import get_reward
 
 from forage.rewriter.options import RewriteOptions
@@ -56,8 +55,8 @@ class Words(CustomRewardModel):
         return len(query.split()) + (10 if "b" in relevant_doc_ids else 0)
 
 
-def test_the_scorer_searches_for_what_was_written(model_folder):
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+def test_the_scorer_searches_for_what_was_written(tiny_tokenizer):
+    tokenizer = tiny_tokenizer
     score = Scorer(Words(lambda queries: [], 5), RewriteOptions(rewrite="append", query_weight=2), tokenizer)
     tokens = [*tokenizer(" sore toe")["input_ids"], EOS, EOS]
     assert score(ROWS[:2], [tokens, [EOS]]) == [4, 12]

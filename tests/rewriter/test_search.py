@@ -7,10 +7,10 @@ from forage.errors import UserError
 from forage.rewriter.data import read_data
 from forage.rewriter.options import Options
 from forage.rewriter.search import open_search
-from forage.store.card import StoreOptions
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
-from tests.store.test_document_store import tiny_cross_encoder
+from forage.store.options import StoreOptions
+from tests.factories import tiny_cross_encoder
 from tests.tiny_rewriter import make_tiny, write_data
 
 

@@ -7,13 +7,13 @@ import pytest
 from forage.agent.episode import append_episodes
 from forage.errors import UserError
 from forage.rollout.plans import Plan, Played, open_plans, plan_path, read_plan, write_plan
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE
 
 PLAN = Plan("000007", 7, ("a", "b"), ("c", "d"), num_rollouts=2, temperature=0.7, seed=3)
 
 
 def group(name, *rewards):
-    return [replace(EXAMPLE, id=f"{name}/{n}", question_id=name, reward=reward) for n, reward in enumerate(rewards)]
+    return [replace(EPISODE, id=f"{name}/{n}", question_id=name, reward=reward) for n, reward in enumerate(rewards)]
 
 
 def test_a_flat_group_calls_for_a_spare_question():

@@ -1,7 +1,5 @@
 """Plots: what is drawn by hand-worked values; any run's statistics draw; the report holds text, never markup."""
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -26,9 +24,8 @@ from forage.runs.plots import (
     write_report,
 )
 from forage.runs.stats import write_stats
-from tests import ROOT
-from tests.agent.test_episode import EXAMPLE as EPISODE
-from tests.runs.test_stats import EXAMPLE
+from tests.factories import EPISODE, STATS
+from tests.here import run_here
 
 NAN = float("nan")
 
@@ -38,7 +35,7 @@ def run_of(steps, **changes):
     generator = np.random.default_rng(0)
     return [
         replace(
-            EXAMPLE,
+            STATS,
             step=step,
             rewards={
                 "overall": generator.beta(1 + step / steps, 2, 8).tolist(),
@@ -78,8 +75,8 @@ def test_shares_and_levels_by_hand():
 
 def test_phases_add_up_to_the_step():
     stats = [
-        replace(EXAMPLE, seconds={"rollout": 20.0, "generate": 15.0, "backward": 8.0, "step": 31.0}),
-        replace(EXAMPLE, seconds={"rollout": 10.0, "mine": 1.0, "step": 11.0}),
+        replace(STATS, seconds={"rollout": 20.0, "generate": 15.0, "backward": 8.0, "step": 31.0}),
+        replace(STATS, seconds={"rollout": 10.0, "mine": 1.0, "step": 11.0}),
     ]
     assert phase_seconds(stats) == {
         "rollout": [20, 10], "backward": [8, 0], "mine": [0, 1], "other": [3, 0],
@@ -111,12 +108,12 @@ def test_panels_of_what_no_step_reports_are_left_out():
 
 AWKWARD = {
     "one step": run_of(1),
-    "one episode": [replace(EXAMPLE, rewards={"overall": [0.5]}, evaluation=None)],
-    "nothing varies": [replace(EXAMPLE, step=n, rewards={"overall": [0.0, 0.0]}) for n in range(3)],
-    "negative rewards": [replace(EXAMPLE, step=n, rewards={"overall": [-3.0, 2.0 + n]}) for n in range(3)],
-    "a reward that came later": [*run_of(8), replace(EXAMPLE, step=8, rewards={"overall": [1.0], "new": [0.5]})],
+    "one episode": [replace(STATS, rewards={"overall": [0.5]}, evaluation=None)],
+    "nothing varies": [replace(STATS, step=n, rewards={"overall": [0.0, 0.0]}) for n in range(3)],
+    "negative rewards": [replace(STATS, step=n, rewards={"overall": [-3.0, 2.0 + n]}) for n in range(3)],
+    "a reward that came later": [*run_of(8), replace(STATS, step=8, rewards={"overall": [1.0], "new": [0.5]})],
     "many rewards, odd names": [
-        replace(EXAMPLE, rewards={"overall": [1.0]} | {f"$x_{n}^$ <b>": [0.1] for n in range(6)})
+        replace(STATS, rewards={"overall": [1.0]} | {f"$x_{n}^$ <b>": [0.1] for n in range(6)})
     ],
     "no figures": run_of(2, training={}, seconds={}, stops={}, faults={}),
     "a huge ratio": run_of(12, training={"ratio_min": 1e-4, "ratio_mean": 1.0, "ratio_max": 1e4}),
@@ -163,7 +160,7 @@ class Read(HTMLParser):
 
 def test_the_report_is_one_page_and_what_a_model_wrote_is_text(tmp_path):
     evil = "</pre><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)> & {body}"
-    stats = [replace(EXAMPLE, notes=[evil], stops={evil: 1}, rewards={"overall": [1.0], evil: [0.5]})]
+    stats = [replace(STATS, notes=[evil], stops={evil: 1}, rewards={"overall": [1.0], evil: [0.5]})]
     draw_plots(tmp_path, stats)
     write_report(tmp_path, stats, [(evil, evil + "\ud800")])
     read = Read((tmp_path / "report.html").read_text())
@@ -188,14 +185,7 @@ def test_best_middle_and_worst_episode_are_shown():
 
 
 def again(folder):
-    return subprocess.run(
-        [sys.executable, "-m", "forage.runs.plots", folder],
-        cwd=ROOT,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_here([sys.executable, "-m", "forage.runs.plots", folder])
 
 
 def test_plots_are_drawn_again_from_the_run_folder(tmp_path):

@@ -14,24 +14,12 @@ from rich.console import Console
 
 from forage.runs.progress import Phases, TrainView, duration, reward_trends, seconds_left
 from tests import ROOT
-from tests.runs.test_stats import EXAMPLE
-
-
-class Clock:
-    """Stands still until it is set."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
+from tests.factories import STATS, Clock
 
 
 def steps_of(means, seconds=10.0):
     return [
-        replace(
-            EXAMPLE, step=step, rewards={"overall": [mean]}, seconds={"rollout": seconds, "generate": 9.0}, notes=[]
-        )
+        replace(STATS, step=step, rewards={"overall": [mean]}, seconds={"rollout": seconds, "generate": 9.0}, notes=[])
         for step, mean in enumerate(means)
     ]
 
@@ -109,7 +97,7 @@ def test_what_still_runs_is_taken_up_to_now_and_an_error_stops_the_watch():
 
 def test_time_left_by_hand():
     assert seconds_left([], 9) is None
-    steps = [replace(EXAMPLE, step=step, seconds={"step": took}) for step, took in enumerate((10.0, 12.0, 50.0))]
+    steps = [replace(STATS, step=step, seconds={"step": took}) for step, took in enumerate((10.0, 12.0, 50.0))]
     assert seconds_left(steps, 9) == 84
     assert seconds_left(steps, 2) == 0
     assert [duration(s) for s in (0.2, 59.4, 61, 7300, 200_000)] == ["0 s", "59 s", "1 min 1 s", "2 h 1 min", "2 d 7 h"]
@@ -120,7 +108,7 @@ def test_trends_by_hand():
     assert reward_trends(steps_of([0.2])) == [("overall", 0.2, None)]
     assert reward_trends(steps_of([0.2, 0.4, 0.6, 0.8])) == [("overall", 0.8, pytest.approx(0.4))]
     assert reward_trends(steps_of([9.0, *[0.2] * 5, *[0.5] * 5])) == [("overall", 0.5, pytest.approx(0.3))]
-    later = [*steps_of([0.2]), replace(EXAMPLE, step=1)]
+    later = [*steps_of([0.2]), replace(STATS, step=1)]
     assert reward_trends(later)[1] == ("mrr", 0.5, None)  # which the first step did not have
 
 
@@ -160,8 +148,8 @@ BOTH = """
 from dataclasses import replace
 from forage.rollout.view import RolloutView
 from forage.runs.progress import Phases, TrainView
-from tests.agent.test_episode import EXAMPLE as EPISODE
-from tests.runs.test_stats import EXAMPLE
+from tests.factories import EPISODE
+from tests.factories import STATS, Clock
 
 phases = Phases()
 with TrainView(1, phases) as view:
@@ -171,7 +159,7 @@ with TrainView(1, phases) as view:
             rollout.played(EPISODE)
         with phases("backward"):
             print("a library's line")
-        view.ended(replace(EXAMPLE, step=step, seconds=phases.take(), notes=["careful"]))
+        view.ended(replace(STATS, step=step, seconds=phases.take(), notes=["careful"]))
 print("done")
 """
 

@@ -10,25 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.runs.stats import StepStats, read_stats, reproducible, same_run, stats_path, summarised, to_row, write_stats
-
-EXAMPLE = StepStats(
-    step=7,
-    adapter="v000007",
-    rewards={"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},
-    groups={"total": 1, "flat": 0, "replaced": 2},
-    episodes={
-        "count": 2, "well_formed": 0.5, "searches": 1.5, "turns": 2.0, "sampled_tokens": 40.0, "tokens": 300.0,
-        "stale": 0,
-    },
-    stops={"answer": 1, "turns": 1},
-    faults={"bad_json": 1},
-    training={"policy_loss": -0.01, "kl": 0.002, "ratio_max": 1.5},
-    evaluation={"mrr": {"mean": 0.4, "low": 0.3, "high": 0.5}},
-    notes=["half of the groups were flat"],
-    seconds={"rollout": 20.5, "step": 31.0},
-    memory_gib=1.5,
-)  # fmt: skip
+from forage.runs.stats import read_stats, reproducible, same_run, stats_path, summarised, to_row, write_stats
+from tests.factories import STATS
 
 
 def test_summary_by_hand():
@@ -49,10 +32,10 @@ def test_summary_is_numpys(values):
 
 
 def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
-    path = write_stats(tmp_path, EXAMPLE)
+    path = write_stats(tmp_path, STATS)
     assert path == tmp_path / "training_stats_7.json"
     assert list(tmp_path.iterdir()) == [path]
-    assert read_stats(tmp_path) == [EXAMPLE]
+    assert read_stats(tmp_path) == [STATS]
     text = path.read_text()
     assert text.splitlines()[1:5] == [
         '"schema": 1,',
@@ -70,8 +53,8 @@ def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
 
 def test_steps_come_in_their_order_and_the_last_write_of_a_step_counts(tmp_path):
     for step in (10, 2, 1, 2):
-        write_stats(tmp_path, replace(EXAMPLE, step=step, evaluation=None, notes=[str(step)]))
-    write_stats(tmp_path, replace(EXAMPLE, step=2, notes=["again"]))
+        write_stats(tmp_path, replace(STATS, step=step, evaluation=None, notes=[str(step)]))
+    write_stats(tmp_path, replace(STATS, step=2, notes=["again"]))
     (tmp_path / "training_stats_old.json").write_text("not a step's")
     stats = read_stats(tmp_path)
     assert [item.step for item in stats] == [1, 2, 10]
@@ -82,7 +65,7 @@ def test_steps_come_in_their_order_and_the_last_write_of_a_step_counts(tmp_path)
 @given(st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=4))
 def test_any_finite_figures_come_back_exactly(tmp_path_factory, training):
     folder = tmp_path_factory.mktemp("run")
-    write_stats(folder, replace(EXAMPLE, training=training))
+    write_stats(folder, replace(STATS, training=training))
     assert read_stats(folder)[0].training == training
 
 
@@ -98,24 +81,24 @@ def test_any_finite_figures_come_back_exactly(tmp_path_factory, training):
 )
 def test_what_json_cannot_hold_is_refused_by_its_name(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
-        write_stats(tmp_path, replace(EXAMPLE, **change))
+        write_stats(tmp_path, replace(STATS, **change))
     assert not list(tmp_path.iterdir())
 
 
 def test_numbers_of_numpy_and_torch_become_plain_ones():
     training = {"a": np.float32(0.5), "b": torch.tensor(0.25), "c": np.int64(3), "d": 4}
-    row = to_row(replace(EXAMPLE, training=training))["training"]
+    row = to_row(replace(STATS, training=training))["training"]
     assert row == {"a": 0.5, "b": 0.25, "c": 3, "d": 4}
     assert [type(value) for value in row.values()] == [float, float, int, int]
 
 
 def test_only_what_is_measured_differs_between_equal_runs():
-    slower = replace(EXAMPLE, seconds={"rollout": 99.0}, memory_gib=3.0)
-    assert same_run([EXAMPLE], [slower])
-    assert "measured" not in reproducible(EXAMPLE)
-    assert not same_run([EXAMPLE], [replace(EXAMPLE, training=EXAMPLE.training | {"kl": 0.0020001})])
-    assert not same_run([EXAMPLE], [replace(EXAMPLE, notes=[])])
-    assert not same_run([EXAMPLE, EXAMPLE], [EXAMPLE])
+    slower = replace(STATS, seconds={"rollout": 99.0}, memory_gib=3.0)
+    assert same_run([STATS], [slower])
+    assert "measured" not in reproducible(STATS)
+    assert not same_run([STATS], [replace(STATS, training=STATS.training | {"kl": 0.0020001})])
+    assert not same_run([STATS], [replace(STATS, notes=[])])
+    assert not same_run([STATS, STATS], [STATS])
 
 
 @pytest.mark.parametrize(
@@ -129,11 +112,11 @@ def test_only_what_is_measured_differs_between_equal_runs():
 )
 def test_rewards_must_be_whole(rewards, says):
     with pytest.raises(ValueError, match=says):
-        replace(EXAMPLE, rewards=rewards)
+        replace(STATS, rewards=rewards)
 
 
 def broken(change):
-    row = to_row(EXAMPLE)
+    row = to_row(STATS)
     row.update(change)
     return json.dumps(row)
 
@@ -154,7 +137,7 @@ def broken(change):
     ],
 )
 def test_a_broken_file_is_named(tmp_path, text, says):
-    write_stats(tmp_path, replace(EXAMPLE, step=6))
+    write_stats(tmp_path, replace(STATS, step=6))
     stats_path(tmp_path, 7).write_text(text)
     with pytest.raises(UserError, match=says) as error:
         read_stats(tmp_path)

@@ -8,11 +8,11 @@ import pytest
 
 from forage.errors import UserError
 from forage.runs.trackers import flatten, open_tracker
-from tests.runs.test_stats import EXAMPLE
+from tests.factories import STATS
 
 
 def test_flat_names_by_hand():
-    assert flatten(EXAMPLE) == {
+    assert flatten(STATS) == {
         "reward/overall": 0.625, "reward_std/overall": 0.125, "reward/mrr": 0.5, "reward_std/mrr": 0.5,
         "evaluation/mrr": 0.4, "evaluation_low/mrr": 0.3, "evaluation_high/mrr": 0.5,
         "loss/policy": -0.01, "training/kl": 0.002, "training/ratio_max": 1.5,
@@ -26,7 +26,7 @@ def test_flat_names_by_hand():
 
 def test_names_are_such_as_every_tracker_takes():
     rewards = {"overall": [1.0], "my reward (β=2)": [0.5]}
-    stats = replace(EXAMPLE, rewards=rewards, evaluation=None)
+    stats = replace(STATS, rewards=rewards, evaluation=None)
     assert flatten(stats)["reward/my_reward_β_2_"] == 0.5
 
 
@@ -82,6 +82,7 @@ def wandb_records(path):
             yield record
 
 
+@pytest.mark.slow
 def test_wandb_without_a_key_stays_offline_and_loses_no_step(tmp_path, monkeypatch, capfd):
     pytest.importorskip("wandb")
     for name in ("WANDB_API_KEY", "WANDB_MODE"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from create_lora_model import Options, main
 from forage.cli import run
@@ -17,6 +17,7 @@ from forage.policy.card import read_policy_card
 from forage.policy.creation import Sizes, add_adapter, sizes
 from forage.policy.options import AdapterOptions
 from forage.policy.policy import load_base, load_policy, load_tokenizer
+from tests.factories import tiny_llama
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,6 @@ def tiny(tmp_path_factory):
     torch.manual_seed(0)
     tiny_llama().save_pretrained(folder)
     return folder
-
-
-def tiny_llama():
-    config = LlamaConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
 
 
 def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):

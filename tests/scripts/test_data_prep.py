@@ -18,6 +18,7 @@ from forage.errors import UserError
 from forage.files import json_lines
 from forage.store.document_store import DocumentStore
 from tests import ROOT
+from tests.here import run_here
 
 SAMPLE_ROWS = [row for _, row in json_lines(ROOT / "sample_data" / "questions.jsonl")]
 
@@ -25,7 +26,7 @@ SAMPLE_ROWS = [row for _, row in json_lines(ROOT / "sample_data" / "questions.js
 def prepare(folder, *arguments, check=True):
     command = [sys.executable, "data_prep.py", "--output-dir", folder, "--content-dir", folder / "pages"]
     command += ["--cache-dir", folder / "cache", *arguments]
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = run_here(command)
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -129,6 +130,7 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     assert page.stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_documents(prepared, tmp_path):
     command = [sys.executable, "data_prep.py", "--dataset-name", "sample", "--output-dir", tmp_path]
     command += ["--content-dir", tmp_path / "pages", "--cache-dir", tmp_path / "cache", "--batch-size", "2"]

@@ -25,8 +25,8 @@ from forage.rollout.rollout import Rollout
 from forage.rollout.view import RolloutView
 from forage.rollout.worker import FINISHED, follow_trainer, next_plan, play_plan
 from grpo_rollout import get_reward_functions
-from tests.agent.test_agent import search_many
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE
+from tests.scripted_engine import search_many
 
 QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
 
@@ -39,44 +39,44 @@ QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("
 )
 def test_mrr_by_hand(relevant, expected):
     # The example saw a, b and then b, c: each chunk counts once, where it was first seen.
-    assert get_mrr([EXAMPLE], [replace(QUESTION, relevant_chunk_ids=relevant)]) == [expected]
+    assert get_mrr([EPISODE], [replace(QUESTION, relevant_chunk_ids=relevant)]) == [expected]
 
 
 def test_searching_more_cannot_beat_searching_well():
-    good = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("c", "a")),))
-    more = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("a", "b", "c")),) * 3)
+    good = replace(EPISODE, searches=(replace(EPISODE.searches[0], hits=("c", "a")),))
+    more = replace(EPISODE, searches=(replace(EPISODE.searches[0], hits=("a", "b", "c")),) * 3)
     assert get_mrr([good, more], [QUESTION] * 2) == [1.0, 1 / 3]
 
 
 def test_similarity_by_hand():
     vectors = {"same": [1, 0], "near": [0.6, 0.8], "against": [-1, 0], "": [1, 0], "Rest and ice.": [1, 0]}
     embedder = SimpleNamespace(encode_passages=lambda texts: np.array([vectors[text] for text in texts], np.float32))
-    episodes = [replace(EXAMPLE, answer=answer) for answer in ("same", "near", "against", "")]
+    episodes = [replace(EPISODE, answer=answer) for answer in ("same", "near", "against", "")]
     found = get_answer_similarity(episodes, [QUESTION] * 4, embedder)
     assert found == pytest.approx([1, 0.6, 0, 0])
 
 
 def test_similarity_of_the_real_embedder(embedder):
     answers = ["Rest and ice.", "Ice packs, and resting.", "Paris is in France.", ""]
-    found = get_answer_similarity([replace(EXAMPLE, answer=a) for a in answers], [QUESTION] * 4, embedder)
+    found = get_answer_similarity([replace(EPISODE, answer=a) for a in answers], [QUESTION] * 4, embedder)
     assert found[0] == pytest.approx(1, abs=1e-3)
     assert 1 > found[1] > 0.5 > found[2] >= found[3] == 0
 
 
 def test_token_f1_by_hand():
-    assert get_token_f1([replace(EXAMPLE, answer="ice, rest")], [QUESTION]) == pytest.approx([0.8])
+    assert get_token_f1([replace(EPISODE, answer="ice, rest")], [QUESTION]) == pytest.approx([0.8])
 
 
 def test_format_by_hand():
-    first, second = EXAMPLE.turns
+    first, second = EPISODE.turns
     broken = replace(first, faults=("bad_json",))
     cases = [
-        (EXAMPLE, 1.0),
-        (replace(EXAMPLE, turns=(broken, second)), (1 + 1 + 1 / 2) / 3),
-        (replace(EXAMPLE, searches=()), 2 / 3),
-        (replace(EXAMPLE, stop="turns", turns=(broken, broken)), 1 / 3),
-        (replace(EXAMPLE, stop="no_action", searches=(), turns=(broken,)), 0.0),
-        (replace(EXAMPLE, stop="tokens", searches=(), turns=()), 0.0),
+        (EPISODE, 1.0),
+        (replace(EPISODE, turns=(broken, second)), (1 + 1 + 1 / 2) / 3),
+        (replace(EPISODE, searches=()), 2 / 3),
+        (replace(EPISODE, stop="turns", turns=(broken, broken)), 1 / 3),
+        (replace(EPISODE, stop="no_action", searches=(), turns=(broken,)), 0.0),
+        (replace(EPISODE, stop="tokens", searches=(), turns=()), 0.0),
     ]
     assert get_format_reward([e for e, _ in cases], [QUESTION] * 6) == pytest.approx([r for _, r in cases])
 
@@ -175,7 +175,7 @@ def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
         asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
     # A file of an older version holds such episodes; they count as not played.
     name = plan.questions[0]
-    lost = [replace(EXAMPLE, id=f"{name}/{n}", question_id=name, stop="engine") for n in (0, 1)]
+    lost = [replace(EPISODE, id=f"{name}/{n}", question_id=name, stop="engine") for n in (0, 1)]
     append_episodes(tmp_path / "episodes" / plan.name / "w.jsonl", lost)
     assert Played(tmp_path, plan).missing() == list(plan.questions)
     rollout.engine.generate = real
@@ -203,7 +203,7 @@ def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
     assert all(claims.take(name) for name in plan.questions)
     written = [f"{done}/0", f"{done}/1", f"{torn}/0"]  # of the last group only one line
     append_episodes(
-        folder / "dead.jsonl", [replace(EXAMPLE, id=name, question_id=name.split("/")[0]) for name in written]
+        folder / "dead.jsonl", [replace(EPISODE, id=name, question_id=name.split("/")[0]) for name in written]
     )
     for name in (half, torn):
         os.utime(folder / "claims" / name, (0, 0))
@@ -302,9 +302,9 @@ def test_bad_options_are_told(rollout, wrong, says):
 
 def test_the_view_counts(capsys):
     with RolloutView("step 3", 4) as view:
-        view.played(EXAMPLE)
-        view.played(replace(EXAMPLE, stop="turns", searches=()))
-        view.rewarded([EXAMPLE])
+        view.played(EPISODE)
+        view.played(replace(EPISODE, stop="turns", searches=()))
+        view.rewarded([EPISODE])
     line = capsys.readouterr().out
     assert line.startswith("step 3: episodes 2 of 4; tokens/s ")
     assert "searches 1.00; ended by: answer 1, turns 1; mrr 0.500" in line.replace("ended by ", "ended by: ")

@@ -31,18 +31,14 @@ from forage.policy.packing import pack
 from forage.policy.policy import load_policy
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, open_plans
+from forage.runs.plots import FIGURES
 from forage.runs.progress import Phases
 from forage.runs.stats import read_stats, reproducible
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE
 from tests.options import with_options
-from tests.tiny_training import make_tiny, rewards_of_tokens
+from tests.tiny import rewards_of_tokens
 
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    make_tiny(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def train(options, rewards=rewards_of_tokens):
@@ -83,7 +79,7 @@ def test_the_learning_rate_by_hand():
 
 def played(question, sample, reward, adapter="run-v000003", **more):
     return replace(
-        EXAMPLE, id=f"{question}/{sample}", question_id=question, adapter=adapter, reward=reward,
+        EPISODE, id=f"{question}/{sample}", question_id=question, adapter=adapter, reward=reward,
         rewards={"a": reward, "b": 1.0}, **more,
     )  # fmt: skip
 
@@ -133,7 +129,7 @@ def test_no_usable_episode_is_told():
 # Whole runs
 
 
-def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
+def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatch):
     options = options_of(tiny, tmp_path / "run", max_steps=12, num_rollouts=8, learning_rate=0.02)
     train(options)
     stats = read_stats(options.run_dir)
@@ -154,6 +150,8 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
         assert 0 < row.seconds["generate"] <= row.seconds["rollout"]
     assert [row.evaluation is not None for row in stats[:4]] == [True, False, True, False]
     assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
+    monkeypatch.setattr("forage.runs.plots.FIGURES", FIGURES)
+    train(options)  # finished as it is, it only draws its plots
     for name in ("rewards.png", "reward_distribution.png", "config.json", "model.json", "finished"):
         assert (options.run_dir / name).exists(), name
     assert open_plans(options.run_dir) == []
@@ -276,10 +274,15 @@ def learner_of(tiny):
 
 @pytest.fixture(scope="module")
 def episodes(tiny, tmp_path_factory):
-    """A real step's."""
+    """A real step's, rewarded so that none has the mean of its group, which would teach nothing."""
     run_dir = tmp_path_factory.mktemp("episodes") / "run"
     train(options_of(tiny, run_dir, max_steps=1, eval_every=0))
-    return list(read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl"))
+    played = read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl")
+    rewards = (0.0, 0.1, 0.3, 0.9)
+    return [
+        replace(episode, reward=reward, rewards=dict.fromkeys(episode.rewards, reward))
+        for episode, reward in zip(played, rewards * 3, strict=True)
+    ]
 
 
 def updated(tiny, episodes, shown=None, **more):

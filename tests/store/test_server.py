@@ -81,6 +81,7 @@ def test_other_paths_are_refused(url):
     assert httpx.post(f"{url}/other", json={}).status_code == 400
 
 
+@pytest.mark.slow
 def test_the_command_serves_and_searches(store):
     command = [sys.executable, "document_store.py", "serve", "--store", str(store.path), "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

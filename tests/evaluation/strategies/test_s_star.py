@@ -5,7 +5,7 @@ import pytest
 from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import EngineError
 from forage.evaluation.strategies.s_star import DISTINGUISH, SStar, clusters, differing, preferred
-from tests.evaluation.test_scorers import answering
+from tests.factories import answering
 from tests.scripted_engine import QUESTION, check_books, run
 
 PASSAGES = {

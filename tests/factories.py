@@ -1,0 +1,102 @@
+"""What tests of several modules make: an episode, a step's statistics, small models without a tokenizer."""
+
+from dataclasses import dataclass, replace
+
+from forage.agent.episode import Episode, Search, Turn
+from forage.data.records import Question
+from forage.runs.stats import StepStats
+
+# The example of Episode's docstring, the prompt's tokens 1 to 3.
+EPISODE = Episode(
+    id="q/0", question_id="q", ids=(1, 2, 3, 4, 5, 6, 7, 8, 9, 5), mask=(0, 0, 0, 1, 1, 0, 0, 0, 1, 1),
+    logprobs=(0.0, 0.0, 0.0, -0.2, -0.1, 0.0, 0.0, 0.0, -0.7, 0.0), turns=(Turn(3, 5), Turn(8, 10)),
+    searches=(Search(0, "gout", ("a", "b")), Search(0, "toe", ("b", "c"))), answer="Rest – and “ice”.", stop="answer",
+    adapter="v000003", rewards={"mrr": 0.5}, reward=0.5, seconds={"total": 1.5},
+)  # fmt: skip
+
+STATS = StepStats(
+    step=7,
+    adapter="v000007",
+    rewards={"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},
+    groups={"total": 1, "flat": 0, "replaced": 2},
+    episodes={
+        "count": 2, "well_formed": 0.5, "searches": 1.5, "turns": 2.0, "sampled_tokens": 40.0, "tokens": 300.0,
+        "stale": 0,
+    },
+    stops={"answer": 1, "turns": 1},
+    faults={"bad_json": 1},
+    training={"policy_loss": -0.01, "kl": 0.002, "ratio_max": 1.5},
+    evaluation={"mrr": {"mean": 0.4, "low": 0.3, "high": 0.5}},
+    notes=["half of the groups were flat"],
+    seconds={"rollout": 20.5, "step": 31.0},
+    memory_gib=1.5,
+)  # fmt: skip
+
+QUESTION = Question("q1", "What is gout?", "A disease.")
+
+
+def answering(*answers):
+    """An episode for each answer."""
+    return [replace(EPISODE, id=f"q/{n}", answer=answer) for n, answer in enumerate(answers)]
+
+
+@dataclass
+class Sequence:
+    """As much of an episode as packing needs."""
+
+    ids: tuple
+    mask: tuple
+
+
+class Clock:
+    """A clock that stands still until a test sets it, in the place of time.perf_counter."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def tiny_llama(**settings):
+    """61 tokens, two layers, random weights: for tests that make their token ids themselves."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, **settings,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def tiny_model(**settings):
+    """tiny_llama with the same weights each time."""
+    import torch
+
+    torch.manual_seed(0)
+    return tiny_llama(**settings)
+
+
+def plain_logprobs(model, batch, temperature=1.0):
+    """Log-probabilities of a batch's sampled tokens, by the formula as it stands in books."""
+    import torch
+
+    logits = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits.float() / temperature
+    chosen = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids_BT[:, 1:, None]).squeeze(2)
+    return torch.cat([torch.zeros(len(chosen), 1), chosen], dim=1) * batch.sampled_BT
+
+
+def tiny_cross_encoder(folder):
+    """A real cross-encoder with random weights and the packaged embedder's tokenizer."""
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    from forage.store.embedder import PACKAGED_EMBEDDER, locate
+
+    tokenizer = AutoTokenizer.from_pretrained(locate(PACKAGED_EMBEDDER)[0])
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        num_labels=1,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,15 @@
+"""The tests' own house rules."""
+
+import re
+
+import pytest
+
+from tests import ROOT
+
+MODULES = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_no_test_module_imports_another(path):
+    """What several need is in factories.py, tiny.py, scripted_engine.py and their like."""
+    assert not re.findall(r"^\s*(?:from|import) tests\S*\.test_\w+", path.read_text(), re.MULTILINE)
