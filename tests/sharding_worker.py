@@ -46,7 +46,7 @@ def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
         if weight.requires_grad:
             torch.nn.init.normal_(weight, std=0.1)
     if checkpointing:
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
 
 

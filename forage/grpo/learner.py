@@ -74,11 +74,11 @@ class Learner:
         norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm).item()
         if math.isfinite(norm):
             self.optimizer.step()
-        self.forget()
+        self.drop_gradients()
         return norm
 
-    def forget(self) -> None:
-        """Drop the gradients there are."""
+    def drop_gradients(self) -> None:
+        """Discard what backward has added up, without an update."""
         self.optimizer.zero_grad()
 
     def publish(self, folder: Path, version: int) -> Path:

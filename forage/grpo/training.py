@@ -17,7 +17,7 @@ from forage.grpo.players import Play, play_step
 from forage.grpo.reporting import collect, report_end, show
 from forage.grpo.run import Run, open_run
 from forage.grpo.sharding import ShardedLearner, join_processes
-from forage.grpo.update import Pass, learning_rate, prepare, update
+from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.policy.adapters import adapter_path
 from forage.policy.policy import PolicyCard, load_policy
 from forage.rollout.plans import plan_path
@@ -45,10 +45,13 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 break
             batch = prepare(played.episodes, options.update, rollout.weights, settings.max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
-            by = Pass(rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step))
+            context = UpdateContext(
+                options.update, rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step),
+                run.phases,
+            )  # fmt: skip
             # Dropout draws alike however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
-            training = update(learner, batch, options.update, by, run.phases)
+            training = update(learner, batch, context)
             stats = guard(run, learner, collect(run, played, batch, training))
             run.after(stats, batch)
             if lead:
@@ -72,7 +75,7 @@ def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learne
     policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
     policy.train()  # transformers checkpoints activations in training mode only
     if options.update.memory.gradient_checkpointing:
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     weight_decay = options.update.optimizer.weight_decay
     learner = (
         ShardedLearner(policy, weight_decay, options.sharding, options.sequence_parallel) if several
