@@ -21,8 +21,8 @@ from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.policy.adapters import adapter_path
 from forage.policy.policy import PolicyCard, load_policy
 from forage.rollout.plans import plan_path
-from forage.runs.plots import draw_plots
 from forage.runs.progress import TrainView
+from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.run_folder import plain
 from forage.runs.stats import StepStats, write_stats
 from forage.runs.trackers import open_tracker
@@ -31,7 +31,7 @@ from forage.runs.trackers import open_tracker
 def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play) -> None:
     """From the last checkpoint to the last step."""
     run, run_dir, lead = open_run(options, settings, learner), options.run_dir, learner.rank == 0
-    rollout = options.rollout
+    rollout, schedule = options.rollout, PlotSchedule()
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
     with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
         while True:
@@ -60,9 +60,9 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 learner.save(run_dir / "state", run.step, run.kept())
             if lead:
                 plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
-                show(run, stats, played.episodes, tracker, view)
+                show(run, stats, tracker, view, schedule)
     if lead and run.history:
-        draw_plots(run_dir, run.history)  # with the last evaluation
+        draw_report(run_dir, run.history)  # with the last evaluation
         report_end(run)
 
 
@@ -99,6 +99,8 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
     if not wrong:
         return stats
     if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
+        if learner.rank == 0 and run.history:
+            draw_report(run.options.run_dir, run.history)  # the plots show how it came to this
         raise UserError(
             f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run.options.run_dir, run.step)}; "
             "lower --learning-rate, or continue with --on-collapse rollback or warn"
