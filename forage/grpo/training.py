@@ -14,9 +14,10 @@ from forage.grpo.launch import started_processes
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play, play_step
+from forage.grpo.processes import join_processes
 from forage.grpo.reporting import collect, report_end, show
 from forage.grpo.run import Run, open_run
-from forage.grpo.sharding import ShardedLearner, join_processes
+from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.policy.adapters import adapter_path
 from forage.policy.policy import PolicyCard, load_policy
