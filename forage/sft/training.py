@@ -50,7 +50,7 @@ def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episod
     torch.manual_seed(options.seed)
     policy = load_policy(card)
     if checkpoints_activations(options):
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
         weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay
