@@ -1,7 +1,9 @@
 """The pages keep what they promise: snippets run, commands parse, files and targets they name are there."""
 
+import contextlib
 import functools
 import importlib
+import io
 import itertools
 import json
 import re
@@ -10,7 +12,7 @@ import string
 import subprocess
 import sys
 import typing
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ import tyro
 from document_store import StoreOptions
 from forage.agent.combination import reward_matrix
 from forage.agent.episode import Episode
+from forage.cli import flags_of
 from forage.data.records import Document, Question, read_questions
 from tests import ROOT
 
@@ -32,6 +35,9 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 # A path of the repository in backticks; those with a placeholder, such as episodes/<step>, are not meant to be there.
 PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`")
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
+# Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
+OTHERS = re.compile(r"docker|python -m|scripts/")
+VLLM_FLAGS = {"--enable-lora", "--max-lora-rank"}
 # What the reader brings.
 YOURS = {
     "medquad.jsonl.gz", "qa.jsonl", "my_model", "scifact", "docs.jsonl", "topics.tsv", "qrels.txt", "runs/lockstep",
@@ -169,13 +175,14 @@ def test_command_lines_are_read_as_a_shell_would():
         "for seed in 1 2; do\n  A=1 python x.py \\\n --seed $seed  # slow\ndone\nmake demo && python -m bench.y > out"
     )
     assert command_lines(text) == [
-        ["python", "x.py", "--seed", "1"], ["make", "demo"], ["python", "-m", "bench.y"],
+        ["python", "x.py", "--seed", "1"], ["python", "x.py", "--seed", "2"], ["make", "demo"],
+        ["python", "-m", "bench.y"],
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_parses_and_names_files_that_are_there(page, capsys):
-    made = set().union(*map(made_by, (DEMO, README, RESULTS) if page.parent.name == "docs" else (DEMO,)))
+    made = set().union(*map(made_by, {DEMO, README, RESULTS} - {page}))
     for command in commands_of(page):
         call = python_call(command)
         if call is None or not can_be_imported(call[0]):
@@ -213,6 +220,32 @@ def test_make_commands_are_targets_and_scripts_exist(page):
 
 
 # Words
+
+
+def flags():
+    """Every flag of every script, --no-x of switches among them."""
+    found = {"--help", "--help-all", "--config"}
+    for script in ROOT.glob("*.py"):
+        options = options_of(script.stem)
+        for one in typing.get_args(options) or (options,):
+            names = [flag.name for flag in flags_of(one)]
+            found |= {name.replace("[no-]", kept) for name in names for kept in ("", "no-")}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_in_the_text_exist(page):
+    inline = re.findall(r"`[^`]+`", FENCE.sub("", page.read_text()))
+    named = {flag for text in inline if not OTHERS.search(text) for flag in re.findall(r"(?<!\S)`?(--[\w-]+)", text)}
+    assert not named - flags() - VLLM_FLAGS
+
+
+def test_the_changelog_names_every_renamed_flag():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    for script in ROOT.glob("*.py"):
+        renamed = getattr(importlib.import_module(script.stem), "RENAMED", {})
+        missing = [old for old in renamed if f"`{old}" not in text or script.name not in text]
+        assert not missing, f"{script.name}: {', '.join(missing)}"
 
 
 def test_readme_is_short():
@@ -253,42 +286,62 @@ def test_the_drawing_of_imports_is_up_to_date():
 # Snippets
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What a snippet defined and printed."""
+
+    namespace: dict
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def run_snippet(tmp_path_factory):
+    """Runs a page's snippet in a folder of its own; each once."""
+
+    @functools.cache
+    def run(page, number):
+        namespace, printed = {}, io.StringIO()
+        with contextlib.chdir(tmp_path_factory.mktemp("snippet")), contextlib.redirect_stdout(printed):
+            exec(compile(fenced(page, "python")[number], f"{page.name}[{number}]", "exec"), namespace)
+        return Ran(namespace, printed.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def readme_snippet(run_snippet):
+    """The README's snippet that has this word, run."""
+
+    def run(word):
+        [number] = [number for number, text in enumerate(fenced(README, "python")) if word in text]
+        return run_snippet(README, number)
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("page", "number"),
     [(page, number) for page in PAGES for number in range(len(fenced(page, "python")))],
     ids=lambda value: value.name if isinstance(value, Path) else str(value),
 )
-def test_python_snippets_run(page, number, tmp_path, monkeypatch):
-    run_snippet(page, number, tmp_path, monkeypatch)
+def test_python_snippets_run(page, number, run_snippet):
+    run_snippet(page, number)
 
 
-def run_snippet(page, number, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    namespace = {}
-    exec(compile(fenced(page, "python")[number], f"{page.name}[{number}]", "exec"), namespace)
-    return namespace
+def test_the_store_snippet_finds_what_it_should(readme_snippet):
+    assert readme_snippet("why does my toe hurt").printed.splitlines()[-1].startswith("1 Gout Uric acid")
 
 
-def snippet_with(word):
-    [number] = [n for n, text in enumerate(fenced(README, "python")) if word in text]
-    return number
-
-
-def test_the_store_snippet_finds_what_it_should(tmp_path, monkeypatch, capsys):
-    run_snippet(README, snippet_with("why does my toe hurt"), tmp_path, monkeypatch)
-    assert capsys.readouterr().out.splitlines()[-1].startswith("1 Gout Uric acid")
-
-
-def test_the_reward_snippet_rewards(tmp_path, monkeypatch):
-    functions = run_snippet(README, snippet_with("get_reward_functions"), tmp_path, monkeypatch)["get_reward_functions"]
+def test_the_reward_snippet_rewards(readme_snippet):
+    functions = readme_snippet("get_reward_functions").namespace["get_reward_functions"](None)
     silent = Episode("q/0", "q", (), (), (), (), (), "", "turns", "base")
     brief = Episode("q/1", "q", (), (), (), (), (), "Rest.", "answer", "base")
-    rewards_NR = reward_matrix(functions(None), [silent, brief], [Question("q", "What helps?", "Rest.")] * 2)
+    rewards_NR = reward_matrix(functions, [silent, brief], [Question("q", "What helps?", "Rest.")] * 2)
     assert rewards_NR.tolist() == [[0, 0], [0, 1]]
 
 
-def test_the_retriever_snippet_keeps_one_chunk_of_each_document(tmp_path, monkeypatch):
-    one_per_document = run_snippet(README, snippet_with("OnePerDocument"), tmp_path, monkeypatch)["OnePerDocument"]
+def test_the_retriever_snippet_keeps_one_chunk_of_each_document(tmp_path, readme_snippet):
+    one_per_document = readme_snippet("OnePerDocument").namespace["OnePerDocument"]
     texts = [f"Gout hurts the toe. {other} " * 40 for other in ("It is red.", "It is hot.", "It swells.")]
     options = StoreOptions(embedder="none", chunk_tokens=40, chunk_overlap=0)
     documents = [Document(f"d{n}", "Gout", text) for n, text in enumerate(texts)]
