@@ -11,6 +11,7 @@ from statistics import median
 import pytest
 
 from forage.policy.adapters import adapter_path
+from forage.runs.progress import step_seconds
 from forage.runs.stats import read_stats, same_run
 from tests import ROOT
 from tests.tiny import make_tiny
@@ -44,7 +45,7 @@ def test_ten_kills_change_nothing(tmp_path):
     assert start(tmp_path, whole).wait() == 0
 
     # Ten kills need fewer than thirty steps on any machine: each comes within a step's time of the first sign of life.
-    step_seconds = median(row.seconds["step"] for row in read_stats(whole))
+    pause = median(map(step_seconds, read_stats(whole)))
     draw, kills, at = random.Random(0), 0, []
     while True:
         process = start(tmp_path, killed)
@@ -52,7 +53,7 @@ def test_ten_kills_change_nothing(tmp_path):
             before = newest(killed)
             while process.poll() is None and newest(killed) == before:  # until it is past loading
                 time.sleep(0.01)
-            time.sleep(draw.uniform(0, step_seconds))
+            time.sleep(draw.uniform(0, pause))
             if process.poll() is None:
                 at.append(newest(killed))
                 os.kill(process.pid, signal.SIGKILL)
