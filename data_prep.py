@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forage.cli import run_script
+from forage.data.chunking import chunk_ids_by_document
 from forage.data.options import DatasetOptions
 from forage.data.records import Document, Question
 from forage.data.relevance import make_questions, split_by_document
@@ -116,13 +118,9 @@ def prepare_rewriter_folder(folder: Path, options: Options) -> None:
     for problem in data.problems[:20]:
         print(problem)
     store = DocumentStore.build(options.output_dir / "store", data.documents, options.store)
-    chunk_ids: dict[str, list[str]] = {}
-    for chunk in store.chunks:
-        chunk_ids.setdefault(chunk.doc_id, []).append(chunk.id)
+    chunk_ids = chunk_ids_by_document(store.chunks)
     questions = [
-        replace(
-            question, relevant_chunk_ids=tuple(i for doc_id in question.relevant_doc_ids for i in chunk_ids[doc_id])
-        )
+        replace(question, relevant_chunk_ids=tuple(chain(*(chunk_ids[doc_id] for doc_id in question.relevant_doc_ids))))
         for question in data.questions
     ]
     write_jsonl(options.output_dir / "documents.jsonl", data.documents)

@@ -31,7 +31,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     from forage.grpo.players import open_players  # after the checks: these load torch
     from forage.grpo.training import open_learner, train
     from forage.policy.adapters import newest_adapter
-    from forage.policy.policy import read_policy_card, write_policy_card
+    from forage.policy.card import read_policy_card, write_policy_card
     from forage.rollout.worker import FINISHED
     from forage.runs.run_folder import run_folder
 

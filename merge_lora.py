@@ -4,7 +4,8 @@
     python merge_lora.py --base-model X --lora-model runs/a --output-path Z --push-to-hub me/my-model
 
 Reads a PEFT adapter (LoRA, rsLoRA, DoRA, modules saved whole) and the base's safetensors, one file in memory at a time.
-Writes --output-path: the base's files and weight names, its tokenizer and settings, and a model card.
+Writes --output-path: the base's files and weight names, its tokenizer and settings, a model card, and the policy's
+agent.json, so that evaluate.py plays the merged model as it was trained.
 
 Then it proves the merge: log-probabilities on fixed texts must be those of base + adapter, or nothing is written. That
 loads both models in fp32, one after the other. Rounding the merged weights changes them a little: --tolerance is about
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from forage.agent.options import AGENT_FILE, read_agent, write_agent
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.files import replacing_folder
@@ -79,6 +81,9 @@ def main(options: Options) -> None:
         proof = prove(base, adapter.folder, partial, dtype, options.tolerance) if options.prove else None
         card = model_card(output.name, adapter, base, dtype, proof)
         (partial / "README.md").write_text(card, encoding="utf-8")
+        policy = adapter.folder.parent.parent  # where the adapter is one of a policy's or a run's
+        if (policy / AGENT_FILE).is_file():
+            write_agent(read_agent(policy), partial)
     print(f"{len(changes)} of {len(base.shapes)} weights merged into {output}, {dtype}")
     if options.push_to_hub:
         push_to_hub(options.push_to_hub, output)

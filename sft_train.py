@@ -26,7 +26,7 @@ def main(options: SFTOptions) -> None:
     settings = options.search.settle(options.policy)
 
     from forage.policy.adapters import publish_adapter  # after the checks: these load torch
-    from forage.policy.policy import read_policy_card, write_policy_card
+    from forage.policy.card import read_policy_card, write_policy_card
     from forage.runs.run_folder import keep_options
     from forage.sft.demonstrations import get_demonstrations
     from forage.sft.player import Player

@@ -1,10 +1,11 @@
-"""How much better queries could search: what a policy has to gain over the raw question, before it is trained.
+"""Headroom: how much better queries than the raw question could find, measured before a policy is trained.
 
     python bench/headroom.py --data runs/medquad/data --mode sparse
 
-MRR of training questions' searches: as they are; with the first words of some answer of their type behind them, which a
-policy may say from the start; with the commonest beginning of their type's answers, and with the one that finds best,
-which it can learn; with the first words of their own answer, which it can only guess.
+Prints the MRR of searches for training questions: the question itself; followed by the first words of a random answer
+of its type, which a policy may say from the start; followed by the commonest beginning of its type's answers, and by
+the beginning that finds most, which a policy can learn; followed by the first words of its own answer, which a policy
+can only guess.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ from forage.store.options import Mode
 
 @dataclass(frozen=True)
 class Options:
-    """What is searched for."""
+    """The measurement."""
 
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     questions: int = 800
-    """How many, drawn by --seed."""
+    """Number of training questions, drawn by --seed."""
     words: int = 8
-    """Of the answer's beginning."""
+    """Words of an answer's beginning."""
     question_weight: int = 1
-    """How often the question is said before what is guessed."""
+    """Repeat the question N times before the guess."""
     k: int = 3
+    """Chunks to search for."""
     mode: Mode = "hybrid"
+    """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     seed: int = 1
+    """Seed of the choice of questions and of random answers."""
 
 
 def main(options: Options) -> None:
@@ -73,4 +77,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, description=__doc__)
+    run_script(main, __doc__)

@@ -24,7 +24,8 @@ from forage.agent.protocol import Protocol
 from forage.cli import run_script
 from forage.engines.local import LocalEngine
 from forage.policy.adapters import newest_adapter
-from forage.policy.policy import load_base, load_policy, load_tokenizer, read_policy_card
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_base, load_policy, load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from forage.agent.episode import Episode, read_episodes
 from forage.cli import run_script
 from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions
-from forage.grpo.update import Pass, prepare, update
+from forage.grpo.update import UpdateContext, prepare, update
 from forage.optimizer import MemoryOptions
-from forage.policy.policy import load_policy, read_policy_card
-from forage.runs.progress import Phases
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_policy
 
 # name: (budget, prompts shared, activations computed again)
 WAYS = {
@@ -78,14 +78,14 @@ def measure(bench: BenchOptions) -> dict[str, float]:
     episodes = taught(list(read_episodes(bench.episodes)), bench.questions)
     policy = load_policy(read_policy_card(bench.policy))
     if again:
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     policy.train()
     learner, options = Learner(policy), UpdateOptions(memory=MemoryOptions(token_budget=budget))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lessons, by = prepare(episodes, options), Pass(1e-6, 1.0, shared)
-    update(learner, prepare(episodes[:2], options), options, by, Phases())
+    batch, context = prepare(episodes, options), UpdateContext(options, 1e-6, 1.0, shared)
+    update(learner, prepare(episodes[:2], options), context)
     started = time.perf_counter()
-    update(learner, lessons, options, by, Phases())
+    update(learner, batch, context)
     seconds = time.perf_counter() - started
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     if torch.cuda.is_available():

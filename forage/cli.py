@@ -149,7 +149,7 @@ def _shown(default: object) -> str:
         return "required"
     if isinstance(default, bool):
         return "on" if default else "off"
-    if default is None or default in ("", ()):
+    if default is None or default in ("", (), {}):
         return ""
     return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from forage.agent.episode import Episode, Search, Turn
 from forage.data.records import Question
 from forage.runs.stats import StepStats
@@ -100,3 +102,21 @@ def tiny_cross_encoder(folder):
     BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def run_of(steps, **changes):
+    """Statistics of steps 0, 1, ...: the overall reward rises, an evaluation each tenth step."""
+    generator = np.random.default_rng(0)
+    return [
+        replace(
+            STATS,
+            step=step,
+            rewards={
+                "overall": generator.beta(1 + step / steps, 2, 8).tolist(),
+                "mrr": generator.choice([0, 0.5, 1.0], 8).tolist(),
+            },
+            evaluation={"mrr": {"mean": 0.5, "low": 0.4, "high": 0.6}} if step % 10 == 0 else None,
+            **changes,
+        )
+        for step in range(steps)
+    ]

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from forage.grpo.learner import Learner
-from forage.grpo.sharding import ShardedLearner, join_processes
+from forage.grpo.processes import join_processes
+from forage.grpo.sharding import ShardedLearner
 from forage.policy.packing import pack
 
 RATE, MAX_NORM = 0.01, 0.5
@@ -46,7 +47,7 @@ def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
         if weight.requires_grad:
             torch.nn.init.normal_(weight, std=0.1)
     if checkpointing:
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     return policy.train()
 
 
@@ -81,7 +82,7 @@ def held(learner, sharding):
         weight.ds_tensor.numel() if sharding == "zero3" else weight.to_local().numel() if sharding == "fsdp2"
         else weight.numel() for weight in learner.policy.parameters()
     )  # fmt: skip
-    state = [s["exp_avg"] for s in learner.shards.states]
+    state = [s["exp_avg"] for s in learner.strategy.states]
     return model, sum((m.to_local() if sharding == "fsdp2" else m).numel() for m in state)
 
 
@@ -95,13 +96,13 @@ def put_through(sharding, folder):
     found["norms"] = [update(learner, 1)]
     tensors |= {f"first.{name}": weight for name, weight in learner.adapter_state().items()}
     tensors["reference"] = learner.reference(first, 1.0)
-    learner.save(folder / "state", 1, {"kept": 1})
+    learner.save(folder / "state", 1, {"extra": 1})
     drawn = torch.rand(3)
     # Whatever is dropped leaves no trace: in the middle of an update, at its end, and by a gradient that is none.
     for last, weight in ((False, 7.0), (True, 7.0), (True, float("nan"))):
         learner.backward(learner.score(first, 1.0).logprobs_BT.sum() * weight, last=last)
         if weight == 7.0:
-            learner.forget()
+            learner.drop_gradients()
         else:
             found["bad norm"] = str(learner.step(RATE, MAX_NORM))
     found["norms"].append(update(learner, 2))
@@ -134,7 +135,7 @@ def put_4_bit_through(sharding, folder):
     learner = ShardedLearner(tiny_policy(four_bit=folder.parent / "base"), sharding=sharding)
     norms = [update(learner, step) for step in (1, 2)]
     found = {"norms": norms, "held": learner.all_gather(held(learner, sharding))}
-    tensors = {str(number): values[1] for number, values in enumerate(learner.shards.gather())}
+    tensors = {str(number): values[1] for number, values in enumerate(learner.strategy.gather())}
     if learner.rank == 0:
         save_file(tensors, folder / "tensors.safetensors")
         (folder / "found.json").write_text(json.dumps(found))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forage.data.chunking import Chunk
+from forage.data.chunking import Chunk, chunk_ids_by_document
 from forage.data.records import Document, Question, clean
 from forage.errors import UserError
 from forage.files import json_lines, replacing
@@ -120,9 +120,7 @@ def questions_of(collection: Collection, split: str, chunks: Iterable[Chunk]) ->
 
     Collections have no reference answers, so answers are empty.
     """
-    chunk_ids: dict[str, list[str]] = {}
-    for chunk in chunks:
-        chunk_ids.setdefault(chunk.doc_id, []).append(chunk.id)
+    chunk_ids = chunk_ids_by_document(chunks)
     questions = []
     for query_id, graded in collection.judgements[split].items():
         docs = sorted((d for d, grade in graded.items() if grade > 0), key=lambda d: -graded[d])

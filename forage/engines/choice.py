@@ -12,7 +12,8 @@ import httpx
 from forage.engines.base import Engine
 from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
-from forage.policy.policy import PolicyCard, load_base
+from forage.policy.card import PolicyCard
+from forage.policy.policy import load_base
 
 
 @asynccontextmanager

@@ -1,18 +1,18 @@
-"""Baselines: ways of answering that the trained agent has to beat. Each is a `Strategy`; all show the same passages.
+"""Baselines: ways of answering that the trained agent has to beat. Each is a `Strategy`.
 
-What is fair to a base and to a trained policy alike:
+They are meant to be fair to a base model and to a trained policy alike:
 
 - The policy reads **the agent's own conversation**: the same system turn, the same form of call and result, the same
-  number and length of passages. A trained policy is at home there, and a base learns all it needs from the system turn.
-  The search of a baseline is a call that the protocol makes in the policy's place; its tokens have mask 0.
-- **One answer is always had.** The policy's turn is sampled as the agent's is. Where it holds no answer (a base that
-  ignores the tags, a trained policy that wants to search again), it is dropped, and sampled once more after a forced
-  `<answer>`: what follows, up to `</answer>` or its end, is the answer. The dropped tokens are counted as sampled, and
-  the turn has the fault `answer_forced`. The agent itself has no such help: the comparison leans towards the baselines.
-- Without retrieval, only the task's sentence in the system turn changes (FROM_MEMORY). The tool is still described, for
-  a trained policy has never seen a prompt without it; if it calls it all the same, it is made to answer as above.
+  number and length of passages. A trained policy knows it, and a base is told all it needs in the system turn. The
+  protocol writes a baseline's search call in the policy's place; its tokens have mask 0.
+- **There is always an answer.** The policy's turn is sampled as the agent's is. If it holds no answer (a base that
+  ignores the tags, a trained policy that wants to search again), it is dropped and sampled once more after a forced
+  `<answer>`: the text up to `</answer>` or the turn's end is the answer. The dropped tokens count as sampled, and the
+  turn gets the fault `answer_forced`. The agent gets no such help, so the comparison favours the baselines.
+- Without retrieval, only the system turn's sentence about the task changes (FROM_MEMORY). The tool is still described,
+  because a trained policy has never seen a prompt without it; if the policy calls it, an answer is forced as above.
 
-What the raw question finds, without any answer, are the retrieval metrics of `plain_rag`.
+The retrieval metrics of `plain_rag` are those of the raw question.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ async def single(agent: Agent, question: Question, seed: int) -> Outcome:
 
 
 async def no_retrieval(agent: Agent, question: Question, seed: int) -> Outcome:
-    """An answer out of the policy's memory."""
+    """Answers from memory."""
     asked = _Asked(without_search(agent.protocol).prompt(question.question))
     return await _answered(agent, question, seed, asked)
 
 
 async def plain_rag(agent: Agent, question: Question, seed: int) -> Outcome:
-    """The question is searched as it is; one answer."""
+    """Searches for the question itself, then answers."""
     asked = await _searched(agent, question, question.question)
     return await _answered(agent, question, seed, asked)
 
 
 async def hyde(agent: Agent, question: Question, seed: int) -> Outcome:
-    """HyDE, https://arxiv.org/abs/2212.10496: the policy writes a passage that could answer, which is searched.
+    """HyDE, https://arxiv.org/abs/2212.10496: the policy writes a passage that could answer, and searches for it.
 
-    One passage, not several; it is searched together with the question, as the paper averages the vectors of both.
+    The paper averages the vectors of several passages and of the question; here it is one passage, searched together
+    with the question's text.
     """
     passage = await _written(agent, question, PSEUDO_ANSWER, seed)
     text = f"{question.question} {passage.text}"
@@ -65,7 +66,7 @@ async def hyde(agent: Agent, question: Question, seed: int) -> Outcome:
 
 
 async def rewrite(agent: Agent, question: Question, seed: int) -> Outcome:
-    """The policy writes a query as train_ppo.py's rewriter does, by its defaults; both are searched."""
+    """The policy writes a query as train_ppo.py's rewriter does by default, and searches for it with the question."""
     words = await _written(agent, question, REWRITE, seed)
     text = final_query(question.question, words.text, "append", 3)
     return await _answered(agent, question, seed, await _searched(agent, question, text), words)
@@ -73,13 +74,13 @@ async def rewrite(agent: Agent, question: Question, seed: int) -> Outcome:
 
 @lru_cache(maxsize=4)
 def without_search(protocol: Protocol) -> Protocol:
-    """The same protocol, whose task is to answer from memory."""
+    """The same protocol with the task to answer from memory."""
     return replace(protocol, task=FROM_MEMORY)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Tokens up to where the policy answers, and what was searched for it."""
+    """The conversation up to the policy's answer, and its searches."""
 
     ids: list[int]
     searches: tuple[Search, ...] = ()
@@ -88,7 +89,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Written:
-    """What the policy wrote before anything was searched."""
+    """What the policy wrote before the search."""
 
     text: str
     sampled: int
@@ -97,7 +98,7 @@ class _Written:
 
 
 async def _searched(agent: Agent, question: Question, text: str) -> _Asked:
-    """The agent's conversation after a search for `text`, of which the call shows as much as a call may."""
+    """The agent's conversation after a search for `text`; the call shows the text cut to a query's length."""
     started = time.perf_counter()
     hits = await agent.search(text)
     searched = Search(0, text, tuple(hit.chunk_id for hit in hits))
@@ -108,18 +109,18 @@ async def _searched(agent: Agent, question: Question, text: str) -> _Asked:
     return _Asked(ids, (searched,), time.perf_counter() - started)
 
 
-def shortened(text: str, most: int) -> str:
+def shortened(text: str, length: int) -> str:
     """The first whole words of a text. Example: ("sore red toe", 9) gives "sore red"."""
-    return text if len(text) <= most else text[: most + 1].rpartition(" ")[0] or text[:most]
+    return text if len(text) <= length else text[: length + 1].rpartition(" ")[0] or text[:length]
 
 
 async def _written(agent: Agent, question: Question, instruction: str, seed: int) -> _Written:
-    """What the policy writes to an instruction and the question, in a conversation without tools."""
+    """The policy's reply to an instruction and the question, in a conversation without tools."""
     started, protocol = time.perf_counter(), agent.protocol
     ids = prompt_tokens(protocol.tokenizer, instruction, protocol.harmless(question.question))
     name = f"{question.id}/0"
     sampled = await _sample(agent, ids, turn_seed(seed, f"{name}/written", 0), name)
-    # A tag would be a call or an answer to nobody: only words are searched.
+    # Only words are searched for: a tag would be a call or an answer that nobody reads.
     text = protocol.harmless(protocol.text(sampled.ids))
     return _Written(text, len(sampled.ids), len(ids), time.perf_counter() - started)
 
@@ -127,7 +128,7 @@ async def _written(agent: Agent, question: Question, instruction: str, seed: int
 async def _answered(
     agent: Agent, question: Question, seed: int, asked: _Asked, before: _Written | None = None
 ) -> Outcome:
-    """The policy's one answer after `asked`, forced where it gives none by itself."""
+    """The policy's answer to `asked`, forced if it gives none by itself."""
     name, started = f"{question.id}/0", time.perf_counter()
     protocol, ids = agent.protocol, list(asked.ids)
     extra_sampled, extra_read = (before.sampled, before.read) if before else (0, 0)
@@ -136,7 +137,7 @@ async def _answered(
         reading = agent.read(sampled.ids)
         if reading.answer is None:
             opening = protocol.tokenizer(OPENING, add_special_tokens=False)["input_ids"]
-            extra_sampled += len(sampled.ids)  # what it read is read again after it, out of the same cache
+            extra_sampled += len(sampled.ids)  # its prompt is read again from the cache, so it counts once
             ids += opening
             sampled = await _sample(agent, ids, turn_seed(seed, name, 1), name)
             reading = agent.read(sampled.ids, OPENING)
@@ -151,7 +152,7 @@ async def _answered(
 
 
 async def _sample(agent: Agent, ids: Sequence[int], seed: int, name: str) -> Sample:
-    """A turn as long as the agent's may be; nothing where the episode has no room left."""
+    """A turn no longer than the agent's may be; empty if the episode has no room left."""
     room = min(agent.settings.max_turn_tokens, agent.settings.max_tokens - len(ids))
     if room < 1:
         return Sample((), (), "length")
@@ -163,7 +164,7 @@ def _episode(
     agent: Agent, question: Question, name: str, given: Sequence[int], sampled: Sample, reading: Reading,
     searches: tuple[Search, ...],
 ) -> Episode:  # fmt: skip
-    """All that was given has mask 0; an answer that a limit cut off counts as far as it goes, as the agent's does."""
+    """Given tokens have mask 0. An answer cut off by a limit counts as far as it goes, as the agent's does."""
     count, ids = len(sampled.ids), (*given, *sampled.ids)
     full = len(ids) >= agent.settings.max_tokens
     stop: Stop = "answer" if sampled.finish == "stop" else "tokens" if full else "turn_tokens"

@@ -1,25 +1,26 @@
-"""Expert iteration: the best episodes of any strategy, evaluation or run, as a file for sft_train.py to learn from.
+"""Expert iteration: the best episodes of any strategy, evaluation or run, as a file for sft_train.py to imitate.
 
     python -m forage.evaluation.expert runs/eval/episodes/best_of_8.jsonl --data data \\
         --policy models/warm --out best.jsonl
-    python sft_train.py --policy models/warm --demonstrations 0 --episodes best.jsonl --output-dir models/better
+    python sft_train.py --policy models/warm --num-demonstrations 0 --demonstrations best.jsonl \\
+        --output-dir models/better
 
 As in https://arxiv.org/abs/1705.08439 and STaR, https://arxiv.org/abs/2203.14465: a search makes better episodes than
-the policy, and the policy learns to do without the search. What is kept:
+the policy, and the policy learns to do without the search. It keeps:
 
-- Well-formed episodes of **training** questions only, those of --data/train.jsonl: what was played on held-out
-  questions can't be learnt from without spoiling them. What is left out is counted by cause.
-- Those of the highest reward, or score of a scorer, which must be at least `--least`; at most `--most` of a question.
-- **Prompts that a strategy altered** (critiques, revisions, templates) are replaced by the question's plain prompt: the
-  policy learns to say without the hint what it said with it. Their log-probabilities, which were taken after another
-  prompt, become 0, as the teacher's are. A revision may know from its prompt what its own searches did not show; `--by
-  support` with a `--least` keeps such out.
+- Well-formed episodes of **training** questions only (--data/train.jsonl): learning from held-out questions would spoil
+  them. What is left out is counted by cause.
+- For each question up to `--max-per-question` episodes with the highest reward, or score by a scorer (`--by`), of at
+  least `--min-score`.
+- **Prompts that a strategy changed** (critiques, revisions, templates) are replaced by the question's plain prompt, so
+  the policy learns to say without the hint what it said with it. The log-probabilities belong to the other prompt, so
+  they become 0, as the teacher's are. A revision may know things from its prompt that its own searches did not show;
+  `--by support` with a `--min-score` leaves such episodes out.
 - **Forced tokens** have mask 0 and are not learnt; what the policy said after them is.
-- An episode whose hits were fused with others' (SelfConsistency's `fuse`) was rewarded for what it did not find, and is
-  left out.
+- Episodes with fused hits (SelfConsistency's `fuse`) are left out: they were rewarded for what they did not find.
 
-Where it does not help: by a reward that the policy has learnt to please without answering, and by repeating it: each
-round narrows what the policy does.
+Where it doesn't help: with a reward that the policy can please without answering; and repeated, as each round narrows
+what the policy does.
 """
 
 from __future__ import annotations
@@ -41,66 +42,68 @@ from forage.evaluation.outcomes import FUSED
 from forage.evaluation.scorers import Scorer, agreement, confidence, hit_agreement, support
 from forage.files import replacing
 from forage.metrics import token_f1
-from forage.policy.policy import load_tokenizer, read_policy_card
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
 
 By = Literal["reward", "token_f1", "agreement", "hit_agreement", "confidence", "support"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which episodes are learnt from."""
+    """Expert iteration."""
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Files of episodes."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: Path = Path("models/warm")
-    """Policy that is to learn: its tokenizer is needed."""
+    """Policy that will learn from the episodes; its tokenizer is needed."""
     out: Path = Path("best.jsonl")
-    """Where they are written to."""
+    """File to write."""
     by: By = "reward"
-    """What is best: the episodes' rewards, token F1 with the reference where the answer was found, or a scorer that
-    sees all episodes of a question beside each other."""
-    least: float = 0.5
-    """Least reward or score."""
-    most: int = 1
-    """Episodes of a question at most."""
+    """Choose by the episodes' rewards, by token F1 with the reference (0 if the answer was not found), or by a scorer,
+    which sees all episodes of a question together."""
+    min_score: float = 0.5
+    """Lowest reward or score to keep."""
+    max_per_question: int = 1
+    """Most episodes to keep per question."""
 
 
 def main(options: Options) -> None:
-    check_at_least_one(options, "most")
+    check_at_least_one(options, "max_per_question")
     if not options.files:
-        raise UserError("name one or several files of episodes")
+        raise UserError("name one or more files of episodes")
     protocol = Protocol(load_tokenizer(read_policy_card(options.policy)))
     questions = {question.id: question for question in read_questions(options.data / "train.jsonl")}
     episodes = distinct([episode for path in options.files for episode in read_episodes(path)])
     if options.by == "reward" and not any(episode.rewards for episode in episodes):
-        raise UserError("none of these episodes was rewarded; choose by something else, as --by token_f1")
-    left_out = Counter(why for episode in episodes if (why := unfit(episode, questions)))
-    best = best_episodes(episodes, questions, protocol, options.by, options.least, options.most)
-    told = ", ".join(f"{count} {why}" for why, count in left_out.most_common())
-    print(f"{len(best)} of {len(episodes)} episodes are kept" + (f"; left out: {told}" if told else ""))
+        raise UserError("none of these episodes has a reward; choose by something else, such as --by token_f1")
+    best = best_episodes(episodes, questions, protocol, options)
+    left_out = Counter(cause for episode in episodes if (cause := unfit(episode, questions)))
+    causes = ", ".join(f"{count} {cause}" for cause, count in left_out.most_common())
+    print(f"kept {len(best)} of {len(episodes)} episodes" + (f"; left out: {causes}" if causes else ""))
     if not best:
-        raise UserError(f"no episode reaches {options.by} {options.least}; lower --least, or give other files")
+        raise UserError(f"no episode reaches {options.by} {options.min_score}; lower --min-score, or give other files")
     with replacing(options.out) as file:
         file.writelines(to_json(episode) + "\n" for episode in best)
-    print(f"learn from them: python sft_train.py --demonstrations 0 --episodes {options.out}")
+    print(f"learn from them: python sft_train.py --num-demonstrations 0 --demonstrations {options.out}")
 
 
 def best_episodes(
-    episodes: Sequence[Episode], questions: Mapping[str, Question], protocol: Protocol, by: By, least: float, most: int
+    episodes: Sequence[Episode], questions: Mapping[str, Question], protocol: Protocol, options: Options
 ) -> list[Episode]:
-    """At most so many of each question, the best first, as demonstrations; the first of equal ones."""
+    """Each question's best episodes as demonstrations, the best first; the first of equal ones."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         if episode.question_id in questions:
             groups.setdefault(episode.question_id, []).append(episode)
     best = []
     for name, group in groups.items():
-        scored = zip(scores_by(by, protocol, questions[name], group), group, strict=True)
-        fit = [(score, e) for score, e in scored if score >= least and not unfit(e, questions)]
-        for place, (_, episode) in enumerate(sorted(fit, key=lambda pair: -pair[0])[:most]):
-            best.append(replace(demonstration(episode, questions[name], protocol), id=f"{name}/{place}"))
+        scored = zip(scores_by(options.by, protocol, questions[name], group), group, strict=True)
+        fit = [(score, e) for score, e in scored if score >= options.min_score and not unfit(e, questions)]
+        chosen = sorted(fit, key=lambda pair: -pair[0])[: options.max_per_question]
+        for rank, (_, episode) in enumerate(chosen):
+            best.append(replace(demonstration(episode, questions[name], protocol), id=f"{name}/{rank}"))
     return best
 
 
@@ -111,7 +114,7 @@ def scores_by(by: By, protocol: Protocol, question: Question, group: Sequence[Ep
 
 
 def found_f1(_: Protocol, question: Question, group: Sequence[Episode]) -> list[float]:
-    """Token F1 with the reference; 0 where no chunk that answers was found, as in sft_train.py's rejection sampling."""
+    """Token F1 with the reference; 0 if no relevant chunk was found, as in sft_train.py's rejection sampling."""
     relevant = set(question.relevant_chunk_ids)
     return [token_f1(e.answer, question.answer) if relevant & set(e.hits) else 0.0 for e in group]
 
@@ -123,18 +126,18 @@ SCORERS: dict[By, Scorer] = {
 
 
 def unfit(episode: Episode, questions: Mapping[str, Question]) -> str:
-    """Why an episode can't be learnt from; empty if it can."""
+    """Why an episode is left out; empty if it is fit to learn from."""
     if episode.question_id not in questions:
-        return "of no training question"
+        return "not of a training question"
     if any(search.turn == FUSED for search in episode.searches):
-        return "with hits of others"
+        return "with fused hits"
     return "" if episode.well_formed else "not well-formed"
 
 
 def demonstration(episode: Episode, question: Question, protocol: Protocol) -> Episode:
-    """The episode behind its question's plain prompt.
+    """The episode with its question's plain prompt.
 
-    Example: prompt p, altered prompt p h, ids p h s t with turn (2, 4) become p s t with turn (1, 3).
+    Example: plain prompt p, changed prompt p h: ids p h s t with turn (2, 4) become p s t with turn (1, 3).
     """
     prompt = tuple(protocol.prompt(question.question))
     if episode.ids[: len(prompt)] == prompt:
@@ -148,12 +151,14 @@ def demonstration(episode: Episode, question: Question, protocol: Protocol) -> E
 
 
 def distinct(episodes: Sequence[Episode]) -> list[Episode]:
-    """Each once, by its question and its tokens; the fused copy of an episode is another one. Rewarded ones first."""
+    """Each episode once, by question, tokens and searches (so a fused copy is another one), rewarded ones first."""
     once: dict[tuple[object, ...], Episode] = {}
     for episode in sorted(episodes, key=lambda episode: not episode.rewards):
         once.setdefault((episode.question_id, episode.ids, episode.searches), episode)
     return list(once.values())
 
 
+RENAMED = {"--least": "--min-score", "--most": "--max-per-question"}
+
 if __name__ == "__main__":
-    run_script(main, description=__doc__)
+    run_script(main, __doc__, renamed=RENAMED)

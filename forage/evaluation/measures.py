@@ -1,7 +1,6 @@
-"""Measures: what is counted of each question of an evaluation; a metric is an array over questions, so all is paired.
+"""Measures: each metric is an array over the questions of an evaluation, so systems are compared question by question.
 
-A question that a metric can't be taken of (an answer where the data set has none to compare with) is NaN, and is so for
-every system.
+Where a question has no value of a metric (there is no reference to compare the answer with), it is NaN for all systems.
 """
 
 from __future__ import annotations
@@ -22,37 +21,37 @@ from forage.statistics import Interval, bootstrapped
 
 Floats = NDArray[np.float64]
 Grades = Mapping[str, int]
-"""What answers a question: ids of chunks, or of documents, with how well they do; 1 is the least."""
+"""The chunks or documents that answer a question, by id, with their grades; the lowest grade is 1."""
 
-# What a system spends; everything else is a score from 0 to 1, of which more is better.
+# What a system spends. Every other metric is a score from 0 to 1; higher is better.
 COSTS = ("searches", "turns", "sampled_tokens", "read_tokens", "seconds", "latency")
-# Means nothing where a question has no reference answer.
+# Undefined where a question has no reference answer.
 BY_REFERENCE = ("answer_similarity", "token_f1", "rouge_l")
 
 
 def grades_of(questions: Iterable[Question]) -> list[Grades]:
-    """The chunks that answer each question, all equally well."""
+    """The chunks that answer each question, all with grade 1."""
     return [dict.fromkeys(question.relevant_chunk_ids, 1) for question in questions]
 
 
 def documents_of(chunk_ids: Iterable[str]) -> list[str]:
-    """The chunks' documents, each once, where its first chunk stands. Example: a#2, b#0, a#0 gives a, b."""
+    """The chunks' documents, each once, in the order of their first chunks. Example: a#2, b#0, a#0 gives a, b."""
     return list(dict.fromkeys(chunk_id.rpartition("#")[0] for chunk_id in chunk_ids))
 
 
 def retrieval_measures(
     found: Sequence[Sequence[str]], grades: Sequence[Grades], cutoffs: Sequence[int]
 ) -> dict[str, Floats]:
-    """MRR, recall@k and nDCG@k by ir_measures of what was found for each question, best first; 0 where nothing was.
+    """MRR, recall@k and nDCG@k (by ir_measures) of each question's hits, best first; 0 without hits.
 
-    `mrr` is of everything found; mrr@k compares systems by the same number of hits, however often they searched.
-    Example: found (a, b, c) with grades {b: 1} has mrr 1/2, mrr@1 0, recall@1 0, recall@3 1, ndcg@3 1 / log2 3 = .631.
+    `mrr` counts all hits; mrr@k compares systems on the same number of hits, however often they searched.
+    Example: hits (a, b, c) with grades {b: 1} have mrr 1/2, mrr@1 0, recall@1 0, recall@3 1, ndcg@3 1 / log2 3 = .631.
     """
     cut = {"mrr": RR, "recall": R, "ndcg": nDCG}
     measures = {RR: "mrr"} | {metric @ k: f"{name}@{k}" for name, metric in cut.items() for k in cutoffs}
-    # Scores fall with the place and are whole numbers: no two are alike, which trec_eval would put in an order by id.
+    # Scores are falling whole numbers, all different: trec_eval would order equal scores by id.
     run = {str(n): {unit: -float(place) for place, unit in enumerate(units)} for n, units in enumerate(found) if units}
-    # Grades under 1 say that something was looked at and does not answer: the same as if nobody had looked.
+    # A grade under 1 means judged and not relevant, which counts the same as not judged.
     judged = {str(n): {unit: g for unit, g in graded.items() if g > 0} for n, graded in enumerate(grades)}
     judged = {n: graded for n, graded in judged.items() if graded}
     arrays = {name: np.zeros(len(found)) for name in measures.values()}
@@ -64,7 +63,7 @@ def retrieval_measures(
 def answer_measures(
     results: Sequence[Result], questions: Sequence[Question], functions: Mapping[str, RewardFunction]
 ) -> dict[str, Floats]:
-    """Scores of the answers: those of `functions`, which are rewards, then token F1, ROUGE-L, and if there is one."""
+    """Scores of the answers: the rewards in `functions`, token F1, ROUGE-L, and whether there is an answer."""
     episodes = [result.episode for result in results]
     pairs = [(episode.answer, question.answer) for episode, question in zip(episodes, questions, strict=True)]
     matrix_QM = reward_matrix(functions, episodes, questions) if functions else np.zeros((len(results), 0))
@@ -81,7 +80,7 @@ def answer_measures(
 
 
 def cost_measures(results: Sequence[Result]) -> dict[str, Floats]:
-    """What each question took, over all episodes that were tried for it."""
+    """The cost of each question, over all its episodes."""
     return {
         "searches": np.array([result.cost.searches for result in results], np.float64),
         "turns": np.array([result.cost.turns for result in results], np.float64),
@@ -92,14 +91,14 @@ def cost_measures(results: Sequence[Result]) -> dict[str, Floats]:
     }
 
 
-def measured(
+def measure(
     results: Sequence[Result], questions: Sequence[Question], grades: Sequence[Grades], cutoffs: Sequence[int],
     functions: Mapping[str, RewardFunction], *, by_document: bool = False,
 ) -> dict[str, Floats]:  # fmt: skip
-    """Every metric of one system over the questions, in the order of a table: what was found, what was said, its cost.
+    """Every metric of one system, in the order of the table: retrieval, answers, cost.
 
-    What was found are the chunks of the episode that counts, in the order the policy saw them, each once; with
-    `by_document`, their documents, of which `grades` must be.
+    Retrieval is measured on the chosen episode's chunks, each once, in the order the policy saw them; with
+    `by_document` on their documents, and then `grades` must be those of documents.
     """
     hits = [result.episode.hits for result in results]
     found = [documents_of(ids) for ids in hits] if by_document else hits
@@ -110,9 +109,9 @@ def measured(
 
 
 def interval(values_Q: Floats) -> Interval | None:
-    """Mean and 95 % bootstrap interval over the questions that have a value; None where none has.
+    """Mean and 95 % bootstrap interval over the questions that have a value; None if none has.
 
-    Paired: the interval of `one - other` is that of the difference between two systems, question by question.
+    For a paired comparison of two systems, give it the difference of their arrays.
     """
     known = values_Q[~np.isnan(values_Q)]
     return bootstrapped(known.tolist()) if len(known) else None

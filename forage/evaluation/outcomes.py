@@ -1,4 +1,4 @@
-"""Outcome: what a way of answering gave for one question, and what it cost."""
+"""Outcome: what a system answered to one question, and what that cost; and the log that keeps outcomes on disk."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Outcome:
     """Example: best of 3 has the best episode, all three in `tried`, and the tokens of the judge in `extra_sampled`."""
 
     episode: Episode
-    """The one that counts: its answer, and the chunks its searches found."""
+    """The chosen one: its answer and the chunks its searches found are measured."""
     tried: tuple[Episode, ...]
-    """All that were played for it, this one among them."""
+    """All episodes that were played for it, the chosen one included."""
     extra_sampled: int = 0
-    """Tokens sampled beside episodes: critiques, comparisons, hypothetical passages; less those that several share."""
+    """Tokens sampled outside episodes (critiques, hypothetical passages), minus those that episodes share."""
     extra_read: int = 0
-    """Tokens those were sampled after."""
+    """Tokens read for those."""
     extra_searches: int = 0
-    """Searches beside episodes; less those that several share."""
+    """Searches outside episodes, minus those that episodes share."""
     extra_turns: int = 0
-    """Less than 0 where episodes share turns."""
+    """Below 0 where episodes share turns."""
 
     @property
     def sampled(self) -> int:
@@ -40,7 +40,7 @@ class Outcome:
 
     @property
     def read(self) -> int:
-        """Tokens it was given: prompts and results, each counted once in each episode."""
+        """Tokens the policy was given: each episode's prompt and results."""
         return sum(len(episode.ids) - episode.sampled for episode in self.tried) + self.extra_read
 
     @property
@@ -49,39 +49,39 @@ class Outcome:
 
     @property
     def turns(self) -> int:
-        """Of the policy; what it wrote beside episodes is in the tokens only."""
+        """The policy's turns in episodes; what it wrote outside of them only counts as tokens."""
         return sum(len(episode.turns) for episode in self.tried) + self.extra_turns
 
 
-FUSED = -1  # the turn of a search that no turn made: its hits are fused from several episodes
+FUSED = -1  # the turn number of a search whose hits are fused from several episodes
 
-# A way of answering: plain sampling, a baseline, a test-time strategy. The number is the seed.
+# A way of answering: plain sampling, a baseline, a test-time strategy. The integer is the seed.
 Strategy = Callable[[Agent, Question, int], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A line of outcomes/: which episode counts, and what all that were tried for the question cost together."""
+    """A line of outcomes/: which episode was chosen, and what all the question's episodes cost together."""
 
     question_id: str
     chosen: int
-    """Place of the episode that counts among those tried, from 0."""
+    """Index of the chosen episode among those tried."""
     tried: int
-    """How many episodes."""
+    """Number of episodes."""
     searches: int
     turns: int
     sampled: int
     read: int
     latency: float
-    """Seconds from the question to its answer, while others were being played. At least: of episodes that a system
-    before it had played already, the slowest one counts."""
+    """Seconds from question to answer, while other questions were played too. For episodes that an earlier system
+    already played, the seconds of the slowest one."""
     seconds: float
-    """Seconds since the answer before: over all questions they add up to what the evaluation took."""
+    """Seconds since the previous answer; over all questions they add up to the evaluation's time."""
 
     @classmethod
     def of(cls, outcome: Outcome, latency: float, seconds: float) -> Cost:
         if outcome.episode not in outcome.tried:
-            raise ValueError(f"the episode that counts ({outcome.episode.id}) is not among those that were tried")
+            raise ValueError(f"the chosen episode {outcome.episode.id} is not among those tried")
         return cls(
             outcome.episode.question_id, outcome.tried.index(outcome.episode), len(outcome.tried),
             outcome.searches, outcome.turns, outcome.sampled, outcome.read, latency, seconds,
@@ -90,7 +90,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one question."""
+    """The chosen episode of one question, and its cost."""
 
     episode: Episode
     cost: Cost
@@ -98,7 +98,7 @@ class Result:
 
 @dataclass(frozen=True)
 class OutcomeLog:
-    """One system's log in an evaluation's folder. One process writes it."""
+    """The log of one system in an output folder. Only one process writes it."""
 
     folder: Path
     name: str
@@ -112,7 +112,7 @@ class OutcomeLog:
         return self.folder / "outcomes" / f"{self.name}.jsonl"
 
     def open(self) -> set[str]:
-        """Ids of the questions that are done; what a killed process left half done is gone afterwards."""
+        """Ids of the answered questions. Removes what a killed process left half written."""
         done = self._costs()
         whole = b"".join(json.dumps(asdict(cost)).encode() + b"\n" for cost in done.values())
         if self.outcomes.exists() and self.outcomes.read_bytes() != whole:
@@ -124,7 +124,7 @@ class OutcomeLog:
         return set(done)
 
     def append(self, outcome: Outcome, latency: float, seconds: float) -> None:
-        """First the episodes, then the line that makes them count."""
+        """Write the episodes first, then the line that makes them count."""
         line = json.dumps(asdict(Cost.of(outcome, latency, seconds))) + "\n"
         append_episodes(self.episodes, outcome.tried)
         self.outcomes.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class OutcomeLog:
             file.write(line)
 
     def results(self) -> dict[str, Result]:
-        """What came of each question that is done, by its id."""
+        """The result of each answered question, by its id."""
         costs, seen, results = self._costs(), Counter[str](), dict[str, Result]()
         for episode in self._tried():
             cost = costs.get(episode.question_id)
@@ -141,15 +141,17 @@ class OutcomeLog:
             seen[episode.question_id] += 1
         for name, cost in costs.items():
             if seen[name] != cost.tried:
-                what = f"{self.episodes} has {seen[name]} of the {cost.tried} episodes of question {name}"
-                raise UserError(f"{what}; delete it and {self.outcomes} to play this system again")
+                raise UserError(
+                    f"{self.episodes} has {seen[name]} of the {cost.tried} episodes of question {name}; "
+                    f"delete it and {self.outcomes} to play this system again"
+                )
         return results
 
     def _tried(self) -> Iterator[Episode]:
         return read_episodes(self.episodes) if self.episodes.exists() else iter(())
 
     def _costs(self) -> dict[str, Cost]:
-        """Lines of outcomes/, but for a torn last one."""
+        """The lines of outcomes/, without a torn last one."""
         costs: dict[str, Cost] = {}
         lines = self.outcomes.read_bytes().splitlines(keepends=True) if self.outcomes.exists() else []
         for number, line in enumerate(lines, 1):
@@ -163,4 +165,4 @@ class OutcomeLog:
             row: dict[str, Any] = json.loads(line)
             return Cost(**row)
         except (ValueError, TypeError) as error:
-            raise UserError(f"{self.outcomes}:{number}: no outcome ({error}); delete that line") from error
+            raise UserError(f"{self.outcomes}:{number}: not an outcome ({error}); delete that line") from error

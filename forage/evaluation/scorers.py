@@ -1,13 +1,12 @@
-"""Scorers: which of a question's candidate episodes looks best, told without the answer. Each gives 0 to 1.
+"""Scorers: how good each candidate episode of a question looks, from 0 to 1, without knowing the answer.
 
-Strategies ask them through `scores_of`, which hands them the question's text alone: what answers it, its type and its
-focus are blanked, so that no scorer can peek. Only `Oracle` is given the whole question. It is the upper bound of what
-choosing among the candidates could reach, no way of answering.
+Strategies call them through `scores_of`, which passes only the question's text: the reference, the relevant chunks, the
+type and the focus are blanked, so no scorer can peek. Only `Oracle` gets the whole question: it is the upper bound of
+what choosing among the candidates could reach, not a way of answering.
 
-Where they do not help: `confidence` prefers short and bland answers, and a small model is sure of its mistakes;
-`agreement` is right where mistakes differ from each other, and a policy's own bias is one mistake made n times;
-`support` sees what is said too much, not what is left unsaid; `well_formed` tells a trained policy's episodes apart
-hardly ever.
+Where they don't help: `confidence` prefers short, bland answers, and a small model is sure of its mistakes; `agreement`
+needs mistakes that differ, and a policy's bias is the same mistake n times; `support` sees what is said without
+evidence, not what is missing; `well_formed` hardly ever tells a trained policy's episodes apart.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from forage.metrics import reciprocal_rank, token_f1
 from forage.store.bm25 import Tokenizer
 
 Scorer = Callable[[Protocol, Question, Sequence[Episode]], Sequence[float]]
-Similarities = Callable[[Sequence[str]], NDArray[np.float64]]  # (N, N) of N texts: 1 = alike
+Similarities = Callable[[Sequence[str]], NDArray[np.float64]]  # (N, N) for N texts; 1 = alike
 RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 WORDS = Tokenizer()
 
@@ -38,7 +37,7 @@ WORDS = Tokenizer()
 async def scores_of(
     agent: Agent, scorer: Scorer | Oracle, question: Question, episodes: Sequence[Episode]
 ) -> list[float]:
-    """A finite number for each episode. Runs where searches run, as it may use their embedder."""
+    """A finite number for each episode. Runs in the search thread, because a scorer may use the embedder."""
     asked = question if isinstance(scorer, Oracle) else Question(question.id, question.question, "")
     scores = [float(score) for score in await agent.search.in_thread(scorer, agent.protocol, asked, episodes)]
     if len(scores) != len(episodes) or not all(map(math.isfinite, scores)):
@@ -47,17 +46,17 @@ async def scores_of(
     return scores
 
 
-def best_place(scores: Sequence[float], episodes: Sequence[Episode]) -> int:
-    """The highest score's place, the first of equal ones; what the engine gave up on comes last.
+def best_index(scores: Sequence[float], episodes: Sequence[Episode]) -> int:
+    """The index of the highest score, the first of equal ones; episodes that the engine gave up on come last.
 
-    Example: scores .2 .9 .9 of which the engine gave up on the second give 2.
+    Example: scores .2 .9 .9, where the engine gave up on the second, give 2.
     """
     return max(range(len(episodes)), key=lambda n: (episodes[n].stop != "engine", scores[n], -n))
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Scores by the gold data, as a reward does: the upper bound. Example: Oracle(get_mrr)."""
+    """Scores by the reference, as a reward does: the upper bound. Example: Oracle(get_mrr)."""
 
     reward: RewardFunction
 
@@ -67,13 +66,13 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Total:
-    """Weighted mean of several. Example: Total((agreement, 3), (support, 1))."""
+    """Weighted mean of scorers. Example: Total((agreement, 3), (support, 1))."""
 
     parts: tuple[tuple[Scorer, float], ...]
 
     def __init__(self, *parts: tuple[Scorer, float]) -> None:
         if any(isinstance(scorer, Oracle) for scorer, _ in parts):
-            raise UserError("an oracle can't be part of a sum of scorers, which see no gold data")
+            raise UserError("an oracle can't be part of a sum: the other scorers must not see the answer")
         if not parts or min(weight for _, weight in parts) < 0 or not sum(weight for _, weight in parts):
             raise UserError("a sum of scorers needs weights of at least 0, not all 0")
         object.__setattr__(self, "parts", parts)
@@ -86,45 +85,45 @@ class Total:
 
 
 def confidence(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[float]:
-    """Geometric mean of the probabilities of the answer turn's tokens; 0 without an answer. Free: they are at hand.
+    """Geometric mean of the answer turn's token probabilities; 0 without an answer.
 
-    They are those of the distribution that was drawn from. Example: probabilities .9 and .4 give .6.
+    They are already at hand, under the distribution that was drawn from. Example: probabilities .9 and .4 give .6.
     """
     return [_confidence(episode) if episode.answer else 0.0 for episode in episodes]
 
 
 def _confidence(episode: Episode) -> float:
     turn = slice(episode.turns[-1].start, episode.turns[-1].end)
-    kept = [l for l, one in zip(episode.logprobs[turn], episode.mask[turn], strict=True) if one]  # noqa: E741
-    return math.exp(sum(kept) / len(kept)) if kept else 0.0
+    sampled = [logprob for logprob, own in zip(episode.logprobs[turn], episode.mask[turn], strict=True) if own]
+    return math.exp(sum(sampled) / len(sampled)) if sampled else 0.0
 
 
 def well_formed(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[float]:
-    """1 for an episode that searched, answered and broke no rule; half for one that did answer."""
+    """1 for an episode that searched, answered and broke no rule; a half for any other that answered."""
     return [1.0 if episode.well_formed else 0.5 if episode.stop == "answer" else 0.0 for episode in episodes]
 
 
 def support(protocol: Protocol, _: Question, episodes: Sequence[Episode]) -> list[float]:
-    """Share of the answer's words that stand in the passages it was shown; stems, without stop words.
+    """Share of the answer's words (stems, without stop words) that occur in the passages shown.
 
-    Example: "Gout hurts badly" after a passage "Gout: It hurts." has 2 of 3.
+    Example: "Gout hurts badly" after the passage "Gout: It hurts." has 2 of 3.
     """
     return [covered(episode.answer, shown(protocol, episode)) for episode in episodes]
 
 
 def relevance(protocol: Protocol, question: Question, episodes: Sequence[Episode]) -> list[float]:
-    """Share of the question's words that stand in the passages shown: a guess at whether the search went astray."""
+    """Share of the question's words that occur in the passages shown: a guess at whether the search went astray."""
     return [covered(question.question, shown(protocol, episode)) for episode in episodes]
 
 
 def covered(text: str, passages: Sequence[str]) -> float:
-    """Share of a text's words that passages hold; 0 of a text without words."""
+    """Share of a text's words that occur in the passages; 0 for a text without words."""
     words, held = WORDS(text), {word for passage in passages for word in WORDS(passage)}
     return sum(word in held for word in words) / len(words) if words else 0.0
 
 
 def shown(protocol: Protocol, episode: Episode) -> list[str]:
-    """What the tool responses said to the policy, errors among them."""
+    """The tool responses that the policy read, errors included."""
     ends = [turn.end for turn in episode.turns]
     starts = [*(turn.start for turn in episode.turns[1:]), len(episode.ids)]
     given = [protocol.text(episode.ids[end:start]) for end, start in zip(ends, starts, strict=True)]
@@ -133,13 +132,13 @@ def shown(protocol: Protocol, episode: Episode) -> list[str]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Mean similarity of the answer to the other candidates' answers; no answer is like nothing.
+    """Mean similarity of the answer to the other candidates' answers; an empty answer has 0 with all.
 
-    Example: answers "a b", "a b" and "c" agree by .5, .5 and 0.
+    Example: answers "a b", "a b" and "c" get .5, .5 and 0.
     """
 
     similarities: Similarities | None = None
-    """Of all pairs of answers; by default their token F1."""
+    """Similarity of all pairs of answers; token F1 if left out."""
 
     def __call__(self, _: Protocol, __: Question, episodes: Sequence[Episode]) -> list[float]:
         return mean_with_others([episode.answer for episode in episodes], self.similarities or f1_similarities)
@@ -149,23 +148,23 @@ agreement = Agreement()
 
 
 def mean_with_others(answers: Sequence[str], similarities: Similarities) -> list[float]:
-    """Of each text, its mean similarity to the others; an empty one has 0 with all."""
+    """Each text's mean similarity to the others; an empty text has 0 with all."""
     if len(answers) < 2:
         return [1.0 if answer else 0.0 for answer in answers]
-    there_N = np.array([bool(answer) for answer in answers], np.float64)
-    alike_NN = similarities(answers) * np.outer(there_N, there_N)
+    given_N = np.array([bool(answer) for answer in answers], np.float64)
+    alike_NN = similarities(answers) * np.outer(given_N, given_N)
     means: list[float] = ((alike_NN.sum(axis=1) - alike_NN.diagonal()) / (len(answers) - 1)).tolist()
     return means
 
 
 def f1_similarities(texts: Sequence[str]) -> NDArray[np.float64]:
-    """(N, N) token F1 of all pairs."""
+    """(N, N): token F1 of all pairs."""
     return np.array([[token_f1(one, other) for other in texts] for one in texts])
 
 
 @dataclass(frozen=True)
 class Cosines:
-    """(N, N) cosines between embeddings, 0 where they are negative: Agreement(Cosines(embedder.encode_passages))."""
+    """(N, N): cosines of embeddings, negative ones as 0. Example: Agreement(Cosines(embedder.encode_passages))."""
 
     encode: Callable[[Sequence[str]], NDArray[np.float32]]
 
@@ -175,10 +174,10 @@ class Cosines:
 
 
 def hit_agreement(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[float]:
-    """The MRR to be expected if another candidate's first hit were the one that answers.
+    """The expected MRR if the first hit of another candidate were the relevant one.
 
-    Minimum Bayes risk for the retrieval metric, as `agreement` is for the answer. Example: hits (a, b), (b, a) and
-    (b, c) have the mean reciprocal ranks 1/2 and 1/2; 1/2 and 1; 1 and 0 of the others' firsts: .5, .75, .5.
+    This is minimum Bayes risk for the retrieval metric, as `agreement` is for the answer. Example: hits (a, b), (b, a),
+    (b, c) rank the others' first hits at reciprocal ranks 1/2 and 1/2; 1/2 and 1; 1 and 0: .5, .75, .5.
     """
     if len(episodes) < 2:
         return [float(bool(episode.hits)) for episode in episodes]

@@ -1,23 +1,23 @@
-"""Evaluation: systems side by side over the same questions, as a summary, a table and a page of Markdown.
+"""Summary: systems side by side on the same questions, as JSON, as a printed table and as a page of Markdown.
 
 eval.json is one JSON object:
 
     {
     "schema": 1,
-    "questions": 200, "split": "eval", "unit": "chunk",             what was found is counted in chunks or documents
-    "reference": "warm/plain_rag",                                  what all others are compared with
-    "options": {...},                                               of evaluate.py
+    "questions": 200, "split": "eval", "unit": "chunk",             retrieval is measured in chunks or documents
+    "reference": "warm/plain_rag",                                  the system that all others are compared with
+    "options": {...}, "agent": {...},                               evaluate.py's options, and how the agent played
     "systems": [{
         "name": "trained/single", "policy": "trained", "system": "single", "adapter": "v000040",
-        "metrics": {"mrr": {"mean": .6, "low": .5, "high": .7}, ...},           each with its 95 % bootstrap interval
-        "over_reference": {"mrr": {"mean": .1, "low": .05, "high": .15}, ...},  paired differences; not for the first
+        "metrics": {"mrr": {"mean": .6, "low": .5, "high": .7}, ...},           with 95 % bootstrap intervals
+        "over_reference": {"mrr": {"mean": .1, "low": .05, "high": .15}, ...},  paired differences; not in the reference
         "by_type": {"symptoms": {"questions": 31, "metrics": {...}, "over_reference": {...}}, ...}
     }, ...]
     }
 
-Metrics are those of measures.py, searches, turns, tokens and seconds (COSTS there) among them: `seconds` are the
-evaluation's wall-clock over its questions, `latency` is what a question took while others were played beside it.
-per_question.jsonl has every value they are made of, a line a question; null where a metric can't be taken.
+The metrics are those of measures.py, costs included: `seconds` is the evaluation's wall-clock time divided among its
+questions, `latency` the time from question to answer while other questions were played. per_question.jsonl has all
+values, one line per question; null where a question has no value.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ Intervals = dict[str, Interval]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One policy's way of answering, measured over all questions."""
+class SystemScores:
+    """One system of one policy, measured on all questions."""
 
     policy: str
     system: str
     adapter: str
-    """Version of the adapter that sampled; base where there was none."""
+    """Version of the adapter, or base."""
     arrays: dict[str, Floats]
-    """Each metric, (questions,)."""
+    """Each metric's values, (questions,)."""
 
     @property
     def name(self) -> str:
         return f"{self.policy}/{self.system}"
 
 
-def summary(systems: Sequence[Measured], questions: Sequence[Question]) -> list[dict[str, Any]]:
-    """The rows of `systems` in eval.json; the first one is what the others are compared with."""
+def summary(systems: Sequence[SystemScores], questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """The rows of `systems` in eval.json; the first one is the reference."""
     types = np.array([question.question_type for question in questions])
     counts = Counter(types.tolist())
-    places = {kind: np.flatnonzero(types == kind) for kind, _ in counts.most_common()} if len(counts) > 1 else {}
+    by_type = {kind: np.flatnonzero(types == kind) for kind, _ in counts.most_common()} if len(counts) > 1 else {}
     everything = np.arange(len(questions))
     reference = systems[0]
     return [
@@ -69,75 +69,90 @@ def summary(systems: Sequence[Measured], questions: Sequence[Question]) -> list[
             **figures(system, reference, everything),
             "by_type": {
                 kind or "(none)": {"questions": len(some), **figures(system, reference, some)}
-                for kind, some in places.items()
+                for kind, some in by_type.items()
             },
         }
         for system in systems
     ]  # fmt: skip
 
 
-def figures(system: Measured, reference: Measured, places: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Intervals]:
-    """Every metric over some of the questions, and how much it lies over the reference's, question by question.
+def figures(
+    system: SystemScores, reference: SystemScores, indices: np.ndarray[Any, np.dtype[np.int64]]
+) -> dict[str, Intervals]:
+    """Every metric over these questions, and its paired difference to the reference.
 
-    Example: [1, 0, 1] beside the reference's [0, 0, 1] has mean 2/3, and 1/3 over it.
+    Example: [1, 0, 1] with the reference at [0, 0, 1] has mean 2/3 and is 1/3 over the reference.
     """
-    own = {name: interval(values[places]) for name, values in system.arrays.items()}
-    over = {name: interval((values - reference.arrays[name])[places]) for name, values in system.arrays.items()}
+    own = {name: interval(values[indices]) for name, values in system.arrays.items()}
+    over = {name: interval((values - reference.arrays[name])[indices]) for name, values in system.arrays.items()}
     found = {"metrics": {name: found for name, found in own.items() if found}}
     return found | ({} if system is reference else {"over_reference": {n: found for n, found in over.items() if found}})
 
 
-def per_question(systems: Sequence[Measured], questions: Sequence[Question]) -> Iterable[dict[str, Any]]:
+def per_question(systems: Sequence[SystemScores], questions: Sequence[Question]) -> Iterable[dict[str, Any]]:
     """The lines of per_question.jsonl."""
-    for place, question in enumerate(questions):
+    for number, question in enumerate(questions):
         values = {
-            system.name: {name: _or_none(float(array[place])) for name, array in system.arrays.items()}
+            system.name: {name: _or_none(float(array[number])) for name, array in system.arrays.items()}
             for system in systems
         }
         yield {"id": question.id, "question_type": question.question_type, "systems": values}
 
 
 def score_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The metrics of which more is better."""
+    """The metrics where higher is better."""
     return [name for name in rows[0]["metrics"] if name not in COSTS]
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str, console: Console | None = None) -> None:
-    """Scores with their intervals, at the first cutoff only, and costs; then the differences to the reference."""
+    """Print scores with intervals (at the first cutoff only) and costs, then the differences to the reference."""
     names = _first_cutoffs(score_names(rows))
-    heads = [name.removeprefix("answer_") for name in names]
-    scores = Table("", *heads, "tokens out", "tokens in", "s", title=title)
-    for row in rows:
-        cells = [f"{_figure(row['metrics'][name])}\n{_short_span(row['metrics'][name])}" for name in names]
-        scores.add_row(row["name"], *cells, *(f"{row['metrics'][cost]['mean']:,.4g}" for cost in _SHOWN_COSTS))
-    over = Table("", *heads, "tokens out", title=f"over {rows[0]['name']}, paired; * is clear of zero")
-    for row in rows[1:]:
-        found = [row["over_reference"][name] for name in names]
-        cells = [f"{each['mean']:+.3f}{' *' if clear(each) else ''}\n{_short_span(each)}" for each in found]
-        over.add_row(row["name"], *cells, f"{row['over_reference']['sampled_tokens']['mean']:+,.4g}")
-    for table in (scores, over):
+    console = console or Console(width=70 + 16 * len(names))
+    for table in (_score_table(rows, names, title), _difference_table(rows, names)):
         for column in table.columns:
             column.no_wrap = True
         if table.row_count:
-            (console or Console(width=70 + 16 * len(names))).print(table)
+            console.print(table)
+
+
+def _score_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> Table:
+    table = Table("", *_heads(names), "tokens out", "tokens in", "seconds", title=title)
+    for row in rows:
+        cells = [f"{_figure(row['metrics'][name])}\n{_short_span(row['metrics'][name])}" for name in names]
+        table.add_row(row["name"], *cells, *(f"{row['metrics'][cost]['mean']:,.4g}" for cost in _SHOWN_COSTS))
+    return table
+
+
+def _difference_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+    title = f"Difference to {rows[0]['name']}, paired (*: the interval excludes zero)"
+    table = Table("", *_heads(names), "tokens out", title=title)
+    for row in rows[1:]:
+        found = [row["over_reference"][name] for name in names]
+        cells = [f"{each['mean']:+.3f}{' *' if clear(each) else ''}\n{_short_span(each)}" for each in found]
+        table.add_row(row["name"], *cells, f"{row['over_reference']['sampled_tokens']['mean']:+,.4g}")
+    return table
+
+
+def _heads(names: Sequence[str]) -> list[str]:
+    return [name.removeprefix("answer_") for name in names]
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """The same with every metric, and by question type."""
+    """The page: every metric, and each question type."""
     scores, costs = score_names(rows), [name for name in COSTS if name in rows[0]["metrics"]]
     parts = [
         f"# {title}",
-        "Mean over questions and its 95 % bootstrap interval.",
+        "Mean over the questions, with 95 % bootstrap interval.",
         _markdown_table(scores, [(row["name"], [_with_span(row["metrics"][n]) for n in scores]) for row in rows]),
     ]
     if len(rows) > 1:
         parts += [
-            f"## Over {rows[0]['name']}",
-            "Paired differences; bold where the interval leaves out zero.",
+            f"## Difference to {rows[0]['name']}",
+            "Paired by question; bold where the interval excludes zero.",
             _markdown_table(scores, [(r["name"], [_over(r["over_reference"][n]) for n in scores]) for r in rows[1:]]),
         ]
     parts += [
-        "## Cost of a question",
+        "## Cost per question",
         _markdown_table(
             costs, [(row["name"], [f"{row['metrics'][n]['mean']:,.4g}" for n in costs]) for row in rows]
         ),
@@ -145,7 +160,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     if rows[0]["by_type"]:
         parts.append("## By question type")
     for kind, first in rows[0]["by_type"].items():
-        # A metric that no question of this type has is a dash.
+        # A metric without a value in this type is a dash.
         some = [(r["name"], [_with_span(r["by_type"][kind]["metrics"].get(n)) for n in scores]) for r in rows]
         parts += [f"### {kind}, {first['questions']} questions", _markdown_table(scores, some)]
     return "\n\n".join(parts) + "\n"

@@ -1,8 +1,8 @@
-"""Guidance: demonstrations that a policy goes on learning from while GRPO trains it.
+"""Guidance: demonstrations that a policy keeps learning from while GRPO trains it.
 
-GRPO can only raise what the policy's own samples contain, and what a small one hardly ever says it never learns to say.
-So a step may also hold a few demonstrations, whose loss counts by a weight: CHORD, https://arxiv.org/abs/2508.11408.
-Simplified: the two losses are added, not mixed by mu and 1 - mu, and tokens are not weighed by their probability.
+GRPO can only reinforce what the policy samples, and a small policy never learns what it hardly ever samples. So a step
+may also train on a few demonstrations, whose loss has a weight: CHORD, https://arxiv.org/abs/2508.11408, simplified:
+the two losses are added instead of mixed by mu and 1 - mu, and tokens are not weighted by their probability.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from forage.schedule import in_rounds
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a step shows."""
+class Demonstrations:
+    """The demonstrations of one step, and the weight of their loss."""
 
     episodes: Sequence[Episode] = ()
     weight: float = 0.0
@@ -26,35 +26,37 @@ class Shown:
 
 @dataclass(frozen=True)
 class Guide:
-    """What there is to be shown."""
+    """All demonstrations, and which step trains on which of them."""
 
     options: GuidanceOptions
     episodes: Sequence[Episode]
     seed: int
 
-    def at(self, step: int) -> Shown:
+    def at(self, step: int) -> Demonstrations:
         weight = weight_at(step, self.options)
         if not self.episodes or not weight:
-            return Shown()
-        return Shown(in_rounds(self.episodes, step, self.options.demonstrations_per_step, self.seed), weight)
+            return Demonstrations()
+        return Demonstrations(in_rounds(self.episodes, step, self.options.demonstrations_per_step, self.seed), weight)
 
 
 def weight_at(step: int, options: GuidanceOptions) -> float:
-    """Example: weight .2 over 4 steps: .2, .15, .1, .05, and then 0."""
+    """Weight of the demonstrations' loss. Example: .2 falling over 4 steps: .2, .15, .1, .05, then 0."""
     if not options.demonstration_steps:
         return options.demonstration_weight
     return options.demonstration_weight * max(0.0, 1 - step / options.demonstration_steps)
 
 
 def open_guide(options: GuidanceOptions, seed: int, questions: Collection[str]) -> Guide:
-    """Read the file. Only `questions` may be trained on, as a demonstration gives its question's answer away."""
+    """Read the demonstrations. All must be of `questions`: one of a held-out question would give away its answer."""
     if options.demonstrations is None:
         return Guide(options, (), seed)
     episodes = list(read_episodes(options.demonstrations))
     if not episodes:
-        raise UserError(f"{options.demonstrations} holds no episode")
+        raise UserError(f"{options.demonstrations} has no episodes")
     known = set(questions)
-    strange = next((episode.question_id for episode in episodes if episode.question_id not in known), None)
-    if strange is not None:
-        raise UserError(f"{options.demonstrations}: question {strange} is not one of train.jsonl; is it of other data?")
+    unknown = next((episode.question_id for episode in episodes if episode.question_id not in known), None)
+    if unknown is not None:
+        raise UserError(
+            f"{options.demonstrations}: question {unknown} is not in train.jsonl; was it made from other data?"
+        )
     return Guide(options, episodes, seed)

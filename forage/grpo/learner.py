@@ -1,4 +1,4 @@
-"""Learner: the policy in training. One process here; sharding.py has the same interface over many."""
+"""Learner: the policy in training, in one process; sharding.py has the same interface over several."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REFERENCE = "reference"  # name of the adapter that the KL term is measured agai
 
 
 class Scorer(nn.Module):
-    """The policy as a module whose forward gives what the loss is made of.
+    """The policy as a module whose forward returns the log-probabilities that the loss needs.
 
-    What shards a model hooks into the forward of the module it wraps, and token_scores goes past the model's own.
+    Sharding libraries hook into the forward of the module they wrap, and token_scores bypasses the model's own forward.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -44,7 +44,7 @@ class Learner:
         self.device = next(policy.parameters()).device
 
     def score(self, batch: TokenBatch, temperature: float) -> TokenScores:
-        """By the policy as it is, with a gradient where torch keeps one."""
+        """Log-probabilities by the current policy, with a gradient unless torch.no_grad is on."""
         scores: TokenScores = self.scorer(batch.to(self.device), temperature)
         return scores
 
@@ -58,49 +58,50 @@ class Learner:
             self.policy.set_adapter("default")
 
     def keep_reference(self, folder: Path) -> None:
+        """Load a published adapter as the reference of the KL term."""
         training = self.policy.training
         self.policy.load_adapter(str(folder), adapter_name=REFERENCE, is_trainable=False)
-        self.policy.train(training)  # which peft ends, and with it that activations are computed again
+        self.policy.train(training)  # peft turns training mode off, and activation checkpointing with it
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add a micro-batch's gradients; `last` is the last of an update."""
-        del last  # tells who shards when to communicate
+        """Add a micro-batch's gradients; `last` marks the last one of an update."""
+        del last  # tells a sharded learner when to communicate
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, learning_rate: float, max_norm: float) -> float:
-        """Update by the gradients there are, cut to a norm. Gives the norm; if it is not finite, nothing changes."""
+        """Update with the gradients, clipped to a norm. Returns the norm; if it is not finite, nothing changes."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm).item()
         if math.isfinite(norm):
             self.optimizer.step()
-        self.forget()
+        self.drop_gradients()
         return norm
 
-    def forget(self) -> None:
-        """Drop the gradients there are."""
+    def drop_gradients(self) -> None:
+        """Discard what backward has added up, without an update."""
         self.optimizer.zero_grad()
 
     def publish(self, folder: Path, version: int) -> Path:
         return publish_adapter(self.policy, folder, version)
 
     def load_adapter(self, folder: Path) -> None:
-        """The weights of a published adapter, with the optimiser begun anew: what a roll-back is."""
+        """Roll back to a published adapter, with a fresh optimizer."""
         from peft import load_peft_weights, set_peft_model_state_dict
 
         set_peft_model_state_dict(self.policy, load_peft_weights(str(folder), device=str(self.device)))
         self.optimizer.state.clear()
 
-    def save(self, folder: Path, step: int, kept: Any) -> None:
-        save_checkpoint(folder, step, self.policy, self.optimizer, kept)
+    def save(self, folder: Path, step: int, extra: Any) -> None:
+        save_checkpoint(folder, step, self.policy, self.optimizer, extra)
 
     def load(self, folder: Path) -> tuple[int, Any] | None:
         return load_checkpoint(folder, self.policy, self.optimizer)
 
-    # Over processes, of which there is one
+    # Between processes, of which there is one here
 
     def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Added over all processes; "max" and "min" in a name say what is taken instead."""
+        """Each value summed over all processes; of names that end in _max or _min, the maximum or minimum."""
         return values
 
     def broadcast(self, value: Any) -> Any:
@@ -108,5 +109,5 @@ class Learner:
         return value
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
-        """This process's share of a step's micro-batches, as many for each."""
+        """This process's share of a step's micro-batches; all processes get the same number."""
         return list(items)

@@ -30,6 +30,7 @@ rewards less their group's mean, as its paper does.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -153,63 +154,125 @@ def _by_group(rewards_N: Tensor, groups_N: Sequence[Hashable]) -> tuple[Tensor, 
 # The loss
 
 
-def policy_loss(
-    logprobs_BT: Tensor, old_BT: Tensor, sampler_BT: Tensor, advantages_N: Tensor, batch: TokenBatch,
-    options: LossOptions, totals: Totals, *, reference_BT: Tensor | None = None, entropy_BT: Tensor | None = None,
-    keep_N: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-    """A micro-batch's share of the loss of an update, and its sums for `summary`.
+@dataclass(frozen=True)
+class ScoredBatch:
+    """A micro-batch and all that its loss needs. Shapes: N episodes of the update, B rows, T tokens."""
 
-    Log-probabilities are of the policy in training (with its gradient), of the same policy at the start of the step, of
-    the engine when it sampled, and of the policy that training began with. `totals` are the whole update's: the losses
-    of its micro-batches, however it is cut into them, add up to the loss of one batch (so gradients of several
-    processes are to be added, not averaged). `keep_N` is 1, or 0 for an episode that teaches nothing (it ran out of
-    room, say); such a one must not be in the totals either. The engine's weight falls on the policy's term only, not on
-    the KL's.
+    batch: TokenBatch
+    advantages_N: Tensor
+    logprobs_BT: Tensor
+    """Log-probabilities by the policy in training, with their gradient."""
+    old_BT: Tensor
+    """By the same policy at the start of the step."""
+    sampler_BT: Tensor
+    """By the engine, when it sampled the tokens."""
+    reference_BT: Tensor | None = None
+    """By the policy that training began with, for the KL term."""
+    entropy_BT: Tensor | None = None
+    """Of the policy in training; only reported."""
+    keep_N: Tensor | None = None
+    """1, or 0 for an episode to leave out of the loss; it must not be in the totals either."""
 
-    Example: one episode of 2 tokens with advantage 1, all log-probabilities alike: every ratio is 1, the loss is -1 and
-    its gradient by each log-probability -1/2.
-    """
-    batch, device = batch.to(logprobs_BT.device), logprobs_BT.device
-    sequence_BT, count = batch.sequence_BT, len(advantages_N)
-    mask_BT = _predicted(batch)
-    if keep_N is not None:
-        mask_BT = mask_BT & (keep_N.to(device)[sequence_BT] > 0)
 
-    # 0 where nothing counts, so that whatever stands there can't become 0 * inf in a sum or a gradient.
-    logprobs_BT, old_BT, sampler_BT = (_where(mask_BT, values) for values in (logprobs_BT, old_BT, sampler_BT))
+@dataclass(frozen=True)
+class LossTerms:
+    """What the loss and its statistics are made of, token by token."""
+
+    mask_BT: Tensor
+    """True where a token counts."""
+    weights_BT: Tensor
+    """Each token's weight in the loss of the whole update; 0 where it does not count."""
+    policy_BT: Tensor
+    """The policy's term, corrected for the sampler."""
+    ratio_BT: Tensor
+    """Trained policy over the one at the start of the step; gspo: the episode's."""
+    token_ratio_BT: Tensor
+    """The same, always the token's."""
+    clipped_low_BT: Tensor
+    """True where the lower bound of the ratio took effect."""
+    clipped_high_BT: Tensor
+    corrected_BT: Tensor
+    """True where the sampler's correction met its cap."""
+    mismatch_BT: Tensor
+    """Log-probability by the trainer at the start of the step, less the sampler's."""
+    kl_BT: Tensor | None
+    entropy_BT: Tensor | None
+    episodes: Tensor
+    """How many episodes of this micro-batch count."""
+
+
+def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> LossTerms:
+    """Every token's terms. `totals` are the whole update's, over all its micro-batches and processes."""
+    device, count = scored.logprobs_BT.device, len(scored.advantages_N)
+    batch = scored.batch.to(device)
+    sequence_BT, mask_BT = batch.sequence_BT, _predicted(batch)
+    if scored.keep_N is not None:
+        mask_BT = mask_BT & (scored.keep_N.to(device)[sequence_BT] > 0)
+
+    # 0 where nothing counts, so that whatever is there can't become 0 * inf in a sum or a gradient.
+    logprobs_BT, old_BT = _where(mask_BT, scored.logprobs_BT), _where(mask_BT, scored.old_BT)
+    mismatch_BT = old_BT - _where(mask_BT, scored.sampler_BT)
     lengths_N = _sum_by(mask_BT.float(), sequence_BT, count)
-    weights_BT = _token_weights(mask_BT, lengths_N[sequence_BT], options, totals)
-    advantages_BT = advantages_N.to(device, torch.float32)[sequence_BT]
+    advantages_BT = scored.advantages_N.to(device, torch.float32)[sequence_BT]
 
     token_ratio_BT = _exp(logprobs_BT - old_BT)
     ratio_BT = token_ratio_BT
     if options.loss == "gspo":
         ratio_BT = _sequence_ratio(logprobs_BT, old_BT, sequence_BT, lengths_N)
-    correction_BT, corrected_BT = _correction(old_BT - sampler_BT, sequence_BT, count, options)
-    policy_BT = _policy_terms(logprobs_BT, ratio_BT, advantages_BT, options) * correction_BT
-    policy = (policy_BT * weights_BT).sum()
-    loss, kl_BT = policy, None
-    if reference_BT is not None:
-        kl_BT = _k3(_where(mask_BT, reference_BT) - logprobs_BT)
-    if options.beta > 0:
-        if kl_BT is None:
-            raise ValueError("beta above 0 needs reference_BT")
-        loss = loss + options.beta * ((kl_BT * token_ratio_BT if options.unbiased_kl else kl_BT) * weights_BT).sum()
+    correction_BT, corrected_BT = _correction(mismatch_BT, sequence_BT, count, options)
+    low_BT, high_BT = _clipped(ratio_BT, advantages_BT, options)
+    reference_BT = scored.reference_BT
+    return LossTerms(
+        mask_BT,
+        weights_BT=_token_weights(mask_BT, lengths_N[sequence_BT], options, totals),
+        policy_BT=_policy_terms(logprobs_BT, ratio_BT, advantages_BT, options) * correction_BT,
+        ratio_BT=ratio_BT,
+        token_ratio_BT=token_ratio_BT,
+        clipped_low_BT=low_BT,
+        clipped_high_BT=high_BT,
+        corrected_BT=corrected_BT,
+        mismatch_BT=mismatch_BT,
+        kl_BT=None if reference_BT is None else _k3(_where(mask_BT, reference_BT) - logprobs_BT),
+        entropy_BT=scored.entropy_BT,
+        episodes=_count_episodes(batch, count, scored.keep_N),
+    )
 
-    with torch.no_grad():
-        low_BT, high_BT = _clipped(ratio_BT, advantages_BT, options)
-        sums = _sums(
-            mask_BT, clip_low=low_BT, clip_high=high_BT, ratio=ratio_BT, corrected=corrected_BT, kl=kl_BT,
-            entropy=entropy_BT, mismatch_kl=_k3(old_BT - sampler_BT), mismatch_abs=(old_BT - sampler_BT).abs(),
-            tokens=mask_BT,
-        )  # fmt: skip
-        present_N = _sum_by(torch.ones_like(logprobs_BT), sequence_BT, count) > 0
-        sums["episodes"] = (present_N if keep_N is None else present_N & (keep_N.to(device) > 0)).float().sum()
-        sums["policy_loss"] = policy.detach()
-        sums["ratio_max"] = ratio_BT.detach().masked_fill(~mask_BT, -torch.inf).amax()
-        sums["ratio_min"] = ratio_BT.detach().masked_fill(~mask_BT, torch.inf).amin()
-    return loss, sums
+
+def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
+    """A micro-batch's share of the update's loss.
+
+    However an update is cut into micro-batches, their losses add up to the loss of one batch, so the gradients of
+    several processes are to be added, not averaged. The correction for the sampler weighs the policy's term only, not
+    the KL.
+
+    Example: one episode of 2 tokens with advantage 1, all log-probabilities equal: every ratio is 1, the loss is -1 and
+    its gradient with respect to each log-probability is -1/2.
+    """
+    loss = (terms.policy_BT * terms.weights_BT).sum()
+    if options.beta == 0:
+        return loss
+    if terms.kl_BT is None:
+        raise ValueError("beta above 0 needs reference_BT")
+    kl_BT = terms.kl_BT * terms.token_ratio_BT if options.unbiased_kl else terms.kl_BT
+    return loss + options.beta * (kl_BT * terms.weights_BT).sum()
+
+
+@torch.no_grad()
+def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
+    """A micro-batch's sums, which `add_stats` adds up and `summary` makes into means."""
+    mask_BT, ratio_BT = terms.mask_BT, terms.ratio_BT
+    values = {
+        "clip_low": terms.clipped_low_BT, "clip_high": terms.clipped_high_BT, "ratio": ratio_BT,
+        "corrected": terms.corrected_BT, "kl": terms.kl_BT, "entropy": terms.entropy_BT,
+        "mismatch_kl": _k3(terms.mismatch_BT), "mismatch_abs": terms.mismatch_BT.abs(), "tokens": mask_BT,
+    }  # fmt: skip
+    sums = {name: _where(mask_BT, values_BT).sum() for name, values_BT in values.items() if values_BT is not None}
+    return sums | {
+        "episodes": terms.episodes,
+        "policy_loss": (terms.policy_BT * terms.weights_BT).sum(),
+        "ratio_max": ratio_BT.masked_fill(~mask_BT, -torch.inf).amax(),
+        "ratio_min": ratio_BT.masked_fill(~mask_BT, torch.inf).amin(),
+    }
 
 
 def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> Tensor:
@@ -271,9 +334,9 @@ def _predicted(batch: TokenBatch) -> Tensor:
     return (batch.sampled_BT > 0) & (batch.positions_BT > 0)
 
 
-def _sums(mask_BT: Tensor, **values_BT: Tensor | None) -> dict[str, Tensor]:
-    """Over the tokens that count, of what there is."""
-    return {name: _where(mask_BT, values).sum() for name, values in values_BT.items() if values is not None}
+def _count_episodes(batch: TokenBatch, count: int, keep_N: Tensor | None) -> Tensor:
+    present_N = _sum_by(torch.ones(batch.ids_BT.shape, device=batch.ids_BT.device), batch.sequence_BT, count) > 0
+    return (present_N if keep_N is None else present_N & (keep_N.to(present_N.device) > 0)).float().sum()
 
 
 def _token_weights(mask_BT: Tensor, lengths_BT: Tensor, options: LossOptions, totals: Totals) -> Tensor:

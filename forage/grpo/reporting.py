@@ -14,8 +14,8 @@ from forage.grpo.players import PlayedStep, version_of
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
 from forage.policy.adapters import adapter_path
-from forage.runs.plots import draw_plots, shown_episodes, write_report
 from forage.runs.progress import TrainView
+from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
 from forage.runs.trackers import Tracker, flatten
 
@@ -71,12 +71,13 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def show(run: Run, stats: StepStats, episodes: Sequence[Episode], tracker: Tracker, view: TrainView) -> None:
+def show(run: Run, stats: StepStats, tracker: Tracker, view: TrainView, schedule: PlotSchedule) -> None:
+    """Log the finished step, print its line, and draw the run if it is time to."""
     tracker.log(stats.step, flatten(stats))
     view.ended(stats)
-    with run.phases("plots"):
-        draw_plots(run.options.run_dir, run.history)
-        write_report(run.options.run_dir, run.history, shown_episodes(episodes))
+    if schedule.due(stats):
+        with run.phases("plots"):
+            draw_report(run.options.run_dir, run.history)
 
 
 def report_end(run: Run) -> None:

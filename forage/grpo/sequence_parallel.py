@@ -1,12 +1,12 @@
-"""Sequence parallelism: P processes share every row, each with a P-th of its tokens, for episodes too long for one GPU.
+"""Sequence parallelism: P processes share every row, a P-th of its tokens each, for episodes too long for one GPU.
 
-Ulysses, https://arxiv.org/abs/2309.14509: all is done token by token but attention, before which processes exchange
-tokens for heads, so that each has all tokens of a P-th of the heads, and after which they exchange back. DeepSpeed's
-own (deepspeed.runtime.sequence_parallel.ulysses_sp) wants a fixed number of rows and no padding, and torch's ring
-attention has no CPU kernel.
+Ulysses, https://arxiv.org/abs/2309.14509: everything but attention works token by token. Before attention, processes
+exchange tokens for heads, so that each has all tokens of a P-th of the heads; after it, they exchange them back.
+DeepSpeed's implementation (deepspeed.runtime.sequence_parallel.ulysses_sp) needs a fixed number of rows and no padding,
+and torch's ring attention has no CPU kernel.
 
-Example, of 2 processes and 4 heads, a row of tokens 0..5: the first process computes tokens 0 1 2 with all heads, then
-heads 0 1 of all six tokens' attention, then tokens 0 1 2 again.
+Example: 2 processes, 4 heads, a row of tokens 0..5. The first process computes tokens 0 1 2 with all heads, then the
+attention of heads 0 1 for all six tokens, then tokens 0 1 2 again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from forage.errors import UserError
 from forage.policy.logprobs import TokenScores
 from forage.policy.packing import TokenBatch
 
-NAME = "shared_rows"  # of the attention, in transformers' register
+NAME = "shared_rows"  # of the attention function, in transformers' registry
 
 
 def check_split(config: Any, size: int, world: int) -> None:
-    """Refuse what cannot be shared."""
+    """Refuse a number of processes that the model's heads can't be shared by, and attention that is not full."""
     text = config.get_text_config()
     if world % size:
         raise UserError(f"--sequence-parallel {size} does not divide the {world} processes; give a divisor")
@@ -38,21 +38,21 @@ def check_split(config: Any, size: int, world: int) -> None:
     others = set(getattr(text, "layer_types", None) or []) - {"full_attention"}
     if others:
         raise UserError(
-            f"--sequence-parallel knows full attention only, and this model has {min(others)} too; leave it"
+            f"--sequence-parallel supports full attention only, and this model also has {min(others)}; leave it out"
         )
 
 
-class Shared:
-    """A policy of which this process computes its tokens. Looks to forage.policy.logprobs as a policy does."""
+class SequenceParallelPolicy:
+    """A policy that computes this process's tokens only; forage.policy.logprobs uses it like any policy."""
 
     def __init__(self, policy: Any, group: dist.ProcessGroup) -> None:
         from transformers import AttentionInterface
 
         self.policy, self.group = policy, group
-        self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.mask: Tensor | None = None
         self.hidden_BTD: Tensor = torch.empty(0)
-        # Not in transformers' register of masks, so that it makes none: it sees this process's tokens only.
+        # Not in transformers' registry of masks, so that it makes none: it would see this process's tokens only.
         AttentionInterface.register(NAME, self.attention)
         policy.get_base_model().set_attn_implementation(NAME)
 
@@ -66,22 +66,22 @@ class Shared:
     def get_decoder(self) -> Any:
         return self.decode
 
-    def part(self, batch: TokenBatch) -> TokenBatch:
-        """This process's columns and the one after them, which its last token predicts.
+    def own_columns(self, batch: TokenBatch) -> TokenBatch:
+        """This process's columns, and the one after them, which its last token predicts.
 
-        Example, of 2 processes, columns 0..4: 0 1 2 and 3 for the first; 3 4, padding and padding for the second.
+        Example: of 2 processes that share columns 0..4, the first gets 0 1 2 and 3; the second 3 4, and two of padding.
         """
         width = -(-batch.ids_BT.shape[1] // self.size)
-        missing, first = width * self.size + 1 - batch.ids_BT.shape[1], self.place * width
+        missing, first = width * self.size + 1 - batch.ids_BT.shape[1], self.rank * width
         cut = [
             nn.functional.pad(tensor_BT, (0, missing))[:, first : first + width + 1]
             for tensor_BT in (batch.ids_BT, batch.positions_BT, batch.sampled_BT, batch.sequence_BT)
         ]
-        self.mask = None if batch.attention_BT is not None else self._sequences(batch.positions_BT, missing - 1)
+        self.mask = None if batch.attention_BT is not None else self._sequence_mask(batch.positions_BT, missing - 1)
         return TokenBatch(*cut)
 
-    def _sequences(self, positions_BT: Tensor, missing: int) -> Tensor:
-        """(B, 1, T, T): which tokens a token sees in a row of several sequences. Padded rows are plainly causal."""
+    def _sequence_mask(self, positions_BT: Tensor, missing: int) -> Tensor:
+        """(B, 1, T, T): what each token sees in a row of several sequences. Padded rows are simply causal."""
         sequence_BT = (nn.functional.pad(positions_BT, (0, missing)) == 0).cumsum(dim=1)
         seen_BTT = sequence_BT[:, :, None] == sequence_BT[:, None, :]
         return seen_BTT.tril()[:, None]
@@ -113,23 +113,23 @@ class Shared:
         return self._exchange(split_BPTHD.movedim(1, 0)).movedim(0, 2).flatten(2, 3)
 
     def _exchange(self, parts: Tensor) -> Tensor:
-        got: Tensor = _Exchange.apply(parts, self.group)  # type: ignore[no-untyped-call]
+        got: Tensor = _AllToAll.apply(parts, self.group)  # type: ignore[no-untyped-call]
         return got
 
-    def whole(self, scores: TokenScores, batch: TokenBatch) -> TokenScores:
-        """Everyone's scores of everyone's tokens; through a gradient only its own are changed by this process."""
-        # Also a process whose tokens predict nothing has heads whose gradients the others need.
+    def gather_scores(self, scores: TokenScores, batch: TokenBatch) -> TokenScores:
+        """The scores of all tokens, from all processes; a gradient flows to this process's own tokens only."""
+        # Even a process whose tokens predict nothing has heads whose gradients the others need.
         logprobs_BT = scores.logprobs_BT + self.hidden_BTD.sum().float() * 0
         self.hidden_BTD = torch.empty(0)
         width = logprobs_BT.shape[1] - 1  # the first column, another process's last, scores 0
-        around = (self.place * width, (self.size - 1 - self.place) * width)
+        around = (self.rank * width, (self.size - 1 - self.rank) * width)
         length = batch.ids_BT.shape[1]
-        placed = (nn.functional.pad(mine_BT, around) for mine_BT in (logprobs_BT, scores.entropy_BT))
-        return TokenScores(*(_Sum.apply(mine_BT, self.group)[:, :length] for mine_BT in placed))  # type: ignore[no-untyped-call]
+        placed = (nn.functional.pad(own_BT, around) for own_BT in (logprobs_BT, scores.entropy_BT))
+        return TokenScores(*(_AllReduce.apply(own_BT, self.group)[:, :length] for own_BT in placed))  # type: ignore[no-untyped-call]
 
 
-class _Exchange(torch.autograd.Function):
-    """Part p of the first dimension to process p; its own opposite."""
+class _AllToAll(torch.autograd.Function):
+    """Send part p of the first dimension to process p; its gradient is the same exchange."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -140,11 +140,11 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Exchange.forward(ctx, gradients[0], ctx.group), None
+        return _AllToAll.forward(ctx, gradients[0], ctx.group), None
 
 
-class _Sum(torch.autograd.Function):
-    """Over the processes, of which each then computes the same loss: a gradient is its own part's already."""
+class _AllReduce(torch.autograd.Function):
+    """Sum over the processes. Each then computes the same loss, so a gradient needs no summing."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:

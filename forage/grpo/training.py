@@ -14,15 +14,17 @@ from forage.grpo.launch import started_processes
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play, play_step
+from forage.grpo.processes import join_processes
 from forage.grpo.reporting import collect, report_end, show
 from forage.grpo.run import Run, open_run
-from forage.grpo.sharding import ShardedLearner, join_processes
-from forage.grpo.update import Pass, learning_rate, prepare, update
+from forage.grpo.sharding import ShardedLearner
+from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.policy.adapters import adapter_path
-from forage.policy.policy import PolicyCard, load_policy
+from forage.policy.card import PolicyCard
+from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_path
-from forage.runs.plots import draw_plots
 from forage.runs.progress import TrainView
+from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.run_folder import plain
 from forage.runs.stats import StepStats, write_stats
 from forage.runs.trackers import open_tracker
@@ -31,7 +33,7 @@ from forage.runs.trackers import open_tracker
 def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play) -> None:
     """From the last checkpoint to the last step."""
     run, run_dir, lead = open_run(options, settings, learner), options.run_dir, learner.rank == 0
-    rollout = options.rollout
+    rollout, schedule = options.rollout, PlotSchedule()
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
     with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
         while True:
@@ -45,10 +47,13 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 break
             batch = prepare(played.episodes, options.update, rollout.weights, settings.max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
-            by = Pass(rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step))
+            context = UpdateContext(
+                options.update, rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step),
+                run.phases,
+            )  # fmt: skip
             # Dropout draws alike however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
-            training = update(learner, batch, options.update, by, run.phases)
+            training = update(learner, batch, context)
             stats = guard(run, learner, collect(run, played, batch, training))
             run.after(stats, batch)
             if lead:
@@ -57,9 +62,9 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 learner.save(run_dir / "state", run.step, run.kept())
             if lead:
                 plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
-                show(run, stats, played.episodes, tracker, view)
+                show(run, stats, tracker, view, schedule)
     if lead and run.history:
-        draw_plots(run_dir, run.history)  # with the last evaluation
+        draw_report(run_dir, run.history)  # with the last evaluation
         report_end(run)
 
 
@@ -72,7 +77,7 @@ def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learne
     policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
     policy.train()  # transformers checkpoints activations in training mode only
     if options.update.memory.gradient_checkpointing:
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     weight_decay = options.update.optimizer.weight_decay
     learner = (
         ShardedLearner(policy, weight_decay, options.sharding, options.sequence_parallel) if several
@@ -96,6 +101,8 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
     if not wrong:
         return stats
     if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
+        if learner.rank == 0 and run.history:
+            draw_report(run.options.run_dir, run.history)  # the plots show how it came to this
         raise UserError(
             f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run.options.run_dir, run.step)}; "
             "lower --learning-rate, or continue with --on-collapse rollback or warn"

@@ -1,4 +1,4 @@
-"""Update: what a step's episodes teach, and the change of the policy by it."""
+"""Update: turns a step's episodes into advantages, and changes the policy by their loss."""
 
 from __future__ import annotations
 
@@ -13,36 +13,40 @@ from torch import Tensor
 from forage.agent.combination import Floats, combine_rewards
 from forage.agent.episode import Episode
 from forage.errors import UserError, first_line
-from forage.grpo.guidance import Shown
+from forage.grpo.guidance import Demonstrations
 from forage.grpo.learner import Learner
 from forage.grpo.losses import (
+    ScoredBatch,
+    Totals,
     add_stats,
     advantages,
     count_totals,
     demonstration_loss,
     flat_groups,
+    loss_sums,
+    loss_terms,
     overlong_penalty,
     policy_loss,
     summary,
     widest,
 )
-from forage.grpo.options import UpdateOptions
+from forage.grpo.options import LossOptions, UpdateOptions
 from forage.policy.packing import TokenBatch, pack, pack_shared, values_like
 from forage.runs.progress import Phases
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """A step's episodes and what is to be learnt from each."""
+    """A step's episodes with their advantages."""
 
     episodes: Sequence[Episode]
     combined_N: Floats
-    """The rewards as one."""
+    """Each episode's rewards combined into one."""
     advantages_N: Tensor
     keep_N: Tensor
-    """1, or 0 where an episode is left out of the loss."""
+    """1, or 0 for an episode that is left out of the loss."""
     flat: int
-    """Groups whose episodes are all rewarded alike."""
+    """Number of groups whose episodes all have the same reward."""
 
     def rewards_by_question(self) -> dict[str, list[float]]:
         by_question: dict[str, list[float]] = {}
@@ -54,9 +58,9 @@ class TrainingBatch:
 def prepare(
     episodes: Sequence[Episode], options: UpdateOptions, weights: Sequence[float] = (), max_tokens: int = 0
 ) -> TrainingBatch:
-    """Combine the rewards over the whole step, and compare each group's episodes."""
+    """Combine each episode's rewards and compare the episodes of each group."""
     if not episodes:
-        raise UserError("no episode of this step can be used; is the sampling server up, or --max-staleness too small?")
+        raise UserError("no episode of this step is usable; is the sampling server up, or --max-staleness too small?")
     names = list(episodes[0].rewards)
     groups = [episode.question_id for episode in episodes]
     rewards_NR = np.array([[episode.rewards[name] for name in names] for episode in episodes])
@@ -65,112 +69,149 @@ def prepare(
         lengths = [len(episode.ids) for episode in episodes]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, options.overlong_margin).numpy()
     masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
-    given_N = torch.from_numpy(combined_N)
-    chosen_N = widest(given_N, groups, options.learn_from or len(episodes))
-    advantages_N = torch.zeros_like(given_N)
+    rewards_N = torch.from_numpy(combined_N)
+    chosen_N = widest(rewards_N, groups, options.learn_from or len(episodes))
+    advantages_N = torch.zeros_like(rewards_N)
     advantages_N[chosen_N] = advantages(
-        given_N[chosen_N],
+        rewards_N[chosen_N],
         [group for group, chosen in zip(groups, chosen_N.tolist(), strict=True) if chosen],
-        "none" if options.combine == "gdpo" else options.advantage,  # what gdpo makes is an advantage already
+        "none" if options.combine == "gdpo" else options.advantage,  # gdpo's results already are advantages
     )
     return TrainingBatch(
         episodes,
         combined_N,
         advantages_N,
         chosen_N * torch.tensor([float(episode.stop not in masked) for episode in episodes]),
-        len(flat_groups(given_N, groups)),
+        len(flat_groups(rewards_N, groups)),
     )
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What an update goes by beside its options."""
+class UpdateContext:
+    """What an update needs beside the policy and its episodes."""
 
-    rate: float
-    """The learning rate."""
+    options: UpdateOptions
+    learning_rate: float
     temperature: float
-    """At which the episodes were sampled: the policy is the distribution they came from."""
+    """Sampling temperature of the episodes: the loss is that of the distribution they were drawn from."""
     share_prompts: bool
-    shown: Shown = field(default_factory=Shown)
-    """Demonstrations to learn from as well."""
+    demonstrations: Demonstrations = field(default_factory=Demonstrations)
+    phases: Phases = field(default_factory=Phases)
 
 
-def update(
-    learner: Learner, batch: TrainingBatch, options: UpdateOptions, by: Pass, phases: Phases
-) -> dict[str, float]:
-    """Change the policy; the figures of it. Where memory runs out, again from the start with half the budget."""
-    budget = options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
+@dataclass(frozen=True)
+class TaughtEpisodes:
+    """The episodes of a step that have a gradient. Shape: N of these episodes."""
+
+    episodes: Sequence[Episode]
+    advantages_N: Tensor
+    totals: Totals
+    """Of all episodes that are kept, with a gradient or without."""
+
+    @property
+    def sampler_logprobs(self) -> list[Sequence[float]]:
+        return [episode.logprobs for episode in self.episodes]
+
+
+def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> dict[str, float]:
+    """Update the policy and return the figures. When memory runs out, start over with half the token budget."""
+    budget = context.options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
     while True:
         try:
-            return update_within(budget, learner, batch, options, by, phases)
+            return update_within(budget, learner, batch, context)
         except torch.OutOfMemoryError as error:
-            learner.forget()
-            longest = max(len(episode.ids) for episode in (*batch.episodes, *by.shown.episodes))
-            if budget <= longest or learner.world > 1:  # alone, a process can't begin anew what all do together
+            learner.drop_gradients()
+            longest = max(len(episode.ids) for episode in (*batch.episodes, *context.demonstrations.episodes))
+            if budget <= longest or learner.world > 1:  # one process can't start over while the others go on
                 raise UserError(
                     f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
                     "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"
                 ) from error
         torch.cuda.empty_cache()
         budget = max(budget // 2, longest)
-        print(f"out of memory: the update is made again with micro-batches of {budget} tokens", flush=True)
+        print(f"out of memory: repeating the update with micro-batches of {budget} tokens", flush=True)
 
 
-def update_within(
-    budget: int, learner: Learner, batch: TrainingBatch, options: UpdateOptions, by: Pass, phases: Phases
-) -> dict[str, float]:
+def update_within(budget: int, learner: Learner, batch: TrainingBatch, context: UpdateContext) -> dict[str, float]:
+    """One update with micro-batches of at most `budget` tokens."""
+    taught, demonstrations = taught_episodes(batch, context.options.loss), context.demonstrations.episodes
+    if not taught.episodes and not demonstrations:
+        return {"learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
+    parts = learner.shard(pack_episodes(taught.episodes, budget, share_prompts=context.share_prompts))
+    demonstrated = learner.shard(pack(demonstrations, budget))
+    # By micro-batch, log-probabilities by the policy at the start of the step; the first epoch computes them.
+    old: list[Tensor | None] = [None] * len(parts)
+    for _ in range(context.options.epochs):
+        sums = []
+        for number, part in enumerate(parts):
+            last = not demonstrated and number + 1 == len(parts)
+            part_sums, old[number] = learn_part(learner, part, old[number], taught, context, last=last)
+            sums.append(part_sums)
+        demonstration_sum = learn_demonstrations(learner, demonstrated, context)
+        norm = learner.step(context.learning_rate, context.options.optimizer.max_norm)
+    figures = summary(learner.sums(add_stats(sums))) if sums else {"tokens": 0.0}
+    if demonstrated:
+        figures["demonstration_loss"] = learner.sums({"loss": demonstration_sum})["loss"].item()
+    micro_batches = float(len(parts) + len(demonstrated))
+    return figures | {"learning_rate": context.learning_rate, "grad_norm": norm, "micro_batches": micro_batches}
+
+
+def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisodes:
+    """Leave out episodes without a gradient: those that are not kept, and where there is no KL term, advantage 0."""
     taught = [
         number
         for number, advantage in enumerate(batch.advantages_N.tolist())
-        if batch.keep_N[number] and (advantage or options.loss.beta)  # the others have no gradient
+        if batch.keep_N[number] and (advantage or options.beta)
     ]
     episodes = [batch.episodes[number] for number in taught]
-    if not episodes and not by.shown.episodes:
-        return {"learning_rate": by.rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
-    advantages_N, sampled = batch.advantages_N[taught], [episode.logprobs for episode in episodes]
-    totals = count_totals(batch.episodes, batch.keep_N)  # all that are kept count, taught or not
-    if by.share_prompts:
-        parts = pack_shared(episodes, [episode.question_id for episode in episodes], budget)
-    else:
-        parts = pack(episodes, budget)
-    parts, shown = learner.shard(parts), learner.shard(pack(by.shown.episodes, budget))
-    old: dict[int, Tensor] = {}  # of the policy as the step found it, by micro-batch
-    for _ in range(options.epochs):
-        sums = []
-        for number, part in enumerate(parts):
-            with phases("logprobs"):
-                reference_BT = learner.reference(part, by.temperature) if options.loss.beta else None
-                scores = learner.score(part, by.temperature)
-            old_BT = old.setdefault(number, scores.logprobs_BT.detach())
-            loss, figures = policy_loss(
-                scores.logprobs_BT, old_BT, values_like(part, sampled), advantages_N, part, options.loss, totals,
-                reference_BT=reference_BT, entropy_BT=scores.entropy_BT,
-            )  # fmt: skip
-            with phases("backward"):
-                learner.backward(loss, last=not shown and number + 1 == len(parts))
-            sums.append(figures)
-        shown_loss = learn_shown(learner, shown, by, phases)
-        norm = learner.step(by.rate, options.optimizer.max_norm)
-    total = summary(learner.sums(add_stats(sums))) if sums else {"tokens": 0.0}
-    if shown:
-        total["demonstration_loss"] = learner.sums({"loss": shown_loss})["loss"].item()
-    return total | {"learning_rate": by.rate, "grad_norm": norm, "micro_batches": float(len(parts) + len(shown))}
+    return TaughtEpisodes(episodes, batch.advantages_N[taught], count_totals(batch.episodes, batch.keep_N))
 
 
-def learn_shown(learner: Learner, parts: Sequence[TokenBatch], by: Pass, phases: Phases) -> Tensor:
-    """Add the gradients of the demonstrations; this process's share of their loss."""
-    tokens, total = count_totals(by.shown.episodes).tokens, torch.zeros((), device=learner.device)
+def pack_episodes(episodes: Sequence[Episode], budget: int, *, share_prompts: bool) -> list[TokenBatch]:
+    if share_prompts:
+        return pack_shared(episodes, [episode.question_id for episode in episodes], budget)
+    return pack(episodes, budget)
+
+
+def learn_part(
+    learner: Learner, part: TokenBatch, old_BT: Tensor | None, taught: TaughtEpisodes, context: UpdateContext, *,
+    last: bool,
+) -> tuple[dict[str, Tensor], Tensor]:  # fmt: skip
+    """Add a micro-batch's gradients. Returns its sums, and its log-probabilities at the start of the step."""
+    options, temperature = context.options.loss, context.temperature
+    with context.phases("logprobs"):
+        reference_BT = learner.reference(part, temperature) if options.beta else None
+        scores = learner.score(part, temperature)
+    old_BT = scores.logprobs_BT.detach() if old_BT is None else old_BT
+    scored = ScoredBatch(
+        part, taught.advantages_N, scores.logprobs_BT, old_BT, values_like(part, taught.sampler_logprobs),
+        reference_BT, scores.entropy_BT,
+    )  # fmt: skip
+    terms = loss_terms(scored, options, taught.totals)
+    loss, sums = policy_loss(terms, options), loss_sums(terms)
+    with context.phases("backward"):
+        learner.backward(loss, last=last)
+    return sums, old_BT
+
+
+def learn_demonstrations(learner: Learner, parts: Sequence[TokenBatch], context: UpdateContext) -> Tensor:
+    """Add the gradients of the demonstrations. Returns this process's share of their loss."""
+    demonstrations, total = context.demonstrations, torch.zeros((), device=learner.device)
+    tokens = count_totals(demonstrations.episodes).tokens
     for number, part in enumerate(parts):
-        with phases("logprobs"):
-            loss = demonstration_loss(learner.score(part, by.temperature).logprobs_BT, part, tokens)
-        with phases("backward"):
-            learner.backward(loss * by.shown.weight, last=number + 1 == len(parts))
+        with context.phases("logprobs"):
+            loss = demonstration_loss(learner.score(part, context.temperature).logprobs_BT, part, tokens)
+        with context.phases("backward"):
+            learner.backward(loss * demonstrations.weight, last=number + 1 == len(parts))
         total += loss.detach()
     return total
 
 
 def learning_rate(step: int, options: UpdateOptions, max_steps: int) -> float:
-    """Example: 4 warm-up steps of 12, linear: 1/4, 2/4, 3/4, 1, and then 8/8, 7/8, ..., 1/8 of it."""
+    """The learning rate of a step.
+
+    Example: linear with 4 warm-up steps of 12: 1/4, 2/4, 3/4 and 4/4 of the full rate, then 8/8, 7/8, ..., 1/8.
+    """
     if step < options.warmup_steps:
         return options.optimizer.learning_rate * (step + 1) / options.warmup_steps
     if options.schedule == "constant":

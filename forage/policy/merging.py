@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.utils.other import get_pattern_key
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from forage.errors import UserError, first_line
 from forage.policy.full_base import FullBase, other_files
+from forage.policy.library_noise import silence_library_noise
 from forage.policy.peft_adapter import Adapter
 
 
@@ -98,15 +98,22 @@ def find_change(config: dict[str, Any], module: str, parts: dict[str, Tensor]) -
 
 
 def lora_rank(config: dict[str, Any], module: str) -> int:
-    ranks = config.get("rank_pattern") or {}
-    return int(ranks.get(get_pattern_key(list(ranks), module), config["r"]))
+    return int(module_setting(config, "rank_pattern", module, config["r"]))
 
 
 def lora_scale(config: dict[str, Any], module: str) -> float:
     """alpha / r, or alpha / sqrt(r) with rsLoRA, https://arxiv.org/abs/2312.03732. A module may have its own two."""
-    alphas, r = config.get("alpha_pattern") or {}, lora_rank(config, module)
-    alpha = alphas.get(get_pattern_key(list(alphas), module), config["lora_alpha"])
+    alpha, r = module_setting(config, "alpha_pattern", module, config["lora_alpha"]), lora_rank(config, module)
     return float(alpha / (math.sqrt(r) if config.get("use_rslora") else r))
+
+
+def module_setting(config: dict[str, Any], patterns_name: str, module: str, default: float) -> float:
+    """The value for one module: that of the first pattern that matches its name, else the default."""
+    silence_library_noise()
+    from peft.utils.other import get_pattern_key
+
+    patterns: dict[str, float] = config.get(patterns_name) or {}
+    return patterns.get(get_pattern_key(list(patterns), module), default)
 
 
 def merge(weight: Tensor, change: Change) -> Tensor:

@@ -9,9 +9,7 @@ import torch
 
 from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter
-from forage.policy.card import PolicyCard as PolicyCard
-from forage.policy.card import read_policy_card as read_policy_card
-from forage.policy.card import write_policy_card as write_policy_card
+from forage.policy.card import PolicyCard
 from forage.policy.library_noise import silence_library_noise
 
 

@@ -18,7 +18,8 @@ from forage.engines.base import Engine
 from forage.engines.choice import open_engine
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
-from forage.policy.policy import load_tokenizer, read_policy_card
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan
 from forage.rollout.view import RolloutView

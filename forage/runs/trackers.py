@@ -19,7 +19,7 @@ from forage.errors import UserError, first_line
 from forage.runs.stats import StepStats
 
 Kind = Literal["wandb", "tensorboard", "trackio", "none"]
-PROJECT = "search-agent-grpo"
+PROJECT = "forage"
 
 
 def flatten(stats: StepStats) -> dict[str, float]:

@@ -13,7 +13,8 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
 from forage.engines.local import LocalEngine
-from forage.policy.policy import PolicyCard, load_base, load_tokenizer
+from forage.policy.card import PolicyCard
+from forage.policy.policy import load_base, load_tokenizer
 from forage.sft.options import SFTOptions
 from forage.store.document_store import DocumentStore
 

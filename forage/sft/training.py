@@ -19,10 +19,11 @@ from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import adapter_path, publish_adapter
+from forage.policy.card import PolicyCard
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
-from forage.policy.policy import PolicyCard, load_policy
+from forage.policy.policy import load_policy
 from forage.schedule import in_rounds
 from forage.sft.options import SFTOptions
 from forage.sft.player import Player
@@ -49,7 +50,7 @@ def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episod
     torch.manual_seed(options.seed)
     policy = load_policy(card)
     if checkpoints_activations(options):
-        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
         weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay

@@ -49,7 +49,7 @@ class Fusion:
 
     @property
     def weights(self) -> tuple[float, float, float]:
-        """Of dense, sparse and title; they sum to 1."""
+        """The weights of dense, sparse and title, which sum to 1."""
         return self.dense_weight, 1 - self.dense_weight - self.title_weight, self.title_weight
 
     def check(self) -> None:

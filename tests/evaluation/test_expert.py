@@ -13,7 +13,7 @@ from forage.errors import UserError
 from forage.evaluation.expert import Options, best_episodes, demonstration, distinct, main, unfit
 from forage.evaluation.strategies.budget_forcing import BudgetForcing
 from forage.evaluation.strategies.self_consistency import fused
-from forage.evaluation.strategies.thought_templates import Template, ThoughtTemplates
+from forage.evaluation.strategies.templates import Template, ThoughtTemplates
 from forage.files import write_jsonl
 from forage.sft.options import SFTOptions
 from tests.options import with_options
@@ -42,8 +42,8 @@ def played(protocol, answer="acid", query="gout", sample=0, reward=0.0, strategy
     return replace(episode, reward=reward, rewards={"mrr": reward})
 
 
-def chosen(protocol, episodes, by="reward", least=0.5, most=1):
-    return [(e.id, e.answer) for e in best_episodes(episodes, BY_ID, protocol, by, least, most)]
+def chosen(protocol, episodes, by="reward", **more):
+    return [(e.id, e.answer) for e in best_episodes(episodes, BY_ID, protocol, Options((), by=by, **more))]
 
 
 def test_the_best_of_a_question_are_kept(protocol):
@@ -51,8 +51,13 @@ def test_the_best_of_a_question_are_kept(protocol):
         played(protocol, f"a{n}", sample=n, reward=reward) for n, reward in enumerate((0.6, 0.9, 0.4, 0.9, 0.7))
     ]
     assert chosen(protocol, episodes) == [("q1/0", "a1")]  # the first of equal ones
-    assert chosen(protocol, episodes, most=9) == [("q1/0", "a1"), ("q1/1", "a3"), ("q1/2", "a4"), ("q1/3", "a0")]
-    assert chosen(protocol, episodes, least=0.95) == []
+    assert chosen(protocol, episodes, max_per_question=9) == [
+        ("q1/0", "a1"),
+        ("q1/1", "a3"),
+        ("q1/2", "a4"),
+        ("q1/3", "a0"),
+    ]
+    assert chosen(protocol, episodes, min_score=0.95) == []
 
 
 def test_by_a_scorer(protocol):
@@ -60,17 +65,17 @@ def test_by_a_scorer(protocol):
     episodes = [played(protocol, answer, sample=n) for n, answer in enumerate(said)]
     lost = played(protocol, "uric acid", "nothing", sample=4)
     assert chosen(protocol, [lost, *episodes], "token_f1") == [("q1/0", "uric acid")]
-    assert chosen(protocol, [lost], "token_f1", least=0.1) == []  # it said so without having found it
-    assert chosen(protocol, [episodes[1], *episodes], "support", least=1.0) == [("q1/0", "uric acid")]
-    assert chosen(protocol, episodes[1:], "agreement", least=0.1) == [("q1/0", "acid")]
+    assert chosen(protocol, [lost], "token_f1", min_score=0.1) == []  # it said so without having found it
+    assert chosen(protocol, [episodes[1], *episodes], "support", min_score=1.0) == [("q1/0", "uric acid")]
+    assert chosen(protocol, episodes[1:], "agreement", min_score=0.1) == [("q1/0", "acid")]
 
 
 def test_what_is_not_learnt_from(protocol):
     episode = played(protocol, reward=1.0)
     assert unfit(episode, BY_ID) == ""
-    assert unfit(episode, {}) == "of no training question"
+    assert unfit(episode, {}) == "not of a training question"
     assert unfit(replace(episode, stop="turns"), BY_ID) == "not well-formed"
-    assert unfit(fused(episode, [episode]), BY_ID) == "with hits of others"
+    assert unfit(fused(episode, [episode]), BY_ID) == "with fused hits"
     assert chosen(protocol, [fused(episode, [episode]), replace(episode, question_id="eval-1")]) == []
 
 
@@ -97,9 +102,11 @@ def test_forced_tokens_are_kept_and_not_learnt(protocol):
             return write_call("gout")
         return write_answer("acid") if "Wait" in text else "So. " + write_answer("no")
 
-    given, _ = run(BudgetForcing(least=9, most=60, waits=1), protocol, say, {"gout": {"right#0": "Acid."}}, GOUT)
+    given, _ = run(
+        BudgetForcing(min_thinking=9, max_thinking=60, waits=1), protocol, say, {"gout": {"right#0": "Acid."}}, GOUT
+    )
     episode = replace(given.episode, reward=1.0)
-    (told,) = best_episodes([episode], BY_ID, protocol, "reward", 0.5, 1)
+    (told,) = best_episodes([episode], BY_ID, protocol, Options(()))
     forced = protocol.turn_ids(" Wait")[:-1]
     place = next(n for n in range(len(told.ids)) if list(told.ids[n : n + len(forced)]) == forced)
     assert told.mask[place : place + len(forced)] == (0,) * len(forced)
@@ -126,15 +133,15 @@ def files(tmp_path, protocol, monkeypatch):
 def test_the_command(files, capsys):
     options = Options((files / "a.jsonl", files / "b.jsonl"), files, files, files / "best.jsonl")
     main(options)
-    assert "2 of 4 episodes are kept; left out: 1 of no training question" in capsys.readouterr().out
+    assert "kept 2 of 4 episodes; left out: 1 not of a training question" in capsys.readouterr().out
     assert [(e.id, e.question_id, e.answer) for e in read_episodes(options.out)] == [
         ("q1/0", "q1", "acid"), ("q2/0", "q2", "acid"),
     ]  # fmt: skip
     with pytest.raises(UserError, match="no episode reaches reward 2"):
-        main(replace(options, least=2.0))
+        main(replace(options, min_score=2.0))
     unrewarded = [replace(e, rewards={}, reward=0.0) for e in read_episodes(files / "a.jsonl")]
     append_episodes(files / "c.jsonl", unrewarded)
-    with pytest.raises(UserError, match="none of these episodes was rewarded"):
+    with pytest.raises(UserError, match="none of these episodes has a reward"):
         main(replace(options, files=(files / "c.jsonl",)))
     main(replace(options, files=(files / "c.jsonl",), by="token_f1"))
     assert [e.answer for e in read_episodes(options.out)] == ["acid"]
@@ -143,7 +150,9 @@ def test_the_command(files, capsys):
 def test_the_command_line(files, monkeypatch):
     out = files / "out.jsonl"
     paths = ["--data", str(files), "--policy", str(files), "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["x", str(files / "a.jsonl"), str(files / "b.jsonl"), *paths, "--most", "2"])
+    monkeypatch.setattr(
+        sys, "argv", ["x", str(files / "a.jsonl"), str(files / "b.jsonl"), *paths, "--max-per-question", "2"]
+    )
     run_script(main)
     assert len(list(read_episodes(out))) == 3
     monkeypatch.setattr(sys, "argv", ["x", *paths])
@@ -155,7 +164,7 @@ def test_sft_train_learns_from_what_is_written(files, tiny):
     """A tiny policy, all the way; sft_train.py itself fails where the held-out loss does not fall."""
     import sft_train
 
-    main(Options((files / "b.jsonl",), files, files, files / "best.jsonl", most=2))
+    main(Options((files / "b.jsonl",), files, files, files / "best.jsonl", max_per_question=2))
     options = SFTOptions(
         data=tiny / "data", policy=tiny / "policy", output_dir=files / "better", num_demonstrations=0,
         demonstrations=(files / "best.jsonl",), max_steps=4, eval_every=2, batch_size=2, eval_questions=0,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forage.data.records import Question
-from forage.evaluation.measures import documents_of, grades_of, interval, measured, retrieval_measures
+from forage.evaluation.measures import documents_of, grades_of, interval, measure, retrieval_measures
 from forage.evaluation.outcomes import Cost, Outcome, Result
 from tests.factories import EPISODE as EXAMPLE
 
@@ -92,7 +92,7 @@ def test_everything_of_two_questions_by_hand():
     questions = [QUESTION, replace(QUESTION, answer="", relevant_chunk_ids=("a",))]
     half = {"format": lambda episodes, questions: [0.5] * len(episodes),
             "answer_similarity": lambda episodes, questions: [0.25] * len(episodes)}  # fmt: skip
-    got = {n: v.tolist() for n, v in measured(results, questions, grades_of(questions), (3,), half).items()}
+    got = {n: v.tolist() for n, v in measure(results, questions, grades_of(questions), (3,), half).items()}
     sampled, read = EXAMPLE.sampled, len(EXAMPLE.ids) - EXAMPLE.sampled
     searches, turns = len(EXAMPLE.searches), len(EXAMPLE.turns)
     assert (got["mrr"], got["recall@3"]) == ([1 / 3, 1], [1 / 2, 1])
@@ -108,7 +108,7 @@ def test_everything_of_two_questions_by_hand():
 
 def test_by_document():
     episode = replace(EXAMPLE, searches=(replace(EXAMPLE.searches[0], hits=("d1#3", "d1#0", "d2#1")),))
-    got = measured([result(episode)], [QUESTION], [{"d2": 2, "d9": 1}], (1, 2), {}, by_document=True)
+    got = measure([result(episode)], [QUESTION], [{"d2": 2, "d9": 1}], (1, 2), {}, by_document=True)
     assert (got["mrr"].tolist(), got["recall@1"].tolist(), got["recall@2"].tolist()) == ([1 / 2], [0], [1 / 2])
 
 

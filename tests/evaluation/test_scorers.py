@@ -16,7 +16,7 @@ from forage.evaluation.scorers import (
     Oracle,
     Total,
     agreement,
-    best_place,
+    best_index,
     confidence,
     covered,
     hit_agreement,
@@ -120,6 +120,6 @@ def test_a_scorer_that_gives_no_numbers_is_told(protocol, wrong):
 
 def test_the_first_of_equal_ones_is_best_and_what_the_engine_gave_up_on_last():
     failed = replace(EXAMPLE, stop="engine")
-    assert best_place([0.2, 0.9, 0.9], [EXAMPLE] * 3) == 1
-    assert best_place([0.2, 0.9, 0.9], [EXAMPLE, failed, EXAMPLE]) == 2
-    assert best_place([0.2, 0.9], [EXAMPLE, failed]) == 0
+    assert best_index([0.2, 0.9, 0.9], [EXAMPLE] * 3) == 1
+    assert best_index([0.2, 0.9, 0.9], [EXAMPLE, failed, EXAMPLE]) == 2
+    assert best_index([0.2, 0.9], [EXAMPLE, failed]) == 0

@@ -6,7 +6,7 @@ import pytest
 
 from forage.agent.episode import append_episodes
 from forage.errors import UserError
-from forage.grpo.guidance import Shown, open_guide, weight_at
+from forage.grpo.guidance import Demonstrations, open_guide, weight_at
 from forage.grpo.options import GuidanceOptions
 from tests.factories import EPISODE
 
@@ -32,14 +32,14 @@ def test_each_step_shows_the_next_ones_and_a_round_shows_all(tmp_path):
 
 
 def test_nothing_is_shown_without_a_file_or_once_the_weight_is_gone(tmp_path):
-    assert open_guide(GuidanceOptions(), 1, []).at(0) == Shown()
+    assert open_guide(GuidanceOptions(), 1, []).at(0) == Demonstrations()
     gone = replace(shown(tmp_path, "a"), demonstration_steps=3)
     assert open_guide(gone, 1, ["a"]).at(2).episodes
-    assert open_guide(gone, 1, ["a"]).at(3) == Shown()
+    assert open_guide(gone, 1, ["a"]).at(3) == Demonstrations()
 
 
 def test_a_question_that_is_not_trained_on_is_not_shown(tmp_path):
-    with pytest.raises(UserError, match=r"demonstrations.jsonl: question held is not one of train.jsonl"):
+    with pytest.raises(UserError, match=r"demonstrations.jsonl: question held is not in train.jsonl"):
         open_guide(shown(tmp_path, "a", "held"), 1, ["a", "b"])
 
 
@@ -51,5 +51,5 @@ def test_bad_options_say_so(tmp_path):
     with pytest.raises(UserError, match="demonstrations-per-step"):
         GuidanceOptions(demonstrations_per_step=0).check()
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(UserError, match="holds no episode"):
+    with pytest.raises(UserError, match="has no episodes"):
         open_guide(GuidanceOptions(tmp_path / "empty.jsonl"), 1, ["a"])

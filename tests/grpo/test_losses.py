@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from forage.errors import UserError
 from forage.grpo.losses import (
+    ScoredBatch,
     Totals,
     add_stats,
     advantages,
     count_totals,
     demonstration_loss,
     flat_groups,
+    loss_sums,
+    loss_terms,
     overlong_penalty,
     policy_loss,
     summary,
@@ -52,9 +55,10 @@ def loss_of(batch, advantage, options, *, logprobs, old=None, sampler=None, refe
     if reference is not None:
         more["reference_BT"] = torch.tensor(reference).view_as(logprobs)
     totals = totals or Totals(int(batch.sampled_BT.sum()), len(advantage))
-    loss, stats = policy_loss(logprobs, *given, torch.tensor(advantage), batch, options, totals, **more)
+    terms = loss_terms(ScoredBatch(batch, torch.tensor(advantage), logprobs, *given, **more), options, totals)
+    loss = policy_loss(terms, options)
     loss.backward()
-    return loss.item(), logprobs.grad.flatten().tolist(), summary(stats)
+    return loss.item(), logprobs.grad.flatten().tolist(), summary(loss_sums(terms))
 
 
 def close(values):
@@ -302,13 +306,12 @@ def test_micro_batches_add_up_to_the_whole(masks, options, budget, padding_free,
             current, old, sampler, reference, entropy = (
                 values[place] * batch.sampled_BT for values in (leaf, *kinds[1:])
             )
-            loss, sums = policy_loss(
-                current, old, sampler, advantage, batch, options, totals, reference_BT=reference, entropy_BT=entropy,
-                keep_N=keep,
-            )  # fmt: skip
+            scored = ScoredBatch(batch, advantage, current, old, sampler, reference, entropy, keep)
+            terms = loss_terms(scored, options, totals)
+            loss = policy_loss(terms, options)
             loss.backward()
             losses.append(loss.detach())
-            stats.append(sums)
+            stats.append(loss_sums(terms))
         return torch.stack(losses).sum().item(), leaf.grad, summary(add_stats(stats))
 
     whole, parts = run(10_000, False), run(budget, padding_free)

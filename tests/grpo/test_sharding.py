@@ -12,9 +12,10 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from forage.errors import UserError
+from forage.grpo.launch import check_sharding
 from forage.grpo.learner import Learner
+from forage.grpo.lockstep import LockstepScorer, nothing_sampled
 from forage.grpo.sequence_parallel import check_split
-from forage.grpo.sharding import InStep, check_sharding, nothing_sampled
 from forage.policy.adapters import adapter_path
 from tests import ROOT
 from tests.sharding_worker import micro_batches, one_row, tiny_policy, update
@@ -116,11 +117,11 @@ def test_over_a_4_bit_base_too(ran, sharding):
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_a_checkpoint_goes_on_exactly_under_the_same_sharding_and_as_one_process(ran, alone, sharding):
     assert found(ran, sharding)["nothing yet"] is None
-    assert found(ran, sharding)["loaded"] == [1, {"kept": 1}]
+    assert found(ran, sharding)["loaded"] == [1, {"extra": 1}]
     assert found(ran, sharding)["resumed"]
     assert found(ran, sharding)["random"]
     learner = Learner(tiny_policy(seed=3))
-    assert learner.load(ran / sharding / "state") == (1, {"kept": 1})
+    assert learner.load(ran / sharding / "state") == (1, {"extra": 1})
     update(learner, 2)
     assert_close(get_peft_model_state_dict(learner.policy), alone[2][1])
     kinds = {path.suffix for path in (ran / sharding).rglob("*") if path.is_file()}
@@ -175,7 +176,7 @@ def test_between_processes(ran):
 
 
 def test_a_batch_of_which_nothing_counts_scores_zero_and_still_has_a_backward_pass():
-    scores = InStep(policy := tiny_policy())(nothing_sampled(micro_batches(1)[0]), 1.0)
+    scores = LockstepScorer(policy := tiny_policy())(nothing_sampled(micro_batches(1)[0]), 1.0)
     assert scores.logprobs_BT.shape == scores.entropy_BT.shape == (2, 9)
     assert not scores.logprobs_BT.any()
     scores.logprobs_BT.sum().backward()
@@ -192,5 +193,6 @@ def test_sharding_without_processes_is_refused(monkeypatch):
         check_sharding("none", 2)
     check_sharding("none")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="--sequence-parallel does not go with --sharding zero3; give --sharding fsdp2"):
+    says = "--sequence-parallel does not work with --sharding zero3; give --sharding fsdp2"
+    with pytest.raises(UserError, match=says):
         check_sharding("zero3", 2)

@@ -16,7 +16,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from forage.grpo.losses import add_stats, advantages, count_totals, policy_loss, summary
+from forage.grpo.losses import (
+    ScoredBatch,
+    add_stats,
+    advantages,
+    count_totals,
+    loss_sums,
+    loss_terms,
+    policy_loss,
+    summary,
+)
 from forage.grpo.options import LossOptions
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
@@ -158,13 +167,14 @@ def our_update(model, update, first, reference, options, method, keep, padding_f
     model.zero_grad()
     losses, stats = 0.0, []
     for batch, old_BT, reference_BT in zip(batches, old, references, strict=True):
-        loss, sums = policy_loss(
-            token_logprobs(model, batch), old_BT, sampler_of(batch), advantages_N, batch, options, totals,
-            reference_BT=reference_BT, keep_N=keep_N,
-        )  # fmt: skip
+        scored = ScoredBatch(
+            batch, advantages_N, token_logprobs(model, batch), old_BT, sampler_of(batch), reference_BT, keep_N=keep_N
+        )
+        terms = loss_terms(scored, options, totals)
+        loss = policy_loss(terms, options)
         loss.backward()
         losses += loss.item()
-        stats.append(sums)
+        stats.append(loss_sums(terms))
     return losses, {name: w.grad.clone() for name, w in model.named_parameters()}, summary(add_stats(stats))
 
 

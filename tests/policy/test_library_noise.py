@@ -24,6 +24,10 @@ from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
 load_policy(read_policy_card(Path(sys.argv[1])))
 """
+MERGE = """
+from forage.policy.merging import lora_scale
+lora_scale({"r": 4, "lora_alpha": 8}, "q_proj")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +49,9 @@ def test_loading_a_policy_gives_no_warning(policy, caplog):
 
 
 @pytest.mark.slow  # the test above is in this process, where bitsandbytes is imported already
-def test_loading_a_4_bit_policy_prints_nothing(policy):
-    command = [sys.executable, "-c", LOAD, str(policy)]
+@pytest.mark.parametrize("code", [LOAD, MERGE], ids=["load", "merge"])
+def test_loading_and_merging_a_4_bit_policy_print_nothing(policy, code):
+    command = [sys.executable, "-c", code, str(policy)]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert (loaded.stdout, loaded.stderr) == ("", "")
 

@@ -1,13 +1,10 @@
-"""Plots: what is drawn by hand-worked values; any run's statistics draw; the report holds text, never markup."""
+"""Plots: what is drawn, by values worked by hand; and any run's statistics can be drawn."""
 
-import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from forage.agent.episode import append_episodes
 from forage.runs.plots import (
     FIGURES,
     MOST_POINTS,
@@ -19,33 +16,12 @@ from forage.runs.plots import (
     rewards_figure,
     running_mean,
     shares,
-    shown_episodes,
     training_figure,
-    write_report,
 )
-from forage.runs.stats import write_stats
-from tests.factories import EPISODE, STATS
-from tests.here import run_here
+from forage.runs.report import write_report
+from tests.factories import STATS, run_of
 
 NAN = float("nan")
-
-
-def run_of(steps, **changes):
-    """Statistics of steps 0, 1, ...: the overall reward rises, an evaluation each tenth step."""
-    generator = np.random.default_rng(0)
-    return [
-        replace(
-            STATS,
-            step=step,
-            rewards={
-                "overall": generator.beta(1 + step / steps, 2, 8).tolist(),
-                "mrr": generator.choice([0, 0.5, 1.0], 8).tolist(),
-            },
-            evaluation={"mrr": {"mean": 0.5, "low": 0.4, "high": 0.6}} if step % 10 == 0 else None,
-            **changes,
-        )
-        for step in range(steps)
-    ]
 
 
 def test_bins_by_hand():
@@ -143,61 +119,3 @@ def test_a_plot_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
         draw_plots(tmp_path, run_of(2))
     assert (tmp_path / "rewards.png").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FIGURES)
-
-
-class Read(HTMLParser):
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.text = [], ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def test_the_report_is_one_page_and_what_a_model_wrote_is_text(tmp_path):
-    evil = "</pre><script>alert(1)</script><img src=http://example.org/x onerror=alert(1)> & {body}"
-    stats = [replace(STATS, notes=[evil], stops={evil: 1}, rewards={"overall": [1.0], evil: [0.5]})]
-    draw_plots(tmp_path, stats)
-    write_report(tmp_path, stats, [(evil, evil + "\ud800")])
-    read = Read((tmp_path / "report.html").read_text())
-    tags = [tag for tag, _ in read.tags]
-    assert "script" not in tags
-    assert tags.count("img") == len(FIGURES)
-    assert all(attrs["src"].startswith("data:image/png;base64,") for tag, attrs in read.tags if tag == "img")
-    assert not any(name.startswith("on") for _, attrs in read.tags for name in attrs)
-    assert read.text.count("<script>alert(1)</script>") == 5  # note, reward, stop, episode and its title
-    assert "default-src 'none'" in read.tags[3][1]["content"]
-
-
-def test_best_middle_and_worst_episode_are_shown():
-    episodes = [
-        replace(EPISODE, id=f"q/{n}", reward=reward, transcript=f"text {n}") for n, reward in enumerate((0.5, 1, 0))
-    ]
-    assert [(title[: title.index(",")], text) for title, text in shown_episodes(episodes)] == [
-        ("best: q/1", "text 1"), ("middle: q/0", "text 0"), ("worst: q/2", "text 2"),
-    ]  # fmt: skip
-    assert len(shown_episodes(episodes[:1])) == 1
-    assert shown_episodes([]) == []
-
-
-def again(folder):
-    return run_here([sys.executable, "-m", "forage.runs.plots", folder])
-
-
-def test_plots_are_drawn_again_from_the_run_folder(tmp_path):
-    failed = again(tmp_path)
-    assert (failed.returncode, failed.stdout) == (1, "")
-    assert (
-        failed.stderr == f"error: {tmp_path} has no training_stats_<step>.json; is it the folder of a training run?\n"
-    )
-    for step in run_of(2):
-        write_stats(tmp_path, step)
-    append_episodes(tmp_path / "episodes" / "000001" / "w.jsonl", [replace(EPISODE, transcript="what it <said>")])
-    done = again(tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'report.html'} shows 2 steps\n")
-    assert "what it &lt;said&gt;" in (tmp_path / "report.html").read_text()
-    assert all((tmp_path / name).exists() for name in FIGURES)

@@ -111,7 +111,7 @@ def test_trackio_goes_on_with_the_same_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path)
     resumed_run("trackio", tmp_path / "run")
-    logs = SQLiteStorage.get_logs("search-agent-grpo", "my-run")
+    logs = SQLiteStorage.get_logs("forage", "my-run")
     assert [(row["step"], row["reward/mrr"]) for row in logs] == [
         (3, 0.375),
         (4, 0.5),

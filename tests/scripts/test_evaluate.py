@@ -1,4 +1,4 @@
-"""evaluate.py end to end on a tiny policy: what it writes, what it refuses, and that a killed one goes on."""
+"""evaluate.py end to end on a tiny policy: what it writes, what it refuses, and that a killed one resumes."""
 
 import asyncio
 import json
@@ -13,20 +13,28 @@ import numpy as np
 import pytest
 
 import evaluate
-from evaluate import SYSTEMS, Options, Policy, choose, main
+from evaluate import SYSTEMS, main
 from forage.agent.episode import read_episodes
-from forage.agent.options import SearchOptions
+from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
+from forage.cli import run_script
 from forage.data.records import Question, read_questions
 from forage.engines.base import EngineError, Sampling
 from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.evaluation import baselines
+from forage.evaluation.caching import Stopwatch
 from forage.evaluation.measures import COSTS
-from forage.evaluation.memo import Shares
-from forage.evaluation.summary import Measured, markdown, print_rows, summary
+from forage.evaluation.options import EvaluationOptions
+from forage.evaluation.outcomes import Outcome, OutcomeLog
+from forage.evaluation.output import keep_agent, output_folder
+from forage.evaluation.player import Player
+from forage.evaluation.policies import Policy, load_adapter, settle_agent
+from forage.evaluation.setting import choose
+from forage.evaluation.summary import SystemScores, markdown, print_rows, summary
 from forage.files import write_jsonl
-from forage.policy.policy import PolicyCard
+from forage.policy.card import PolicyCard
+from tests import ROOT
 from tests.factories import EPISODE as EXAMPLE
 from tests.factories import Clock
 from tests.options import with_options
@@ -48,11 +56,18 @@ def tiny(tiny, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def one_embedder(embedder, monkeypatch):
     """Loaded once for all tests."""
-    monkeypatch.setattr(evaluate, "Embedder", lambda: embedder)
+    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda: embedder)
+
+
+@pytest.fixture(autouse=True)
+def no_plot(request, monkeypatch):
+    """The plot takes seconds: only the test that looks at it draws it."""
+    if request.function is not test_two_policies_in_one_table:
+        monkeypatch.setattr("forage.evaluation.report.draw_evaluation", lambda rows, path: None)
 
 
 def options_of(tiny, out, **changed):
-    options = Options(
+    options = EvaluationOptions(
         data=tiny / "data", policy=(f"tiny={tiny / 'policy'}",), output_dir=out, engine=EngineOptions(engine="local"),
         cutoffs=(1, 3), search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=6),
         sampling=Sampling(temperature=1.0), concurrency=3,
@@ -101,7 +116,7 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
             assert sorted(e.question_id for e in episodes) == [f"q{n}" for n in range(6)]
             assert {e.adapter for e in episodes} == {"warm-v000000" if policy == "warm" else "base"}
     said, page = capsys.readouterr().out, (tmp_path / "table.md").read_text()
-    assert "over warm/plain_rag, paired" in said
+    assert "Difference to warm/plain_rag, paired" in said
     assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
     assert "### what, 3 questions" in page
     assert "| warm/no_retrieval | **-1.000 (-1.000 to -1.000)** |" in page
@@ -115,7 +130,9 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
     main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), eval_questions=4, cutoffs=(2,)))
     assert [len(asked) for asked in counts.values()] == [4, 4]
     assert len(set(counts["plain_rag"])) == 4
-    monkeypatch.setattr(evaluate, "open_engine", None)  # nothing is missing: no model is loaded to measure again
+    monkeypatch.setattr(
+        "forage.evaluation.player.open_engine", None
+    )  # nothing is missing: no model is loaded to measure again
     main(options_of(tiny, tmp_path, systems=("single",), eval_questions=3))
     assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
 
@@ -140,7 +157,9 @@ def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny,
 
     monkeypatch.setitem(SYSTEMS, "plain_rag", lambda setting: failing)
     options = options_of(tiny, tmp_path, systems=("plain_rag",))
-    with pytest.raises(UserError, match=r"tiny/plain_rag: 2 of 6 questions were not played .*; run the same command"):
+    with pytest.raises(
+        UserError, match=r"tiny/plain_rag: 2 of 6 questions were not played .*; re-run the same command"
+    ):
         main(options)
     asked = counted("plain_rag", baselines.plain_rag, monkeypatch)
     main(options)
@@ -150,15 +169,7 @@ def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny,
 def test_every_strategy_is_a_line_that_plays(tiny, tmp_path):
     """All but the templates, whose library is not there, which is told."""
     systems = tuple(name for name in SYSTEMS if name != "templates")
-    main(
-        options_of(
-            tiny,
-            tmp_path,
-            systems=systems,
-            eval_questions=2,
-            search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=4),
-        )
-    )
+    main(options_of(tiny, tmp_path, systems=systems, eval_questions=2, max_turn_tokens=4))
     rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
     assert [row["system"] for row in rows] == list(systems)
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
@@ -172,6 +183,9 @@ from forage.agent.options import SearchOptions
 from forage.engines.options import EngineOptions
 from forage.evaluation import baselines
 from forage.engines.base import Sampling
+from forage.engines.options import EngineOptions
+from forage.evaluation import baselines
+from forage.evaluation.options import EvaluationOptions
 from pathlib import Path
 
 played = []
@@ -184,17 +198,17 @@ async def slow(agent, question, seed):
 
 evaluate.SYSTEMS["single"] = lambda setting: slow
 tiny, out = map(Path, sys.argv[1:])
-evaluate.main(evaluate.Options(
+evaluate.main(EvaluationOptions(
     data=tiny / "data", policy=(f"tiny={tiny / 'policy'}",), output_dir=out, engine=EngineOptions(engine="local"),
     cutoffs=(1, 3), search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=6),
-        sampling=Sampling(temperature=1.0), concurrency=1,
+    sampling=Sampling(temperature=1.0), concurrency=1,
     systems=("single",),
 ))
 """
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
+def test_a_killed_evaluation_resumes(tiny, tmp_path, monkeypatch):
     out, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     log = out / "outcomes" / "tiny" / "single.jsonl"
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(tiny), str(out)])
@@ -222,7 +236,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     options = options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1)
     main(options)
-    with pytest.raises(UserError, match=r"was begun with k 3, not 5; give that, or another --output-dir"):
+    with pytest.raises(UserError, match=r"was begun with --k 3, not 5; give that, or another --output-dir"):
         main(with_options(options, k=5))
     other = tmp_path / "other"
     shutil.copytree(tiny / "policy", other)
@@ -242,11 +256,72 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
         main(replace(options, policy=(f"merged={merged}",)))
 
 
+def policies_with(tmp_path, **settings):
+    """Policies in folders of these names, each with an agent.json unless its settings are None."""
+    policies = []
+    for name, given in settings.items():
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        if given is not None:
+            write_agent(AgentSettings(**given), folder)
+        policies.append(Policy(name, folder, PolicyCard(folder, "base", "base", False), None))
+    return policies
+
+
+def test_each_policy_plays_as_its_agent_json_says(tmp_path):
+    trained = policies_with(tmp_path / "same", plain=None, warm={"k": 5}, trained={"k": 5})
+    assert settle_agent(SearchOptions(), trained) == AgentSettings(k=5)  # the plain model as well
+    assert settle_agent(SearchOptions(), trained[:1]) == AgentSettings()
+    assert settle_agent(SearchOptions(k=7), trained[:1]) == AgentSettings(k=7)
+    with pytest.raises(UserError, match=r"--k 7: the policy was trained with 5, as .*/agent.json says"):
+        settle_agent(SearchOptions(k=7), trained)
+    assert settle_agent(SearchOptions(k=7, override_agent=True), trained) == AgentSettings(k=7)
+    others = policies_with(tmp_path / "others", warm={"k": 5}, trained={"k": 3})
+    with pytest.raises(UserError, match="warm plays with --k 5 and trained with 3, so they can't be compared"):
+        settle_agent(SearchOptions(), others)
+    assert settle_agent(SearchOptions(k=3, override_agent=True), others) == AgentSettings(k=3)
+
+
+def test_the_output_folder_keeps_how_the_agent_plays(tmp_path):
+    keep_agent(AgentSettings(max_turns=2), tmp_path)
+    keep_agent(AgentSettings(max_turns=2), tmp_path)
+    assert read_agent(tmp_path) == AgentSettings(max_turns=2)
+    with pytest.raises(UserError, match="was begun with --max-turns 2, not 4; give that, or another --output-dir"):
+        keep_agent(AgentSettings(), tmp_path)
+    options = EvaluationOptions(output_dir=tmp_path)
+    with output_folder(options):
+        pass
+    told = "was begun with --temperature 0.7, not 1.0; give that, or another --output-dir"
+    with pytest.raises(UserError, match=told), output_folder(with_options(options, temperature=1.0)):
+        pass
+
+
+def test_help_is_short_and_loads_nothing_heavy():
+    code = (
+        "import runpy, sys; sys.argv = ['evaluate.py', '--help']; runpy.run_path('evaluate.py', run_name='__main__');"
+        "print([name for name in ('torch', 'transformers', 'chromadb', 'matplotlib', 'tyro') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    *lines, heavy = run.stdout.splitlines()
+    assert heavy == "[]"
+    assert len(lines) <= 60
+    assert all(any(line.startswith(f"  --{flag} ") for line in lines) for flag in evaluate.TOP)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("--policies", "--policy"), ("--questions", "--eval-questions"), ("--at-once", "--concurrency")]
+)
+def test_old_flags_are_answered_with_their_new_names(monkeypatch, old, new):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", old, "3"])
+    with pytest.raises(SystemExit, match=f"{old} is now {new}"):
+        run_script(main, evaluate.__doc__, top=evaluate.TOP, renamed=evaluate.RENAMED)
+
+
 def test_a_plain_model_is_not_measured_by_a_server_of_another(tiny):
     async def see(root, base):
         engine = VLLMEngine(EngineOptions())
         engine.base_root = str(root)
-        await evaluate.load_adapter(engine, Policy("plain", PolicyCard(tiny, str(base), str(base), False), None))
+        await load_adapter(engine, Policy("plain", tiny, PolicyCard(tiny, str(base), str(base), False), None))
 
     base = tiny / "base"
     for root in (base, base / ".." / "base", "", "/a/folder/that/only/the/server/sees"):
@@ -289,35 +364,35 @@ def test_a_collection_is_measured_by_documents_and_grades(tiny, tmp_path):
     [
         ({"systems": ("plain", "single")}, "--systems plain: choose among plain_rag, no_retrieval"),
         ({"systems": ()}, "choose among"),
-        ({"policy": ()}, "give each a name of its own"),
-        ({"policy": ("a/warm", "b/warm")}, "give each a name of its own"),
-        ({"policy": ("a/warm",), "beside": ("b/warm",)}, "give each a name of its own"),
+        ({"policy": ()}, "give each policy its own name, as name=folder"),
+        ({"policy": ("a/warm", "b/warm")}, "give each policy its own name, as name=folder"),
+        ({"policy": ("a/warm",), "beside": ("b/warm",)}, "give each policy its own name, as name=folder"),
         ({"eval_questions": -1}, "--eval-questions -1 must be at least 0"),
-        ({"cutoffs": (3, 0)}, "--cutoffs one or more numbers of at least 1"),
+        ({"cutoffs": (3, 0)}, "--cutoffs must be one or more numbers of at least 1"),
         ({"concurrency": 0}, "--concurrency 0 must be at least 1"),
         ({"systems": ("templates",)}, "--templates templates.jsonl is missing; make it with"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_loaded(tmp_path, changed, told):
     with pytest.raises(UserError, match=told):
-        main(replace(Options(data=tmp_path / "none", output_dir=tmp_path / "out"), **changed))
+        main(replace(EvaluationOptions(data=tmp_path / "none", output_dir=tmp_path / "out"), **changed))
     assert not (tmp_path / "out").exists()
 
 
 def test_no_data_is_told(tmp_path):
     with pytest.raises(UserError, match=r"eval.jsonl is missing; make it with data_prep.py"):
-        main(Options(data=tmp_path, output_dir=tmp_path / "out"))
+        main(EvaluationOptions(data=tmp_path, output_dir=tmp_path / "out"))
 
 
 def test_two_evaluations_do_not_write_one_folder(tmp_path):
-    options = Options(output_dir=tmp_path)
+    options = EvaluationOptions(output_dir=tmp_path)
     told = pytest.raises(UserError, match="is being written by another")
-    with evaluate.held(options), told, evaluate.held(options):
+    with output_folder(options), told, output_folder(options):
         pass
 
 
 def test_policies_by_name():
-    sources = Options(policy=("warm=models/warm", "runs/grpo", "org/model")).sources
+    sources = EvaluationOptions(policy=("warm=models/warm", "runs/grpo", "org/model")).sources
     assert sources == {"warm": "models/warm", "grpo": "runs/grpo", "model": "org/model"}
 
 
@@ -333,8 +408,8 @@ def test_a_greater_number_of_questions_adds_to_a_smaller_one():
 def test_figures_by_hand(capsys):
     questions = [Question(str(n), "?", "", kind) for n, kind in enumerate(["a", "a", "b", ""])]
     cost = {name: np.ones(4) for name in COSTS}
-    one = Measured("warm", "plain_rag", "v000000", {"mrr": np.array([1.0, 0, 0, 0]), **cost})
-    other = Measured("warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost})
+    one = SystemScores("warm", "plain_rag", "v000000", {"mrr": np.array([1.0, 0, 0, 0]), **cost})
+    other = SystemScores("warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost})
     rows = summary([one, other], questions)
     assert rows[1]["metrics"]["mrr"]["mean"] == 0.75
     assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
@@ -356,11 +431,12 @@ def test_the_wall_clock_adds_up(tmp_path, monkeypatch):
         await asyncio.sleep(0)  # until as many as may have begun
         clock.seconds += 1
         episode = replace(EXAMPLE, id=f"{question.id}/0", question_id=question.id, seconds={})
-        return evaluate.baselines.Outcome(episode, (episode,))
+        return Outcome(episode, (episode,))
 
-    log = evaluate.OutcomeLog(tmp_path, "a/b")
+    log = OutcomeLog(tmp_path, "a/b")
     questions = [Question(str(n), "?", "") for n in range(6)]
-    asyncio.run(evaluate.play(strategy, SimpleNamespace(shares=Shares()), questions, log, Options(concurrency=3)))
+    agent = SimpleNamespace(stopwatch=Stopwatch())
+    asyncio.run(Player(strategy, agent, log, seed=0, concurrency=3).play(questions))
     costs = [result.cost for result in log.results().values()]
     assert clock.seconds == 6
     assert sum(cost.seconds for cost in costs) == 6

@@ -18,20 +18,20 @@ from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.grpo import training
-from forage.grpo.guidance import Shown, open_guide
+from forage.grpo.guidance import Demonstrations, open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions, GuidanceOptions, LossOptions, TrainOptions, UpdateOptions
 from forage.grpo.players import plan_step, usable
 from forage.grpo.run import Run
-from forage.grpo.update import Pass, learning_rate, prepare, update
+from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, versions
+from forage.policy.card import read_policy_card
 from forage.policy.packing import pack
-from forage.policy.policy import load_policy, read_policy_card
+from forage.policy.policy import load_policy
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, open_plans
 from forage.runs.plots import FIGURES
-from forage.runs.progress import Phases
 from forage.runs.stats import read_stats, reproducible
 from tests.factories import EPISODE
 from tests.options import with_options
@@ -121,7 +121,7 @@ def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
 
 
 def test_no_usable_episode_is_told():
-    with pytest.raises(UserError, match="no episode of this step can be used"):
+    with pytest.raises(UserError, match="no episode of this step is usable"):
         prepare([], UpdateOptions())
 
 
@@ -287,8 +287,8 @@ def episodes(tiny, tmp_path_factory):
 def updated(tiny, episodes, shown=None, **more):
     learner = learner_of(tiny)
     options = options_of(tiny, tiny / "unused", **more)
-    by = Pass(0.01, 1.0, options.prompts_shared, shown or Shown())
-    figures = update(learner, prepare(episodes, options.update), options.update, by, Phases())
+    context = UpdateContext(options.update, 0.01, 1.0, options.prompts_shared, shown or Demonstrations())
+    figures = update(learner, prepare(episodes, options.update), context)
     return figures, {name: weight.detach().clone() for name, weight in learner.policy.named_parameters()}
 
 
@@ -317,7 +317,7 @@ def test_running_out_of_memory_halves_the_budget_and_loses_nothing(tiny, episode
 
     monkeypatch.setattr(Learner, "score", short_of_memory)
     figures, other = updated(tiny, episodes, token_budget=440, share_prompts=False)
-    assert capsys.readouterr().out.count("out of memory: the update is made again with micro-batches of 220") == 1
+    assert capsys.readouterr().out.count("out of memory: repeating the update with micro-batches of 220") == 1
     assert figures["tokens"] == sum(e.sampled for e in episodes)
     assert all(torch.equal(weight, other[name]) for name, weight in weights.items())
     monkeypatch.setattr(Learner, "score", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
@@ -372,7 +372,7 @@ def test_demonstrations_add_their_weighted_loss_to_the_gradient(tiny, episodes, 
     loss.backward()
     theirs = {n: w.grad for n, w in learner.policy.named_parameters() if w.grad is not None}
     for budget in (10_000, 120):
-        both, figures = gradients(tiny, monkeypatch, taught, Shown(shown, 0.3), token_budget=budget)
+        both, figures = gradients(tiny, monkeypatch, taught, Demonstrations(shown, 0.3), token_budget=budget)
         assert figures["demonstration_loss"] == pytest.approx(loss.item(), rel=1e-5)
         assert figures["tokens"] == sum(e.sampled for e in taught)  # the other figures are of the policy's own
         for name, gradient in both.items():
@@ -381,7 +381,7 @@ def test_demonstrations_add_their_weighted_loss_to_the_gradient(tiny, episodes, 
 
 def test_where_rewards_teach_nothing_demonstrations_still_do(tiny, episodes, monkeypatch):
     alike = [replace(e, rewards=dict.fromkeys(e.rewards, 0.5)) for e in episodes]
-    found, figures = gradients(tiny, monkeypatch, alike, Shown(episodes[:2], 1.0))
+    found, figures = gradients(tiny, monkeypatch, alike, Demonstrations(episodes[:2], 1.0))
     assert any(gradient.abs().max() > 0 for gradient in found.values())
     assert figures["tokens"] == 0
     assert figures["demonstration_loss"] > 0
@@ -432,8 +432,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_p
     real = forage.grpo.update.policy_loss
 
     def broken(*arguments, **more):
-        loss, figures = real(*arguments, **more)
-        return loss * float("nan"), figures
+        return real(*arguments, **more) * float("nan")
 
     monkeypatch.setattr(forage.grpo.update, "policy_loss", broken)
     options = options_of(tiny, tmp_path / "run", eval_every=0, guard=GuardOptions())

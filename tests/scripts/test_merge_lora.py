@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.errors import UserError
 from forage.policy import merging, publishing
 from forage.policy.merging import lora_scale
@@ -425,6 +426,19 @@ def test_the_newest_version_is_found_by_number(adapter, tmp_path):
         shutil.copytree(adapter, tmp_path / "adapters" / version)
     (tmp_path / "adapters" / "v2000000").mkdir()  # no config: not finished
     assert find_adapter(tmp_path).name == "v1000000"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_merged_model_plays_as_its_policy_did(trained, tmp_path):
+    base = save_base(tmp_path / "base")
+    save_adapter(base, tmp_path / "run" / "adapters" / "v000003")
+    if trained:
+        write_agent(AgentSettings(k=7), tmp_path / "run")
+    main(Options(tmp_path / "run", tmp_path / "merged", dtype="float32"))
+    if trained:
+        assert read_agent(tmp_path / "merged") == AgentSettings(k=7)
+    else:
+        assert not (tmp_path / "merged" / "agent.json").exists()
 
 
 @pytest.mark.slow  # test_greedy_text_is_that_of_base_and_adapter uses a tiny model

@@ -35,10 +35,10 @@ from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.metrics import token_f1
 from forage.policy.adapters import newest_adapter
+from forage.policy.card import read_policy_card
 from forage.policy.checkpoint import checkpoints
 from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
-from forage.policy.policy import read_policy_card
 from forage.sft import training
 from forage.sft.options import SFTOptions
 from forage.sft.training import Row, batch, best_row, height, loss_of, out_of_patience, split

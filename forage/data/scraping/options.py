@@ -32,7 +32,7 @@ class ScrapeOptions:
     """Largest page, decompressed."""
     max_redirects: int = 5
     """Redirects followed from one URL."""
-    user_agent: str = "search-agent-grpo/0.1 (collects the pages of a question-answering data set)"
+    user_agent: str = "forage/0.2 (collects the pages of a question-answering data set)"
     """User-Agent header; robots.txt rules are matched against the part before the slash."""
     allow_local: bool = False
     """Fetch from private, loopback and other addresses that are not on the internet."""

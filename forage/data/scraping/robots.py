@@ -1,6 +1,6 @@
 """robots.txt by RFC 9309: the longest matching rule counts, * and $ are wildcards, groups of one name are merged.
 
-urllib.robotparser takes the first matching rule and knows no wildcards: it gets eight of the rules in
+urllib.robotparser (Python 3.11) takes the first matching rule and knows no wildcards: it gets eight of the rules in
 tests/data/scraping/test_robots.py wrong. protego matches without regular expressions, so no rule can make it hang.
 """
 

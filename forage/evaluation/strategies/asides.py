@@ -1,4 +1,4 @@
-"""Aside: something the policy is asked beside its episodes, such as a critique: a conversation without the tool."""
+"""Aside: a question put to the policy outside its episodes, such as for a critique, in a conversation without tools."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from forage.engines.base import EngineError, Request
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """What was said, and what it cost."""
+    """The reply, and what it cost."""
 
     text: str = ""
-    """Without tags, one line; empty where the engine gave up."""
+    """One line without tags; empty if the engine gave up."""
     sampled: int = 0
     read: int = 0
     searches: int = 0
-    """Made for what was said."""
+    """Searches made with the reply."""
 
 
 async def ask(agent: Agent, name: str, instruction: str, text: str, tokens: int, seed: int) -> Aside:
-    """The policy's reply of at most so many tokens; `name` is an episode's, unlike any that is being played.
+    """The policy's reply of at most `tokens` tokens; `name` must differ from those of the episodes being played.
 
-    Text of the policy's or of documents can't forge a turn of this conversation, and the reply none of a later one.
+    Neither the text nor the reply can forge a turn: control tokens and tags in them are made harmless.
     """
     protocol = agent.protocol
     ids = tuple(prompt_tokens(protocol.tokenizer, instruction, protocol.harmless(text)))
     request = Request(ids, tokens, protocol.stop_ids, turn_seed(seed, name, 0), agent.sampling, name)
     try:
         sampled = await agent.engine.generate(request)
-    except EngineError:  # what it was for goes on without
+    except EngineError:  # the strategy goes on without the reply
         return Aside()
     finally:
         agent.engine.release(name)

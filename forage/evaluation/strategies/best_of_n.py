@@ -1,9 +1,13 @@
-"""Best of n: several episodes of the policy's, of which a scorer's favourite counts.
+"""Best of n: play several episodes and choose the one that a scorer likes best.
 
-As in https://arxiv.org/abs/2110.14168, whose verifier is trained on labelled answers; here any of
-forage/evaluation/scorers.py.
-Costs n times one episode. Where it does not help: a policy whose samples are all alike, and a scorer that can't tell
-them apart (of equal scores the first one counts, which is plain sampling again).
+Paper: https://arxiv.org/abs/2110.14168 samples many solutions and chooses by a verifier trained on labelled answers.
+
+Here: any scorer of forage/evaluation/scorers.py chooses among n episodes. Costs n times one episode.
+
+Left out: a trained verifier.
+
+Where it doesn't help: a policy whose samples are all alike, and a scorer that can't tell them apart (among equal scores
+the first episode is chosen, which is plain sampling again).
 """
 
 from __future__ import annotations
@@ -17,13 +21,13 @@ from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.outcomes import Outcome
-from forage.evaluation.scorers import Oracle, Scorer, best_place, scores_of
+from forage.evaluation.scorers import Oracle, Scorer, best_index, scores_of
 
 
 async def candidates(
     agent: Agent, question: Question, samples: Iterable[int], seed: int, asked: str = ""
 ) -> list[Episode]:
-    """The question's episodes of these numbers, played at the same time."""
+    """The question's episodes with these sample numbers, played at the same time."""
     return list(await asyncio.gather(*(agent.play(question, sample, seed, asked=asked) for sample in samples)))
 
 
@@ -40,4 +44,4 @@ class BestOfN:
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
         tried = await candidates(agent, question, range(self.n), seed)
         scores = await scores_of(agent, self.scorer, question, tried)
-        return Outcome(tried[best_place(scores, tried)], tuple(tried))
+        return Outcome(tried[best_index(scores, tried)], tuple(tried))

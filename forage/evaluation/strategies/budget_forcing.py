@@ -1,18 +1,19 @@
-"""Budget forcing: the policy thinks longer before it answers, or not too long, by tokens put into its mouth.
+"""Budget forcing: make the policy think longer before it answers, but not too long, by inserting tokens in its turn.
 
-s1, https://arxiv.org/abs/2501.19393: where a model ends its thinking too early, the end is suppressed and "Wait"
-appended; at a budget, the end of thinking is forced. Our thinking is the free text of a turn before `<answer>`, in
-turns that come after a search (a turn that calls the tool is left alone, and so is one before anything was found).
+Paper: s1, https://arxiv.org/abs/2501.19393. If the model ends its thinking too early, the end is suppressed and "Wait"
+is appended; at a budget, the end of thinking is forced.
 
-Example, `least` 6 and `most` 20; forced tokens stand in [] and have mask 0:
+Here: thinking is the free text before `<answer>` in a turn after a search. Turns that call the tool are left alone, and
+so are turns before the first search. Example with `min_thinking` 6 and `max_thinking` 20; the tokens in [] are forced
+and have mask 0:
 
     Passage 1 . [ Wait] it says rest and ice . <answer>Rest, ice.</answer> end
 
-Simplified: no token is made impossible. The turn is sampled in parts; where one opens the answer or ends the turn
-before its time, that is cut off and "Wait" stands there instead, so what was cut is counted in `extra_sampled`.
+Left out: suppressing tokens while sampling. The turn is sampled in parts; if a part opens the answer or ends the turn
+too early, that is cut off and replaced by "Wait". The cut tokens are counted in `extra_sampled`.
 
-Where it does not help: with a policy that was never trained to think in words. After "Wait" a small model says the
-same again, or leaves the protocol; s1 itself has 32B parameters and was tuned on traces of thinking.
+Where it doesn't help: a policy that was never trained to think in words. After "Wait", a small model repeats itself or
+leaves the protocol; s1 has 32B parameters and was tuned on reasoning traces.
 """
 
 from __future__ import annotations
@@ -33,20 +34,23 @@ ANSWER, CALL = "<answer>", "<tool_call>"
 
 @dataclass(frozen=True)
 class BudgetForcing:
-    """A strategy. Example: await BudgetForcing(least=32, most=96)(agent, question, seed)."""
+    """A strategy. Example: await BudgetForcing(min_thinking=32, max_thinking=96)(agent, question, seed)."""
 
-    least: int = 32
-    """Tokens of its own the policy has to think before it answers."""
-    most: int = 96
-    """After so many the answer is opened for it."""
+    min_thinking: int = 32
+    """Tokens the policy must sample before it answers."""
+    max_thinking: int = 96
+    """After this many tokens the answer is opened for it."""
     waits: int = 2
-    """How often it is made to wait at most."""
+    """Most times that "Wait" is inserted."""
     wait: str = " Wait"
     opening: str = f"\n{ANSWER}"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.least <= self.most or self.most < 1 or self.waits < 0:
-            raise UserError(f"budget forcing: 0 <= least {self.least} <= most {self.most} and waits {self.waits} >= 0")
+        if not 0 <= self.min_thinking <= self.max_thinking or self.max_thinking < 1 or self.waits < 0:
+            raise UserError(
+                f"budget forcing needs 0 <= min_thinking ({self.min_thinking}) <= max_thinking ({self.max_thinking}), "
+                f"max_thinking >= 1 and waits ({self.waits}) >= 0"
+            )
 
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
         forcing = _Forcing(self, agent)
@@ -56,7 +60,7 @@ class BudgetForcing:
 
 @dataclass
 class _Forcing:
-    """Says one episode's turns, and counts what was cut."""
+    """Speaks one episode's turns, and counts the tokens that were cut."""
 
     budget: BudgetForcing
     agent: Agent
@@ -68,31 +72,31 @@ class _Forcing:
         turn = _Turn(self.agent.protocol, room)
         try:
             await self._say(turn, episode, seed)
-        except EngineError:  # the turn is lost, but its tokens were sampled
+        except EngineError:  # the turn is lost, but its tokens were sampled and count
             self.cut += sum(turn.mask)
             raise
         return TurnTokens(tuple(turn.ids), tuple(turn.mask), tuple(turn.logprobs), turn.finish)
 
     async def _say(self, turn: _Turn, episode: EpisodeBuilder, seed: int) -> None:
-        """Part by part, each no longer than to the next moment at which something may have to be forced."""
+        """Sample the turn in parts, each up to the next point where tokens may have to be forced."""
         budget, waits, part = self.budget, self.budget.waits, 0
         while turn.left and not turn.ended:
-            goal = budget.least if turn.thought < budget.least and waits else budget.most
+            goal = budget.min_thinking if turn.thought < budget.min_thinking and waits else budget.max_thinking
             tokens = turn.left if turn.acts else min(turn.left, max(1, goal - turn.thought))
             part_seed = turn_seed(seed, "part", part) if part else seed
             turn.add(await self.agent.sample(episode, turn.ids, tokens, part_seed))
             part += 1
-            if turn.thought < budget.least and waits and (turn.answer_at >= 0 or turn.ended) and not turn.calls:
+            if turn.thought < budget.min_thinking and waits and (turn.answer_at >= 0 or turn.ended) and not turn.calls:
                 self.cut += turn.cut_answer()
                 turn.force(budget.wait)
                 waits -= 1
-            elif turn.thought >= budget.most and not turn.acts and not turn.ended and not turn.opens_a_tag:
+            elif turn.thought >= budget.max_thinking and not turn.acts and not turn.ended and not turn.opens_a_tag:
                 turn.force(budget.opening)
 
 
 @dataclass
 class _Turn:
-    """A turn in the making, of at most `room` tokens."""
+    """A turn while it is being sampled, of at most `room` tokens."""
 
     protocol: Protocol
     room: int
@@ -114,7 +118,7 @@ class _Turn:
 
     @property
     def answer_at(self) -> int:
-        """Where in the text the answer is opened; -1 if nowhere."""
+        """Where in the text the answer opens; -1 if nowhere."""
         return self.protocol.text(self.ids).find(ANSWER)
 
     @property
@@ -129,13 +133,13 @@ class _Turn:
 
     @property
     def opens_a_tag(self) -> bool:
-        """Does it stop in the midst of a tag, such as `<ans`?"""
+        """Does it stop in the middle of a tag, such as `<ans`?"""
         text = self.protocol.text(self.ids)
         return any(text.endswith(tag[:length]) for tag in (ANSWER, CALL) for length in range(1, len(tag)))
 
     @property
     def thinking(self) -> int:
-        """How many of its first tokens are thinking, forced ones among them."""
+        """How many of its first tokens are thinking, forced ones included."""
         at = self.answer_at
         if at < 0:
             return len(self.ids) - self.ended
@@ -143,7 +147,7 @@ class _Turn:
 
     @property
     def thought(self) -> int:
-        """Tokens of its own before the answer."""
+        """Sampled tokens before the answer."""
         return sum(self.mask[: self.thinking])
 
     def add(self, sampled: Sample) -> None:
@@ -152,14 +156,14 @@ class _Turn:
         self.logprobs += sampled.logprobs
 
     def cut_answer(self) -> int:
-        """Take back what is not thinking; how many tokens these were."""
+        """Remove everything after the thinking; returns how many tokens that was."""
         kept = self.thinking
         cut = len(self.ids) - kept
         del self.ids[kept:], self.mask[kept:], self.logprobs[kept:]
         return cut
 
     def force(self, text: str) -> None:
-        """Put words into its mouth, as far as there is room."""
+        """Append these words with mask 0, as far as there is room."""
         ids = self.protocol.turn_ids(text)[:-1][: self.left]
         self.ids += ids
         self.mask += [0] * len(ids)

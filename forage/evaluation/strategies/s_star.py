@@ -1,22 +1,21 @@
-"""S*: candidates are revised until a check passes, and chosen between by evidence fetched to tell them apart.
+"""S*: revise candidates until a check passes, then choose between them by evidence fetched to tell them apart.
 
-https://arxiv.org/abs/2502.14382 does it for programs. Stage 1: parallel samples, each debugged by the results of
-public tests until they pass. Stage 2: candidates that behave alike are one; for each pair of the others the policy
-invents an input that tells them apart, both are run on it, and what comes out decides.
+Paper: https://arxiv.org/abs/2502.14382, for programs. Stage 1 samples in parallel and debugs each sample with the
+results of public tests until they pass. Stage 2 merges candidates that behave alike; for each pair of the others, the
+model invents an input that tells them apart, both programs run on it, and the model judges their outputs.
 
-Here, the public test is whether the passages that a candidate was shown hold its answer's words (`support`); where
-they don't, it is played again and told which words nothing supports. The distinguishing input is a search query that
-the policy writes for two answers, and what is run is the search: of the words that only one of the answers has, it
-counts which one's the passages hold more of. Each pair gives a point, halved if equal; most points win, then the
-larger cluster, then the first candidate.
+Here: the public test is whether the passages shown to a candidate contain its answer's words (`support`). If they
+don't, the question is played again with a note of the unsupported words. The distinguishing input is a search query
+that the policy writes for two answers: the answer whose own words (those the other lacks) the passages contain more of
+gets the point, or half a point each if equal. If the policy writes no query, the words in which the answers differ are
+searched for. Most points win, then the larger cluster, then the first candidate.
 
-Simplified: the judge compares words, where S* lets a model read the outputs. Evidence of a pair is shown to nobody: it
-chooses, and is not counted among what the episode found. A policy that writes no query is served by the words in which
-the answers differ.
+Left out: a model as the judge; words are compared instead. The evidence is used to choose only: the policy never reads
+it, and it is not counted among the episode's hits.
 
-Where it does not help: answers that say the same in other words look different here, and words are no proof: a passage
-that denies something supports it. A policy that was trained to write one kind of query can't be expected to write
-distinguishing ones; then this is self-consistency with a dearer tie-break.
+Where it doesn't help: answers that say the same in other words look different here, and words prove little: a passage
+that denies something supports it. A policy trained to write one kind of query will hardly write distinguishing ones;
+then this is self-consistency with an expensive tie-break.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class SStar:
 
     n: int = 4
     rounds: int = 1
-    """How often a candidate is revised at most."""
-    least_support: float = 0.8
-    """Share of an answer's words in the passages shown at which it is left alone."""
+    """Most revisions of a candidate."""
+    min_support: float = 0.8
+    """Share of an answer's words in the passages shown from which it is not revised."""
     query_tokens: int = 24
 
     def __post_init__(self) -> None:
@@ -76,11 +75,11 @@ class SStar:
         )  # fmt: skip
 
     async def _revised(self, agent: Agent, question: Question, number: int, seed: int) -> list[Episode]:
-        """A candidate and its revisions, the last of which stands; one without an answer is no revision."""
+        """A candidate and its revisions, the last of which counts; a revision without an answer is put first."""
         (episode,) = await candidates(agent, question, [number], seed)
         line = [episode]
         for round_ in range(1, self.rounds + 1):
-            if not line[-1].answer or support(agent.protocol, question, line[-1:])[0] >= self.least_support:
+            if not line[-1].answer or support(agent.protocol, question, line[-1:])[0] >= self.min_support:
                 break
             asked = with_check(agent, question, line[-1])
             (episode,) = await candidates(agent, question, [number + round_ * self.n], seed, asked)
@@ -90,7 +89,7 @@ class SStar:
     async def _judge(
         self, agent: Agent, question: Question, one: Episode, other: Episode, name: str, seed: int
     ) -> tuple[float, Aside]:
-        """(1 if the evidence speaks for one, 0 for the other, else a half; what its query cost)."""
+        """1 if the evidence favours `one`, 0 if the other, else a half; and what the query cost."""
         if not (one.answer and other.answer):
             return float(bool(one.answer)), Aside()
         text = f"Question: {question.question} Answer 1: {one.answer} Answer 2: {other.answer}"
@@ -103,7 +102,7 @@ class SStar:
 
 
 def clusters(episodes: Sequence[Episode]) -> list[list[Episode]]:
-    """Episodes that answer alike, in the order of their first. Example: answers Rest., ice, rest give two."""
+    """Groups of episodes with the same answer, in the order of their first. Example: Rest., ice, rest give two."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(plain(episode.answer), []).append(episode)
@@ -111,7 +110,7 @@ def clusters(episodes: Sequence[Episode]) -> list[list[Episode]]:
 
 
 def differing(one: str, other: str) -> tuple[str, str]:
-    """The words that only one has, and those that only the other has. Example: "rest, ice", "rest, heat": ice, heat."""
+    """The words that only one of two answers has. Example: "rest, ice" and "rest, heat" give ice and heat."""
     words = [dict.fromkeys(text.split()) for text in (one, other)]
     stems = [set(WORDS(text)) for text in (one, other)]
     return (
@@ -121,12 +120,12 @@ def differing(one: str, other: str) -> tuple[str, str]:
 
 
 def preferred(one: float, other: float) -> float:
-    """A pair's point. Example: .5 and .25 give 1; equal ones give .5."""
+    """The first one's point. Example: .5 and .25 give 1; equal ones give .5."""
     return 0.5 if one == other else float(one > other)
 
 
 def with_check(agent: Agent, question: Question, episode: Episode) -> str:
-    """What a revision is asked: the answer so far, and what the check found."""
+    """The prompt of a revision: the answer so far, and what the check found."""
     passages = shown(agent.protocol, episode)
     lacking = [word for word in dict.fromkeys(episode.answer.split()) if WORDS(word) and covered(word, passages) < 1]
     return (

@@ -1,12 +1,14 @@
-"""Self-consistency: several episodes, of which the one whose answer the others agree with counts.
+"""Self-consistency: play several episodes and choose the one whose answer the others agree with.
 
-https://arxiv.org/abs/2203.11171 votes over short answers. Answers here are free text, so: what over half of the
-answers say, if articles, case and punctuation are left out; else the medoid, the answer most like the others on
-average, as minimum-Bayes-risk decoding chooses. With `fuse`, what was *found* is agreed upon as well: the candidates'
-rankings become one by reciprocal ranks.
+Paper: https://arxiv.org/abs/2203.11171 samples reasoning paths and takes a majority vote over their short answers.
 
-Simplified: every candidate has one vote, whatever its probability. Where it does not help: a policy whose mistakes are
-alike, and questions of which answers may differ and all be right.
+Here: answers are free text. If over half of them are equal up to articles, case and punctuation, that answer wins; else
+the medoid, the answer most similar to the others on average, as in minimum-Bayes-risk decoding. With `fuse`, the
+candidates' rankings are also fused into one by reciprocal ranks.
+
+Left out: weighting votes by probability.
+
+Where it doesn't help: a policy that keeps making the same mistake, and questions with several right answers.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ class SelfConsistency:
 
     n: int = 8
     fuse: bool = False
-    """Replace what the chosen episode found by the fusion of what all found."""
+    """Replace the chosen episode's hits by the fusion of all episodes' hits."""
     similarities: Similarities = f1_similarities
-    """Of all pairs of answers; Cosines(embedder.encode_passages) is the other one there is."""
+    """Similarity of all pairs of answers; the alternative is Cosines(embedder.encode_passages)."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "n")
@@ -47,16 +49,15 @@ class SelfConsistency:
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
         tried = await candidates(agent, question, range(self.n), seed)
         chosen = await agent.search.in_thread(agreed, [episode.answer for episode in tried], self.similarities)
-        if self.fuse and tried[chosen].searches:  # the fusion stands for a search; who made none is given none
+        if self.fuse and tried[chosen].searches:  # an episode that never searched gets no search
             tried[chosen] = fused(tried[chosen], tried)
         return Outcome(tried[chosen], tuple(tried))
 
 
 def agreed(answers: Sequence[str], similarities: Similarities = f1_similarities) -> int:
-    """The place of the first answer that over half of those given say; else of the medoid.
+    """The index of the answer that over half of the non-empty ones share, else of the medoid; 0 if all are empty.
 
     Example: "Rest.", "the rest", "ice and rest" give 0: two of three are alike. Answers "a b", "b c", "c d" give 1.
-    Empty ones are none; the first one's place where there is nothing else.
     """
     said = [plain(answer) for answer in answers]
     counts = Counter(text for text in said if text)
@@ -67,16 +68,16 @@ def agreed(answers: Sequence[str], similarities: Similarities = f1_similarities)
 
 
 def plain(answer: str) -> str:
-    """An answer without what does not count. Example: "The joints – of a toe." is "joints of toe"."""
+    """Without articles, case and punctuation. Example: "The joints – of a toe." gives "joints of toe"."""
     return " ".join(re.findall(r"\w+", ARTICLE.sub(" ", answer.lower())))
 
 
 def fused(chosen: Episode, tried: Sequence[Episode]) -> Episode:
-    """The chosen episode with the fused ranking in the place of what it found itself.
+    """The chosen episode with the fused ranking in place of its own hits.
 
-    It is what the system answers with, and no longer what the policy saw: its first search says so by its turn, -1,
-    and by all queries as its query, its others have no hits; expert.py learns from no such episode. The ranking
-    is cut to as many chunks as a candidate saw on average, so that it is not better only for being longer.
+    These are not hits that the policy saw, so the first search is marked with turn -1 and has all queries as its query,
+    the other searches have no hits, and expert.py leaves such episodes out. The ranking is cut to the average number of
+    chunks that a candidate saw, so that it is not better just by being longer.
     """
     hits = fuse_hits([episode.hits for episode in tried])
     cut = math.ceil(sum(len(episode.hits) for episode in tried) / len(tried))
@@ -86,7 +87,7 @@ def fused(chosen: Episode, tried: Sequence[Episode]) -> Episode:
 
 
 def fuse_hits(rankings: Sequence[Sequence[str]]) -> list[str]:
-    """One ranking by the sum of reciprocal ranks. Example: (a, b), (b, c), (b,) give b, a, c."""
+    """One ranking, by the sum of reciprocal ranks. Example: (a, b), (b, c), (b,) give b, a, c."""
     numbers = {hit: number for number, hit in enumerate(dict.fromkeys(hit for hits in rankings for hit in hits))}
     if not numbers:
         return []

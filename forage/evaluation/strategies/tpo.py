@@ -1,14 +1,17 @@
-"""TPO, test-time preference optimisation: the policy criticises its best answer beside its worst, and tries again.
+"""TPO, test-time preference optimisation: the policy compares its best answer with its worst, and tries again.
 
-https://arxiv.org/abs/2501.12895: sample, score, keep all in a cache; ask for a critique of the best beside the worst
-(the paper's textual loss and gradient); sample revisions with that in the prompt; iterate. The cache's best counts.
+Paper: https://arxiv.org/abs/2501.12895. Sample, score, and keep everything in a cache; ask for a critique of the best
+answer against the worst (a textual loss and gradient); sample revisions with the critique in the prompt; iterate. The
+best of the cache is the answer.
 
-Simplified: loss and gradient are one question, not two. A revision is an episode of its own, with searches of its own,
-whose prompt carries the answer so far and the critique behind the question; what was found before is not shown again.
+Here: a revision is a whole new episode with its own searches, whose prompt adds the best answer so far and its critique
+to the question.
 
-Where it does not help: where the policy can't criticise, and a model of 135M parameters can't be expected to. Its
-revisions are then samples after a longer prompt that it was never trained on: expect no more than best-of-n by the
-same scorer at the same cost, and maybe less. A scorer that is wrong is optimised all the same.
+Left out: loss and gradient are one question to the policy, not two; earlier passages are not shown again.
+
+Where it doesn't help: a policy that can't criticise, and a model of 135M parameters hardly can. Its revisions are then
+samples after a longer prompt that it was never trained on: expect no more than best-of-n with the same scorer at the
+same cost, and maybe less. The errors of the scorer are optimised too.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.outcomes import Outcome
-from forage.evaluation.scorers import Oracle, Scorer, best_place, scores_of
+from forage.evaluation.scorers import Oracle, Scorer, best_index, scores_of
 from forage.evaluation.strategies.asides import Aside, ask
 from forage.evaluation.strategies.best_of_n import candidates
 
@@ -36,7 +39,7 @@ class TPO:
 
     scorer: Scorer | Oracle
     n: int = 4
-    """Episodes at first, and revisions in each round."""
+    """Episodes to begin with, and revisions in each round."""
     rounds: int = 2
     critique_tokens: int = 96
 
@@ -51,7 +54,7 @@ class TPO:
             text = criticised(question, best, worst)
             name = f"{question.id}/critique{round_}"
             asides.append(await ask(agent, name, CRITIQUE, text, self.critique_tokens, seed))
-            if not asides[-1].text:  # nothing to go by
+            if not asides[-1].text:  # no critique to revise by
                 break
             asked = with_critique(question, best, asides[-1].text)
             samples = range(len(tried), len(tried) + self.n)
@@ -61,17 +64,17 @@ class TPO:
 
     async def _best_and_worst(self, agent: Agent, question: Question, tried: list[Episode]) -> tuple[Episode, Episode]:
         scores = await scores_of(agent, self.scorer, question, tried)
-        best = best_place(scores, tried)
-        return tried[best], tried[best_place([-score for score in scores], tried)]
+        best = best_index(scores, tried)
+        return tried[best], tried[best_index([-score for score in scores], tried)]
 
 
 def criticised(question: Question, best: Episode, worst: Episode) -> str:
-    """What a critique is asked of."""
+    """The prompt of a critique."""
     return f"Question: {question.question} Better answer: {answer_of(best)} Worse answer: {answer_of(worst)}"
 
 
 def with_critique(question: Question, best: Episode, critique: str) -> str:
-    """What a revision is asked."""
+    """The prompt of a revision."""
     before = f"An earlier answer was: {answer_of(best)} Criticism of it: {critique}"
     return f"{question.question} {before} Give a better one."
 

@@ -1,24 +1,23 @@
-"""TreeSearch: Monte-Carlo tree search over search-and-answer steps.
+"""TreeSearch: Monte-Carlo tree search over search-and-answer turns.
 
-rStar-Math, https://arxiv.org/abs/2501.04519, searches over steps of a solution with values from a process preference
-model that it trains in rounds. Here a node is an episode up to the end of a turn, with the results that its searches
-gave. A rollout walks down from the root, by UCT among a node's children once it has `width` of them, samples a new
-turn there, and plays on to the end; every turn of it becomes a node. Its score, by any of scorers.py (or a
-trained model, given as a Scorer), is added to all nodes above. The best-scored finished episode counts.
+Paper: rStar-Math, https://arxiv.org/abs/2501.04519, searches over the steps of a solution, with values from a process
+preference model that it trains in rounds, and checks steps by running code.
 
-Example, width 2, scores in the order of the rollouts: the first two open two queries (.1, .5), the third goes on from
-the second query with another answer.
+Here: a node is an episode up to the end of a turn, search results included. A rollout walks down from the root, by UCT
+among a node's children once there are `width` of them, samples a new turn there and plays on to the end; each of its
+turns becomes a node. Its score, by any scorer of scorers.py, is added to all nodes above. The finished episode with the
+best score is chosen. Example with width 2: the first two rollouts open two queries and score .1 and .5, so the third
+goes on from the second query with another answer. `concurrency` rollouts are chosen before any of them is scored, so
+that the engine can sample a batch; each counts as a visit with score 0 meanwhile.
 
-Simplified: no trained value model, no check of steps by code, no self-evolution; as values come from finished episodes
-only, a scorer that sees the answers of all (`agreement`) scores a rollout beside those that were finished by then.
-`at_once` rollouts are chosen before any of them is scored, a chosen one counting as a visit that brought nothing, so
-that the engine has a batch to sample.
+Left out: a trained value model, checking steps by code, self-evolution. Values come from finished episodes only, so a
+scorer that compares answers (`agreement`) compares a rollout with those finished by then.
 
-Costs: a branch's first tokens are those of its parent. Each finished episode holds them, but only the rest was sampled
-for it: `extra_sampled` is below zero by what branches share, and `extra_read` above it by the same.
+Cost: a branch starts with its parent's tokens. Each finished episode contains them, but they were sampled once:
+`extra_sampled` is negative by the shared tokens, and `extra_read` positive by as many.
 
-Where it does not help: episodes of two turns are a shallow tree, hardly more than best-of-n that shares searches; and
-where the scorer can't tell good from bad, the tree digs where it is wrong.
+Where it doesn't help: episodes of two turns make a shallow tree, hardly more than best-of-n with shared searches; and
+if the scorer can't tell good from bad, the tree explores the wrong branches.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.outcomes import Outcome
-from forage.evaluation.scorers import Oracle, Scorer, best_place, scores_of
+from forage.evaluation.scorers import Oracle, Scorer, best_index, scores_of
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,14 @@ class TreeSearch:
     scorer: Scorer | Oracle
     rollouts: int = 8
     width: int = 3
-    """Children of a node at most."""
-    at_once: int = 2
-    """Rollouts that are played at the same time."""
+    """Most children of a node."""
+    concurrency: int = 2
+    """Rollouts played at the same time."""
     exploration: float = math.sqrt(2)
-    """UCT's constant; this one is UCB1's for scores from 0 to 1."""
+    """The UCT constant; the default is UCB1's for scores from 0 to 1."""
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "rollouts", "width", "at_once")
+        check_at_least_one(self, "rollouts", "width", "concurrency")
 
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
         root = Node(agent.begin(question, f"{question.id}/root"))
@@ -59,7 +58,7 @@ class TreeSearch:
         shared, searches, turns = 0, 0, 0
         while len(tried) < self.rollouts:
             leaves = self._choose(root, self.rollouts - len(tried))
-            if not leaves:  # every way there is has been gone
+            if not leaves:  # the whole tree has been played
                 break
             shared += sum(sum(leaf.above.mask) for leaf in leaves)
             searches += sum(len(leaf.above.searches) for leaf in leaves)
@@ -72,35 +71,35 @@ class TreeSearch:
             scores = await scores_of(agent, self.scorer, question, tried)
             for (end, episode), score in zip(played, scores[-len(played) :], strict=True):
                 end.back_up(0.0 if episode.stop == "engine" else score, visits=-(episode.stop == "engine"))
-        return Outcome(tried[best_place(scores, tried)], tuple(tried), -shared, shared, -searches, -turns)
+        return Outcome(tried[best_index(scores, tried)], tuple(tried), -shared, shared, -searches, -turns)
 
     def _choose(self, root: Node, left: int) -> list[Node]:
-        """New nodes to play from."""
+        """New nodes to play from, at most `left`."""
         leaves: list[Node] = []
-        while len(leaves) < min(self.at_once, left) and root.open(self.width):
+        while len(leaves) < min(self.concurrency, left) and root.open(self.width):
             node = root
             while len(node.children) >= self.width:
                 children = [child for child in node.children if child.open(self.width)]
-                node = max(children, key=lambda child: child.uct(self.exploration))  # the first of equal ones
+                node = max(children, key=lambda child: child.uct(self.exploration))  # the first of equal children
             leaves.append(node.grow())
             leaves[-1].back_up(0.0, visits=1)
         return leaves
 
     async def _roll_out(self, agent: Agent, node: Node, name: str, seed: int) -> tuple[Node, Episode]:
-        """Play from a new node to the end; the last node, and the episode."""
-        growing = node.above.fork(name)
+        """Play from a new node to the end; returns the last node and the episode."""
+        builder = node.above.fork(name)
         while True:
-            await agent.step(growing, seed)
-            node.state = growing.fork(name)
-            if growing.stop:
-                return node, agent.finish(growing)
+            await agent.step(builder, seed)
+            node.state = builder.fork(name)
+            if builder.stop:
+                return node, agent.finish(builder)
             node = node.grow()
             node.visits = 1
 
 
 @dataclass(eq=False)
 class Node:
-    """An episode up to the end of a turn; without a state as long as that turn is being played."""
+    """An episode up to the end of a turn; `state` is None while that turn is being played."""
 
     state: EpisodeBuilder | None = None
     parent: Node | None = None
@@ -110,21 +109,21 @@ class Node:
 
     @property
     def above(self) -> EpisodeBuilder:
-        """The episode that this node's turn goes on from."""
+        """The episode before this node's turn."""
         assert self.parent is not None
         assert self.parent.state is not None
         return self.parent.state
 
     def open(self, width: int) -> bool:
-        """Can it, or one below it, have another child?"""
+        """Can this node, or one below it, get another child?"""
         if self.state is None or self.state.stop:
             return False
         return len(self.children) < width or any(child.open(width) for child in self.children)
 
     def uct(self, exploration: float) -> float:
-        """Mean score, and more the less it was visited beside its siblings; unvisited ones come first.
+        """Mean score plus a bonus for few visits compared with its siblings; unvisited nodes come first.
 
-        Example: .5 in one of 4 visits of the parent's with constant 1 gives .5 + sqrt(ln 4) = 1.677.
+        Example: score .5 in one of the parent's 4 visits, with constant 1, gives .5 + sqrt(ln 4) = 1.677.
         """
         assert self.parent is not None
         if not self.visits:
@@ -136,7 +135,7 @@ class Node:
         return self.children[-1]
 
     def back_up(self, score: float, visits: int = 0) -> None:
-        """Add to this node and to all above."""
+        """Add to this node and to all nodes above it."""
         node: Node | None = self
         while node is not None:
             node.total += score

@@ -167,7 +167,7 @@ EXPECTED = {
 def test_every_misbehaviour_has_its_cause(server, closed_port, tmp_path, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{closed_port}")  # the environment must not matter
     server.robots = {
-        "forbidding.test": "User-agent: search-agent-grpo\nDisallow: /good/private",
+        "forbidding.test": "User-agent: forage\nDisallow: /good/private",
         "robots-503.test": "503",
         "robots-odd.test": "User-agent: *\nDisallow: //[",
     }

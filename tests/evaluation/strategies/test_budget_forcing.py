@@ -35,7 +35,7 @@ def length(protocol, text):
 
 def test_an_answer_that_comes_too_early_has_to_wait(protocol):
     parts = ("No. " + write_answer("heat"), " it says rest and so on", ". " + write_answer("rest"))
-    outcome, engine = run(BudgetForcing(least=5, most=40), protocol, script(*parts), FOUND)
+    outcome, engine = run(BudgetForcing(min_thinking=5, max_thinking=40), protocol, script(*parts), FOUND)
     episode = outcome.episode
     assert said(episode, protocol) == ("No. it says rest. <answer>rest</answer><|im_end|>", " Wait")
     assert (episode.answer, episode.stop) == ("rest", "answer")
@@ -48,7 +48,7 @@ def test_an_answer_that_comes_too_early_has_to_wait(protocol):
 
 def test_what_was_forced_is_read_and_not_sampled(protocol):
     parts = ("No. " + write_answer("heat"), " rest and so on and on and on", "rest</answer>")
-    outcome, engine = run(BudgetForcing(least=6, most=6), protocol, script(*parts), FOUND)
+    outcome, engine = run(BudgetForcing(min_thinking=6, max_thinking=6), protocol, script(*parts), FOUND)
     assert said(outcome.episode, protocol)[1] == " Wait\n<answer>"
     assert outcome.read == len(outcome.episode.ids) - outcome.episode.sampled
     check_books(outcome, engine)
@@ -56,7 +56,7 @@ def test_what_was_forced_is_read_and_not_sampled(protocol):
 
 def test_at_the_budget_the_answer_is_opened(protocol):
     long = "It may be this or that or something else and so on and on"
-    outcome, engine = run(BudgetForcing(least=0, most=6), protocol, script(long, "rest</answer>"), FOUND)
+    outcome, engine = run(BudgetForcing(min_thinking=0, max_thinking=6), protocol, script(long, "rest</answer>"), FOUND)
     own, forced = said(outcome.episode, protocol)
     assert forced == "\n<answer>"
     assert own == protocol.tokenizer.decode(protocol.turn_ids(long)[:6]) + "rest</answer><|im_end|>"
@@ -67,7 +67,7 @@ def test_at_the_budget_the_answer_is_opened(protocol):
 
 
 def test_an_early_end_is_suppressed_only_so_often(protocol):
-    strategy, limits = BudgetForcing(least=8, most=40, waits=2), AgentSettings(max_turns=2)
+    strategy, limits = BudgetForcing(min_thinking=8, max_thinking=40, waits=2), AgentSettings(max_turns=2)
     outcome, engine = run(strategy, protocol, script("a", "b", "c"), FOUND, limits=limits)
     turn = outcome.episode.turns[1]
     assert protocol.text(outcome.episode.ids[turn.start : turn.end]) == "a Waitb Waitc"
@@ -79,7 +79,7 @@ def test_an_early_end_is_suppressed_only_so_often(protocol):
 
 def test_a_turn_that_searches_is_left_alone(protocol):
     say = script(write_call("gout"), "Passage 1 says so." + write_answer("rest"), "x", "y")
-    free = BudgetForcing(least=2, most=60)
+    free = BudgetForcing(min_thinking=2, max_thinking=60)
     outcome, _ = run(free, protocol, say, FOUND, limits=AgentSettings(max_turn_tokens=160))
     assert len(outcome.episode.searches) >= 1
     assert said(outcome.episode, protocol)[1] == ""
@@ -87,7 +87,9 @@ def test_a_turn_that_searches_is_left_alone(protocol):
 
 def test_without_bounds_it_is_plain_sampling(protocol):
     plain, first = run(play, protocol, script("So." + write_answer("rest")), FOUND)
-    outcome, second = run(BudgetForcing(least=0, most=10**4), protocol, script("So." + write_answer("rest")), FOUND)
+    outcome, second = run(
+        BudgetForcing(min_thinking=0, max_thinking=10**4), protocol, script("So." + write_answer("rest")), FOUND
+    )
     assert outcome.episode.ids == plain.ids
     assert [request.seed for request in first.requests] == [request.seed for request in second.requests]
 
@@ -97,26 +99,38 @@ async def play(agent, question, seed):
 
 
 def test_before_anything_was_found_nothing_is_forced(protocol):
-    outcome, _ = run(BudgetForcing(least=30, most=40), protocol, lambda name, turn, text: write_answer("rest"))
+    outcome, _ = run(
+        BudgetForcing(min_thinking=30, max_thinking=40), protocol, lambda name, turn, text: write_answer("rest")
+    )
     assert (outcome.episode.answer, sum(outcome.episode.mask)) == ("rest", length(protocol, write_answer("rest")) + 1)
 
 
 def test_the_limit_of_a_turn_holds_for_forced_tokens_too(protocol):
     long = "on and on and on and on and on and on and on and on and on and on and on and on"
     limits = AgentSettings(max_turn_tokens=24)
-    outcome, _ = run(BudgetForcing(least=0, most=23), protocol, script(long, "rest"), FOUND, limits=limits)
+    outcome, _ = run(
+        BudgetForcing(min_thinking=0, max_thinking=23), protocol, script(long, "rest"), FOUND, limits=limits
+    )
     turn = outcome.episode.turns[-1]
     assert (turn.end - turn.start, outcome.episode.stop) == (24, "turn_tokens")
 
 
 def test_an_engine_error_ends_the_episode_and_its_tokens_are_counted(protocol):
     say = script("No." + write_answer("heat"), EngineError("gone"))
-    outcome, engine = run(BudgetForcing(least=5, most=40), protocol, say, FOUND)
+    outcome, engine = run(BudgetForcing(min_thinking=5, max_thinking=40), protocol, say, FOUND)
     assert (outcome.episode.stop, outcome.extra_sampled) == ("engine", 5)
     check_books(outcome, engine)
 
 
-@pytest.mark.parametrize("wrong", [{"least": 5, "most": 4}, {"least": -1}, {"waits": -1}, {"least": 0, "most": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"min_thinking": 5, "max_thinking": 4},
+        {"min_thinking": -1},
+        {"waits": -1},
+        {"min_thinking": 0, "max_thinking": 0},
+    ],
+)
 def test_bad_budgets_are_told(wrong):
     with pytest.raises(UserError, match="budget forcing"):
         BudgetForcing(**wrong)

@@ -27,7 +27,7 @@ def say(name, turn, text):
 
 
 def test_it_goes_on_from_the_turn_that_promises_most(protocol):
-    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, at_once=1), protocol, say, FOUND)
+    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, concurrency=1), protocol, say, FOUND)
     assert (outcome.episode.id, outcome.episode.answer) == ("q1/2", "great")
     first, second, third = outcome.tried
     assert third.ids[: third.turns[0].end] == second.ids[: second.turns[0].end]
@@ -41,7 +41,7 @@ def test_it_goes_on_from_the_turn_that_promises_most(protocol):
 
 
 def test_a_shared_turn_is_paid_once(protocol):
-    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, at_once=1), protocol, say, FOUND)
+    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, concurrency=1), protocol, say, FOUND)
     shared = len(protocol.turn_ids(write_call("good")))
     assert (outcome.extra_sampled, outcome.extra_read) == (-shared, shared)
     assert outcome.sampled == engine.given
@@ -50,16 +50,18 @@ def test_a_shared_turn_is_paid_once(protocol):
 
 
 def test_rollouts_are_played_together(protocol):
-    outcome, engine = run(TreeSearch(SCORER, rollouts=6, width=3, at_once=3), protocol, say, FOUND)
+    outcome, engine = run(TreeSearch(SCORER, rollouts=6, width=3, concurrency=3), protocol, say, FOUND)
     assert engine.most_at_once == 3
     assert len(outcome.tried) == 6
     check_books(outcome, engine)
-    again, _ = run(TreeSearch(SCORER, rollouts=6, width=3, at_once=3), protocol, say, FOUND)
+    again, _ = run(TreeSearch(SCORER, rollouts=6, width=3, concurrency=3), protocol, say, FOUND)
     assert [replace(e, seconds={}) for e in again.tried] == [replace(e, seconds={}) for e in outcome.tried]
 
 
 def test_a_tree_that_is_all_gone_ends_the_search(protocol):
-    outcome, engine = run(TreeSearch(SCORER, rollouts=9, width=2, at_once=4), protocol, lambda *_: write_answer("fair"))
+    outcome, engine = run(
+        TreeSearch(SCORER, rollouts=9, width=2, concurrency=4), protocol, lambda *_: write_answer("fair")
+    )
     assert [episode.id for episode in outcome.tried] == ["q1/0", "q1/1"]
     check_books(outcome, engine)
 
@@ -70,7 +72,7 @@ def test_an_engine_error_says_nothing_of_the_turns_before_it(protocol):
     def failing(name, turn, text):
         return EngineError("gone") if name == "1" and turn == 1 else say(name, turn, text)
 
-    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, at_once=1), protocol, failing, FOUND)
+    outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, concurrency=1), protocol, failing, FOUND)
     assert [episode.stop for episode in outcome.tried] == ["answer", "engine", "answer"]
     assert (outcome.episode.id, outcome.episode.answer) == ("q1/2", "great")
     check_books(outcome, engine)

@@ -1,4 +1,4 @@
-"""What several systems have in common is played once, and its time is told of each."""
+"""Episodes that several systems share are played once, and their time counts for each system."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from forage.agent.agent import BatchedSearch
 from forage.data.records import Question
 from forage.engines.base import EngineError
 from forage.evaluation.baselines import single
-from forage.evaluation.memo import Remembering, Shares
+from forage.evaluation.caching import CachingAgent, Stopwatch
 from forage.evaluation.scorers import agreement
 from forage.evaluation.strategies.best_of_n import BestOfN
 from forage.evaluation.strategies.budget_forcing import BudgetForcing
@@ -19,13 +19,13 @@ from tests.scripted_engine import QUESTION, Scripted, library, turns
 SCRIPT = turns({str(n): ("gout", f"answer {n}") for n in range(4)})
 
 
-def remembering(protocol, say=SCRIPT):
+def caching(protocol, say=SCRIPT):
     engine = Scripted(protocol, say)
-    return Remembering(engine, protocol, BatchedSearch(library({}), in_line=True)), engine
+    return CachingAgent(engine, protocol, BatchedSearch(library({}), in_line=True)), engine
 
 
 def test_candidates_are_played_once_for_all_who_choose_among_them(protocol):
-    agent, engine = remembering(protocol)
+    agent, engine = caching(protocol)
 
     async def go():
         best = await BestOfN(agreement, n=4)(agent, QUESTION, 1)
@@ -47,11 +47,11 @@ def test_candidates_are_played_once_for_all_who_choose_among_them(protocol):
     asyncio.run(go())
 
 
-def test_what_was_saved_is_told_in_seconds(protocol, monkeypatch):
+def test_saved_seconds_are_counted(protocol, monkeypatch):
     """Each request takes a second, and an episode has two."""
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
-    agent, engine = remembering(protocol)
+    agent, engine = caching(protocol)
     answers = engine.generate
 
     async def slow(request):
@@ -61,22 +61,22 @@ def test_what_was_saved_is_told_in_seconds(protocol, monkeypatch):
     engine.generate = slow
 
     async def go():
-        agent.shares.start()
+        agent.stopwatch.start()
         for name in "ab":
             await single(agent, Question(name, "What is gout?", ""), 0)
         assert clock.seconds == 4
-        assert agent.shares.take_saved() == 0
+        assert agent.stopwatch.take_saved() == 0
         for name in "ba":
             await single(agent, Question(name, "What is gout?", ""), 0)
         assert clock.seconds == 4  # nothing was played again
-        assert agent.shares.take_saved() == 4
-        assert agent.shares.take_saved() == 0
+        assert agent.stopwatch.take_saved() == 4
+        assert agent.stopwatch.take_saved() == 0
 
     asyncio.run(go())
 
 
 def test_an_episode_that_the_engine_gave_up_on_is_played_again(protocol):
-    agent, engine = remembering(protocol)
+    agent, engine = caching(protocol)
     answers = engine.generate
 
     async def dead(request):
@@ -91,9 +91,9 @@ def test_an_episode_that_the_engine_gave_up_on_is_played_again(protocol):
     asyncio.run(go())
 
 
-def test_shares_by_hand(monkeypatch):
+def test_laps_by_hand(monkeypatch):
     now = iter([10.0, 12.0, 15.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    shares = Shares()
-    shares.start()
-    assert [shares.lap(), shares.lap()] == [2, 3]
+    stopwatch = Stopwatch()
+    stopwatch.start()
+    assert [stopwatch.lap(), stopwatch.lap()] == [2, 3]

@@ -1,0 +1,81 @@
+"""Options of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from forage.agent.options import SearchOptions
+from forage.engines.base import Sampling
+from forage.engines.options import EngineOptions
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+
+# May change between calls with one output folder: what was played stays valid. `search` is recorded in agent.json.
+FREE = ("policy", "beside", "systems", "output_dir", "eval_questions", "cutoffs", "engine", "concurrency", "search")
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """The evaluation."""
+
+    data: Path = Path("data")
+    """Folder that data_prep.py or collection_prep.py wrote."""
+    policy: tuple[str, ...] = ("models/warm",)
+    """Policy or run folders, plain models' folders, or hub names; name=folder names it in the table."""
+    beside: tuple[str, ...] = ()
+    """More policies for the same table, which play the system `single` only: the warm start, the base."""
+    systems: tuple[str, ...] = ("plain_rag", "no_retrieval", "hyde", "single")
+    """Ways of answering, by their names in SYSTEMS; the first one is the reference for the others."""
+    output_dir: Path = Path("runs/eval")
+    """Folder for all results."""
+    eval_questions: int = 200
+    """Number of held-out questions, chosen at random by --seed; a larger choice includes a smaller one. 0: all."""
+    split: Literal["eval", "train"] = "eval"
+    """Take the questions from eval.jsonl or from train.jsonl."""
+    cutoffs: tuple[int, ...] = (3, 10)
+    """The k of MRR@k, recall@k and nDCG@k."""
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    search: SearchOptions = field(default_factory=SearchOptions)
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
+    concurrency: int = 16
+    """Questions played at the same time; with --engine local also the sequences sampled in one batch."""
+    templates: Path = Path("templates.jsonl")
+    """Template library for the system `templates`; forage/evaluation/strategies/thought_templates.py makes it."""
+    seed: int = 0
+    """Seed of the choice of questions and of sampling."""
+
+    def check(self, systems: Collection[str]) -> None:
+        """Fail before anything is loaded. `systems` are the names there are."""
+        self.sampling.check()
+        check_at_least_one(self, "concurrency")
+        check_at_least_zero(self, "eval_questions")
+        if not self.cutoffs or min(self.cutoffs) < 1:
+            raise UserError("--cutoffs must be one or more numbers of at least 1")
+        unknown = [name for name in self.systems if name not in systems]
+        if unknown or not self.systems:
+            raise UserError(f"--systems {' '.join(unknown)}: choose among {', '.join(systems)}")
+        if "templates" in self.systems and not self.templates.is_file():
+            raise UserError(
+                f"--templates {self.templates} is missing; make it with "
+                "python -m forage.evaluation.strategies.thought_templates"
+            )
+        if not self.policy or len(self.sources) < len(self.policy + self.beside):
+            given = " ".join(self.policy + self.beside)
+            raise UserError(f"--policy {given}: give each policy its own name, as name=folder")
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Each policy's folder or hub name, by the policy's name."""
+        return sources_of(self.policy) | sources_of(self.beside)
+
+    def systems_of(self, policy: str) -> tuple[str, ...]:
+        """The systems a policy plays. Example: a policy of --beside plays ("single",)."""
+        return self.systems if policy in sources_of(self.policy) else ("single",)
+
+
+def sources_of(policies: Sequence[str]) -> dict[str, str]:
+    """Example: ("first=runs/a", "models/warm") gives {"first": "runs/a", "warm": "models/warm"}."""
+    pairs = (text.partition("=") for text in policies)
+    return {name if equals else Path(name).name: source if equals else name for name, equals, source in pairs}

@@ -1,0 +1,50 @@
+"""The output folder of an evaluation: one process writes it, and all its episodes are played in the same way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_agent, write_agent
+from forage.errors import UserError
+from forage.evaluation.options import FREE, EvaluationOptions
+from forage.files import locked, replacing
+from forage.runs.run_folder import changed, flat, plain
+
+
+@contextmanager
+def output_folder(options: EvaluationOptions) -> Iterator[None]:
+    """Lock the output folder, and refuse options that differ from those its episodes were played with."""
+    out = options.output_dir
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / ".lock", f"{out} is being written by another evaluation; give another --output-dir"):
+        keep_options(options)
+        yield
+
+
+def keep_options(options: EvaluationOptions) -> None:
+    """Record the options that must not change in config.json."""
+    path = options.output_dir / "config.json"
+    kept = {name: value for name, value in plain(options).items() if name not in FREE}
+    if path.exists():
+        now, before = flat(kept), flat(json.loads(path.read_text()))
+        if name := changed(now, before):
+            refuse(options.output_dir, name.rpartition(".")[2], before[name], now[name])
+    with replacing(path) as file:
+        json.dump(kept, file, indent=1)
+
+
+def keep_agent(settings: AgentSettings, out: Path) -> None:
+    """Record how the agent plays in agent.json."""
+    if (out / AGENT_FILE).exists():
+        before = read_agent(out)
+        if name := difference(before, settings):
+            refuse(out, name, getattr(before, name), getattr(settings, name))
+    write_agent(settings, out)
+
+
+def refuse(out: Path, name: str, before: object, now: object) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    raise UserError(f"{out} was begun with {flag} {before}, not {now}; give that, or another --output-dir")

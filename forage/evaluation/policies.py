@@ -1,0 +1,86 @@
+"""Policies under evaluation: a model with an adapter or without, whose weights stay the same for an output folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage.agent.options import AgentSettings, SearchOptions, same_settings
+from forage.engines.base import Engine
+from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError
+from forage.files import replacing
+from forage.policy.adapters import newest_adapter, weights_digest
+from forage.policy.base_models import resolve_model
+from forage.policy.card import PolicyCard, read_policy_card
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model under the name it has in the table."""
+
+    name: str
+    folder: Path
+    card: PolicyCard
+    adapter: Path | None
+    """None: a plain model."""
+
+    @property
+    def version(self) -> str:
+        return self.adapter.name if self.adapter else "base"
+
+
+def open_policies(sources: dict[str, str], out: Path) -> list[Policy]:
+    return [open_policy(name, source, out) for name, source in sources.items()]
+
+
+def open_policy(name: str, source: str, out: Path) -> Policy:
+    """The policy with the adapter it had when its first episode was played, which policies.json records."""
+    path = out / "policies.json"
+    known: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+    policy = find_policy(name, source, known.get(name, {}).get("adapter", ""))
+    weights = weights_digest(policy.adapter or Path(policy.card.base))
+    now = {"source": source, "adapter": policy.adapter.name if policy.adapter else "", "sha256": weights}
+    if known.setdefault(name, now) != now:
+        before = f"{known[name]['source']} {known[name]['adapter']}".strip()
+        raise UserError(
+            f"{path} knows {name} as {before} with other weights; give it another name, or another --output-dir"
+        )
+    with replacing(path) as file:
+        json.dump(known, file, indent=1)
+    return policy
+
+
+def find_policy(name: str, source: str, version: str) -> Policy:
+    """A policy folder's adapter (the newest where no version is given), or a plain model."""
+    folder = Path(source)
+    if (folder / "model.json").is_file():
+        adapter = folder / "adapters" / version if version else newest_adapter(folder)
+        return Policy(name, folder, read_policy_card(folder), adapter)
+    base = resolve_model(source)
+    return Policy(name, folder, PolicyCard(folder, base, base, quantized=False), None)
+
+
+def settle_agent(search: SearchOptions, policies: Sequence[Policy]) -> AgentSettings:
+    """How all the policies play, as their agent.json says; a difference is an error.
+
+    A plain model has no agent.json: it plays as the first policy that has one.
+    """
+    folders = [policy.folder for policy in policies]
+    return same_settings([(policy.name, search.settle(policy.folder, *folders)) for policy in policies])
+
+
+async def load_adapter(engine: Engine, policy: Policy) -> None:
+    """Load the policy's adapter; for a plain model check instead that the vLLM server serves that model."""
+    if policy.adapter:
+        await engine.load_adapter(f"{policy.name}-{policy.version}", policy.adapter)
+    elif isinstance(engine, VLLMEngine) and engine.base_root:
+        served, asked = Path(engine.base_root), Path(policy.card.base)
+        may_be_seen = served.exists() or not served.is_absolute()  # a server elsewhere has folders of its own
+        if served.resolve() != asked.resolve() and may_be_seen:
+            raise UserError(
+                f"the server at {engine.options.urls[0]} serves {served}, not {asked}; "
+                "start it with that model, or give --engine local"
+            )

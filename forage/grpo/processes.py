@@ -1,0 +1,32 @@
+"""Processes: the trainer's processes as torchrun started them, and each one's device."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from forage.errors import UserError
+from forage.grpo.launch import started_processes
+
+PATIENCE = timedelta(days=7)  # the others wait while the first process plays, or waits for workers that do
+
+
+def join_processes() -> None:
+    """Connect the processes that the launcher started, each with its own GPU. Call once, before loading a policy."""
+    if dist.is_initialized() or started_processes() == 1:
+        return
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo", timeout=PATIENCE)
+        return
+    local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local >= gpus:
+        raise UserError(f"process {local} of this machine has no GPU, as there are {gpus}; start {gpus} processes")
+    torch.cuda.set_device(local)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", local), timeout=PATIENCE)
+
+
+def process_device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,0 +1,108 @@
+"""Draw how the folders of forage/ import each other, from the code itself.
+
+    python scripts/draw_imports.py                     prints the drawing (mermaid) and a table
+    python scripts/draw_imports.py docs/layout.md      puts both into that page, between its two marks
+
+An arrow A --> B says that modules of A import modules of B; arrows that a longer way already shows are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- scripts/draw_imports.py begins -->", "<!-- scripts/draw_imports.py ends -->"
+Edges = Mapping[str, set[str]]
+
+
+def module_files() -> dict[str, Path]:
+    """Each module's file by its dotted name: the scripts, and forage/ without its empty __init__ files."""
+    paths = [*ROOT.glob("*.py"), *(path for path in (ROOT / "forage").rglob("*.py") if path.name != "__init__.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+
+
+def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
+    """The project's modules that a source imports, inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in modules or node.module in modules:
+                    yield inner if inner in modules else str(node.module)
+
+
+def folder_of(module: str) -> str:
+    """Example: forage.data.records is in data, forage.files in base, grpo_train in scripts."""
+    if not module.startswith("forage."):
+        return "scripts"
+    return ".".join(module.split(".")[1:-1]) or "base"
+
+
+def without_shortcuts(edges: Edges) -> dict[str, set[str]]:
+    """Edges that no longer way stands for. Example: a -> b, b -> c, a -> c gives a -> b, b -> c."""
+
+    def reached(start: str) -> set[str]:
+        return {start}.union(*(reached(other) for other in edges.get(start, ())))
+
+    return {
+        start: {end for end in ends if not any(end in reached(other) for other in ends - {end})}
+        for start, ends in edges.items()
+    }
+
+
+def draw() -> str:
+    modules = module_files()
+    imports = {name: set(imported(path.read_text(), modules)) - {name} for name, path in modules.items()}
+    tuple(graphlib.TopologicalSorter(imports).static_order())  # raises CycleError where modules import in a circle
+    counts = Counter(map(folder_of, modules))
+    edges: dict[str, set[str]] = {folder: set() for folder in counts}
+    for name, others in imports.items():
+        edges[folder_of(name)] |= {folder_of(other) for other in others} - {folder_of(name)}
+    order = in_layers(edges)
+    return "\n".join([
+        "```mermaid", "flowchart TD",
+        *(f'    {node(folder)}["{folder}<br>{counts[folder]} modules"]' for folder in reversed(order)),
+        *(f"    {node(a)} --> {node(b)}" for a, b in arrows(without_shortcuts(edges), order)),
+        "```", "",
+        "| folder | modules | imports from |", "|---|---|---|",
+        *(f"| {folder} | {counts[folder]} | {', '.join(sorted(edges[folder])) or 'nothing'} |" for folder in order),
+        "", f"{len(modules)} modules, {sum(map(len, edges.values()))} imports of one folder by another; 0 cycles of "
+        "modules, 0 of folders.",
+    ])  # fmt: skip
+
+
+def in_layers(edges: Edges) -> list[str]:
+    """Folders with those first that import the least deep. Raises CycleError where folders import in a circle."""
+    depth: dict[str, int] = {}
+    for folder in graphlib.TopologicalSorter(edges).static_order():
+        depth[folder] = 1 + max((depth[other] for other in edges[folder]), default=0)
+    return sorted(edges, key=lambda folder: (depth[folder], folder))
+
+
+def node(folder: str) -> str:
+    return folder.replace(".", "_")
+
+
+def arrows(edges: Edges, order: list[str]) -> list[tuple[str, str]]:
+    return [(a, b) for a in reversed(order) for b in sorted(edges[a], key=order.index, reverse=True)]
+
+
+def into_page(page: str, drawing: str) -> str:
+    """The page with the drawing between its two marks."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{drawing}\n\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        path = Path(sys.argv[1])
+        path.write_text(into_page(path.read_text(), draw()))
+    else:
+        print(draw())

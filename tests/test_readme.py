@@ -1,0 +1,384 @@
+"""The pages keep what they promise: snippets run, commands parse, files and targets they name are there."""
+
+import contextlib
+import functools
+import importlib
+import io
+import itertools
+import json
+import re
+import shlex
+import string
+import subprocess
+import sys
+import typing
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import tyro
+
+from document_store import StoreOptions
+from forage.agent.combination import reward_matrix
+from forage.agent.episode import Episode
+from forage.cli import flags_of
+from forage.data.records import Document, Question, read_questions
+from tests import ROOT
+
+README = ROOT / "README.md"
+RESULTS = ROOT / "RESULTS.md"
+DEMO = ROOT / "scripts" / "demo.sh"
+PAGES = [README, RESULTS, *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`((?:python|make|torchrun) [^`]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# A path of the repository in backticks; those with a placeholder, such as episodes/<step>, are not meant to be there.
+PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`")
+SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
+# Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
+OTHERS = re.compile(r"docker|python -m|scripts/")
+VLLM_FLAGS = {"--enable-lora", "--max-lora-rank"}
+# What the reader brings.
+YOURS = {
+    "medquad.jsonl.gz", "qa.jsonl", "my_model", "scifact", "docs.jsonl", "topics.tsv", "qrels.txt", "runs/lockstep",
+    "runs/ahead",
+}  # fmt: skip
+# Options that name what a command writes, and what it reads.
+WRITES = ("output_dir", "output_path", "content_dir", "cache_dir", "out")
+READS = (
+    "data", "policy", "beside", "lora_model", "documents", "demonstrations", "templates", "episodes", "collection",
+    "corpus", "queries", "qrels", "evaluation", "questions_file", "lockstep", "ahead",
+)  # fmt: skip
+ALWAYS_READ = ("data", "policy")  # though it be their default
+RUN_DIR_IS_MADE_BY = ("grpo_train", "grpo_rollout", "train_ppo")
+
+
+def fenced(page, *languages):
+    """The text of a page's fenced blocks in these languages."""
+    return [text for language, text in FENCE.findall(page.read_text()) if language in languages]
+
+
+def command_lines(text):
+    """Commands of a shell block as lists of words: lines joined, comments left out, loops unrolled.
+
+    Example: "for n in 1 2; do A=1 python x.py --n $n; done  # slow" is [["python", "x.py", "--n", "1"], [..., "2"]].
+    """
+    variables, found = {}, []
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(lexer)
+        while words:
+            end = next((n for n, word in enumerate(words) if word in SEPARATORS), len(words))
+            command, words = words[:end], words[end + 1 :]
+            if command[:1] == ["for"]:
+                variables[command[1]] = command[3:]
+                continue
+            while command and (command[0] in ("do", "then", "else") or re.match(r"\w+=", command[0])):
+                name, _, value = command[0].partition("=")
+                variables |= {name: [value]} if value else {}
+                command = command[1:]
+            redirected = next((n for n, word in enumerate(command) if word in (">", ">>", "<")), len(command))
+            if command and command[0] not in ("done", "fi"):
+                found += unrolled(command[:redirected], variables)
+    return found
+
+
+def unrolled(command, variables):
+    """Example: echo $n with n = 1, 2 gives echo 1 and echo 2."""
+    used = [name for name in variables if any(re.search(rf"\$\{{?{name}\b", word) for word in command)]
+    values = [dict(zip(used, chosen, strict=True)) for chosen in itertools.product(*(variables[n] for n in used))]
+    return [[string.Template(word).safe_substitute(chosen) for word in command] for chosen in values]
+
+
+def commands_of(page):
+    inline = [text.replace("\n", " ") for text in INLINE.findall(FENCE.sub("", page.read_text()))]
+    blocks = fenced(page, "bash", "sh") + inline
+    return [command for block in blocks for command in command_lines(block)]
+
+
+def python_call(command):
+    """(module, arguments) of a command that runs one of ours; None of any other."""
+    for place, word in enumerate(command):
+        if word.endswith(".py") and "/" not in word:
+            return word.removesuffix(".py"), command[place + 1 :]
+        if word == "-m" and command[place + 1].startswith(("forage.", "bench.")):
+            return command[place + 1], command[place + 2 :]
+    return None
+
+
+@functools.cache
+def options_of(module):
+    """What a script's main takes: a dataclass of options, or a union of one for each subcommand."""
+    return next(iter(typing.get_type_hints(importlib.import_module(module).main).values()))
+
+
+def can_be_imported(module):
+    """False of a benchmark whose peers are not installed (requirements-bench.txt)."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        return not module.startswith("bench.")
+    return True
+
+
+def parsed(module, arguments):
+    """The options as the script itself would parse them."""
+    return parsed_once(module, tuple(arguments))
+
+
+@functools.cache
+def parsed_once(module, arguments):
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+    return tyro.cli(options_of(module), args=arguments, config=config)
+
+
+def values_of(options):
+    """(field, value, default) of every option, nested ones included."""
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if is_dataclass(value):
+            yield from values_of(value)
+        else:
+            yield field.name, value, field.default
+
+
+def paths_in(value):
+    """Example: ("warm=models/warm", "runs/a") gives models/warm and runs/a."""
+    values = value if isinstance(value, tuple) else (value,)
+    return [Path(str(one).partition("=")[2] or str(one)) for one in values if one not in (None, "")]
+
+
+def files_of(module, options):
+    """(paths it reads, paths it writes)."""
+    reads, writes = [], []
+    for name, value, default in values_of(options):
+        makes_run = name == "run_dir" and module in RUN_DIR_IS_MADE_BY
+        if name in WRITES or makes_run or (name == "store" and type(options).__name__ == "Build"):
+            writes += paths_in(value)
+        elif name in READS or name == "run_dir":
+            reads += paths_in(value) if value != default or name in ALWAYS_READ else []
+        elif name == "dataset_name" and Path(value).suffix:
+            reads += paths_in(value)
+    return reads, writes
+
+
+def is_there(path, made):
+    return path.is_absolute() or (ROOT / path).exists() or str(path) in YOURS or {path, *path.parents} & made
+
+
+# Commands
+
+
+def test_command_lines_are_read_as_a_shell_would():
+    text = (
+        "for seed in 1 2; do\n  A=1 python x.py \\\n --seed $seed  # slow\ndone\nmake demo && python -m bench.y > out"
+    )
+    assert command_lines(text) == [
+        ["python", "x.py", "--seed", "1"], ["python", "x.py", "--seed", "2"], ["make", "demo"],
+        ["python", "-m", "bench.y"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_parses_and_names_files_that_are_there(page, capsys):
+    made = set().union(*map(made_by, {DEMO, README, RESULTS} - {page}))
+    for command in commands_of(page):
+        call = python_call(command)
+        if call is None or not can_be_imported(call[0]):
+            continue
+        try:
+            options = parsed(*call)
+        except SystemExit:
+            pytest.fail(f"{' '.join(command)}\n{capsys.readouterr().err}")
+        reads, writes = files_of(call[0], options)
+        missing = [str(path) for path in reads if not is_there(path, made)]
+        assert not missing or command[0] == "docker", f"{' '.join(command)}: nothing has made {', '.join(missing)}"
+        made |= set(writes)
+
+
+@functools.cache
+def made_by(page):
+    """What a page's commands write, or demo.sh's: runs/demo/data, runs/demo/warm and so on."""
+    commands = command_lines(page.read_text().replace('"$PY"', "python")) if page == DEMO else commands_of(page)
+    calls = [call for command in commands if (call := python_call(command)) and can_be_imported(call[0])]
+    return frozenset(path for module, arguments in calls for path in files_of(module, parsed(module, arguments))[1])
+
+
+def targets():
+    return set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_commands_are_targets_and_scripts_exist(page):
+    for command in commands_of(page):
+        if command[0] == "make":
+            named = [word for word in command[1:] if re.fullmatch(r"[a-z-]+", word)]
+            assert set(named) <= targets(), " ".join(command)
+        if command[0].startswith("scripts/"):
+            assert (ROOT / command[0]).exists(), " ".join(command)
+
+
+# Words
+
+
+def flags():
+    """Every flag of every script, --no-x of switches among them."""
+    found = {"--help", "--help-all", "--config"}
+    for script in ROOT.glob("*.py"):
+        options = options_of(script.stem)
+        for one in typing.get_args(options) or (options,):
+            names = [flag.name for flag in flags_of(one)]
+            found |= {name.replace("[no-]", kept) for name in names for kept in ("", "no-")}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_in_the_text_exist(page):
+    inline = re.findall(r"`[^`]+`", FENCE.sub("", page.read_text()))
+    named = {flag for text in inline if not OTHERS.search(text) for flag in re.findall(r"(?<!\S)`?(--[\w-]+)", text)}
+    assert not named - flags() - VLLM_FLAGS
+
+
+def test_the_changelog_names_every_renamed_flag():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    for script in ROOT.glob("*.py"):
+        renamed = getattr(importlib.import_module(script.stem), "RENAMED", {})
+        missing = [old for old in renamed if f"`{old}" not in text or script.name not in text]
+        assert not missing, f"{script.name}: {', '.join(missing)}"
+
+
+def test_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_and_paths_lead_somewhere(page):
+    text = page.read_text()
+    links = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link and not link.startswith("#")]
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [path for path in PATH.findall(text) if not (ROOT / path).exists()]
+    assert not missing, f"{page.name} names {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_are_headings(page):
+    for link in LINK.findall(page.read_text()):
+        place, _, anchor = link.partition("#")
+        if anchor and "://" not in link:
+            assert anchor in anchors((page.parent / place) if place else page), link
+
+
+def anchors(page):
+    """As GitHub makes them. Example: "## How it's done" is how-its-done."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_drawing_of_imports_is_up_to_date():
+    drawn = subprocess.run(
+        [sys.executable, ROOT / "scripts/draw_imports.py"], capture_output=True, text=True, check=True
+    )
+    page = (ROOT / "docs" / "layout.md").read_text()
+    assert drawn.stdout.strip() in page, "run python scripts/draw_imports.py docs/layout.md"
+
+
+# Snippets
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a snippet defined and printed."""
+
+    namespace: dict
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def run_snippet(tmp_path_factory):
+    """Runs a page's snippet in a folder of its own; each once."""
+
+    @functools.cache
+    def run(page, number):
+        namespace, printed = {}, io.StringIO()
+        with contextlib.chdir(tmp_path_factory.mktemp("snippet")), contextlib.redirect_stdout(printed):
+            exec(compile(fenced(page, "python")[number], f"{page.name}[{number}]", "exec"), namespace)
+        return Ran(namespace, printed.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def readme_snippet(run_snippet):
+    """The README's snippet that has this word, run."""
+
+    def run(word):
+        [number] = [number for number, text in enumerate(fenced(README, "python")) if word in text]
+        return run_snippet(README, number)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [(page, number) for page in PAGES for number in range(len(fenced(page, "python")))],
+    ids=lambda value: value.name if isinstance(value, Path) else str(value),
+)
+def test_python_snippets_run(page, number, run_snippet):
+    run_snippet(page, number)
+
+
+def test_the_store_snippet_finds_what_it_should(readme_snippet):
+    assert readme_snippet("why does my toe hurt").printed.splitlines()[-1].startswith("1 Gout Uric acid")
+
+
+def test_the_reward_snippet_rewards(readme_snippet):
+    functions = readme_snippet("get_reward_functions").namespace["get_reward_functions"](None)
+    silent = Episode("q/0", "q", (), (), (), (), (), "", "turns", "base")
+    brief = Episode("q/1", "q", (), (), (), (), (), "Rest.", "answer", "base")
+    rewards_NR = reward_matrix(functions, [silent, brief], [Question("q", "What helps?", "Rest.")] * 2)
+    assert rewards_NR.tolist() == [[0, 0], [0, 1]]
+
+
+def test_the_retriever_snippet_keeps_one_chunk_of_each_document(tmp_path, readme_snippet):
+    one_per_document = readme_snippet("OnePerDocument").namespace["OnePerDocument"]
+    texts = [f"Gout hurts the toe. {other} " * 40 for other in ("It is red.", "It is hot.", "It swells.")]
+    options = StoreOptions(embedder="none", chunk_tokens=40, chunk_overlap=0)
+    documents = [Document(f"d{n}", "Gout", text) for n, text in enumerate(texts)]
+    one_per_document.build(tmp_path / "store", documents, options)
+    store = one_per_document.open(tmp_path / "store")
+    [plain] = super(one_per_document, store).search(["toe is red"], 3, "sparse")
+    [hits] = store.search(["toe is red"], 3, "sparse")
+    assert len({hit.doc_id for hit in plain}) == 1
+    assert hits[0] == plain[0]
+    assert len({hit.doc_id for hit in hits}) == len(hits)
+
+
+def test_the_data_set_command_runs(tmp_path, monkeypatch):
+    rows = [{"ask": f"What helps against disease {n}?", "answer": f"Remedy {n} helps, and rest."} for n in range(8)]
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    run_command("qa.jsonl")
+    known = read_questions(tmp_path / "data/mine/train.jsonl") + read_questions(tmp_path / "data/mine/eval.jsonl")
+    assert sorted(question.question for question in known) == [row["ask"] for row in rows]
+
+
+def test_the_model_command_runs(tmp_path, monkeypatch):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    LlamaForCausalLM(config).save_pretrained("my_model")
+    run_command("my_model")
+    adapter = json.loads(Path("models/mine/adapters/v000000/adapter_config.json").read_text())
+    assert (adapter["r"], Path(adapter["base_model_name_or_path"]).name) == (32, "my_model")
+
+
+def run_command(word):
+    """Run the one command of the README that has this word."""
+    [call] = [python_call(command) for command in commands_of(README) if word in command]
+    module, arguments = call
+    importlib.import_module(module).main(parsed(module, arguments))
