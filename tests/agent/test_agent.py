@@ -87,9 +87,9 @@ def test_the_question_is_searched_for_before_the_query(protocol):
         searched.extend(queries)
         return search_many(queries)
 
-    async def run(**more):
+    async def run(**settings):
         engine = Scripted(protocol, *script)
-        agent = Agent(engine, protocol, BatchedSearch(search), **more)
+        agent = Agent(engine, protocol, BatchedSearch(search), AgentSettings(**settings))
         return engine, await agent.play(QUESTION, asked="What is gout? Think of toes.")
 
     engine, episode = asyncio.run(run(question_weight=2))
