@@ -163,13 +163,13 @@ class ScoredBatch:
     logprobs_BT: Tensor
     """Log-probabilities by the policy in training, with their gradient."""
     old_BT: Tensor
-    """By the same policy at the start of the step."""
+    """Log-probabilities by the same policy at the start of the step."""
     sampler_BT: Tensor
-    """By the engine that sampled the tokens."""
+    """Log-probabilities by the engine that sampled the tokens."""
     reference_BT: Tensor | None = None
-    """By the policy that training began with, for the KL term."""
+    """Log-probabilities by the policy that training began with, for the KL term."""
     entropy_BT: Tensor | None = None
-    """Of the policy in training; only reported."""
+    """Entropy of the policy in training; only reported."""
     keep_N: Tensor | None = None
     """1, or 0 for an episode to leave out of the loss; it must not be in the totals either."""
 
