@@ -18,7 +18,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forage.errors import UserError
 
@@ -119,13 +119,22 @@ def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iter
     """Every flag of a dataclass, including those of nested dataclasses."""
     group = group or _first_sentence(inspect.getdoc(options) or "")
     hints, texts = get_type_hints(options), _field_texts(options)
+    marked = get_type_hints(options, include_extras=True)
     for field in fields(options):
         default = _default_of(field) if defaults is MISSING else getattr(defaults, field.name)
         if is_dataclass(hints[field.name]):
             yield from flags_of(hints[field.name], default)
         else:
-            name = ("--[no-]" if hints[field.name] is bool else "--") + field.name.replace("_", "-")
-            yield Flag(name, _metavar(hints[field.name]), texts.get(field.name, ""), _default_text(default), group)
+            name, value = _flag_name(field.name, hints[field.name], marked[field.name])
+            yield Flag(name, value, texts.get(field.name, ""), _default_text(default), group)
+
+
+def _flag_name(name: str, hint: Any, marked: Any) -> tuple[str, str]:
+    """(name, value) as typed. Example: --max-steps INT, --[no-]pool, or RUN_DIR for a positional argument."""
+    if get_origin(marked) is Annotated and "Positional" in str(marked.__metadata__):  # tyro.conf.Positional
+        return name.upper(), "..." if get_origin(hint) is tuple else ""
+    prefix = "--[no-]" if hint is bool else "--"
+    return prefix + name.replace("_", "-"), _metavar(hint)
 
 
 def _entry(flag: Flag) -> str:
