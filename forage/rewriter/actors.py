@@ -202,6 +202,7 @@ def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
 
 def with_adapter(lm: Any, rank: int, seed: int) -> Any:
     """The model with a new LoRA adapter on all linear layers."""
+    silence_library_noise()
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
