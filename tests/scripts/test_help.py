@@ -34,8 +34,7 @@ def test_help_is_short_and_imports_nothing_heavy(script):
     assert told.stderr.split() == []
     lines = told.stdout.splitlines()
     assert 10 <= len(lines) <= 60
-    if script != "document_store.py":  # whose subcommands leave the help to tyro, which wraps it in terminals only
-        assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= 120
 
 
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "document_store.py"])
