@@ -34,7 +34,7 @@ class Options:
     quantize: bool = True
     """Store the base in 4-bit NF4 with double quantisation (bitsandbytes). Off: use the base as it is."""
     dtype: Dtype = "auto"
-    """Number type that every script computes this policy in; auto: bfloat16 where there are bf16 units, else float32."""
+    """Number type every script computes this policy in; auto: bfloat16 where there are bf16 units, else float32."""
     seed: int = 0
     """Seed of the adapter's initial weights."""
     overwrite: bool = False

@@ -8,8 +8,8 @@ searches for it; its own (--rejection-samples), if they are well-formed, found t
 episodes (--demonstrations). Only what the policy has to write is trained on, not prompts or search results.
 
 Writes into --output-dir, which is a policy folder again: model.json, agent.json (how the agent plays, for all later
-stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png, probes/ (episodes played at each measurement).
-Re-run the same command to resume a killed run.
+stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png, probes/ (episodes played at each
+measurement). Re-run the same command to resume a killed run.
 """
 
 from __future__ import annotations
