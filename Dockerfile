@@ -1,8 +1,8 @@
 # Two images from one file, each with only what it runs:
-#   app        rollout, training, preparation and tensorboard; DEVICE=cpu (default) or cuda, whose packages bring CUDA
-#   vllm-cpu   a vLLM server for machines without a GPU; GPUs take the project's own image, vllm/vllm-openai
-# Packages come first and change seldom, so that an edited script rebuilds seconds, not minutes.
-# A folder wheels/ beside this file is looked into as well, for what the package index lacks.
+#   app        rollout, training, preparation and tensorboard; DEVICE=cpu (default) or cuda, which includes CUDA
+#   vllm-cpu   a vLLM server for machines without a GPU; with one, compose uses vLLM's own image, vllm/vllm-openai
+# Packages come first and rarely change, so after editing a script the build takes seconds, not minutes.
+# Packages that the index lacks can be put into a folder wheels/ next to this file.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS packages
@@ -41,7 +41,7 @@ CMD ["scripts/vllm_cpu.sh"]
 
 FROM ${BASE} AS app
 ARG DEVICE=cpu
-# A volume that is mounted over an empty folder takes over its owner.
+# A new volume mounted over this empty folder takes its owner.
 RUN useradd --uid 1000 --create-home agent && install -d -o agent -g agent /shared
 COPY --from=packages /venv /venv
 ENV PATH=/venv/bin:$PATH PY=python PYTHONUNBUFFERED=1 DEVICE=${DEVICE} SHARED=/shared HF_HOME=/shared/hub \

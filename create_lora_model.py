@@ -4,7 +4,7 @@
     python create_lora_model.py --base-model DIR --r 32 --no-quantize
 
 Reads the base model. Writes into --output-dir: model.json (the base and how to load it), base/ (the base in 4-bit NF4;
-with --no-quantize the base is used where it lies) and adapters/v000000/ (a PEFT adapter).
+with --no-quantize there is none, and the base is read from where it is) and adapters/v000000/ (a PEFT adapter).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Options:
     quantize: bool = True
     """Store the base in 4-bit NF4 with double quantisation (bitsandbytes). Off: use the base as it is."""
     dtype: Dtype = "auto"
-    """Type every script computes this policy in; auto: bfloat16 on hardware with bf16 units, else float32."""
+    """Number type every script computes this policy in; auto: bfloat16 where there are bf16 units, else float32."""
     seed: int = 0
     """Seed of the adapter's initial weights."""
     overwrite: bool = False

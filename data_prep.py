@@ -1,10 +1,10 @@
-"""Stage 1: turn a QA data set and the pages it names into documents, a searchable store, and train and eval questions.
+"""Stage 1: turn a QA data set and the pages it links to into documents, a searchable store, train and eval questions.
 
     python data_prep.py --dataset-name sample                          the corpus that comes with the repository
     python data_prep.py                                                lavita/MedQuAD from the hub, its pages scraped
     python data_prep.py --dataset-name medquad.jsonl.gz --no-scrape    a file; its answers are the documents
 
-Reads the data set and the pages. Writes to --output-dir: documents.jsonl, store/, train.jsonl, eval.jsonl,
+Reads the data set and fetches the pages. Writes to --output-dir: documents.jsonl, store/, train.jsonl, eval.jsonl,
 manifest.jsonl (what became of each page) and rewriter/ (the same data for train_ppo.py). If it is interrupted, re-run
 the same command to resume.
 """

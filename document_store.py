@@ -53,13 +53,13 @@ class Search:
     """Print the best chunks for a query as a table."""
 
     query: Annotated[str, tyro.conf.Positional]
-    """What to look for."""
+    """The query."""
     store: Path = Path("data/store")
     """Folder of the store."""
     k: int = 5
     """Number of chunks."""
     mode: Mode = "hybrid"
-    """Search by meaning (dense), by words (sparse), or by both."""
+    """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     reranker: str = ""
     """Cross-encoder (folder or hub name) that reorders the best results."""
     fusion: Fusion = field(default_factory=Fusion)
@@ -78,7 +78,7 @@ class Serve:
     k: int = 3
     """Number of chunks for a request that doesn't set topk."""
     mode: Mode = "hybrid"
-    """Search by meaning (dense), by words (sparse), or by both."""
+    """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     fusion: Fusion = field(default_factory=Fusion)
 
 

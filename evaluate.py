@@ -6,8 +6,8 @@
 
 Reads --data (eval.jsonl and store/ of data_prep.py or collection_prep.py, and a collection's qrels/) and policies:
 folders with adapters (the newest is taken) or plain models (a base, a merged model, a hub name). Every system named in
---systems answers every question; the first policy's first system is the reference for the others. Samples from vLLM
-servers (--urls) or in this process (--engine local).
+--systems answers every question; all are compared with the first policy's first system. Samples from vLLM servers
+(--urls) or in this process (--engine local).
 
 Writes into --output-dir: eval.json (described in forage/evaluation/summary.py), per_question.jsonl, table.md, eval.png,
 episodes/<policy>/<system>.jsonl (every episode), outcomes/ (which episodes count, and what they cost), agent.json.

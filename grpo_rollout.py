@@ -1,7 +1,7 @@
 """Stage 4: the rewards, and the agent's episodes. Edit `get_reward_functions` to reward something else.
 
-    python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo               one step's episodes
-    python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo --follow      as a service
+    python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo               plays one step
+    python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo --follow      plays all steps
 
 Reads --data (questions and store of data_prep.py) and the newest adapter of --run-dir, else of --policy. Writes
 episodes/<step>/<worker>.jsonl into --run-dir, one line per episode, all episodes of a question at once. With --follow

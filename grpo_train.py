@@ -6,7 +6,7 @@
 
 Reads --data (of data_prep.py) and --policy (of sft_train.py or create_lora_model.py). Writes into --run-dir, which is a
 policy folder too, so merge_lora.py reads it: adapters/v000000, v000001, ... (the last is the result), agent.json,
-plans/, episodes/ (every episode ever trained on), training_stats_<step>.json, evaluations.json, rewards.png,
+plans/, episodes/ (every episode it played), training_stats_<step>.json, evaluations.json, rewards.png,
 reward_distribution.png, training.png, report.html, config.json, code.diff, state/. Re-run the same command to resume a
 killed run; it ends with the same result.
 """

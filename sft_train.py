@@ -2,14 +2,14 @@
 
     python sft_train.py --data data --policy models/policy --output-dir models/warm
 
-Reads --data (train.jsonl, eval.jsonl and store/ of data_prep.py) and --policy (of create_lora_model.py). Imitates
-demonstrations on training questions: by a teacher that knows which query finds the answer (its searches are real), by
-the policy itself with --rejection-samples (only episodes that are well-formed, found the answer and gave it), and from
-files of episodes (--demonstrations). Only the policy's own tokens are trained on.
+Reads --data (train.jsonl, eval.jsonl and store/ of data_prep.py) and --policy (of create_lora_model.py). The policy
+imitates demonstrations on training questions: those of a teacher, which knows which query finds the answer and really
+searches for it; its own (--rejection-samples), if they are well-formed, found the answer and gave it; and files of
+episodes (--demonstrations). Only what the policy has to write is trained on, not prompts or search results.
 
 Writes into --output-dir, which is a policy folder again: model.json, agent.json (how the agent plays, for all later
-stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png, probes/ (episodes played on the way).
-Re-run the same command to resume a killed run.
+stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png, probes/ (episodes played at each
+measurement). Re-run the same command to resume a killed run.
 """
 
 from __future__ import annotations

@@ -7,14 +7,15 @@
 
 Reads from --data: train.jsonl, with lines {"query": ..., "relevant_doc_ids": [...]}; pubmed_corpus.json, a list of
 {"doc_id": ..., "text": ...}; and eval.jsonl, like train.jsonl (without it, a fifth of train.jsonl is held out).
-Each update rewrites batch_size queries, searches with the rewrites, and rewards them by what is found.
+Each update rewrites --batch-size queries, searches with the rewrites, and rewards them for what they find.
 
 Writes the trained model to --output-dir, for plain transformers, and to --run-dir: metrics.jsonl, training.png,
-episodes/ (rewrites and rewards), evaluation.jsonl (held-out queries: raw, rewritten by the untrained model, answered by
-it, rewritten after the warm start and after PPO), warm/ (the warm-started model), config.json, code.diff and state/.
+episodes/ (rewrites and rewards), evaluation.jsonl (held-out queries: raw, rewritten by the untrained model, with its
+pseudo-answers, rewritten after the warm start and after PPO), warm/ (the warm-started model), config.json, code.diff
+and state/.
 Re-run the same command to resume a killed run from its last checkpoint, with the same result.
 
---backend trl uses TRL's PPO trainer; --backend own is a short loop of our own (forage/rewriter/ppo.py), and faster.
+--backend trl uses TRL's PPO trainer; --backend own, which is faster, a short loop of our own (forage/rewriter/ppo.py).
 """
 
 from __future__ import annotations

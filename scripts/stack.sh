@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The stack's processes, one verb each: the same in containers (docker-compose.yml) and in the panes of a terminal.
-#   stack.sh prepare    data and store, base with adapter, warm start; what is there already is left as it is
-#   stack.sh vllm       a vLLM server: on the GPU, or on CPUs by scripts/vllm_cpu.sh
+# The stack's services, one verb each: the same in containers (docker-compose.yml) and in terminals.
+#   stack.sh prepare    makes data and store, base with adapter, warm start; keeps what an earlier call has made
+#   stack.sh vllm       runs a vLLM server: on the GPU, or without one by scripts/vllm_cpu.sh
 #   stack.sh rollout    plays what the trainer plans, with the newest adapter; any number of them may run
 #   stack.sh train      trains to MAX_STEPS
 #   stack.sh show       prints the commands behind the verbs
@@ -9,8 +9,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Lines NAME=VALUE, as Docker reads them (comments behind a blank, quotes around a value), never run as code; the
-# environment goes before them.
+# Lines NAME=VALUE are read as Docker reads them (a comment after a blank, quotes around a value) and never run as code.
+# A variable of the environment takes precedence.
 if [ -f "${ENV_FILE:-.env}" ]; then
   while IFS='=' read -r name value || [ -n "$name" ]; do
     [[ $name =~ ^[A-Z][A-Z0-9_]*$ ]] && [ -z "${!name+set}" ] || continue
@@ -31,18 +31,18 @@ DEVICE=${DEVICE:-$(nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)}
 SHARED=${SHARED:-.}
 run=$SHARED/runs/${RUN:-stack}
 data=$SHARED/data
-# What costs little on a GPU takes hours without one.
+# default GPU OTHER: one of two defaults, since what takes little time on a GPU takes hours without one.
 if [ "$DEVICE" = cuda ]; then
   default() { echo "$1"; }
 else
   default() { echo "$2"; }
-  # Else two processes with torch on the same cores wait for each other in loops that burn them.
+  # Otherwise two processes with torch on the same cores wait in busy loops and slow each other down.
   export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 fi
 WARM_STEPS=${WARM_STEPS:-$(default 100 24)}
 [ "$WARM_STEPS" = 0 ] && policy=$SHARED/models/policy || policy=$SHARED/models/warm
 # How the agent searches is decided by the first training, the warm start, and kept with the policy (agent.json). Later
-# stages take it from there; what .env sets is passed on, so that a contradiction is an error and not ignored.
+# stages take it from there; what .env sets is passed to them as well, so that a contradiction is an error.
 search_said=(${K:+--k "$K"} ${PASSAGE_TOKENS:+--passage-tokens "$PASSAGE_TOKENS"} ${MODE:+--mode "$MODE"}
   ${MAX_TURNS:+--max-turns "$MAX_TURNS"} ${MAX_TURN_TOKENS:+--max-turn-tokens "$MAX_TURN_TOKENS"} ${MAX_TOKENS:+--max-tokens "$MAX_TOKENS"})
 LORA_RANK=${LORA_RANK:-16} MAX_TOKENS=${MAX_TOKENS:-2048} SHARDING=${SHARDING:-$(default zero3 none)}
@@ -64,7 +64,7 @@ prepare_policy=("$PY" create_lora_model.py --base-model "${BASE_MODEL:-auto}" --
 [ "$quantize" = 1 ] || prepare_policy+=(--no-quantize)
 prepare_warm=("$PY" sft_train.py --data "$data" --policy "$SHARED/models/policy" --output-dir "$SHARED/models/warm"
   --max-steps "$WARM_STEPS" "${search[@]}" "${sampling[@]}" ${WARM_ARGS:-$(default "" "--batch-size 2 --eval-every 12 --eval-questions 0 --answer-tokens 40")})
-# Whatever is trained on is what is served, 4-bit weights too: a base in two precisions would be two policies.
+# vLLM serves the same base that is trained on, in 4 bits too: in another precision it would be another policy.
 prepare_served=("$PY" -m forage.policy.served_base "$SHARED/models/policy" "$SHARED/models/served")
 
 if [ "$DEVICE" = cuda ]; then
@@ -86,16 +86,16 @@ train+=(grpo_train.py "${play[@]}" --rollouts service --max-steps "${MAX_STEPS:-
 [ "$processes" = 1 ] || train+=(--sharding "$SHARDING")
 train+=(${TRAIN_ARGS:-})
 
-run_once() { # file that tells that it is done, command
+run_once() { # a file that exists once it is done, the command
   [ -e "$1" ] && echo "there already: $1" || { echo "+ ${*:2}" && "${@:2}"; }
 }
-# Compose has said it already; the store's embedder of a rollout runs on the CPU, beside the server that has the GPU.
+# Under compose CUDA_VISIBLE_DEVICES is set already. A rollout gets no GPU: its embedder runs on the CPU.
 choose_gpus() { # verb
   [ "$DEVICE" = cuda ] || return 0
   local -A gpus=([prepare]=${TRAIN_GPUS:-1} [train]=${TRAIN_GPUS:-1} [vllm]=${VLLM_GPUS:-0} [rollout]="")
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-${gpus[$1]}}
   case $1 in prepare | train)
-    # Else all would go on with the small model that is meant for machines without a GPU.
+    # Otherwise everything would continue with the small model meant for machines without a GPU.
     "$PY" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && return 0
     echo "error: there is no GPU $CUDA_VISIBLE_DEVICES (TRAIN_GPUS); on one GPU set TRAIN_GPUS=0, VLLM_GPUS=0 and VLLM_GPU_MEMORY=0.4" >&2
     exit 1

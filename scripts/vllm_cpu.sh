@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Starts a vLLM server from .venv-vllm on a machine without a GPU; adapters can be loaded while it runs.
 #   MODEL       folder of the base (default: SmolLM2-135M-Instruct from its package)
-#   LORA_RANK   largest rank of an adapter (default 16); on CPUs vLLM computes this much for every token, used or not
-#   DTYPE       float32 or bfloat16, the same as the policy's (create_lora_model.py --dtype)
+#   LORA_RANK   largest rank of an adapter (default 16); on CPUs vLLM computes with this rank for every token
+#   DTYPE       float32 or bfloat16, as the policy's (create_lora_model.py --dtype); default: bfloat16 with bf16 units
 #   HOST, PORT  address to listen on (default 127.0.0.1, 8100)
 #   API_KEY     key that clients must send (default: none)
 #   MAX_LEN     most tokens of an episode (default 2048)
-#   KV_GIB      GiB of memory for keys and values (default 2)
-# Further arguments are passed on to vLLM.
+#   KV_GIB      GiB of memory for the cache of keys and values (default 2)
+# Further arguments are passed to vLLM.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv-vllm

@@ -38,7 +38,7 @@ class AgentSettings:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How the agent searches. What is left out comes from the policy's agent.json (in brackets: a new policy's)."""
+    """How the agent searches. Options left out come from the policy's agent.json (in brackets: a new policy's)."""
 
     mode: Mode | None = None
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
@@ -47,17 +47,17 @@ class SearchOptions:
     passage_tokens: int | None = None
     """Tokens shown of each passage (64)."""
     question_weight: int | None = None
-    """Repeat the question N times before the policy's query, as BM25 counts repeats; 0: the query alone (0)."""
+    """Search for the question, repeated N times (BM25 counts repeats), plus the query; 0: for the query alone (0)."""
     max_turns: int | None = None
-    """Turns of an episode, the answer included (4)."""
+    """Most turns of an episode, the one with the answer included (4)."""
     max_turn_tokens: int | None = None
-    """Tokens the policy may sample in one turn (160)."""
+    """Most tokens the policy may sample in one turn (160)."""
     max_tokens: int | None = None
-    """Tokens of an episode, prompt and search results included (2048)."""
+    """Most tokens of an episode, prompt and search results included (2048)."""
     max_calls: int | None = None
-    """Searches in one turn; any more are refused (2)."""
+    """Most searches in one turn; any more are refused (2)."""
     max_query: int | None = None
-    """Characters of a query (300)."""
+    """Most characters of a query; a longer one is refused (300)."""
     override_agent: bool = False
     """Let these options differ from the policy's agent.json instead of stopping."""
 
@@ -87,15 +87,15 @@ class TeacherOptions:
     """The teacher's demonstrations."""
 
     answer_tokens: int = 64
-    """Tokens of an answer: the reference's sentences that the passage shows, up to this many."""
+    """Most tokens of the teacher's answer, which is made of the reference's sentences that the passage shows."""
     guess_words: int = 0
-    """Append the answer's first N words to the teacher's query (as query2doc does), so that the policy learns to guess
-    them. With --question-weight the query is these words alone."""
+    """Let the teacher search for the question plus a guess of N words at how its answer begins (as query2doc does), so
+    that the policy learns to guess. With --question-weight the query is the guess alone. 0: no guess."""
     guess: Literal["own", "typical", "best"] = "own"
-    """Whose first words: this answer's own; those most typical of answers to its question type, which find less but are
-    learnt sooner; or, of the frequent ones, those whose searches find most training answers (best)."""
+    """The guess: how this answer really begins (own); how most answers to its type of question begin, which finds less
+    but is learnt sooner (typical); or the common beginning that finds most training answers (best)."""
     guess_share: float = 1.0
-    """Share of the questions that are asked with a guess; training has to find out what helps with the others."""
+    """Share of the questions for which the teacher has a guess; for the others it searches as without --guess-words."""
 
     def check(self) -> None:
         check_at_least_one(self, "answer_tokens")

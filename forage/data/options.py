@@ -10,7 +10,7 @@ from forage.data.scraping.options import ScrapeOptions
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column holds what (found by its usual names if left empty)."""
+    """Which column holds what (if left out, a column is found by its usual names)."""
 
     question_column: str = ""
     """Column with the question."""
@@ -31,16 +31,17 @@ class DatasetOptions:
     """Which data set, and where its pages are kept."""
 
     dataset_name: str = "lavita/MedQuAD"
-    """Hub name, a .jsonl, .jsonl.gz, .csv or .parquet file, a folder with the query rewriter's files, or sample."""
+    """Hub name, a .jsonl, .jsonl.gz, .csv or .parquet file, a folder of train_ppo.py's files, or sample (the corpus in
+    sample_data/)."""
     dataset_split: str = "train"
     """Split of a hub data set to read."""
     cache_dir: Path = Path("data/cache")
     """Folder for downloads from the hub."""
     content_dir: Path = Path("data/pages")
-    """Folder for the pages as fetched."""
+    """Folder for the fetched pages, as they came."""
     scrape: bool = True
-    """Fetch the pages; otherwise the data set's answers become the documents."""
+    """Fetch the pages. Off: the data set's answers become the documents."""
     skip_existing: bool = True
-    """Don't fetch again what an earlier run has settled."""
+    """Skip pages that an earlier run fetched, or failed to fetch for a lasting reason."""
     columns: Columns = field(default_factory=Columns)
     scraping: ScrapeOptions = field(default_factory=ScrapeOptions)

@@ -24,7 +24,7 @@ class Sampling:
     top_k: int = 0
     """Sample only from the K likeliest tokens; 0: from all."""
     allow_truncated: bool = False
-    """Allow --top-p and --top-k in training. It makes the trainer's ratios wrong: it computes each token's probability
+    """Allow --top-p and --top-k. In training they make the ratios wrong: the trainer computes a token's probability
     among all tokens, but the token was drawn from a few."""
 
     def check(self) -> None:

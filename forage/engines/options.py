@@ -13,10 +13,10 @@ class EngineOptions:
     engine: Literal["auto", "vllm", "local"] = "auto"
     """Sample from vLLM servers, or in this process (local); auto takes the servers if one answers."""
     urls: tuple[str, ...] = ("http://127.0.0.1:8100",)
-    """Addresses of the vLLM servers; each episode stays on one."""
+    """Addresses of the vLLM servers; all episodes of a question go to the same one."""
     api_key: str = ""
     """The servers' API key; better set in the environment, as VLLM_API_KEY."""
     patience: float = 300.0
-    """Seconds to keep retrying while no server answers."""
+    """Seconds to keep trying while no server answers; then the script stops."""
     timeout: float = 300.0
     """Seconds one request may take."""

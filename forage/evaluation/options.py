@@ -25,13 +25,13 @@ class EvaluationOptions:
     policy: tuple[str, ...] = ("models/warm",)
     """Policy or run folders, plain models' folders, or hub names; name=folder names it in the table."""
     beside: tuple[str, ...] = ()
-    """More policies for the same table, which play the system `single` only: the warm start, the base."""
+    """More policies for the same table, such as the warm start or the base, which play only the system `single`."""
     systems: tuple[str, ...] = ("plain_rag", "no_retrieval", "hyde", "single")
-    """Ways of answering, by their names in SYSTEMS; the first one is the reference for the others."""
+    """Ways of answering, by their names in SYSTEMS (evaluate.py); all are compared with the first."""
     output_dir: Path = Path("runs/eval")
     """Folder for all results."""
     eval_questions: int = 200
-    """Number of held-out questions, chosen at random by --seed; a larger choice includes a smaller one. 0: all."""
+    """Number of questions, chosen at random by --seed; a larger number includes the questions of a smaller. 0: all."""
     split: Literal["eval", "train"] = "eval"
     """Take the questions from eval.jsonl or from train.jsonl."""
     cutoffs: tuple[int, ...] = (3, 10)
@@ -42,7 +42,7 @@ class EvaluationOptions:
     concurrency: int = 16
     """Questions played at the same time; with --engine local also the sequences sampled in one batch."""
     templates: Path = Path("templates.jsonl")
-    """Template library for the system `templates`; forage/evaluation/strategies/thought_templates.py makes it."""
+    """Templates for the system `templates`, made by python -m forage.evaluation.strategies.thought_templates."""
     seed: int = 0
     """Seed of the choice of questions and of sampling."""
 

@@ -26,9 +26,9 @@ class LossOptions:
     mean of its tokens' (2507.18071). cispo: the clipped ratio weighs the token's log-probability, so that no token
     loses its gradient (2506.13585)."""
     clip_low: float = 0.2
-    """Clip the ratio below 1 minus this. gspo: 3e-4; cispo: 1, no lower bound."""
+    """Clip the ratio below 1 minus this. Usual with gspo: 3e-4; with cispo: 1, which is no lower bound."""
     clip_high: float = 0.2
-    """Clip the ratio above 1 plus this. DAPO: 0.28 (2503.14476); gspo: 4e-4; cispo: 4."""
+    """Clip the ratio above 1 plus this. Usual in DAPO: 0.28 (2503.14476); with gspo: 4e-4; with cispo: 4."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """token: mean over all tokens of the step (DAPO). sequence: mean over an episode, then over episodes (GRPO).
     constant: sum divided by episodes times --constant-length (Dr. GRPO, 2503.20783)."""
@@ -71,25 +71,28 @@ class UpdateOptions:
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     warmup_steps: int = 0
-    """Steps over which the learning rate rises."""
+    """Steps over which the learning rate rises to its peak; 0: none."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up; linear and cosine fall to 0 at --max-steps."""
     epochs: int = 1
-    """Updates on the same episodes."""
+    """Updates made from each step's episodes."""
     combine: Method = "uniform"
-    """How an episode's rewards become one; gdpo normalises each reward by itself."""
+    """How an episode's rewards become one (forage/agent/combination.py): their mean; weighed by how much they vary
+    (std) or vary together (pca); their length as a vector (l2); each normalised within its group first (gdpo)."""
     advantage: AdvantageMethod = "grpo"
-    """How a group's rewards become advantages."""
+    """How a group's rewards become advantages: less the mean, over the deviation (grpo); less the mean (dr_grpo); less
+    the others' mean (rloo); less the mean, over the batch's deviation (reinforce++); as they are (none)."""
     learn_from: int = 0
-    """Train on this many episodes of each group, those whose rewards vary most (PODS); 0: all. Where the update costs
-    more than playing, half of a group teaches nearly as much as all of it."""
+    """Train only on this many episodes of each group, those whose rewards vary most (PODS, 2504.13818); it pays where
+    the update costs more than playing. 0: on all."""
     overlong: Literal["keep", "mask", "punish"] = "keep"
     """Episodes that ran out of tokens: train on them as they are, leave them out of the loss (mask), or lower their
     reward the closer they came to --max-tokens (punish)."""
     overlong_margin: int = 256
     """With --overlong punish: how many tokens before --max-tokens the penalty begins."""
     share_prompts: bool = True
-    """Compute the prompt that a group's episodes share once. Off with --gradient-checkpointing or --sharding."""
+    """Compute the prompt of a group's episodes only once. Has no effect with --gradient-checkpointing, --sharding or
+    --sequence-parallel."""
 
     def check(self) -> None:
         for part in (self.loss, self.optimizer, self.memory):
@@ -105,23 +108,24 @@ class GuardOptions:
     """Guards against a collapsing run."""
 
     on_collapse: Literal["stop", "rollback", "warn"] = "stop"
-    """Stop the run, go back to an older adapter with a fresh optimizer (rollback), or only note it (warn)."""
+    """On a sign of collapse: stop the run, go back to an older adapter with a fresh optimizer (rollback), or only print
+    and record it (warn)."""
     window: int = 3
-    """Steps to average over, so that one bad step does not count as a collapse."""
+    """Steps to average over, so that one bad step is no sign of collapse."""
     min_share: float = 0.5
-    """Well-formed episodes and searches per episode may not fall below this share of their best in this run."""
+    """Lowest share of this run's best to which well-formed episodes and searches per episode may fall."""
     min_entropy: float = 0.005
-    """Nats per token; below it, all episodes of a question are the same and nothing can be compared."""
+    """Lowest entropy, in nats per token; below it, all episodes of a question are alike and nothing can be compared."""
     max_flat: int = 10
-    """Steps in a row in which no two episodes of a question were rewarded differently."""
+    """It is a sign of collapse if for this many steps in a row no two episodes of a question earn different rewards."""
     max_kl: float = 10.0
-    """KL divergence to the starting policy, where --beta measures it."""
+    """Highest KL divergence to the starting policy; measured only with --beta."""
     max_mismatch: float = 0.1
-    """Mean KL of sampler to trainer; above it, an adapter is stale or the precisions differ too much."""
+    """Highest mean KL of sampler to trainer; above it, an adapter is stale or the precisions differ too much."""
     rollback_steps: int = 5
-    """How many adapters a rollback goes back."""
+    """How many adapters back a rollback goes."""
     max_rollbacks: int = 3
-    """Rollbacks after which the run stops anyway."""
+    """After this many rollbacks, the next sign of collapse stops the run."""
 
     def check(self) -> None:
         check_at_least_one(self, "window", "rollback_steps", "max_flat")
@@ -134,11 +138,12 @@ class GuidanceOptions:
     demonstrations: Path | None = None
     """File of episodes to keep imitating during GRPO, such as the demonstrations.jsonl of sft_train.py."""
     demonstrations_per_step: int = 4
-    """How many of them each step shows, in rounds."""
+    """How many of them each step imitates; all are used once before any is used again."""
     demonstration_weight: float = 0.2
-    """Weight of their loss, a mean over their tokens; the policy's own loss has weight 1."""
+    """Weight of the loss on demonstrations, a mean over their tokens; the loss on the policy's own episodes has weight
+    1."""
     demonstration_steps: int = 0
-    """Steps over which that weight falls to 0; 0: it stays."""
+    """Steps over which that weight falls to 0; 0: it stays constant."""
 
     def check(self) -> None:
         check_at_least_one(self, "demonstrations_per_step")
@@ -160,26 +165,27 @@ class TrainOptions:
     max_steps: int = 100
     """Updates; may be raised to continue a finished run."""
     replace_flat: int = 0
-    """Per step, play up to this many other questions in place of groups whose episodes were all rewarded alike."""
+    """Most questions per step to play in place of those whose episodes all earned the same."""
     pool: bool = False
-    """Draw questions by how far apart their last group's rewards were, instead of in rounds."""
+    """Draw a question the more often, the further apart its last group's rewards were. Off: all in turn."""
     rollouts: Literal["own", "service"] = "own"
     """Who plays the episodes: this process, or workers (grpo_rollout.py --follow) on the same run folder."""
     max_staleness: int = 0
     """With --rollouts service: how many steps workers may play ahead of the newest adapter. Older episodes are
     dropped."""
     sharding: Sharding = "none"
-    """With several processes: what they share out among them (docs/training.md); none: each holds the whole model."""
+    """With several processes: each holds only its part of gradients and optimizer state (zero2), of the weights too
+    (zero3, fsdp2), or the whole of all (none)."""
     sequence_parallel: int = 1
-    """Processes that share the tokens of one long episode (Ulysses); not with zero3."""
+    """Number of processes that split the tokens of one long episode (Ulysses); not with zero3."""
     eval_every: int = 10
-    """Steps between evaluations; there is always one before the first step and one after the last. 0: none."""
+    """Steps between evaluations, with one before the first step and one after the last; 0: no evaluation at all."""
     eval_questions: int = 32
     """Held-out questions of eval.jsonl to evaluate on, always the same, one episode each."""
     eval_temperature: float = 0.0
     """Sampling temperature of evaluations."""
     report_to: Kind = "none"
-    """Tracker to log to, beside the run folder."""
+    """Tracker to log to, in addition to the run folder."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""

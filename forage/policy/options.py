@@ -18,7 +18,7 @@ class AdapterOptions:
     target_modules: tuple[str, ...] = ("all-linear",)
     """Layers to adapt: all-linear (every linear layer except the output layer), or names such as q_proj v_proj."""
     dropout: float = 0.0
-    """Dropout before the adapter. Keep 0 for RL: dropout makes the sampler and the trainer disagree."""
+    """Dropout before the adapter. Keep it at 0 for RL: dropout makes the sampler and the trainer disagree."""
     rslora: bool = False
     """Rank-stabilised scale (rsLoRA), https://arxiv.org/abs/2312.03732."""
     dora: bool = False

@@ -18,16 +18,16 @@ MARK = ".query_rewriter"  # marks a model folder that train_ppo.py wrote and may
 
 @dataclass(frozen=True)
 class RewriteOptions:
-    """How the model is asked for a query, and how its answer is searched."""
+    """How the model is asked for a query, and what is searched for."""
 
     rewrite: RewriteMode = "append"
-    """Search for the question plus the model's words (append), or for the model's words alone (replace)."""
+    """Search for the question followed by the model's words (append), or for the model's words alone (replace)."""
     query_weight: int = 3
     """With append, repeat the question N times before the model's words: BM25 counts repeats."""
     instruction: str = REWRITE
     """Instruction given to the model before each question."""
     max_prompt_tokens: int = 256
-    """Leave out (and report) questions whose prompt is longer."""
+    """Leave out, and report, questions with a longer prompt."""
 
     def check(self) -> None:
         check_at_least_one(self, "query_weight", "max_prompt_tokens")
@@ -93,7 +93,7 @@ class PPOOptions:
     gamma: float = 1.0
     """Discount of later rewards."""
     gae_lambda: float = 0.95
-    """GAE's lambda."""
+    """Lambda of generalised advantage estimation: 0 relies on the value model alone, 1 on the rewards alone."""
     value_coef: float = 0.1
     """Weight of the value loss."""
     kl_coef: float = 0.05
@@ -149,17 +149,18 @@ class Options:
     run_dir: Path = Path("runs/ppo")
     """Run folder; a run found there is resumed."""
     mode: Mode = "sparse"
-    """Search by dense vectors, sparse BM25, or both fused."""
+    """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     embedder: str = "auto"
     """Embedding model for dense and hybrid, as in data_prep.py."""
     reranker: str = ""
     """Rerank the best 100 with this cross-encoder: a folder or hub name, e.g. cross-encoder/ms-marco-MiniLM-L6-v2."""
     store: Path | None = None
-    """Search this store of data_prep.py, whose chunks are the corpus documents, instead of building one."""
+    """Search this store, made by data_prep.py, instead of building one; its chunks must be the documents of --data."""
     k: int = 5
     """Documents per search."""
     reward: str = "recall"
-    """recall, ndcg or mrr of the best k, tiers of recall as in DeepRetrieval, or a class of yours as module:Class."""
+    """recall, ndcg or mrr of the best k; tiers (steps of recall, as in DeepRetrieval); or a class of your own, as
+    module:Class."""
     backend: Literal["trl", "own"] = "trl"
     """Training loop: TRL's trainer, or our own, which is faster."""
     query: RewriteOptions = field(default_factory=RewriteOptions)
@@ -169,11 +170,11 @@ class Options:
     optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=1e-5))
     warm: WarmOptions = field(default_factory=WarmOptions)
     max_steps: int = 6
-    """Number of updates; the default gives a first look. May be raised when a run is resumed."""
+    """Number of updates; the default is only enough for a first look. May be raised when a run is resumed."""
     eval_questions: int = 32
-    """Number of held-out questions measured before and after training; 0: all."""
+    """Number of held-out questions to measure on, before and after training; 0: all."""
     pseudo_answer_tokens: int = 48
-    """Maximum tokens of a pseudo-answer, the baseline that needs no training."""
+    """Maximum tokens of a pseudo-answer (HyDE), a baseline that needs no training."""
     save_every: int = 25
     """Updates between checkpoints; a checkpoint is three times the size of the trained weights."""
     report_to: Kind = "none"

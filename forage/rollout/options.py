@@ -28,10 +28,10 @@ class RolloutOptions:
     batch_size: int = 8
     """Questions per step."""
     concurrency: int = 8
-    """Questions a worker plays at the same time, --num-rollouts episodes each; give fewer if several workers share a
+    """Questions a process plays at the same time, --num-rollouts episodes each; give fewer if several workers share a
     step."""
     weights: tuple[float, ...] = ()
-    """Weight of each reward, in the order of get_reward_functions. Left out: all equal."""
+    """Weight of each reward, in the order of get_reward_functions (grpo_rollout.py). Left out: all equal."""
     seed: int = 0
     """Seed of question order and sampling."""
 
@@ -50,12 +50,12 @@ class WorkerOptions:
     """The run, and this worker's part in it."""
 
     run_dir: Path = Path("runs/grpo")
-    """Run folder."""
+    """Run folder, shared with grpo_train.py."""
     follow: bool = False
     """Keep playing what grpo_train.py --rollouts service plans, until its run is finished."""
     worker: str = field(default_factory=socket.gethostname)
     """Name of this worker, different from all others; a restarted worker resumes under its old name."""
     max_staleness: int = 0
-    """How many steps sampling may run ahead of the newest adapter."""
+    """With --follow: how many steps the worker may play ahead of the newest adapter."""
     poll: float = 1.0
-    """Seconds between looks at the run folder."""
+    """With --follow: seconds between looks for new plans in the run folder."""

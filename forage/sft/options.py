@@ -19,22 +19,23 @@ class SFTOptions:
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: Path = Path("models/policy")
-    """Policy folder to start from; its newest adapter counts."""
+    """Policy folder to start from, with its newest adapter."""
     output_dir: Path = Path("models/warm")
-    """Policy folder to make."""
+    """Policy folder to create."""
     num_demonstrations: int = 200
-    """Training questions, chosen at random, for which the teacher plays a demonstration; 0: none."""
+    """Number of training questions, chosen at random, for which the teacher plays a demonstration; 0: none."""
     demonstrations: tuple[Path, ...] = ()
     """Files of episodes to imitate as well."""
     rejection_samples: int = 0
-    """Episodes the policy itself plays for each of those questions; the best one that passes is imitated too."""
+    """Episodes the policy itself plays for each question of --num-demonstrations; the best one that passes is imitated
+    too."""
     min_similarity: float = 0.3
-    """Token F1 with the reference answer that such an episode needs to pass."""
+    """Lowest token F1 with the reference answer at which an episode of --rejection-samples passes."""
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     sampling: Sampling = field(default_factory=Sampling)
     max_steps: int = 100
-    """Most updates."""
+    """Largest number of updates."""
     batch_size: int = 4
     """Demonstrations per update."""
     optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=1e-3))
@@ -49,7 +50,7 @@ class SFTOptions:
     """Held-out questions of eval.jsonl that the policy plays at each measurement, to see whether its episodes are
     well-formed; 0: none."""
     seed: int = 0
-    """Seed of the choice of questions, of their order and of sampling."""
+    """Seed of the choice and the order of questions, and of sampling."""
     overwrite: bool = False
     """Replace the output folder if it exists."""
 

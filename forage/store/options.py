@@ -22,7 +22,7 @@ class StoreOptions:
     chunk_overlap: int = 40
     """Tokens, in whole sentences, that a chunk may share with the one before it."""
     title_in_chunk: bool = True
-    """Put the document's title in front of each chunk when searching."""
+    """Index each chunk with its document's title in front."""
     stem: bool = True
     """Reduce words to their English stems for BM25."""
     stop_words: bool = True
@@ -30,18 +30,18 @@ class StoreOptions:
     chroma_url: str = ""
     """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
     exact_up_to: int = 500_000
-    """Up to this many chunks, dense search is exact and in memory; above, Chroma's approximate graph answers."""
+    """Up to this many chunks, dense search is exact and in memory; beyond, it uses Chroma's approximate index."""
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """How hybrid search merges its rankings."""
+    """How hybrid search merges its three rankings: by meaning, by words, and by the words of the title."""
 
     fusion: Literal["weighted", "rrf"] = "weighted"
-    """Add scaled scores, or reciprocal ranks."""
+    """Add up scaled scores (weighted), or reciprocal ranks (rrf)."""
     # The default weights were chosen on MedQuAD's training questions by bench/retrieval.py.
     dense_weight: float = 0.4
-    """Weight of the ranking by meaning; the ranking by words gets what the two weights leave of 1."""
+    """Weight of the ranking by meaning. The ranking by words gets the rest: 1 less this and --title-weight."""
     title_weight: float = 0.5
     """Weight of how well the query's words match the document's title."""
     depth: int = 100

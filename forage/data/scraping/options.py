@@ -27,7 +27,7 @@ class ScrapeOptions:
     timeout: float = 20
     """Seconds to wait for a name lookup, a connection, or the next bytes."""
     page_timeout: float = 90
-    """Seconds for one request as a whole, so that an endless trickle of bytes ends."""
+    """Seconds for one request as a whole, so that an endless trickle of bytes is cut off."""
     max_bytes: int = 5 * 1024 * 1024
     """Largest page, decompressed."""
     max_redirects: int = 5
@@ -37,9 +37,10 @@ class ScrapeOptions:
     allow_local: bool = False
     """Fetch from private, loopback and other addresses that are not on the internet."""
     unreachable_after: int = 5
-    """Give up a host after this many failures in a row to connect to it or to get its robots.txt."""
+    """Give up on a host after failing this many times in a row to connect to it or to get its robots.txt."""
     resolve: Mapping[str, str] = field(default_factory=dict)
-    """Connect to address:port instead of a host (in lower case), like curl's --connect-to; may be a local address."""
+    """HOST ADDRESS:PORT pairs: connect to the address instead of the host (in lower case), as curl --connect-to does; a
+    local address is allowed."""
 
     def check(self) -> None:
         """Fail before anything is fetched."""
