@@ -37,7 +37,7 @@ TOP = (
     "dataset_name", "output_dir", "content_dir", "cache_dir", "batch_size", "skip_existing", "scrape", "eval_share",
     "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
-RENAMED = {"--split": "--dataset-split"}
+RENAMED = {"--split": "--dataset-split", "--in-flight": "--batch-size"}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,12 @@
     python document_store.py serve --store data/store --port 8000
     python document_store.py info --store data/store
 
-Files of a store: store.json (format, embedder, options; written last), chunks.jsonl, bm25.npz, chroma/ (or a
-collection on a Chroma server). Any number of processes may read a store at once; only one may build it.
+Files of a store:
+    store.json      format, embedder and options; written last
+    chunks.jsonl, bm25.npz
+    chroma/         or a collection on a Chroma server
+
+Any number of processes may read a store at once; only one may build it.
 """
 
 from __future__ import annotations

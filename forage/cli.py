@@ -1,7 +1,7 @@
 """Command lines: flags and a YAML file become a dataclass of options, help comes at once, errors are one line.
 
-tyro does the parsing. The help is our own: tyro's lists all flags of a script, up to 73, where `--help` here shows the
-ten that people change first, and `--help-all` shows every one under headings that say what they are about.
+tyro parses; the help is our own. tyro's lists every flag of a script, up to 73. Here `--help` shows the ten that people
+change first, and `--help-all` shows all of them under headings.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forage.errors import UserError
 
-# How a full or unwritable disk shows, from Python itself and through safetensors.
+# Errors of a full or unwritable disk, from Python itself and through safetensors.
 NO_ROOM = {
     errno.ENOSPC: "no space left on it; free some",
     errno.EDQUOT: "its quota is used up; free some space",
@@ -38,10 +38,10 @@ def run_script(
     top: Sequence[str] = (),
     renamed: Mapping[str, str] | None = None,
 ) -> None:
-    """Parse the command line into main's first parameter, a dataclass of options, and call main with it.
+    """Parse the command line into the dataclass that main takes, and call main with it.
 
-    `top` are the flags that --help shows; `renamed` says what flags of earlier versions are called now. A UserError, or
-    a disk without room, ends the script with one line and status 1.
+    `top` are the flags that --help shows; `renamed` maps flags of earlier versions to their new names. A UserError, or
+    a full or read-only disk, ends the script with one line and status 1.
     """
     try:
         run(main, sys.argv[1:], description or "", top, renamed or {})
@@ -51,9 +51,9 @@ def run_script(
         if error.errno not in NO_ROOM:
             raise
         where = error.filename or "the disk"
-        sys.exit(f"error: {where}: {NO_ROOM[error.errno]}, then run the same command again to resume")
+        sys.exit(f"error: {where}: {NO_ROOM[error.errno]}, then re-run the same command to resume")
     except KeyboardInterrupt:
-        sys.stderr.write("stopped; run the same command again to resume\n")
+        sys.stderr.write("stopped; re-run the same command to resume\n")
         sys.exit(130)
 
 
@@ -61,9 +61,9 @@ def run(
     main: Callable[..., Any], arguments: Sequence[str], description: str, top: Sequence[str],
     renamed: Mapping[str, str],
 ) -> None:  # fmt: skip
-    options = next(iter(get_type_hints(main).values()))  # or, of document_store.py, one dataclass for each subcommand
+    options = next(iter(get_type_hints(main).values()))  # document_store.py: a union of dataclasses, one per subcommand
     if isinstance(options, type) and {"-h", "--help", "--help-all"} & set(arguments):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help-all | head` is no error
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--help-all | head` ends quietly
         print(help_text(options, description, () if "--help-all" in arguments else top))
         return
     arguments = with_config(arguments)
@@ -75,7 +75,7 @@ def run(
 
 
 def refuse_old_names(arguments: Sequence[str], renamed: Mapping[str, str]) -> None:
-    """A flag that has another name now is answered with that name."""
+    """Refuse a flag of an earlier version with its new name."""
     for argument in arguments:
         flag = argument.split("=")[0].replace("_", "-")
         if flag in renamed:
@@ -87,7 +87,7 @@ def refuse_old_names(arguments: Sequence[str], renamed: Mapping[str, str]) -> No
 
 @dataclass(frozen=True)
 class Flag:
-    """One option as the help shows it. Example: --k, INT, "Passages a search shows.", "3", "How the agent plays."."""
+    """One option in the help. Example: "--k", "INT", "Passages a search shows.", "3", "How the agent plays."."""
 
     name: str
     value: str
@@ -97,7 +97,7 @@ class Flag:
 
 
 def help_text(options: type, description: str, top: Sequence[str]) -> str:
-    """The flags of `top` in its order, or all of them by group where `top` is empty."""
+    """The help with the flags of `top` in that order, or with all flags by group if `top` is empty."""
     flags = list(flags_of(options))
     script = Path(sys.argv[0]).name
     parts = [f"usage: {script} [options]", description.strip()]
@@ -116,16 +116,25 @@ def help_text(options: type, description: str, top: Sequence[str]) -> str:
 
 
 def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iterator[Flag]:
-    """Every flag of a dataclass, those of nested dataclasses included."""
+    """Every flag of a dataclass, including those of nested dataclasses."""
     group = group or _first_sentence(inspect.getdoc(options) or "")
     hints, texts = get_type_hints(options), _field_texts(options)
+    marked = get_type_hints(options, include_extras=True)
     for field in fields(options):
         default = _default_of(field) if defaults is MISSING else getattr(defaults, field.name)
         if is_dataclass(hints[field.name]):
             yield from flags_of(hints[field.name], default)
         else:
-            name = ("--[no-]" if hints[field.name] is bool else "--") + field.name.replace("_", "-")
-            yield Flag(name, _metavar(hints[field.name]), texts.get(field.name, ""), _shown(default), group)
+            name, value = _flag_name(field.name, hints[field.name], marked[field.name])
+            yield Flag(name, value, texts.get(field.name, ""), _default_text(default), group)
+
+
+def _flag_name(name: str, hint: Any, marked: Any) -> tuple[str, str]:
+    """(name, value) as typed. Example: --max-steps INT, --[no-]pool, or RUN_DIR for a positional argument."""
+    if get_origin(marked) is Annotated and "Positional" in str(marked.__metadata__):  # tyro.conf.Positional
+        return name.upper(), "..." if get_origin(hint) is tuple else ""
+    prefix = "--[no-]" if hint is bool else "--"
+    return prefix + name.replace("_", "-"), _metavar(hint)
 
 
 def _entry(flag: Flag) -> str:
@@ -144,7 +153,7 @@ def _default_of(field: Field[Any]) -> object:
     return field.default_factory() if field.default_factory is not MISSING else MISSING
 
 
-def _shown(default: object) -> str:
+def _default_text(default: object) -> str:
     if default is MISSING:
         return "required"
     if isinstance(default, bool):
@@ -173,7 +182,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _field_texts(options: type) -> dict[str, str]:
-    """The docstring under each field, those of parent classes included."""
+    """The docstring under each field, including fields of parent classes."""
     texts = {}
     for parent in reversed([c for c in options.__mro__ if is_dataclass(c)]):
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
@@ -192,7 +201,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def with_config(arguments: Sequence[str]) -> list[str]:
-    """Arguments with those of `--config FILE` put in its place; what the command line says itself wins.
+    """Replace `--config FILE` by the file's options; flags on the command line win.
 
     Example: a file with `max_steps: 40` and `pool: true` makes of ["--config", "f.yaml", "--no-pool"]
     ["--max-steps", "40", "--no-pool"].
@@ -203,11 +212,11 @@ def with_config(arguments: Sequence[str]) -> list[str]:
     if place + 1 == len(arguments):
         raise UserError("--config needs the path of a YAML file")
     rest = [*arguments[:place], *arguments[place + 2 :]]
-    said = {argument.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for argument in rest}
-    return [*_from_file(Path(arguments[place + 1]), said), *rest]
+    given = {argument.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for argument in rest}
+    return [*_from_file(Path(arguments[place + 1]), given), *rest]
 
 
-def _from_file(path: Path, said: set[str]) -> Iterator[str]:
+def _from_file(path: Path, given: set[str]) -> Iterator[str]:
     import yaml
 
     try:
@@ -220,7 +229,7 @@ def _from_file(path: Path, said: set[str]) -> Iterator[str]:
         raise UserError(f"{path} must hold lines like `max_steps: 100`")
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
-        if flag not in said:
+        if flag not in given:
             yield from _as_arguments(flag, value)
 
 

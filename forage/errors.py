@@ -1,24 +1,24 @@
-"""One kind of error for what the user can mend, and the one place where it becomes a line and an exit status."""
+"""UserError, for what the user can fix, and checks of options; forage.cli turns it into one line and a status."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Bad input, a missing model, a dead server: the message says what, where and the way out, in one line."""
+    """Bad input, a missing model, a dead server. The message is one line: what failed, where, and how to fix it."""
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, cut to the one line that a user can read."""
+    """The first line of a library's error message, at most 200 characters of it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def check_at_least_one(options: object, *names: str) -> None:
-    """Refuse the first of these fields that is under 1, by the name of its option."""
+    """Refuse options of which one of these fields is less than 1."""
     _check_at_least(1, options, *names)
 
 
 def check_at_least_zero(options: object, *names: str) -> None:
-    """Refuse the first of these fields that is under 0, by the name of its option."""
+    """Refuse options of which one of these fields is less than 0."""
     _check_at_least(0, options, *names)
 
 

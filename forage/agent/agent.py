@@ -1,7 +1,7 @@
-"""Agent: plays episodes. Generate until a call or an answer, run the search, append its result as tokens, go on.
+"""Agent: plays episodes. Generate up to a call or an answer, run the search, append its result as tokens, repeat.
 
-Every episode is a coroutine at its own turn: none waits for another's tool call, engines batch what is generated at the
-same time, and the searches that wait at the same time are answered as one batch.
+Every episode is a coroutine: none waits for another's tool call, engines batch what is generated at the same time, and
+searches that wait at the same time are answered as one batch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SearchMany = Callable[[Sequence[str]], Sequence[Sequence[Found]]]
 
 
 class BatchedSearch:
-    """Answers the queries that wait together as one batch.
+    """Answers queries that wait at the same time as one batch.
 
-    In a thread, so that episodes go on meanwhile; or, where sampling needs the same cores, in line: then what is
-    sampled together never depends on how long a search took, and equal seeds give equal episodes to the last bit.
+    Searches run in a thread, while episodes continue; or in line, where sampling needs the same cores: which requests
+    are sampled together then never depends on how long a search takes, and equal seeds give bit-equal episodes.
     """
 
     def __init__(self, search_many: SearchMany, *, in_line: bool = False) -> None:
         self.search_many, self.in_line = search_many, in_line
         self._one_at_a_time = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "search")  # always the same, for what libraries keep by thread
+        self._thread = ThreadPoolExecutor(1, "search")  # one and the same thread, as libraries keep state by thread
         self._open: tuple[list[str], asyncio.Task[Sequence[Sequence[Found]]]] | None = None
 
     async def __call__(self, query: str) -> Sequence[Found]:
@@ -48,19 +48,19 @@ class BatchedSearch:
         return (await asyncio.shield(answers))[place]
 
     async def _answer(self, queries: list[str]) -> Sequence[Sequence[Found]]:
-        async with self._one_at_a_time:  # while one batch is searched, the next one fills
+        async with self._one_at_a_time:  # while one batch is being searched, the next one fills
             await asyncio.sleep(0)
             self._open = None
             return await self.in_thread(self.search_many, queries)
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run something where searches run: what uses the same embedder must not run beside one."""
+        """Run a function where searches run: users of the same embedder must not run concurrently."""
         if self.in_line:
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
-# Says an episode's next turn, of at most so many tokens, by a seed.
+# Produces an episode's next turn: (episode, most tokens, seed).
 Speak = Callable[["EpisodeBuilder", int, int], Awaitable[TurnTokens]]
 
 
@@ -77,58 +77,58 @@ class Agent:
     async def play(
         self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None, asked: str = ""
     ) -> Episode:
-        """One episode; equal seeds and samples draw equal tokens. The policy may be `asked` more than the question."""
+        """Play one episode; equal seeds and samples draw equal tokens. `asked` replaces the question in the prompt."""
         episode = self.begin(question, f"{question.id}/{sample}", asked)
         while not episode.stop:
             await self.step(episode, seed, speak)
         return self.finish(episode)
 
     def begin(self, question: Question, name: str, asked: str = "") -> EpisodeBuilder:
-        """An episode before its first turn."""
+        """Start an episode, before its first turn."""
         return EpisodeBuilder(name, question, self.protocol.prompt(asked or question.question), self.engine.adapter)
 
     async def step(self, episode: EpisodeBuilder, seed: int, speak: Speak | None = None) -> None:
-        """One turn: what the policy says and what its calls are answered. The last one sets `stop`."""
+        """Play one turn: sample it and run its calls. The last turn sets `stop`."""
         number = len(episode.turns)
         room = min(self.settings.max_turn_tokens, self.settings.max_tokens - len(episode.ids))
         if room < 1:
             episode.stop = "tokens"
             return
         try:
-            said = await (speak or self.speak)(episode, room, turn_seed(seed, episode.id, number))
+            turn = await (speak or self.speak)(episode, room, turn_seed(seed, episode.id, number))
         except EngineError as error:
             episode.cause, episode.stop = str(error), "engine"
             return
-        reading = self.read(said.ids)
-        episode.add_turn(said, reading)
-        if said.finish == "length":
+        reading = self.read(turn.ids)
+        episode.add_turn(turn, reading)
+        if turn.finish == "length":
             episode.stop = "turn_tokens" if room == self.settings.max_turn_tokens else "tokens"
         elif reading.answer is not None:
             episode.stop = "answer"
         elif number + 1 == self.settings.max_turns:  # nobody would read a result
             episode.stop = "turns"
-        elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # it was told so in vain
+        elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # it has been told once
             episode.stop = "no_action"
         else:
-            given = self.protocol.join(await self._results(reading, episode), said.ids[-1])
-            if len(episode.ids) + len(given) >= self.settings.max_tokens:
+            results = self.protocol.join(await self._results(reading, episode), turn.ids[-1])
+            if len(episode.ids) + len(results) >= self.settings.max_tokens:
                 episode.stop = "tokens"
-                episode.forget_hits(number)  # the policy never saw them
+                episode.drop_hits(number)  # the policy never saw them
             else:
-                episode.add_results(given)
+                episode.add_results(results)
 
     def finish(self, episode: EpisodeBuilder) -> Episode:
-        """What came of it; the engine need hold it no longer."""
+        """The finished episode; the engine may free what it holds for it."""
         self.engine.release(episode.id)
         return episode.finished(self.protocol)
 
     async def speak(self, episode: EpisodeBuilder, room: int, seed: int) -> TurnTokens:
-        """A turn as the policy says it."""
+        """Sample a turn from the policy."""
         sampled = await self.sample(episode, (), room, seed)
         return TurnTokens(sampled.ids, (1,) * len(sampled.ids), sampled.logprobs, sampled.finish)
 
     async def sample(self, episode: EpisodeBuilder, begun: Sequence[int], room: int, seed: int) -> Sample:
-        """What the policy goes on with after the episode and the tokens that its turn has `begun` with."""
+        """Sample what follows the episode and the first tokens of its turn, `begun`."""
         started = time.perf_counter()
         ids, stop_ids = (*episode.ids, *begun), self.protocol.stop_ids
         sampled = await self.engine.generate(Request(ids, room, stop_ids, seed, self.sampling, episode.id))
@@ -136,7 +136,7 @@ class Agent:
         return sampled
 
     def read(self, ids: Sequence[int], opening: str = "") -> Reading:
-        """What a turn says that the policy went on with after an opening it was given."""
+        """Read a turn: the sampled tokens, after an opening that the policy was given."""
         text = opening + self.protocol.text(ids)
         reading = read_turn(text, max_calls=self.settings.max_calls, max_query=self.settings.max_query)
         if self.protocol.forges(ids):
@@ -144,7 +144,7 @@ class Agent:
         return reading
 
     async def _results(self, reading: Reading, episode: EpisodeBuilder) -> list[str]:
-        """What the tool says to each call; a call that can't be run gets the reason."""
+        """The tool's response to each call; a call that can't be run gets the reason."""
         if not reading.calls:
             return [f"error: {NO_ACTION_TEXT}"]
         started = time.perf_counter()
@@ -162,7 +162,7 @@ class Agent:
 
 
 def searched_for(question: Question, query: str, question_weight: int) -> str:
-    """A query behind the question, which BM25 counts as often as it is said.
+    """The question, repeated `question_weight` times, then the query: BM25 counts repeats.
 
     Example: question "gout?", query "sore toe", weight 2: "gout? gout? sore toe".
     """
@@ -170,5 +170,5 @@ def searched_for(question: Question, query: str, question_weight: int) -> str:
 
 
 def turn_seed(seed: int, episode: str, turn: int) -> int:
-    """A seed of its own for every turn, the same in every process."""
+    """A seed for each turn, the same in every process."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{episode}/{turn}".encode(), digest_size=6).digest(), "big")

@@ -15,7 +15,7 @@ from forage.data.records import Question
 
 
 class Found(Interface):
-    """A hit of a search, as DocumentStore gives it."""
+    """A search hit, as DocumentStore returns it."""
 
     @property
     def chunk_id(self) -> str: ...
@@ -27,7 +27,7 @@ class Found(Interface):
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """A turn's tokens; of mask 0 are those that were put into the policy's mouth."""
+    """A turn's tokens; mask 0 marks those that the policy was given instead of sampling them."""
 
     ids: tuple[int, ...]
     mask: tuple[int, ...]
@@ -37,7 +37,7 @@ class TurnTokens:
 
 @dataclass
 class EpisodeBuilder:
-    """An episode in the making; `stop` is empty until it is over."""
+    """An episode under construction; `stop` is empty until it is over."""
 
     id: str
     question: Question
@@ -55,16 +55,16 @@ class EpisodeBuilder:
         self.ids, self.mask, self.logprobs = list(self.prompt), [0] * len(self.prompt), [0.0] * len(self.prompt)
 
     def fork(self, name: str) -> EpisodeBuilder:
-        """Another one that goes on from here."""
+        """A copy that continues from here."""
         other = copy.deepcopy(self)
         other.id = name
         return other
 
-    def add_turn(self, said: TurnTokens, reading: Reading) -> None:
-        self.turns.append(Turn(len(self.ids), len(self.ids) + len(said.ids), reading.faults))
-        self.ids += said.ids
-        self.mask += said.mask
-        self.logprobs += said.logprobs
+    def add_turn(self, tokens: TurnTokens, reading: Reading) -> None:
+        self.turns.append(Turn(len(self.ids), len(self.ids) + len(tokens.ids), reading.faults))
+        self.ids += tokens.ids
+        self.mask += tokens.mask
+        self.logprobs += tokens.logprobs
         self.answer = reading.answer or ""
 
     def add_results(self, ids: Sequence[int]) -> None:
@@ -73,7 +73,7 @@ class EpisodeBuilder:
         self.logprobs += [0.0] * len(ids)
 
     def reserve_search(self, query: str) -> int:
-        """Searches stand in the order of the calls, whichever comes back first."""
+        """Keep a place, so that searches are in the order of the calls, whichever returns first."""
         self.searches.append(Search(len(self.turns) - 1, query))
         return len(self.searches) - 1
 
@@ -81,8 +81,8 @@ class EpisodeBuilder:
         search = self.searches[number]
         self.searches[number] = Search(search.turn, search.query, tuple(hit.chunk_id for hit in hits))
 
-    def forget_hits(self, turn: int) -> None:
-        """Of the searches of a turn."""
+    def drop_hits(self, turn: int) -> None:
+        """Remove the hits of a turn's searches."""
         self.searches = [replace(search, hits=()) if search.turn == turn else search for search in self.searches]
 
     def finished(self, protocol: Protocol) -> Episode:

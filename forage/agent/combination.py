@@ -1,6 +1,6 @@
-"""Rewards: many named rewards of an episode become one. Pure functions of arrays.
+"""Combination: an episode's named rewards become one. Pure functions of arrays.
 
-A matrix of rewards is (episodes, rewards). Shapes: N episodes, R rewards, G groups.
+Shapes: N episodes, R rewards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Method = Literal["uniform", "std", "pca", "l2", "gdpo"]
 
 
 class MakeRewards(Protocol):
-    """Makes the reward functions by name, such as grpo_rollout.get_reward_functions."""
+    """Returns the reward functions by name, as grpo_rollout.get_reward_functions does."""
 
     def __call__(self, embedder: Embedder) -> Mapping[str, RewardFunction]: ...
 
@@ -33,12 +33,12 @@ class MakeRewards(Protocol):
 def reward_matrix(
     functions: Mapping[str, RewardFunction], episodes: Sequence[Episode], questions: Sequence[Question]
 ) -> Floats:
-    """(N, R): every function over all episodes; one that breaks stops the run under its name."""
+    """(N, R): each function's value for each episode; a function that fails stops the run with its name."""
     columns = []
     for name, function in functions.items():
         try:
             column: Any = np.asarray(function(episodes, questions), dtype=np.float64)
-        except Exception as error:  # a user's code may raise anything; it is told on, not hidden
+        except Exception as error:  # a user's code may raise anything; it is reported, not hidden
             raise UserError(f"reward {name!r} raised {type(error).__name__}: {error}") from error
         if column.shape != (len(episodes),):
             raise UserError(f"reward {name!r} gave {column.shape} values for {len(episodes)} episodes")
@@ -53,19 +53,19 @@ def combine_rewards(
     rewards_NR: Floats, method: Method = "uniform", weights_R: Sequence[float] | None = None,
     groups_N: Sequence[Any] | None = None,
 ) -> Floats:  # fmt: skip
-    """(N,): one reward for each episode. `weights_R` multiply what the method weighs by; by default all are 1.
+    """(N,): one reward per episode. `weights_R` multiply the method's own weights; by default all are 1.
 
     uniform   weighted mean. [[1, 0], [0, 0]] with weights 3 and 1 gives .75 and 0.
-    std       weighted mean, each reward weighed by its standard deviation over the batch: one on which all episodes
-              agree can't tell them apart and counts nothing. If none varies, as uniform.
-    pca       weighted mean, each reward weighed by its absolute loading in the first principal component of the
-              standardised rewards (of what they do in common); rewards that do not vary have none. As uniform if
-              fewer than two vary.
-    l2        length of the weighted vector over that of all ones: one good reward counts more than the same sum
-              spread. [[1, 0]] gives .707.
-    gdpo      each reward normalised to mean 0 and deviation 1 within its group, then the weighted sum, which is then
-              normalised over the batch, https://arxiv.org/abs/2601.05242. Needs `groups_N`; the result is an
-              advantage rather than a reward.
+    std       mean weighted by each reward's standard deviation over the batch: a reward on which all episodes agree
+              can't tell them apart and has weight 0. If none varies, as uniform.
+    pca       mean weighted by each reward's absolute loading in the first principal component of the standardised
+              rewards (what they have in common); rewards that don't vary have weight 0. If fewer than two vary, as
+              uniform.
+    l2        length of the weighted vector divided by that of all ones: one high reward counts more than the same sum
+              spread over several. [[1, 0]] gives .707.
+    gdpo      each reward normalised to mean 0 and deviation 1 within its group, then their weighted sum, normalised
+              over the batch, https://arxiv.org/abs/2601.05242. Needs `groups_N`; the result is an advantage rather than
+              a reward.
     """
     count = rewards_NR.shape[1]
     weights = np.ones(count) if weights_R is None else np.asarray(weights_R, np.float64)
@@ -75,22 +75,22 @@ def combine_rewards(
         return np.asarray(np.linalg.norm(rewards_NR * weights, axis=1) / np.linalg.norm(weights))
     if method == "gdpo":
         if groups_N is None:
-            raise UserError("combining by gdpo needs to know each episode's group")
+            raise UserError("combining rewards by gdpo needs each episode's group")
         return _standardised((_within_groups(rewards_NR, groups_N) * weights).sum(axis=1, keepdims=True))[:, 0]
     if method == "std":
         weights = weights * _or_ones(_deviations(rewards_NR), weights)
     elif method == "pca":
         weights = weights * _or_ones(first_component(rewards_NR), weights)
     elif method != "uniform":
-        raise UserError(f"no way {method!r} to combine rewards; choose uniform, std, pca, l2 or gdpo")
+        raise UserError(f"unknown way {method!r} to combine rewards; choose uniform, std, pca, l2 or gdpo")
     return np.asarray(rewards_NR @ weights / weights.sum())
 
 
 def first_component(rewards_NR: Floats) -> Floats:
-    """(R,) absolute loadings of the first principal component of the standardised rewards; zeros if under two vary.
+    """(R,) absolute loadings of the standardised rewards' first principal component; zeros if fewer than two vary.
 
-    A component's sign says nothing, and a reward must never count against itself, so loadings are made positive.
-    Two equal columns load alike: [[0, 0], [1, 1]] gives .707 and .707.
+    A component's sign is arbitrary, and a reward must never count against itself, so loadings are made positive.
+    Example: two equal columns have equal loadings: [[0, 0], [1, 1]] gives .707 and .707.
     """
     varying = _deviations(rewards_NR) > 0
     if varying.sum() < 2:
@@ -102,7 +102,7 @@ def first_component(rewards_NR: Floats) -> Floats:
 
 
 def scored(episodes: Sequence[Episode], names: Sequence[str], rewards_NR: Floats, combined_N: Floats) -> list[Episode]:
-    """The episodes with their rewards by name and the one that they are combined to."""
+    """The episodes with their rewards by name and their combined reward."""
     return [
         replace(episode, rewards=dict(zip(names, map(float, row), strict=True)), reward=float(total))
         for episode, row, total in zip(episodes, rewards_NR, combined_N, strict=True)
@@ -110,13 +110,13 @@ def scored(episodes: Sequence[Episode], names: Sequence[str], rewards_NR: Floats
 
 
 def _deviations(values_NR: Floats) -> Floats:
-    """Standard deviations, exactly 0 where all values are equal, whatever rounding makes of their mean."""
+    """Standard deviations, exactly 0 where all values are equal, whatever rounding does to their mean."""
     varies = values_NR.max(axis=0, initial=-np.inf) > values_NR.min(axis=0, initial=np.inf)
     return np.where(varies, values_NR.std(axis=0) if len(values_NR) else 0.0, 0.0)
 
 
 def _standardised(values_NR: Floats) -> Floats:
-    """Mean 0 and deviation 1 in each column; zeros where nothing varies."""
+    """Each column with mean 0 and deviation 1; zeros where it does not vary."""
     deviations = _deviations(values_NR)
     return np.asarray(
         np.where(deviations > 0, (values_NR - values_NR.mean(axis=0)) / np.where(deviations > 0, deviations, 1), 0)
@@ -132,5 +132,5 @@ def _within_groups(values_NR: Floats, groups_N: Sequence[Any]) -> Floats:
 
 
 def _or_ones(found: Floats, weights: Floats) -> Floats:
-    """Weights that a method found; where they would leave nothing, equal ones."""
+    """The weights that a method found, or if they would leave nothing, equal ones."""
     return found if (found * weights).sum() > 0 else np.ones_like(found)

@@ -1,4 +1,4 @@
-"""Episode: one conversation of the policy with its tool, as the tokens that were really sampled; and its JSONL."""
+"""Episode: one conversation of the policy with its tool, as the tokens that were actually sampled; and its JSONL."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 from forage.errors import UserError
 
-# answer: the policy gave one; no_action: two turns in succession neither searched nor answered; turns, tokens,
-# turn_tokens: a limit was reached; engine: the server gave up on it.
+# answer: the policy gave one; no_action: two turns in a row neither searched nor answered; turns, tokens, turn_tokens:
+# a limit was reached; engine: the server failed.
 Stop = Literal["answer", "no_action", "turns", "tokens", "turn_tokens", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn of the policy: its tokens are ids[start:end]; `faults` are its breaches of the protocol."""
+    """A turn of the policy: its tokens are ids[start:end], `faults` the protocol rules it broke."""
 
     start: int
     end: int
@@ -26,7 +26,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search that was run: in which turn, for what, and the ids of the chunks it found, best first."""
+    """A search: its turn, its query, and the ids of the chunks it found, best first."""
 
     turn: int
     query: str
@@ -35,9 +35,9 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One conversation. Nothing in it is decoded and tokenised again.
+    """One conversation. Sampled tokens are never decoded and tokenised again.
 
-    Example, with words for tokens; the policy sampled the tokens of mask 1, of which two are ends of its turns:
+    Example, with words for tokens. The policy sampled those with mask 1; two of them end its turns:
 
         ids       system Q? go   call end  user found go   answer end
         mask      0      0  0    1    1    0    0     0    1      1
@@ -46,7 +46,7 @@ class Episode:
     """
 
     id: str
-    """Unique within a step: the question's id and the number of the sample."""
+    """Unique within a step: the question's id and the sample's number."""
     question_id: str
     ids: tuple[int, ...]
     mask: tuple[int, ...]
@@ -58,15 +58,15 @@ class Episode:
     answer: str
     stop: Stop
     adapter: str
-    """Name of the adapter that sampled it."""
+    """Name of the adapter that sampled the episode."""
     cause: str = ""
-    """Why the engine gave up, where it did."""
+    """With stop engine: why the engine failed."""
     transcript: str = ""
-    """All of it as text, for people only."""
+    """The whole episode as text, for people to read."""
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where its time went: generate, search, total."""
+    """Seconds spent: generate, search, total."""
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.mask) == len(self.logprobs):
@@ -79,17 +79,17 @@ class Episode:
 
     @property
     def well_formed(self) -> bool:
-        """It searched, ended with an answer, and broke no rule on the way."""
+        """It searched, ended with an answer, and broke no rule."""
         return self.stop == "answer" and bool(self.searches) and not self.faults
 
     @property
     def hits(self) -> tuple[str, ...]:
-        """The chunks of all its searches in the order the policy saw them, each once."""
+        """Chunks that its searches found, in the order the policy saw them, without repeats."""
         return tuple(dict.fromkeys(hit for search in self.searches for hit in search.hits))
 
     @property
     def sampled(self) -> int:
-        """How many tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return sum(self.mask)
 
 
@@ -111,7 +111,7 @@ def from_json(line: str | bytes) -> Episode:
 
 
 def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
-    """Add lines, all at once; if the process dies in the midst of one, it is left out when read."""
+    """Append lines in one write. A line that is cut off because the process died is skipped when read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if file.tell() and not _ends_with_newline(path):
@@ -120,7 +120,7 @@ def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Episodes of a file; a torn last line is not one. A broken line before it raises with its number."""
+    """Episodes of a file. A cut-off last line is skipped; a broken line before it is an error."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -128,7 +128,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
             try:
                 yield from_json(line)
             except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path}:{number}: no episode ({error}); delete that line") from error
+                raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
 
 
 def _ends_with_newline(path: Path) -> bool:

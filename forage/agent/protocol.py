@@ -1,12 +1,12 @@
-"""Protocol: what agent and tools say to each other, as tokens of a given model.
+"""Protocol: the messages between policy and search tool, as tokens of a given model.
 
-A turn of the policy holds either calls of the one tool, as Hermes and Qwen2.5 write them, or the final answer:
+A turn of the policy holds either calls to the tool, written as Hermes and Qwen2.5 do, or the final answer:
 
     <tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>
     <answer>...</answer>
 
-Free text may stand before either. The tool answers each call with a <tool_response> in a turn of the user's. Where
-turns begin and end is derived from the model's own chat template; nothing the policy sampled is ever tokenised again.
+Free text may come before either. The tool answers each call with a <tool_response> in a user turn. Where turns begin
+and end is derived from the model's chat template; nothing that the policy sampled is ever tokenised again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SEARCH_TOOL: dict[str, Any] = {
 TASK = (
     "Answer the medical question from a library: search it first, then write the answer between <answer> and </answer>."
 )
-# For models whose own chat template can't tell of tools in this form; those that can, say it as they were trained to.
-# Short, as every prompt carries it.
+# For models whose chat template can't describe tools in this form; the others' templates do it as in their training.
+# Short, as it is part of every prompt.
 TOOL_TEXT = (
     'To search, write <tool_call>{"name": "search", "arguments": {"query": "a few words"}}</tool_call> and end your '
     "turn; what was found comes in <tool_response>."
 )
-# What retrieved text must not be able to write: every tag, in any spelling that a template or a model could know.
+# What retrieved text must not contain: every tag, in any spelling that a template or a model could know.
 TAG = re.compile(r"<(?=[|/!｜A-Za-z])")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 QUESTION_SLOT, TURN_SLOT, RESULT_SLOT = "QUESTION-GOES-HERE", "TURN-GOES-HERE", "RESULT-GOES-HERE"
@@ -50,7 +50,7 @@ QUESTION_SLOT, TURN_SLOT, RESULT_SLOT = "QUESTION-GOES-HERE", "TURN-GOES-HERE", 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a turn: a query to run, or the fault for which it is not run."""
+    """One call of a turn: the query to run, or the fault that keeps it from being run."""
 
     query: str = ""
     fault: str = ""
@@ -58,14 +58,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a turn of the policy says: calls, or an answer, or neither; `faults` are breaches of the protocol."""
+    """The content of a turn: calls, or an answer, or neither; `faults` are the protocol rules it broke."""
 
     calls: tuple[Call, ...] = ()
     answer: str | None = None
     faults: tuple[str, ...] = ()
 
 
-# What the policy is told of each fault that keeps a call from being run.
+# What the policy is told about each fault that keeps a call from being run.
 CALL_FAULTS = {
     "call_not_closed": "the call is not closed with </tool_call>",
     "bad_json": "the call is not valid JSON",
@@ -81,7 +81,7 @@ NO_ACTION_TEXT = "neither a call nor an answer was found; search, or write the a
 
 
 def read_turn(text: str, *, max_calls: int = 3, max_query: int = 300) -> Reading:
-    """The calls or the answer in a turn's text; whichever comes first counts, and the other is a fault.
+    """Read the calls or the answer from a turn's text; whichever comes first counts, the other is a fault.
 
     Examples: 'I look. <tool_call>{"name": "search", "arguments": {"query": "gout"}}</tool_call>' has one call;
     '<answer>Rest.</answer> <tool_call>...' has the answer 'Rest.' and the fault 'text_after_answer'.
@@ -105,10 +105,10 @@ def read_turn(text: str, *, max_calls: int = 3, max_query: int = 300) -> Reading
 
 
 def read_call(body: str, max_query: int) -> Call:
-    """A call's JSON as a query, or its fault."""
+    """Read the query from a call's JSON, or its fault."""
     try:
         call = json.loads(body)
-    except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError too
+    except (ValueError, RecursionError):  # a number with thousands of digits is a ValueError too
         return Call(fault="bad_json")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Call(fault="bad_call")
@@ -117,7 +117,7 @@ def read_call(body: str, max_query: int) -> Call:
     arguments = call.get("arguments")
     if not isinstance(arguments, dict) or not isinstance(arguments.get("query"), str):
         return Call(fault="bad_arguments")
-    # Half of an emoji (\ud83d) is a string to JSON, and to nothing else.
+    # Half of an emoji (\ud83d) is a valid string in JSON and nowhere else.
     query = " ".join(arguments["query"].encode("utf-8", "replace").decode().split())
     if not query:
         return Call(fault="empty_query")
@@ -137,7 +137,7 @@ def write_answer(answer: str) -> str:
 
 @dataclass(frozen=True)
 class Passage:
-    """What a tool response shows of a hit."""
+    """A hit as a tool response shows it."""
 
     title: str
     text: str
@@ -145,23 +145,23 @@ class Passage:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The protocol in one model's tokens, from its tokenizer and chat template."""
+    """The protocol in one model's tokens, derived from its tokenizer and chat template."""
 
     tokenizer: Any
     passage_tokens: int = 120
-    """Each passage of a response is cut to so many tokens."""
+    """Each passage of a response is cut to this many tokens."""
     task: str = TASK
     _delimiters: tuple[str, str, str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:
-            raise UserError(f"{self.tokenizer.name_or_path} has no chat template; use a model that was tuned to chat")
+            raise UserError(f"{self.tokenizer.name_or_path} has no chat template; use a model that was tuned for chat")
         object.__setattr__(self, "_delimiters", self._derive())
 
     def _derive(self) -> tuple[str, str, str, str]:
-        """What the template writes before a question, from it to a turn, from a turn to a result, from there on.
+        """What the template writes before a question, from it to a turn, from a turn to a result, and after that.
 
-        Read off a rendered conversation with unmistakable words in it.
+        Found by rendering a conversation of placeholders.
         """
         asked = self._render([{"role": "user", "content": QUESTION_SLOT}], generation=True)
         whole = self._render(
@@ -175,25 +175,27 @@ class Protocol:
         parts = re.split("|".join([QUESTION_SLOT, TURN_SLOT, RESULT_SLOT]), whole)
         if len(parts) != 4 or not whole.startswith(asked):
             name = self.tokenizer.name_or_path
-            raise UserError(f"the chat template of {name} changes earlier turns when later ones come; it can't be used")
-        # Where the first turn begins is where the template puts a generation, not what it writes around a past turn.
+            raise UserError(
+                f"the chat template of {name} changes earlier turns when later ones follow; use another model"
+            )
+        # A turn begins where the template starts a generation, which may differ from how it writes past turns.
         return parts[0], asked[len(parts[0] + QUESTION_SLOT) :], parts[2], parts[3]
 
     def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
-        """A conversation by the template, the tool told of by the template itself if it can, else by us."""
-        if self._tells_of_tools:
+        """Render a conversation; the template itself describes the tool if it can, else the system prompt does."""
+        if self._describes_tools:
             return self._apply([{"role": "system", "content": self.task}, *messages], generation, tools=[SEARCH_TOOL])
         text = f"{self.task}\n{TOOL_TEXT}"
-        told = self._apply([{"role": "system", "content": text}, *messages], generation)
-        if text in told:
-            return told
-        # Some templates know no system turn: then the first question says it.
+        rendered = self._apply([{"role": "system", "content": text}, *messages], generation)
+        if text in rendered:
+            return rendered
+        # Some templates have no system turn; then the text goes before the first question.
         first = {"role": "user", "content": f"{text}\n\n{messages[0]['content']}"}
         return self._apply([first, *messages[1:]], generation)
 
     @cached_property
-    def _tells_of_tools(self) -> bool:
-        """Does the template tell of tools as Hermes calls? Others have forms of their own, such as Llama 3's."""
+    def _describes_tools(self) -> bool:
+        """Whether the template describes tools with Hermes calls; others, such as Llama 3's, have another format."""
         messages = [{"role": "system", "content": self.task}, {"role": "user", "content": QUESTION_SLOT}]
         own = self._apply(messages, True, tools=[SEARCH_TOOL])
         return "<tool_call>" in own and SEARCH_TOOL["function"]["description"] in own
@@ -205,7 +207,7 @@ class Protocol:
             rendered: str = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=generation, tokenize=False, **more
             )
-        except TemplateError:  # how templates refuse a role
+        except TemplateError:  # a template's way to refuse a role
             return ""
         return rendered
 
@@ -214,44 +216,45 @@ class Protocol:
         """The token that ends a turn of the policy."""
         first: int = self._encode(self._delimiters[2])[0]
         if first not in self._control:
-            raise UserError(f"the chat template of {self.tokenizer.name_or_path} ends turns with no token of its own")
+            name = self.tokenizer.name_or_path
+            raise UserError(f"the chat template of {name} does not end turns with a special token; use another model")
         return first
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens at which a turn's generation stops."""
+        """Tokens that stop a turn's generation."""
         eos = self.tokenizer.eos_token_id
         return (self.end_of_turn,) if eos in (None, self.end_of_turn) else (self.end_of_turn, eos)
 
     @cached_property
     def _control(self) -> dict[int, str]:
-        """Tokens that text can't be split into: delimiters of turns, tags that a model has tokens for."""
+        """Tokens outside the normal vocabulary, by id: turn delimiters, and tags that the model has tokens for."""
         return {number: token.content for number, token in self.tokenizer.added_tokens_decoder.items()}
 
     @cached_property
     def _markup(self) -> re.Pattern[str]:
-        """Every control token's text, longest first."""
+        """Matches the text of any control token, longest first."""
         texts = sorted((text for text in self._control.values() if len(text.strip()) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
 
     def prompt(self, question: str) -> list[int]:
-        """Tokens from the start up to where the policy's first turn begins."""
+        """Tokens of the prompt, up to where the policy's first turn begins."""
         before, after, _, _ = self._delimiters
         return self._encode(before + self.harmless(question) + after)
 
     def turn_ids(self, text: str) -> list[int]:
-        """A turn of the policy's as it would be sampled, for demonstrations."""
+        """A turn's tokens as the policy would sample them, for demonstrations."""
         return [*self._encode(text), self.end_of_turn]
 
     def join(self, results: Sequence[str], last: int | None) -> list[int]:
-        """Tokens from the end of a turn, whose last sampled token is `last`, to where the next one begins."""
+        """Tokens between two turns: what follows the last sampled token of one, `last`, up to the start of the next."""
         _, _, before, after = self._delimiters
         shown = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
         ids = self._encode(before + shown + after)
         return ids[1:] if last == self.end_of_turn else ids
 
     def show(self, passages: Iterable[Passage]) -> str:
-        """A search's result as text: numbered passages, each cut to its length, none able to forge a turn."""
+        """A search result as text: numbered passages, each cut to length, none able to forge a turn."""
         shown = [
             f"[{number}] {self._cut(self.harmless(f'{passage.title}: {passage.text}'))}"
             for number, passage in enumerate(passages, 1)
@@ -259,7 +262,7 @@ class Protocol:
         return "\n".join(shown) or "nothing found"
 
     def harmless(self, text: str) -> str:
-        """Text in which nothing is a tag or a control token: each gets a space behind its first character."""
+        """Text without tags and control tokens: each gets a space after its first character."""
         text = TAG.sub("< ", " ".join(text.split()))
         while found := self._markup.search(text):
             at = found.start() + 1
@@ -273,13 +276,13 @@ class Protocol:
         return text[: offsets[self.passage_tokens - 1][1]].rstrip()
 
     def text(self, ids: Sequence[int]) -> str:
-        """What a turn's tokens say, the end of turn left out."""
-        kept = [number for number in ids if number not in self.stop_ids]
-        said: str = self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return said
+        """A turn's tokens as text, without the end of turn."""
+        words = [number for number in ids if number not in self.stop_ids]
+        text: str = self.tokenizer.decode(words, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     def forges(self, ids: Sequence[int]) -> bool:
-        """Does a turn hold a control token of the template before its end?"""
+        """Whether a turn contains one of the template's special tokens before its end."""
         special = set(self.tokenizer.all_special_ids)
         return any(number in special for number in ids[:-1]) or bool(ids and ids[-1] in special - set(self.stop_ids))
 

@@ -1,4 +1,4 @@
-"""Which engine samples, and where its servers are."""
+"""Options of the engine that samples, and of its servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What samples tokens."""
+    """The sampling engine."""
 
     engine: Literal["auto", "vllm", "local"] = "auto"
     """Sample from vLLM servers, or in this process (local); auto takes the servers if one answers."""

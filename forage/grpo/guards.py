@@ -1,4 +1,4 @@
-"""Guards: signs that a run has gone wrong, which no exception tells of."""
+"""Guards: signs that a run has gone wrong without any exception."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from forage.runs.stats import StepStats
 
 
 def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
-    """What has gone wrong by the last steps, as half a sentence; empty if nothing has.
+    """What has gone wrong, as half a sentence; empty if nothing has.
 
-    Example: well-formed shares of .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is under half of the
-    best window's, so "well-formed episodes fell from 0.90 to 0.30".
+    Example: shares of well-formed episodes .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is less
+    than half of the best window's, so "well-formed episodes fell from 0.90 to 0.30".
     """
     flat = history[-options.max_flat :]
     if len(flat) == options.max_flat and all(stats.groups["flat"] == stats.groups["total"] for stats in flat):
-        return f"in {options.max_flat} steps no two episodes of a question were rewarded differently"
+        return f"in {options.max_flat} steps, no two episodes of a question had different rewards"
     if len(history) < options.window:
         return ""
     shares: dict[str, Callable[[StepStats], float]] = {
         "well-formed episodes": lambda stats: stats.episodes["well_formed"],
-        "searches an episode": lambda stats: stats.episodes["searches"],
+        "searches per episode": lambda stats: stats.episodes["searches"],
     }
     for name, figure in shares.items():
         windows = means([figure(stats) for stats in history], options.window)
@@ -31,9 +31,9 @@ def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
     last = history[-options.window :]
     entropy = [stats.training["entropy"] for stats in last if "entropy" in stats.training]
     if entropy and mean(entropy) < options.min_entropy:
-        return f"entropy fell to {mean(entropy):.4f} nats a token"
+        return f"entropy fell to {mean(entropy):.4f} nats per token"
     for name, key, most in (
-        ("KL to the start", "kl", options.max_kl),
+        ("KL to the starting policy", "kl", options.max_kl),
         ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),
     ):
         values = [stats.training[key] for stats in last if key in stats.training]
@@ -43,5 +43,5 @@ def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
 
 
 def means(values: Sequence[float], window: int) -> list[float]:
-    """Means of each so many values in a row. Example: 1, 2, 3 by 2: 1.5, 2.5."""
+    """Mean of each `window` neighbouring values. Example: 1, 2, 3 with a window of 2: 1.5, 2.5."""
     return [mean(values[end - window : end]) for end in range(window, len(values) + 1)]

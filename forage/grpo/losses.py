@@ -1,10 +1,10 @@
-"""Losses: what episodes' rewards and log-probabilities make of a step. Pure functions of tensors.
+"""Losses: advantages from rewards, and the loss from log-probabilities. Pure functions of tensors.
 
 Shapes: N episodes of the step, G groups, B rows and T tokens of a micro-batch.
 
-What equals what in TRL 1.12's GRPOTrainer, as tests/test_trl_parity.py proves on loss and gradients:
+Equivalents in TRL 1.12's GRPOTrainer; tests/grpo/test_trl_parity.py compares loss and gradients:
 
-| TRL `loss_type`, and what it divides the sum over tokens by | loss | aggregation | advantage |
+| TRL `loss_type`, and its divisor of the sum over tokens | loss | aggregation | advantage |
 |---|---|---|---|
 | `grpo`: the episode's tokens, then the episodes | clip | sequence | grpo |
 | `dr_grpo`, `scale_rewards="none"`: episodes * `max_completion_length` | clip | constant | dr_grpo |
@@ -20,11 +20,11 @@ What equals what in TRL 1.12's GRPOTrainer, as tests/test_trl_parity.py proves o
 | `..._clip_min`, by default none | 1 / `correction_cap` for masks, none for truncation |
 | `mask_truncated_completions` | `keep_N` of 0; TRL's grpo and dr_grpo still divide by such episodes, we never do |
 
-Where they differ on purpose: TRL's dapo and cispo divide by an even share of the tokens of all that was generated, we
-by the update's own tokens; the two are one unless a generation is split over several updates (`steps_per_generation`
-above `gradient_accumulation_steps`). With GSPO, TRL spreads a token's correction over its episode, with us it stays
-with its token. TRL's `scale_rewards="batch"` divides by the deviation of the rewards, our reinforce++ by that of the
-rewards less their group's mean, as its paper does.
+Deliberate differences: TRL's dapo and cispo divide by an even share of all tokens that were generated, we divide by
+the update's own tokens; the two agree unless one generation is split over several updates (`steps_per_generation` above
+`gradient_accumulation_steps`). With GSPO, TRL spreads a token's correction over its episode; here it stays with its
+token. TRL's `scale_rewards="batch"` divides by the deviation of the rewards, our reinforce++ by that of the rewards
+minus their group's mean, as in its paper.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from forage.errors import UserError
 from forage.grpo.options import AdvantageMethod, LossOptions
 from forage.policy.packing import TokenBatch, Tokens
 
-DEVIATION_FLOOR = 1e-4  # added to a deviation that is divided by, as in TRL
-LARGEST_LOG = 20.0  # log-ratios are cut here: in fp32 exp overflows at 88, and its gradient 0 * inf would be nan
+DEVIATION_FLOOR = 1e-4  # added to a deviation before dividing by it, as in TRL
+LARGEST_LOG = 20.0  # log-ratios are clamped here: in fp32 exp overflows at 88, and its gradient 0 * inf would be nan
 
 
 class Totals(NamedTuple):
-    """What an update is made of, over all its micro-batches and processes."""
+    """Size of an update, over all its micro-batches and processes."""
 
     tokens: int
-    """Sampled by the policy, of episodes that are kept."""
+    """Tokens that the policy sampled, in the episodes that are kept."""
     episodes: int
-    """That are kept."""
+    """Number of episodes that are kept."""
 
 
 def count_totals(episodes: Sequence[Tokens], keep_N: Sequence[float] | Tensor | None = None) -> Totals:
-    """Example: masks (0, 1, 1), (0, 1) and (0, 1) of which the last is not kept: 3 tokens, 2 episodes.
+    """Count what is kept. Example: masks (0, 1, 1), (0, 1) and (0, 1), the last one not kept: 3 tokens, 2 episodes.
 
-    A sequence's first token does not count: nothing is before it that could predict it.
+    A sequence's first token does not count, as nothing precedes it to predict it from.
     """
     kept = [e for n, e in enumerate(episodes) if keep_N is None or keep_N[n] > 0]
     return Totals(sum(sum(e.mask[1:]) for e in kept), len(kept))
@@ -68,21 +68,21 @@ def count_totals(episodes: Sequence[Tokens], keep_N: Sequence[float] | Tensor | 
 def advantages(
     rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], method: AdvantageMethod = "grpo"
 ) -> Tensor:
-    """(N,) float64: how much better an episode is than the others of its group, those of the same question.
+    """(N,) float64: how much better each episode is than the others of its group (of the same question).
 
     Rewards 0, 0, 1 and 1 in one group:
 
-    grpo         -.866, -.866, .866, .866: less the group's mean, over its deviation, https://arxiv.org/abs/2402.03300
-    dr_grpo      -.5, -.5, .5, .5: only less the mean, since the deviation favours questions that are nearly always or
-                 nearly never answered, https://arxiv.org/abs/2503.20783
-    rloo         -.667, -.667, .667, .667: less the mean of the others, https://arxiv.org/abs/2402.14740
-    reinforce++  less the group's mean, over the deviation of all such differences in the batch: the paper's "baseline"
-                 variant, https://arxiv.org/abs/2501.03262. Its plain form takes no group's mean, which lets the mere
-                 difficulty of a question pass for merit; here each question is played several times, so the mean is
-                 at hand
+    grpo         -.866, -.866, .866, .866: minus the group's mean, divided by its standard deviation,
+                 https://arxiv.org/abs/2402.03300
+    dr_grpo      -.5, -.5, .5, .5: only minus the mean, since dividing by the deviation favours questions that are
+                 nearly always or nearly never answered, https://arxiv.org/abs/2503.20783
+    rloo         -.667, -.667, .667, .667: minus the mean of the others, https://arxiv.org/abs/2402.14740
+    reinforce++  minus the group's mean, divided by the deviation of all such differences in the batch: the paper's
+                 "baseline" variant, https://arxiv.org/abs/2501.03262. The plain form subtracts no group's mean, so an
+                 easy question would look like a good episode
     none         the rewards themselves, where they already are advantages (combine_rewards' gdpo)
 
-    A group whose rewards are all equal, as is a group of one, gives exactly 0, whatever rounding makes of its mean.
+    A group whose rewards are all equal, such as a group of one, gives exactly 0, whatever rounding does to its mean.
     """
     rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
     if method == "none":
@@ -93,7 +93,7 @@ def advantages(
     differences_N = torch.where(flat_G[group_N], 0.0, rewards_N - means_G[group_N])
     if method == "dr_grpo":
         return differences_N
-    others_G = (sizes_G - 1).clamp(min=1)  # a group of one is flat: its difference is 0, whatever divides it
+    others_G = (sizes_G - 1).clamp(min=1)  # a group of one is flat: its difference is 0, whatever the divisor
     if method == "rloo":
         return differences_N * (sizes_G / others_G)[group_N]
     if method == "grpo":
@@ -102,20 +102,20 @@ def advantages(
     if method == "reinforce++":
         deviation = (differences_N.square().sum() / max(len(differences_N) - 1, 1)).sqrt()
         return differences_N / (deviation + DEVIATION_FLOOR)
-    raise UserError(f"no way {method!r} to make advantages; choose grpo, dr_grpo, rloo, reinforce++ or none")
+    raise UserError(f"unknown advantage {method!r}; choose grpo, dr_grpo, rloo, reinforce++ or none")
 
 
 def flat_groups(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]) -> set[Hashable]:
-    """The groups whose rewards are all equal. Example: 1, 1, 0, 1 in groups a, a, b, b: {a}."""
+    """Groups whose rewards are all equal. Example: rewards 1, 1, 0, 1 in groups a, a, b, b give {a}."""
     _, names_G, flat_G = _by_group(torch.as_tensor(rewards_N, dtype=torch.float64), groups_N)
     return {name for name, flat in zip(names_G, flat_G.tolist(), strict=True) if flat}
 
 
 def widest(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], most: int) -> Tensor:
-    """(N,) bool: of each group the `most` episodes whose rewards vary most, https://arxiv.org/abs/2504.13818.
+    """(N,) bool: the `most` episodes of each group whose rewards vary most, https://arxiv.org/abs/2504.13818.
 
-    They are always some of the lowest and some of the highest. 2 of rewards 0, .1, .5, .9, 1: 0 and 1; 3 of 0, 0, .1,
-    .9: 0, 0 and .9.
+    They are always the lowest few and the highest few. Examples: 2 of 0, .1, .5, .9, 1 are 0 and 1; 3 of 0, 0, .1, .9
+    are 0, 0 and .9.
     """
     rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
     group_N, names, _ = _by_group(rewards_N, groups_N)
@@ -124,25 +124,25 @@ def widest(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable], mo
         members = (group_N == group).nonzero()[:, 0]
         members = members[rewards_N[members].argsort(stable=True)]
         count = min(most, len(members))
-        ways = [torch.cat([members[:low], members[len(members) - (count - low) :]]) for low in range(count + 1)]
-        chosen_N[max(ways, key=lambda way: rewards_N[way].var(correction=0).item())] = True
+        choices = [torch.cat([members[:low], members[len(members) - (count - low) :]]) for low in range(count + 1)]
+        chosen_N[max(choices, key=lambda choice: rewards_N[choice].var(correction=0).item())] = True
     return chosen_N
 
 
 def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int) -> Tensor:
-    """(N,) float64: DAPO's soft punishment of length, https://arxiv.org/abs/2503.14476 equation 13.
+    """(N,) float64: DAPO's soft overlong penalty, https://arxiv.org/abs/2503.14476 equation 13.
 
-    0 up to limit - margin tokens, then falling to -1 at the limit. Limit 100 and margin 20: 80 gives 0, 90 gives -.5,
-    100 and more -1.
+    0 up to limit - margin tokens, then falling to -1 at the limit. Example: limit 100, margin 20: 80 tokens give 0, 90
+    give -.5, 100 and more give -1.
     """
     if not 0 < margin <= limit:
-        raise UserError(f"the margin of {margin} tokens must be at least 1 and at most the limit of {limit}")
+        raise UserError(f"the overlong margin of {margin} tokens must be at least 1 and at most the limit of {limit}")
     lengths_N = torch.as_tensor(lengths_N, dtype=torch.float64)
     return ((limit - margin - lengths_N) / margin).clamp(-1.0, 0.0)
 
 
 def _by_group(rewards_N: Tensor, groups_N: Sequence[Hashable]) -> tuple[Tensor, list[Hashable], Tensor]:
-    """Each episode's group by number; the groups' names; which of them have equal rewards."""
+    """(each episode's group number, the groups' names, which groups have equal rewards only)."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(groups_N))}
     group_N = torch.tensor([numbers[name] for name in groups_N], dtype=torch.long)
     empty_G = torch.zeros(len(numbers), dtype=rewards_N.dtype)
@@ -163,13 +163,13 @@ class ScoredBatch:
     logprobs_BT: Tensor
     """Log-probabilities by the policy in training, with their gradient."""
     old_BT: Tensor
-    """By the same policy at the start of the step."""
+    """Log-probabilities by the same policy at the start of the step."""
     sampler_BT: Tensor
-    """By the engine, when it sampled the tokens."""
+    """Log-probabilities by the engine that sampled the tokens."""
     reference_BT: Tensor | None = None
-    """By the policy that training began with, for the KL term."""
+    """Log-probabilities by the policy that training began with, for the KL term."""
     entropy_BT: Tensor | None = None
-    """Of the policy in training; only reported."""
+    """Entropy of the policy in training; only reported."""
     keep_N: Tensor | None = None
     """1, or 0 for an episode to leave out of the loss; it must not be in the totals either."""
 
@@ -194,7 +194,7 @@ class LossTerms:
     corrected_BT: Tensor
     """True where the sampler's correction met its cap."""
     mismatch_BT: Tensor
-    """Log-probability by the trainer at the start of the step, less the sampler's."""
+    """Log-probability by the trainer at the start of the step, minus the sampler's."""
     kl_BT: Tensor | None
     entropy_BT: Tensor | None
     episodes: Tensor
@@ -276,9 +276,9 @@ def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
 
 
 def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> Tensor:
-    """A micro-batch's share of the mean negative log-probability of all `tokens` that the demonstrations show.
+    """A micro-batch's share of the mean negative log-probability of the demonstrations' `tokens`.
 
-    Example: 4 tokens in all, of which this batch has two, of log-probability -1 and -3: 1.
+    Example: of 4 tokens in all, this batch holds two with log-probabilities -1 and -3: its share is 1.
     """
     batch = batch.to(logprobs_BT.device)
     mask_BT = _predicted(batch)
@@ -286,7 +286,7 @@ def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> T
 
 
 def add_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The sums of several micro-batches as one; a name in _max or _min says what is taken instead of the sum."""
+    """Add up the sums of several micro-batches; of names that end in _max or _min, take the maximum or minimum."""
     added: dict[str, Tensor] = {}
     for part in parts:
         for name, value in part.items():
@@ -302,18 +302,18 @@ def add_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """What one update is known by: means over its tokens, from its sums over all micro-batches and processes.
+    """An update's figures: means over its tokens, from its sums over all micro-batches and processes.
 
-    policy_loss       without the KL term
+    policy_loss       loss without the KL term
     kl, entropy       where a reference and an entropy were given
-    clip_low_share,   of the tokens whose ratio was clipped: with clip and gspo those that thereby lost their gradient,
-    clip_high_share   with cispo all that were weighed less or more
+    clip_low_share,   share of tokens whose ratio was clipped: with clip and gspo those that lost their gradient by it,
+    clip_high_share   with cispo all whose weight it changed
     ratio_mean,       trained policy over the one at the start of the step; with gspo of the whole episode
     ratio_max, ratio_min
-    mismatch_kl       k3 of the engine's policy to the trainer's at the start of the step, the tokens being the engine's
-    mismatch_mean_abs the distance of their log-probabilities
-    corrected_share   of the tokens whose weight was cut to the cap or whose term was left out
-    tokens, episodes  that were kept
+    mismatch_kl       KL of the engine's policy to the trainer's at the start of the step (k3, on the engine's tokens)
+    mismatch_mean_abs mean distance of their log-probabilities
+    corrected_share   share of tokens whose correction met the cap
+    tokens, episodes  how many were kept
 
     All are 0 where there are no tokens.
     """
@@ -330,7 +330,7 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _predicted(batch: TokenBatch) -> Tensor:
-    """(B, T): what the policy said, but for a first token, which has no log-probability."""
+    """(B, T): the tokens that the policy sampled, except a first token, which has no log-probability."""
     return (batch.sampled_BT > 0) & (batch.positions_BT > 0)
 
 
@@ -340,7 +340,7 @@ def _count_episodes(batch: TokenBatch, count: int, keep_N: Tensor | None) -> Ten
 
 
 def _token_weights(mask_BT: Tensor, lengths_BT: Tensor, options: LossOptions, totals: Totals) -> Tensor:
-    """What each token's loss counts in the update's. `lengths_BT` are sampled tokens of the token's episode."""
+    """Each token's weight in the update's loss. `lengths_BT`: number of sampled tokens in the token's episode."""
     if options.aggregation == "token":
         return mask_BT.float() / max(totals.tokens, 1)
     if options.aggregation == "sequence":
@@ -349,10 +349,10 @@ def _token_weights(mask_BT: Tensor, lengths_BT: Tensor, options: LossOptions, to
 
 
 def _sequence_ratio(logprobs_BT: Tensor, old_BT: Tensor, sequence_BT: Tensor, lengths_N: Tensor) -> Tensor:
-    """At every token its episode's ratio, the geometric mean of the tokens': GSPO, https://arxiv.org/abs/2507.18071.
+    """At every token, its episode's ratio: the geometric mean of the tokens' ratios, https://arxiv.org/abs/2507.18071.
 
-    The value is the episode's, the gradient the token's own (the paper's GSPO-token): summed over an episode they are
-    that of the ratio times its length, and a weight that differs from token to token stays with its token.
+    The value is the episode's, the gradient the token's own (the paper's GSPO-token). Summed over an episode, these
+    gradients are that of the ratio times the length; a weight that differs from token to token stays with its token.
     """
     with torch.no_grad():
         means_N = _sum_by(logprobs_BT - old_BT, sequence_BT, len(lengths_N)) / lengths_N.clamp(min=1)
@@ -363,12 +363,12 @@ def _policy_terms(logprobs_BT: Tensor, ratio_BT: Tensor, advantages_BT: Tensor, 
     clipped_BT = ratio_BT.clamp(1 - options.clip_low, 1 + options.clip_high)
     if options.loss == "cispo":
         return -clipped_BT.detach() * advantages_BT * logprobs_BT
-    # The worse of the two: clipping may withhold a gain, never a loss.
+    # The smaller of the two: clipping may withhold a gain, never a loss.
     return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
 
 
 def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> tuple[Tensor, Tensor]:
-    """Where clipping from below and from above told."""
+    """Where the lower and the upper bound took effect."""
     low_BT, high_BT = ratio_BT < 1 - options.clip_low, ratio_BT > 1 + options.clip_high
     if options.loss == "cispo":
         return low_BT, high_BT
@@ -376,10 +376,11 @@ def _clipped(ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> t
 
 
 def _correction(log_BT: Tensor, sequence_BT: Tensor, count: int, options: LossOptions) -> tuple[Tensor, Tensor]:
-    """Weights for what an engine sampled with other probabilities than the trainer's, and where they met a bound.
+    """Weights that correct for an engine whose probabilities differ from the trainer's, and where they met the cap.
 
-    `log_BT` is trainer less engine. Truncated: TIS, https://fengyao.notion.site/off-policy-rl. Masked: IcePop,
-    https://arxiv.org/abs/2510.18855, and of whole episodes MIS, https://arxiv.org/abs/2510.26788.
+    `log_BT`: log-probability by the trainer minus that by the engine. Truncated: TIS,
+    https://fengyao.notion.site/off-policy-rl. Masked: IcePop, https://arxiv.org/abs/2510.18855; for whole episodes MIS,
+    https://arxiv.org/abs/2510.26788.
     """
     with torch.no_grad():
         if options.correction == "none":
@@ -394,7 +395,7 @@ def _correction(log_BT: Tensor, sequence_BT: Tensor, count: int, options: LossOp
 
 
 def _k3(log_BT: Tensor) -> Tensor:
-    """Estimates the KL of p to q from tokens of p by log q - log p; never below 0, http://joschu.net/blog/kl-approx.html.
+    """Estimate KL(p, q) on tokens of p from log q - log p; never below 0, http://joschu.net/blog/kl-approx.html.
 
     Example: log 2 gives 2 - log 2 - 1 = .307.
     """
@@ -406,11 +407,11 @@ def _exp(log: Tensor) -> Tensor:
 
 
 def _where(mask_BT: Tensor, values_BT: Tensor) -> Tensor:
-    """The values as fp32, 0 where the mask is."""
+    """The values as fp32, and 0 outside the mask."""
     return torch.where(mask_BT, values_BT.to(mask_BT.device, torch.float32), 0.0)
 
 
 def _sum_by(values: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """(count,): values added up by their number."""
+    """(count,): sums of the values that have the same number."""
     sums = torch.zeros(count, dtype=values.dtype, device=values.device)
     return sums.index_add(0, numbers.flatten(), values.flatten())

@@ -226,9 +226,8 @@ class ShardedLearner(Learner):
         """
         batches, shares = list(items), self.world // self.sequence_parallel
         missing = -len(batches) % shares
-        return [*batches, *(nothing_sampled(batches[-1]) for _ in range(missing))][
-            self.rank // self.sequence_parallel :: shares
-        ]
+        batches += [nothing_sampled(batches[-1]) for _ in range(missing)]
+        return batches[self.rank // self.sequence_parallel :: shares]
 
 
 class _PolicyWithWeights:

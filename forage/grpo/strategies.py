@@ -233,10 +233,8 @@ class Zero2:
         return self.states[0]["step"].item()
 
     def gather(self) -> list[list[Tensor]]:
-        get, get_moment = (
-            self.deepspeed_utils.safe_get_full_fp32_param,
-            self.deepspeed_utils.safe_get_full_optimizer_state,
-        )
+        utils = self.deepspeed_utils
+        get, get_moment = utils.safe_get_full_fp32_param, utils.safe_get_full_optimizer_state
         return [
             [tensor.detach().cpu().clone() for tensor in (get(weight), *(get_moment(weight, m) for m in MOMENTS))]
             for weight in self.weights

@@ -106,7 +106,7 @@ class TaughtEpisodes:
     episodes: Sequence[Episode]
     advantages_N: Tensor
     totals: Totals
-    """Of all episodes that are kept, with a gradient or without."""
+    """Counts of all episodes that are kept, including those without a gradient."""
 
     @property
     def sampler_logprobs(self) -> list[Sequence[float]]:

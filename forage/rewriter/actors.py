@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forage.policy.library_noise import silence_library_noise
 from forage.rewriter.options import ActorOptions, SamplingOptions
 from forage.rewriter.rewrites import left_padded, text_of
 
@@ -202,6 +203,7 @@ def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
 
 def with_adapter(lm: Any, rank: int, seed: int) -> Any:
     """The model with a new LoRA adapter on all linear layers."""
+    silence_library_noise()
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)

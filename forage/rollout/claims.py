@@ -1,9 +1,9 @@
-"""Claims: several workers share a step's questions through files alone, and none is played twice.
+"""Claims: several workers share a step's questions through files alone, and no question is played twice.
 
-A worker claims a question by making its claim file, which the file system lets only one of them do, and keeps it fresh
-while it plays. A claim that is no longer fresh is of a worker that died. Another one takes the question over by making
-the claim after it, `<question>~1`, then `~2`: the last one counts. As no claim is ever removed or written again, a
-worker that saw a void claim and was slow can't take away what a faster one made of it.
+A worker claims a question by creating its claim file, which the file system lets only one of them do, and refreshes it
+while it plays. A claim that is no longer fresh belongs to a worker that died. Another worker takes the question over by
+creating the next claim, `<question>~1`, then `~2`: the last one counts. Claims are never removed or rewritten, so that
+a slow worker that saw an expired claim can't undo a faster one's takeover.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of one step, in a folder of their own."""
+    """The claims of one step, in their own folder."""
 
     folder: Path
     worker: str
     lease: float = 120.0
-    """Seconds after which a claim that was not refreshed is void."""
+    """Seconds after which a claim expires unless it is refreshed."""
 
     def take(self, question_id: str) -> bool:
-        """True if the question is this worker's now: newly claimed, or claimed by it before it was restarted."""
+        """Claim a question. True if it is this worker's now, newly or since before a restart."""
         self.folder.mkdir(parents=True, exist_ok=True)
         last, following = self._last(question_id)
         if last and last.read_text() == self.worker:
@@ -33,7 +33,7 @@ class Claims:
             return True
         if last and time.time() - last.stat().st_mtime <= self.lease:
             return False
-        # Written whole under a name of its own, then linked: who reads a claim never finds it without its owner.
+        # Written under another name, then linked, so that a claim is never seen without its owner.
         own = following.with_name(f".claim.{self.worker}.{following.name}")
         own.write_text(self.worker)
         try:
@@ -45,17 +45,18 @@ class Claims:
         return True
 
     def refresh(self, question_id: str) -> None:
-        """Say that the question is still being played; a claim that was taken over meanwhile stays with its taker."""
+        """Note that the question is still being played. A claim that another worker took over stays with it."""
         last, _ = self._last(question_id)
         if last and last.read_text() == self.worker:
             os.utime(last)
 
     def holds(self, question_id: str) -> bool:
+        """Whether the question is still this worker's."""
         last, _ = self._last(question_id)
         return last is not None and last.read_text() == self.worker
 
     def _last(self, question_id: str) -> tuple[Path | None, Path]:
-        """(The claim that counts, the path of the one after it.)"""
+        """(the claim that counts if there is one, the path of the next one)"""
         name = urllib.parse.quote(question_id, safe="").replace("~", "%7E")  # quote leaves a ~ as it is
         last, following, number = None, self.folder / name, 0
         while following.exists():

@@ -1,4 +1,4 @@
-"""Plan: what is to be played next, as a file in the run folder that the trainer writes and every worker finds."""
+"""Plan: which questions to play, as a file in the run folder that the trainer writes and workers read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forage.files import replacing
 from forage.rollout.options import RolloutOptions
 from forage.schedule import in_rounds
 
-FORMAT = 1  # of plans and episodes: raised when trainer and workers of two versions would misread each other
+FORMAT = 1  # of plans and episodes; raise it when trainers and workers of two versions would misread each other
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,27 @@ class Plan:
     name: str
     """Folder of its episodes. Example: 000007, or 000007-eval."""
     version: int
-    """The adapter it is meant for."""
+    """Version of the adapter to play with."""
     questions: tuple[str, ...]
     spare: tuple[str, ...] = ()
-    """Played in this order, one for each group of which all episodes are rewarded alike."""
+    """Replacements, played in this order, one for each flat group."""
     split: Literal["train", "eval"] = "train"
     num_rollouts: int = 8
     temperature: float = 1.0
     seed: int = 0
 
     def wanted(self, groups: Mapping[str, Sequence[Episode]]) -> tuple[str, ...]:
-        """What must be played, as far as is known by the groups that have been.
+        """The questions to play, as far as the groups played so far tell.
 
-        Example: of questions (a, b) and spare (c, d), a is flat: (a, b, c); then c is flat too: (a, b, c, d). Whoever
-        looks, and whenever, in the end comes to the same.
+        Example: of questions (a, b) and spare (c, d), a is flat: (a, b, c). Then c is flat too: (a, b, c, d). All
+        workers end up with the same questions, whenever they look.
         """
         played = sum(is_flat(groups[name]) for name in (*self.questions, *self.spare) if name in groups)
         return (*self.questions, *self.spare[:played])
 
 
 def plan_of(options: RolloutOptions, ids: Sequence[str], step: int) -> Plan:
-    """A step's questions: in rounds over all of them, none twice within a step."""
+    """Plan a step's questions: in rounds over all of them, none twice in a step."""
     chosen = in_rounds(ids, step, options.batch_size, options.seed)
     return Plan(
         f"{step:06d}", step, tuple(dict.fromkeys(chosen)), num_rollouts=options.num_rollouts,
@@ -53,7 +53,7 @@ def plan_of(options: RolloutOptions, ids: Sequence[str], step: int) -> Plan:
 
 
 def is_flat(group: Sequence[Episode]) -> bool:
-    """All are rewarded alike, but for rounding: there is nothing to learn from their comparison."""
+    """Whether all rewards are equal up to rounding, so that comparing the episodes teaches nothing."""
     rewards = [episode.reward for episode in group]
     return max(rewards) - min(rewards) < 1e-6
 
@@ -71,14 +71,14 @@ def read_plan(path: Path) -> Plan:
     try:
         row = json.loads(path.read_text())
         if row.pop("format", 1) != FORMAT:
-            raise ValueError("of another format")
+            raise ValueError("it has another format")
         return Plan(**row | {"questions": tuple(row["questions"]), "spare": tuple(row["spare"])})
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no plan ({error}); trainer and workers must be of the same version") from error
+        raise UserError(f"{path} is not a plan ({error}); trainer and workers must run the same version") from error
 
 
 def open_plans(run_dir: Path) -> list[Plan]:
-    """What is still to be played, oldest first; the trainer removes a plan when it has used its episodes."""
+    """Open plans, oldest first; the trainer removes a plan once it has used its episodes."""
     plans = []
     for path in sorted((run_dir / "plans").glob("[0-9]*.json")):
         try:
@@ -89,19 +89,19 @@ def open_plans(run_dir: Path) -> list[Plan]:
 
 
 class Played:
-    """The episodes of a plan, read as they come."""
+    """The episodes of a plan, read as they are written."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
         self.folder, self.plan = run_dir / "episodes" / plan.name, plan
         self._read: dict[Path, tuple[int, list[Episode]]] = {}
 
     def groups(self) -> dict[str, list[Episode]]:
-        """Whole groups by question, of one worker each, in the order of their samples.
+        """Complete groups by question, each from one worker, in the order of their samples.
 
-        A group that a killed worker wrote in part, or that the engine gave up on, is played again by another, or by
-        itself behind those lines.
+        A group that a killed worker left incomplete, or in which the engine failed, is played again: by another worker,
+        or by the same one, which appends to its file.
         """
-        whole: dict[str, list[Episode]] = {}
+        complete: dict[str, list[Episode]] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
             size = path.stat().st_size
             if self._read.get(path, (-1,))[0] != size:
@@ -111,15 +111,16 @@ class Played:
                 by_question.setdefault(episode.question_id, {})[episode.id] = episode
             for name, group in by_question.items():
                 ended = all(episode.stop != "engine" for episode in group.values())
-                if ended and len(group) == self.plan.num_rollouts and name not in whole:
-                    whole[name] = sorted(group.values(), key=lambda e: int(e.id.rpartition("/")[2]))
-        return whole
+                if ended and len(group) == self.plan.num_rollouts and name not in complete:
+                    complete[name] = sorted(group.values(), key=lambda e: int(e.id.rpartition("/")[2]))
+        return complete
 
     def missing(self) -> list[str]:
+        """Questions that are still to be played."""
         groups = self.groups()
         return [name for name in self.plan.wanted(groups) if name not in groups]
 
     def episodes(self) -> list[Episode]:
-        """All that the plan wanted, in an order that does not depend on who played what when."""
+        """All episodes of the plan, in an order that does not depend on who played what when."""
         groups = self.groups()
         return [episode for name in self.plan.wanted(groups) for episode in groups[name]]

@@ -1,4 +1,4 @@
-"""RolloutView: what is going on while episodes are played, as a live table in a terminal or as lines in a log."""
+"""RolloutView: the progress of a rollout, as a live table in a terminal or as lines in a log."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.table import Table
 
 from forage.agent.episode import Episode
 
-LOG_EVERY = 15.0  # seconds between lines where there is no terminal
+LOG_EVERY = 15.0  # seconds between lines without a terminal
 
 
 class RolloutView:
-    """Counts episodes as they end. Use it as `with RolloutView(title, total) as view`."""
+    """Counts episodes as they end: `with RolloutView(title, total) as view`."""
 
     def __init__(self, title: str, total: int) -> None:
         self.title, self.total = title, total
         self.episodes: list[Episode] = []
-        self.scores: list[Episode] = []
-        self._started = self._said = time.monotonic()
+        self.rewarded_episodes: list[Episode] = []
+        self._started = self._logged = time.monotonic()
         self._live = Live(self.table(), console=Console(), refresh_per_second=4) if sys.stdout.isatty() else None
 
     def __enter__(self) -> RolloutView:
@@ -42,22 +42,24 @@ class RolloutView:
             print(self.line(), flush=True)
 
     def played(self, episode: Episode) -> None:
+        """Count a finished episode."""
         self.episodes.append(episode)
         self._show()
 
     def rewarded(self, episodes: Sequence[Episode]) -> None:
-        self.scores += episodes
+        """Add episodes with their rewards to the means."""
+        self.rewarded_episodes += episodes
         self._show()
 
     def _show(self) -> None:
         if self._live:
             self._live.update(self.table())
-        elif time.monotonic() - self._said > LOG_EVERY:
-            self._said = time.monotonic()
+        elif time.monotonic() - self._logged > LOG_EVERY:
+            self._logged = time.monotonic()
             print(self.line(), flush=True)
 
     def figures(self) -> dict[str, str]:
-        """What is shown, by name."""
+        """The rows of the table: values by name."""
         count = max(1, len(self.episodes))
         sampled = sum(episode.sampled for episode in self.episodes)
         shown = {
@@ -66,9 +68,9 @@ class RolloutView:
             "searches": f"{sum(len(episode.searches) for episode in self.episodes) / count:.2f}",
             "ended by": ", ".join(f"{stop} {n}" for stop, n in Counter(e.stop for e in self.episodes).most_common()),
         }
-        if self.scores:
-            for name in self.scores[0].rewards:
-                shown[name] = f"{sum(episode.rewards[name] for episode in self.scores) / len(self.scores):.3f}"
+        scored = self.rewarded_episodes
+        for name in scored[0].rewards if scored else ():
+            shown[name] = f"{sum(episode.rewards[name] for episode in scored) / len(scored):.3f}"
         return shown
 
     def line(self) -> str:

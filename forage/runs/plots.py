@@ -42,7 +42,7 @@ STYLE: Any = {
     "text.parse_math": False,  # a reward's name may hold a dollar sign
 }  # fmt: skip
 WIDTH = 12  # inches
-MOST_POINTS = 300  # that a line is drawn with, whatever the number of steps
+MOST_POINTS = 300  # points of a line, however many steps there are
 MOST_COLUMNS, MOST_RIDGES, MOST_LEVELS = 100, 8, 40  # of the distribution
 
 # The drawing.
@@ -50,9 +50,9 @@ MOST_COLUMNS, MOST_RIDGES, MOST_LEVELS = 100, 8, 40  # of the distribution
 
 @dataclass(frozen=True)
 class Bins:
-    """Steps in their order, cut into at most so many runs of neighbours, each drawn as one point.
+    """Bins of neighbouring steps, each drawn as one point.
 
-    Example: steps 0 to 4 in at most 3 are the runs (0, 1), (2, 3), (4): drawn at .5, 2.5, 4, from -.5 to 4.5.
+    Example: steps 0 to 4 in at most 3 bins are (0, 1), (2, 3), (4), drawn at .5, 2.5 and 4, from -.5 to 4.5.
     """
 
     parts: tuple[slice, ...]
@@ -61,7 +61,7 @@ class Bins:
 
     @classmethod
     def of(cls, steps: Sequence[int], most: int = MOST_POINTS) -> Bins:
-        # All of one size: averages over more steps look calmer, and the line would seem to change its nature.
+        # All of one size: averages over more steps look smoother, so the line would seem to change its behaviour.
         size = math.ceil(len(steps) / most)
         parts = tuple(slice(start, min(start + size, len(steps))) for start in range(0, len(steps), size))
         of_step = np.asarray(steps, np.float64)
@@ -70,25 +70,25 @@ class Bins:
         return cls(parts, np.array([of_step[part].mean() for part in parts]), edges)
 
     def means(self, values: Sequence[float] | Floats) -> Floats:
-        """Each run's mean over the steps that have a value; NaN where none has."""
+        """Each bin's mean over the steps that have a value; NaN where none has."""
         array, starts = np.asarray(values, np.float64), [part.start for part in self.parts]
-        there = ~np.isnan(array)
-        sums, counts = np.add.reduceat(np.where(there, array, 0), starts), np.add.reduceat(there.astype(int), starts)
+        known = ~np.isnan(array)
+        sums, counts = np.add.reduceat(np.where(known, array, 0), starts), np.add.reduceat(known.astype(int), starts)
         return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
     def pooled(self, values: Sequence[Floats]) -> list[Floats]:
-        """All values of each run's steps."""
+        """All values of each bin's steps."""
         return [np.concatenate(values[part]) for part in self.parts]
 
 
 def running_mean(values: Sequence[float] | Floats, reach: int) -> Floats:
-    """Mean of the values from `reach` before to `reach` after each, as far as there are any: it does not lag behind.
+    """Centred running mean: of each value, the `reach` values before it and the `reach` after it.
 
-    Example: [1, 3, nan, 8, 6] by 1 gives [2, 2, 5.5, 7, 7].
+    Example: [1, 3, nan, 8, 6] with a reach of 1 gives [2, 2, 5.5, 7, 7].
     """
     array = np.asarray(values, np.float64)
-    there = ~np.isnan(array)
-    sums, counts = (np.cumsum([0, *part]) for part in (np.where(there, array, 0), there))
+    known = ~np.isnan(array)
+    sums, counts = (np.cumsum([0, *part]) for part in (np.where(known, array, 0), known))
     places = np.arange(len(array))
     first, last = np.maximum(places - reach, 0), np.minimum(places + reach + 1, len(array))
     count = counts[last] - counts[first]
@@ -96,12 +96,12 @@ def running_mean(values: Sequence[float] | Floats, reach: int) -> Floats:
 
 
 def reach_of(steps: int) -> int:
-    """What a running mean of so many steps reaches to either side: a twentieth, 1 to 20; under 6 steps have none."""
+    """Reach of the running mean for this many steps: a twentieth of them, from 1 to 20; 0 for fewer than 6 steps."""
     return 0 if steps < 6 else min(20, max(1, steps // 20))
 
 
 def rewards_figure(stats: Sequence[StepStats], final: Mapping[int, Mapping[str, Interval]] | None = None) -> Figure:
-    """The overall reward above, a panel for each of the others below. `final`: evaluations of what came of it all."""
+    """The overall reward on top, a panel for each other reward below. `final`: evaluations after the last step."""
     names = list(dict.fromkeys(name for step in stats for name in step.rewards))
     columns = max(1, min(3, len(names) - 1))
     rows = math.ceil((len(names) - 1) / columns)
@@ -132,7 +132,7 @@ def _reward_panel(
         axes.plot(bins.x, smooth, color=BLUE, lw=2.4, label=f"mean of {2 * reach + 1} steps")
     evaluations = {step.step: step.evaluation for step in stats if step.evaluation} | dict(final)
     tested = [(step, evaluation[name]) for step, evaluation in sorted(evaluations.items()) if name in evaluation]
-    tested = tested[:: -math.ceil(len(tested) / 40) or None]  # the last one is always among them
+    tested = tested[:: -math.ceil(len(tested) / 40) or None]  # always includes the last one
     if tested:
         middle = np.array([interval["mean"] for _, interval in tested])
         arms = [[interval["mean"] - interval["low"] for _, interval in tested],
@@ -148,7 +148,7 @@ def _reward_panel(
 
 
 def distribution_figure(stats: Sequence[StepStats]) -> Figure:
-    """How the overall reward is distributed: step by step with quantiles, and a ridge for each part of the run."""
+    """The distribution of the overall reward: by step with quantiles, and as a ridge for each part of the run."""
     figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.7, 1])
     values = [np.asarray(step.rewards["overall"]) for step in stats]
@@ -162,7 +162,7 @@ def distribution_figure(stats: Sequence[StepStats]) -> Figure:
 
 
 def levels_of(pooled: Sequence[Floats], reach: tuple[float, float], most: int) -> Floats:
-    """Edges of as many levels as the episodes of a column can fill: twice the root of their number, at least 10.
+    """Edges of the levels of a histogram: twice the square root of a column's episodes, at least 10, at most `most`.
 
     Example: columns of 64 episodes have 16 levels.
     """
@@ -171,7 +171,7 @@ def levels_of(pooled: Sequence[Floats], reach: tuple[float, float], most: int) -
 
 
 def shares(values: Floats, levels: Floats) -> Floats:
-    """Share of the values at each level. Example: [0, .6, 1] at levels 0, .5, 1 gives [1/3, 2/3]."""
+    """Share of the values in each level. Example: [0, .6, 1] with edges 0, .5, 1 gives [1/3, 2/3]."""
     return np.asarray(np.histogram(values, levels)[0] / len(values))
 
 
@@ -181,7 +181,7 @@ def _heat_map(
     pooled = bins.pooled(values)
     levels = levels_of(pooled, reach, MOST_LEVELS)
     shares_CL = np.stack([shares(column, levels) for column in pooled])
-    # A column in which all is at one level must not leave the others pale.
+    # A column with everything in one level must not make the others pale.
     mesh = axes.pcolormesh(
         bins.edges, levels, shares_CL.T, cmap=SHARES, vmin=0, vmax=min(float(shares_CL.max()), 0.4), rasterized=True
     )
@@ -208,7 +208,7 @@ def _ridges(
     pooled = bins.pooled(values)
     levels = levels_of(pooled, reach, MOST_LEVELS // 2)
     heights = [shares(column, levels) for column in pooled]
-    # The tallest ridge reaches half over the one before it.
+    # The tallest ridge covers half of the one above it.
     scale = 1.5 / max(float(height.max()) for height in heights) if len(heights) > 1 else 0.9 / heights[0].max()
     for place, (part, column, height) in enumerate(zip(bins.parts, pooled, heights, strict=True)):
         base, order = float(-place), 2 * place
@@ -240,7 +240,7 @@ PANELS: dict[str, dict[str, str]] = {
 RATIO = "ratio to the sampler, with range"
 ORDER = [*list(PANELS)[:4], RATIO, *list(PANELS)[4:]]
 SHARE_PANELS = {TOKENS, "episodes and groups"}
-# Seconds that are drawn, from below; what lies within another phase is not, and the rest of the step is "other".
+# Phases in the order they are stacked, without those that are part of another phase; the rest of a step is "other".
 PHASES = {
     "rollout": BLUE, "rewards": SKY, "logprobs": GREEN, "backward": ORANGE, "publish": PURPLE, "evaluation": VERMILION,
     "plots": YELLOW,
@@ -248,14 +248,14 @@ PHASES = {
 
 
 def training_figure(stats: Sequence[StepStats]) -> Figure:
-    """A panel for each thing that the update reports, those left out that no step has; then seconds by phase."""
+    """A panel for each figure of the update that any step reports, then seconds by phase."""
     bins = Bins.of([step.step for step in stats])
     draw: dict[str, Panel] = {
         title: partial(_training_panel, lines=lines, bins=bins, stats=stats) for title, lines in PANELS.items()
     }
     named = {RATIO: ["ratio_min", "ratio_mean", "ratio_max"]} | {title: list(lines) for title, lines in PANELS.items()}
-    there = {name for step in stats for name in step.training}
-    titles = [title for title in ORDER if there & set(named[title])]
+    reported = {name for step in stats for name in step.training}
+    titles = [title for title in ORDER if reported & set(named[title])]
     draw |= {
         RATIO: partial(_ratio_panel, bins=bins, stats=stats),
         "episodes and groups": partial(_episodes_panel, bins=bins, stats=stats),
@@ -286,7 +286,7 @@ def _ratio_panel(axes: Axes, *, bins: Bins, stats: Sequence[StepStats]) -> None:
     )
     _band(axes, bins, least, most, "")
     _line(axes, bins, mean, BLUE, "", quiet=False)
-    # One token's ratio may be thousands, and that of another nearly nothing.
+    # One token's ratio may be in the thousands and another's nearly 0.
     if np.nanmax(most, initial=1) > 10 and np.nanmin(least, initial=1) > 0:
         axes.set_yscale("log")
 
@@ -303,9 +303,9 @@ def _searches_panel(axes: Axes, *, bins: Bins, stats: Sequence[StepStats]) -> No
 
 
 def phase_seconds(stats: Sequence[StepStats]) -> dict[str, list[float]]:
-    """Seconds of each step by phase, such that they add up to the step's.
+    """Seconds of each step by phase; they add up to the step's.
 
-    Example: {"rollout": 20, "generate": 15, "backward": 8, "step": 31} is rollout 20, backward 8, other 3.
+    Example: {"rollout": 20, "generate": 15, "backward": 8, "step": 31} gives rollout 20, backward 8, other 3.
     """
     named = {name for step in stats for name in step.seconds} - set(NO_PHASES)
     phases = [*(name for name in PHASES if name in named), *sorted(named - set(PHASES))]
@@ -332,7 +332,7 @@ def _seconds_panel(axes: Axes, bins: Bins, stats: Sequence[StepStats]) -> None:
 
 
 def _smooth(axes: Axes, bins: Bins, values: Sequence[float], color: str, label: str) -> None:
-    """A line, and where there are many steps their running mean over it."""
+    """A line, and over it the running mean where there are enough steps."""
     reach = reach_of(len(values))
     _line(axes, bins, values, color, "" if reach else label, quiet=reach > 0)
     if reach:
@@ -346,7 +346,7 @@ def _line(axes: Axes, bins: Bins, values: Sequence[float] | Floats, color: str, 
 
 
 def _band(axes: Axes, bins: Bins, low: Floats, high: Floats, label: str) -> None:
-    """From low to high; as stairs where a single step would leave it no width."""
+    """Fill from low to high; a single step gets a width of 0.1."""
     if len(bins.x) == 1:
         x, lower, upper = bins.x + np.array([-0.05, 0.05]), bins.means(low).repeat(2), bins.means(high).repeat(2)
     else:
@@ -355,7 +355,7 @@ def _band(axes: Axes, bins: Bins, low: Floats, high: Floats, label: str) -> None
 
 
 def _stairs(bins: Bins, values: Floats) -> tuple[Floats, Floats]:
-    """A value for each run as a line from edge to edge. Example: [1, 2] from -.5 to 1.5 is at -.5, .5, .5, 1.5."""
+    """A line with one stair per bin. Example: bins from -.5 to .5 and .5 to 1.5 have x -.5, .5, .5, 1.5."""
     return bins.edges.repeat(2)[1:-1], values.repeat(2)
 
 
@@ -369,7 +369,7 @@ def _finish(axes: Axes, title: str, bins: Bins, *, last: bool) -> None:
     labels = len(axes.get_legend_handles_labels()[1])
     if labels:
         low, high = axes.get_ylim()
-        taken = 0.15 * labels  # share of the height, so that the legend lies on no line
+        taken = 0.15 * labels  # share of the height, so that the legend covers no line
         axes.set_ylim(low, low + (high - low) / (1 - taken))
         axes.legend(loc="upper right", fontsize=11, handlelength=1.2, borderaxespad=0, labelspacing=0.3)
     _step_axis(axes, bins, room=0.012)
@@ -379,7 +379,7 @@ def _finish(axes: Axes, title: str, bins: Bins, *, last: bool) -> None:
 
 
 def _step_axis(axes: Axes, bins: Bins, *, room: float = 0.0, until: float = 0.0) -> None:
-    """Steps from edge to edge, or `until` there, and so much more on both sides, for markers."""
+    """Show the steps from edge to edge, at least up to `until`, with `room` on both sides for markers."""
     more = room * (bins.edges[-1] - bins.edges[0])
     axes.set(xlabel="step", xlim=(bins.edges[0] - more, max(bins.edges[-1], until) + more))
     if len(bins.x) == 1:
@@ -390,7 +390,7 @@ def _step_axis(axes: Axes, bins: Bins, *, room: float = 0.0, until: float = 0.0)
 
 
 def _room(axes: Axes, least: float) -> None:
-    """Let the y-axis span so much, that noise in a flat line does not look like an event."""
+    """Make the y-axis span at least this much, so that noise in a flat line does not look like an event."""
     low, high = axes.get_ylim()
     if high - low < least:
         axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
@@ -412,14 +412,14 @@ def draw_plots(run_dir: Path, stats: Sequence[StepStats]) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Drawn first and then written at once: a viewer never sees half a picture, and a failure leaves the old one."""
+    """Draw first, then write at once: a viewer never sees half a picture, and a failure leaves the old one."""
     drawn = png(figure)
     with replacing(path) as file:
         file.buffer.write(drawn)
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a file's content; its layout is found first and then left, else all is drawn twice to find it."""
+    """The figure as PNG. Its layout is computed first and then dropped, or savefig would draw everything twice."""
     drawn, engine = io.BytesIO(), figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)

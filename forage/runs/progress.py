@@ -1,4 +1,4 @@
-"""TrainView: how far training is, as a live table in a terminal and a line a step; Phases: where its time goes."""
+"""TrainView: the progress of training, as a live table in a terminal and a line per step; Phases: where time goes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rich.text import Text
 from forage.heartbeat import beat
 from forage.runs.stats import NO_PHASES, StepStats
 
-LAST = 20  # steps whose median tells the time that is left: evaluations, which not all have, don't move it
-TREND = 5  # steps that are compared with as many before them
+LAST = 20  # steps whose median predicts the time left: the few with an evaluation don't move it
+TREND = 5  # steps that are compared with the same number before them
 
 
 class Phases:
-    """A stop-watch by name. Time counts once for a name however many of it run at once, nested or in asyncio tasks.
+    """Stopwatches by name. Overlapping phases of one name, nested or in asyncio tasks, count once.
 
-    Example: phases("rollout") from second 0 to 10, in it phases("search") from 2 to 5 and another from 4 to 8, give
+    Example: phases("rollout") from second 0 to 10, within it phases("search") from 2 to 5 and another from 4 to 8, give
     {"rollout": 10, "search": 6}.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._seconds: dict[str, float] = {}
-        self._running: dict[str, tuple[int, float, float]] = {}  # name: how many, since when counted, since when at all
+        self._running: dict[str, tuple[int, float, float]] = {}  # name: how many, counted since, running since
         self._lock = threading.Lock()  # the live table is drawn by another thread
 
     @contextmanager
@@ -41,7 +41,7 @@ class Phases:
         with self._lock:
             now = self._clock()
             count, since, began = self._running.pop(name, (0, now, now))
-            self._running[name] = (count + 1, since, began)  # the last one in is what runs now
+            self._running[name] = (count + 1, since, began)  # now() reports the one entered last
         try:
             yield
         finally:
@@ -54,7 +54,7 @@ class Phases:
                     self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - since
 
     def take(self) -> dict[str, float]:
-        """Seconds by name since the last take, of what still runs so far; then counting starts anew."""
+        """Seconds by name since the last take, including phases that still run; counting then starts from 0."""
         with self._lock:
             now, taken = self._clock(), self._seconds
             for name, (count, since, began) in self._running.items():
@@ -64,7 +64,7 @@ class Phases:
         return taken
 
     def now(self) -> tuple[str, float] | None:
-        """The phase that was entered last of those that run, and for how long it has."""
+        """The running phase that was entered last, and for how long it has been running."""
         with self._lock:
             if not self._running:
                 return None
@@ -73,7 +73,7 @@ class Phases:
 
 
 class TrainView:
-    """Says where training is. The live table is taken away while a rollout shows its own.
+    """Shows the progress of training. The live table is hidden while a rollout shows its own.
 
     with TrainView(last=500, phases=phases, history=read_stats(run_dir)) as view:
         view.began(step)
@@ -103,7 +103,7 @@ class TrainView:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the terminal to another live display."""
+        """Hide the table while another live display has the terminal."""
         self._hide()
         try:
             yield
@@ -111,11 +111,11 @@ class TrainView:
             self._show()
 
     def began(self, step: int) -> None:
-        """This step runs now."""
+        """Note that this step has begun."""
         self.step, self._began = step, time.monotonic()
 
     def ended(self, stats: StepStats) -> None:
-        """A step's line, which stays, and its warnings."""
+        """Print the step's line and its warnings."""
         self.history.append(stats)
         lines = [self.line(), *(f"note: {note}" for note in stats.notes)]
         for line in lines:
@@ -141,14 +141,14 @@ class TrainView:
         return "; ".join(parts)
 
     def table(self) -> Table:
-        """What is shown live."""
+        """The live table."""
         table = Table("", "", show_header=False, title="training")
         for name, value in self.figures().items():
             table.add_row(Text(name), Text(value))
         return table
 
     def figures(self) -> dict[str, str]:
-        """What the table says, by name."""
+        """The rows of the table: values by name."""
         shown = {"step": f"{self.step} of {self.last}"} if self.step is not None else {}
         now = self.phases.now()
         if now:
@@ -157,7 +157,7 @@ class TrainView:
         if left is not None:
             running = self.step is not None and self.step > self.history[-1].step
             left = max(0.0, left - (time.monotonic() - self._began)) if running else left
-            shown["left"] = f"{duration(left)}, by the last steps' median of {duration(_median(self.history))}"
+            shown["left"] = f"{duration(left)}, at a median of {duration(_median(self.history))} per step"
         for name, value, trend in reward_trends(self.history):
             shown[name] = f"{value:.3f}{_signed(trend)}"
         return shown
@@ -174,14 +174,14 @@ class TrainView:
 
 
 def step_seconds(stats: StepStats) -> float:
-    """What the step took: its own figure, or where that lacks the sum of its phases."""
+    """Seconds the step took; where that figure is missing, the sum of its phases."""
     return stats.seconds.get("step", sum(s for name, s in stats.seconds.items() if name not in NO_PHASES))
 
 
 def seconds_left(history: Sequence[StepStats], last: int) -> float | None:
-    """Steps that are left, at the median of the last ones; None before there is any.
+    """Seconds that the remaining steps take at the median of the last ones; None before the first step has ended.
 
-    Example: steps 0 to 2 took 10, 12 and 50 seconds, so 7 more up to step 9 take 84.
+    Example: steps 0 to 2 took 10, 12 and 50 seconds, so the 7 more up to step 9 take 84.
     """
     if not history:
         return None
@@ -193,8 +193,10 @@ def _median(history: Sequence[StepStats]) -> float:
 
 
 def reward_trends(history: Sequence[StepStats]) -> list[tuple[str, float, float | None]]:
-    """(name, last mean, trend) of each reward. The trend is the mean of the last 5 steps less that of the 5 before,
-    of fewer where there are not so many, None at the first step.
+    """(name, last mean, trend) of each reward.
+
+    The trend is the mean of the last 5 steps minus that of the 5 before them. A short history compares fewer steps; the
+    first step has no trend.
 
     Example: means .2, .4, .6, .8 give a trend of .7 - .3 = .4.
     """
@@ -215,7 +217,7 @@ def _signed(trend: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units. Example: 59.4, 61 and 7300 are 59 s, 1 min 1 s and 2 h 1 min."""
+    """Seconds in their two largest units. Examples: 59.4, 61 and 7300 are 59 s, 1 min 1 s and 2 h 1 min."""
     whole = round(seconds)
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:

@@ -1,4 +1,4 @@
-"""RunFolder: what was run, kept beside what came of it; and no two trainers in one folder."""
+"""Run folder: stores the options and the code's changes beside the results, and admits one trainer only."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ from forage.files import locked, replacing
 
 @contextmanager
 def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
-    """Hold a run folder for this process. A run goes on only under its own options, but for those that are `free`."""
+    """Lock a run folder for this process. Of a run that is already there, only the `free` options may change."""
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / ".lock", f"{folder} is being trained in by another process; give another --run-dir"):
+    with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir"):
         keep_options(folder, options, free)
-        for half_written in (*(folder / "adapters").glob(".*"), *(folder / "state").glob(".*")):  # by a killed process
+        for half_written in (
+            *(folder / "adapters").glob(".*"),
+            *(folder / "state").glob(".*"),
+        ):  # left by a killed process
             shutil.rmtree(half_written, ignore_errors=True)
         yield
 
 
 def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: str = "another --run-dir") -> None:
-    """Save the options as config.json, and the code's difference to its last commit; refuse to mix two runs."""
+    """Save the options as config.json and uncommitted code as code.diff; refuse the options of another run."""
     path = folder / "config.json"
     now = plain(options)
     if path.exists():
         before = json.loads(path.read_text())
-        was_of, now_of = flat(before), {name: value for name, value in flat(now).items() if name not in free}
-        name = changed(now_of, was_of)
+        old_values, new_values = flat(before), {name: value for name, value in flat(now).items() if name not in free}
+        name = changed(new_values, old_values)
         if name:
             option = name.rpartition(".")[2].replace("_", "-")
-            told = f"--{option} {was_of[name]}, not {now_of[name]}"
-            raise UserError(f"{folder} was begun with {told}; give that, or {way_out}")
+            difference = f"--{option} {old_values[name]}, not {new_values[name]}"
+            raise UserError(f"{folder} was begun with {difference}; give that, or {way_out}")
     else:
         with replacing(folder / "code.diff") as file:
             file.write(code_state())
@@ -46,7 +49,7 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: 
 
 
 def plain(options: Any) -> dict[str, Any]:
-    """Options as JSON holds them, but for keys, which belong into no file and no tracker."""
+    """Options as JSON values, without API keys, which belong in no file and no tracker."""
 
     def without_key(part: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in part.items() if name != "api_key"}
@@ -56,7 +59,7 @@ def plain(options: Any) -> dict[str, Any]:
 
 
 def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """The first option that is other than before; `before` may lack those that are newer than it."""
+    """The first option that differs from before; options that `before` lacks are newer than it and don't count."""
     return next((name for name, value in now.items() if name in before and value != before[name]), None)
 
 
@@ -72,7 +75,7 @@ def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def code_state() -> str:
-    """The commit and what differs from it; empty where the code is in no git checkout, or git is not there."""
+    """The commit and the uncommitted changes; empty outside a git checkout or without git."""
     here = Path(__file__).resolve().parent
     try:
         parts = [

@@ -1,7 +1,7 @@
-"""StepStats: what one step of training is known by; a run folder's training_stats_<step>.json, their schema and I/O.
+"""StepStats: the statistics of one training step, and their files, training_stats_<step>.json in the run folder.
 
-A file is one JSON object, a line a field, in the order below. `summary` is derived from `rewards` when it is written.
-All that differs between two runs of the same seed on the same machine lies under `measured`: {"seconds", "memory_gib"}.
+A file is one JSON object with a line per field, in the order below. `summary` is computed from `rewards` on writing.
+Only the fields under `measured` differ between two runs of the same seed on the same machine.
 
     {
     "schema": 1,
@@ -32,7 +32,7 @@ from forage.statistics import Interval
 
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib")
-NO_PHASES = ("step", "generate", "search")  # of the seconds: the whole, and what lies within the rollout
+NO_PHASES = ("step", "generate", "search")  # in `seconds`: the whole step, and parts of the rollout
 
 
 class Summary(TypedDict):
@@ -40,7 +40,7 @@ class Summary(TypedDict):
 
     mean: float
     std: float
-    """Of the episodes as they are, not as a sample: [0, 1] gives 0.5."""
+    """Population standard deviation: [0, 1] gives 0.5."""
     min: float
     p25: float
     median: float
@@ -49,18 +49,18 @@ class Summary(TypedDict):
 
 
 class Groups(TypedDict):
-    """Groups of episodes of one question."""
+    """Groups: a group is the episodes of one question."""
 
     total: int
-    """Groups that were trained on."""
+    """Groups that were trained on, flat ones included."""
     flat: int
-    """Of them, those whose episodes all have the same reward, which teach nothing."""
+    """Groups whose episodes all have the same reward, which teach nothing."""
     replaced: int
-    """Flat groups that others were played for."""
+    """Groups of spare questions, played in place of flat ones."""
 
 
 class EpisodeFigures(TypedDict):
-    """Episodes that were trained on, as means over them where nothing else is said."""
+    """The episodes that were trained on; means over them unless stated otherwise."""
 
     count: int
     well_formed: float
@@ -68,11 +68,11 @@ class EpisodeFigures(TypedDict):
     searches: float
     turns: float
     sampled_tokens: float
-    """Tokens of the policy's."""
+    """Tokens that the policy sampled."""
     tokens: float
-    """All tokens: prompt, policy's and tool's."""
+    """All tokens: the prompt's, the policy's and the tool's."""
     stale: int
-    """How many more were dropped for their age."""
+    """Number of episodes that were dropped because their adapter was too old."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +84,29 @@ class StepStats:
     adapter: str
     """Version of the adapter that sampled the episodes, as v000007."""
     rewards: dict[str, list[float]]
-    """Values of each reward by name, "overall" first: one for each episode, in the order of the episodes' ids."""
+    """Values of each reward by name, "overall" first: one per episode, in the order of the episodes' ids."""
     groups: Groups
-    """How many groups, and how many of them taught nothing."""
+    """Number of groups, and how many taught nothing."""
     episodes: EpisodeFigures
-    """What the episodes look like."""
+    """Length and form of the episodes."""
     stops: dict[str, int]
-    """Episodes by what ended them."""
+    """Number of episodes by what ended them."""
     faults: dict[str, int]
-    """Breaches of the protocol by kind, over all turns."""
+    """Number of protocol faults by kind, over all turns."""
     training: dict[str, float]
     """The update, as means over its tokens: policy_loss, kl (to the reference), entropy, clip_low_share,
     clip_high_share, ratio_mean, ratio_min, ratio_max (trained over sampling policy), mismatch_kl, mismatch_mean_abs,
     corrected_share (trainer's against sampler's log-probabilities), grad_norm (before clipping), learning_rate,
     tokens, micro_batches, demonstration_loss (where demonstrations are shown); whatever else the loss reports."""
     evaluation: dict[str, Interval] | None = None
-    """Each reward on held-out questions, at steps that measure it."""
+    """Each reward on held-out questions, at steps with an evaluation."""
     notes: list[str] = field(default_factory=list)
-    """Warnings, a sentence each; without times, which differ from run to run."""
+    """Warnings, one sentence each, without times, which differ from run to run."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Wall-clock by phase: rollout (generate and search lie within), rewards, logprobs, backward, publish, evaluation,
-    plots; and step, the whole."""
+    """Wall-clock seconds by phase: rollout (which includes generate and search), rewards, logprobs, backward, publish,
+    evaluation, plots; step is the whole."""
     memory_gib: float = 0.0
-    """Peak memory: of the GPU where there is one, else of the process."""
+    """Peak memory of the GPU, or without one of the process."""
     schema: int = SCHEMA
     """Version of this format."""
 
@@ -115,16 +115,16 @@ class StepStats:
             raise ValueError(f"step {self.step}: the first reward must be 'overall', got {list(self.rewards)}")
         lengths = {name: len(values) for name, values in self.rewards.items()}
         if len(set(lengths.values())) > 1 or not lengths["overall"]:
-            raise ValueError(f"step {self.step}: each reward needs one value an episode, got {lengths}")
+            raise ValueError(f"step {self.step}: each reward needs one value per episode, got {lengths}")
 
     @cached_property
     def summary(self) -> dict[str, Summary]:
-        """Each reward's distribution."""
+        """Summary of each reward's distribution."""
         return {name: summarised(values) for name, values in self.rewards.items()}
 
 
 def summarised(values: Sequence[float]) -> Summary:
-    """Quantiles are interpolated. Example: [0, 1] has mean .5, std .5, p25 .25, median .5."""
+    """Mean, deviation and interpolated quantiles. Example: [0, 1] has mean .5, std .5, p25 .25, median .5."""
     ordered, mean = sorted(values), math.fsum(values) / len(values)
     low, p25, median, p75, high = (_quantile(ordered, share) for share in (0, 0.25, 0.5, 0.75, 1))
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
@@ -132,7 +132,7 @@ def summarised(values: Sequence[float]) -> Summary:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """As numpy's, in a tenth of its time for the few values of a step."""
+    """Same result as numpy's quantile, in a tenth of the time for a step's few values."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -140,22 +140,22 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def to_row(stats: StepStats) -> dict[str, Any]:
-    """The JSON object; a number that JSON can't hold is refused by the name of its field."""
+    """The JSON object; NaN and infinity are refused with the name of their field."""
     names = ["schema", *(item.name for item in fields(stats) if item.name != "schema")]
     row = {name: _plain(getattr(stats, name), f"step {stats.step}: {name}") for name in names}
     measured = {"measured": {name: row.pop(name) for name in MEASURED}}
-    # Rows are read by people too: the summary stands beside the values that it is made of.
+    # People read the files too, so the summary comes right after the values it is computed from.
     place = list(row).index("rewards") + 1
     return dict([*list(row.items())[:place], ("summary", stats.summary), *list(row.items())[place:]]) | measured
 
 
 def reproducible(stats: StepStats) -> dict[str, Any]:
-    """All that a second run of the same seed must give bit for bit."""
+    """The fields that a second run of the same seed must reproduce bit for bit."""
     return {name: value for name, value in to_row(stats).items() if name != "measured"}
 
 
 def same_run(first: Sequence[StepStats], second: Sequence[StepStats]) -> bool:
-    """Whether two runs did the same, in whatever time."""
+    """Whether two runs are equal in everything but time and memory."""
     return list(map(reproducible, first)) == list(map(reproducible, second))
 
 
@@ -164,7 +164,7 @@ def stats_path(run_dir: Path, step: int) -> Path:
 
 
 def write_stats(run_dir: Path, stats: StepStats) -> Path:
-    """Write a step's file, over that of the same step if it was made again."""
+    """Write a step's file; a step that is repeated replaces its file."""
     lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in to_row(stats).items())
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     with replacing(stats_path(run_dir, stats.step)) as file:
@@ -173,7 +173,7 @@ def write_stats(run_dir: Path, stats: StepStats) -> Path:
 
 
 def read_stats(run_dir: Path) -> list[StepStats]:
-    """All steps of a run in their order: 2 before 10."""
+    """All steps of a run, in numerical order."""
     steps = [int(found[1]) for path in run_dir.glob("training_stats_*.json")
              if (found := re.fullmatch(r"training_stats_(\d+)\.json", path.name))]  # fmt: skip
     return [_read(stats_path(run_dir, step), step) for step in sorted(steps)]
@@ -190,12 +190,14 @@ def _read(path: Path, step: int) -> StepStats:
         stats = StepStats(**{item.name: row[item.name] for item in fields(StepStats)})
         _add_up(stats)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is broken ({type(error).__name__}: {error}); delete it to go on without it") from error
+        raise UserError(
+            f"{path} is broken ({type(error).__name__}: {error}); delete it to continue without it"
+        ) from error
     return stats
 
 
 def _add_up(stats: StepStats) -> None:
-    """Raise TypeError where something else stands for a number."""
+    """Raise TypeError if anything but a number is found where there should be one."""
     tables: list[Any] = [stats.groups, stats.episodes, stats.stops, stats.faults, stats.training, stats.seconds]
     for table in [*tables, {"memory_gib": stats.memory_gib}, *(stats.evaluation or {}).values()]:
         sum(table.values())
@@ -204,11 +206,11 @@ def _add_up(stats: StepStats) -> None:
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Python's own numbers for numpy's and torch's, none of them NaN or infinite.
+    """Convert numpy's and torch's numbers to Python's; refuse NaN and infinity.
 
     Example: {"kl": np.float32(0.5)} becomes {"kl": 0.5}; {"kl": nan} is refused as "step 7: training.kl is nan".
     """
@@ -223,15 +225,15 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Integral):
         return int(value)
     if not math.isfinite(value):
-        raise UserError(f"{where} is {float(value)}: training diverged; lower the learning rate, or mend that figure")
+        raise UserError(f"{where} is {float(value)}: training diverged; lower the learning rate, or fix that reward")
     return float(value)
 
 
-# Evaluations, of which the last is of an adapter that no step sampled with any more
+# Evaluations; the last one is of the final adapter, which no step samples with
 
 
 def write_evaluations(run_dir: Path, evaluations: Mapping[int, Mapping[str, Interval]]) -> None:
-    """By adapter version, each reward's mean on the held-out questions."""
+    """Write evaluations.json: by adapter version, each reward's mean on the held-out questions."""
     with replacing(run_dir / "evaluations.json") as file:
         json.dump(evaluations, file, indent=1, allow_nan=False)
 

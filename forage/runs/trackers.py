@@ -1,6 +1,6 @@
-"""Tracker: sends each step's figures to wandb, tensorboard or trackio, by accelerate's classes for them.
+"""Tracker: sends each step's figures to wandb, tensorboard or trackio, through accelerate's classes for them.
 
-The run folder holds everything without any of them; a tracker is for those who watch many runs in one place.
+Nothing depends on a tracker: the run folder has all figures. A tracker shows many runs in one place.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PROJECT = "forage"
 
 
 def flatten(stats: StepStats) -> dict[str, float]:
-    """A step's figures under flat names.
+    """A step's figures with flat names.
 
     Example: rewards {"mrr": [0, 1]}, training {"policy_loss": -.1, "kl": .2}, stops {"answer": 3} and seconds
     {"rollout": 9} give reward/mrr .5, reward_std/mrr .5, loss/policy -.1, training/kl .2, stops/answer 3,
-    seconds/rollout 9; then groups/... and episodes/..., memory_gib, and where it was measured evaluation/mrr,
+    seconds/rollout 9; then groups/..., episodes/..., memory_gib, and at steps with an evaluation evaluation/mrr,
     evaluation_low/mrr and evaluation_high/mrr.
     """
     flat: dict[str, float] = {}
@@ -44,29 +44,29 @@ def flatten(stats: StepStats) -> dict[str, float]:
     }  # fmt: skip
     flat |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
     flat["memory_gib"] = stats.memory_gib
-    # Tensorboard replaces other characters itself, and says so at each; all trackers get the same names instead.
+    # Tensorboard would replace other characters with a warning each time; this way all trackers get the same names.
     return {re.sub(r"[^\w./-]+", "_", name): float(value) for name, value in flat.items()}
 
 
 class Tracker:
-    """What `open_tracker` gives: a run of the library's, or what starts one at the first step, or neither."""
+    """Wraps a library's run, or a function that starts one at the first step, or nothing."""
 
     def __init__(self, run: Any = None, start: Callable[[int], Any] | None = None) -> None:
         self._run, self._start = run, start
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send a step's figures; a step that is made again after a resume may be sent again."""
+        """Send a step's figures; a step that is repeated after a resume may be sent again."""
         if self._run is None and self._start:
             self._run = self._start(step)
         if self._run is None:
             return
-        if self._run.name == "wandb":  # drops what is logged under a step that it has passed: see _wandb
+        if self._run.name == "wandb":  # wandb drops figures of a step it has passed; see define_metric in _wandb
             self._run.log({**values, "step": step})
         else:
             self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Send what is left. Nothing can be logged after."""
+        """Send what is left; nothing can be logged after that."""
         if self._run is not None:
             self._run.finish()
         self._run = self._start = None
@@ -81,7 +81,7 @@ class Tracker:
 
 
 def open_tracker(kind: Kind, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> Tracker:
-    """The tracker of that kind; of many processes, only the main one's does anything. What is missing shows here."""
+    """Open a tracker and fail here if its library is missing; only the main process's tracker sends anything."""
     if kind == "none":
         return Tracker()
     if kind not in ("wandb", "tensorboard", "trackio"):
@@ -101,10 +101,10 @@ def open_tracker(kind: Kind, run_dir: Path, run_name: str, config: Mapping[str, 
 def _tensorboard(run_dir: Path, run_name: str, config: dict[str, Any], step: int) -> Any:
     from accelerate.tracking import TensorBoardTracker  # type: ignore[import-untyped]
 
-    # purge_step: what an earlier process logged from here on is hidden, as it is about to be logged again.
+    # purge_step hides what an earlier process logged from this step on, as it will be logged again.
     tracker = TensorBoardTracker(run_name, run_dir / "tensorboard", purge_step=step)
     tracker.start()
-    # Not as "hyperparameters": accelerate makes another run of them in the same folder at every start.
+    # Not as "hyperparameters", which accelerate would log as another run in the same folder at every start.
     tracker.writer.add_text("config", "```json\n" + json.dumps(config, indent=1) + "\n```", step)
     return tracker
 
@@ -126,7 +126,7 @@ def _wandb(run_dir: Path, run_name: str, config: dict[str, Any]) -> Any:
         resume="allow",
         config=config,
         mode="offline" if offline else None,
-        # Its console would take over the terminal that the progress is drawn in.
+        # wandb's console capture would disturb the live progress table.
         settings=wandb.Settings(console="off", silent=offline),
     )
     try:
@@ -138,7 +138,7 @@ def _wandb(run_dir: Path, run_name: str, config: dict[str, Any]) -> Any:
 
 
 def _run_id(run_dir: Path) -> str:
-    """The same for a run folder whenever it is asked, so that a resumed run goes on as the same one."""
+    """wandb's id of a run folder, kept in a file so that a resumed run stays the same run."""
     path = run_dir / "wandb" / "run_id"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -47,5 +47,5 @@ def test_a_broken_line_in_the_midst_is_named(tmp_path):
     path = tmp_path / "w.jsonl"
     append_episodes(path, [EPISODE])
     path.write_bytes(b'{"id": 1}\n' + path.read_bytes())
-    with pytest.raises(UserError, match=r"w\.jsonl:1: no episode"):
+    with pytest.raises(UserError, match=r"w\.jsonl:1: not an episode"):
         list(read_episodes(path))

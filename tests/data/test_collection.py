@@ -131,7 +131,7 @@ def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
     ("name", "text", "told"),
     [
         ("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": \n', r":2: not JSON"),
-        ("c.jsonl", '["a"]\n', r":1: not a JSON object; each line must be one"),
+        ("c.jsonl", '["a"]\n', r":1: not a JSON object; each line must be one (document|query)$"),
         ("c.jsonl", '{"text": "x"}\n', r":1: no _id"),
         ("c.jsonl", '{"_id": " ", "text": "x"}\n', r":1: no _id"),
         ("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: _id a is on an earlier line"),

@@ -36,15 +36,15 @@ def test_a_fall_counts_when_its_window_is_under_the_share_of_the_best():
     assert fault([bad] * 6) == ""  # never better
     assert fault([good] * 3 + [{"well_formed": 0.5}] * 3) == ""
     few = [{"searches": 1.2}] * 3 + [{"searches": 0.1}] * 3
-    assert fault(few) == "searches an episode fell from 1.20 to 0.10"
+    assert fault(few) == "searches per episode fell from 1.20 to 0.10"
     assert fault([bad], window=1) == ""
     assert fault([]) == ""
 
 
 def test_entropy_kl_and_mismatch_have_bounds():
-    assert fault([{"entropy": 0.001}] * 3) == "entropy fell to 0.0010 nats a token"
+    assert fault([{"entropy": 0.001}] * 3) == "entropy fell to 0.0010 nats per token"
     assert fault([{"entropy": 0.1}] * 2 + [{"entropy": 0.001}]) == ""
-    assert fault([{"kl": 20.0}] * 3) == "KL to the start rose to 20"
+    assert fault([{"kl": 20.0}] * 3) == "KL to the starting policy rose to 20"
     assert fault([{"mismatch_kl": 0.2}] * 3) == "KL of sampler to trainer rose to 0.2"
     assert fault([{"entropy": 0.5, "kl": 0.1, "mismatch_kl": 1e-5}] * 9) == ""
 
@@ -55,7 +55,7 @@ def test_a_step_that_trained_nothing_has_no_entropy_to_judge():
 
 def test_nothing_to_compare_for_long_is_a_fault():
     flat = [replace(stats(n), groups={"total": 2, "flat": 2, "replaced": 0}) for n in range(10)]
-    assert fault_of(flat, GuardOptions()) == "in 10 steps no two episodes of a question were rewarded differently"
+    assert fault_of(flat, GuardOptions()) == "in 10 steps, no two episodes of a question had different rewards"
     assert fault_of(flat[:9], GuardOptions()) == ""
     assert fault_of([*flat[:9], stats(9)], GuardOptions()) == ""
 

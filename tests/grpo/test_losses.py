@@ -94,7 +94,7 @@ def test_groups_need_not_lie_together_and_none_takes_rewards_as_they_are():
     assert advantages([1, 5, 3, 5], ["a", "b", "a", "b"], "dr_grpo").tolist() == [-1, 0, 1, 0]
     assert advantages(torch.tensor([0.5, -2]), [0, 0], "none").tolist() == [0.5, -2]
     assert advantages([], [], "grpo").tolist() == []
-    with pytest.raises(UserError, match="no way 'gae'"):
+    with pytest.raises(UserError, match="unknown advantage 'gae'"):
         advantages([1], [0], "gae")
 
 

@@ -33,10 +33,10 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     assert [plan.name for plan in open_plans(tmp_path)] == ["000006", "000007"]
     later = plan_path(tmp_path, "000007").read_text().replace('"format": 1', '"format": 2')
     plan_path(tmp_path, "000008").write_text(later)
-    with pytest.raises(UserError, match=r"of another format.*must be of the same version"):
+    with pytest.raises(UserError, match=r"it has another format.*must run the same version"):
         open_plans(tmp_path)
     plan_path(tmp_path, "000008").write_text('{"name": "000008"}')
-    with pytest.raises(UserError, match="must be of the same version"):
+    with pytest.raises(UserError, match="must run the same version"):
         open_plans(tmp_path)
 
 

@@ -135,7 +135,7 @@ def test_the_table_says_what_runs_now():
     view.ended(steps_of([0.25])[0])
     assert view.figures() == {
         "step": "0 of 9",
-        "left": "1 min 30 s, by the last steps' median of 10 s",
+        "left": "1 min 30 s, at a median of 10 s per step",
         "overall": "0.250",
     }
     with view:

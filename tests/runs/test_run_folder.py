@@ -55,7 +55,7 @@ def test_an_option_newer_than_the_run_does_not_stop_it(tmp_path):
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with (tmp_path / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="is being trained in by another process"), run_folder(tmp_path, Options()):
+        with pytest.raises(UserError, match="is in use by another trainer"), run_folder(tmp_path, Options()):
             pass
 
 

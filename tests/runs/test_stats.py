@@ -106,8 +106,8 @@ def test_only_what_is_measured_differs_between_equal_runs():
     [
         ({"mrr": [1.0], "overall": [1.0]}, "first reward must be 'overall'"),
         ({}, "first reward must be 'overall'"),
-        ({"overall": [1.0], "mrr": [1.0, 2.0]}, "one value an episode"),
-        ({"overall": []}, "one value an episode"),
+        ({"overall": [1.0], "mrr": [1.0, 2.0]}, "one value per episode"),
+        ({"overall": []}, "one value per episode"),
     ],
 )
 def test_rewards_must_be_whole(rewards, says):
@@ -132,7 +132,7 @@ def broken(change):
         (broken({"rewards": {"overall": ["high"]}}), "TypeError"),
         (broken({"training": {"kl": "low"}}), "TypeError"),
         (broken({"evaluation": {"mrr": 0.5}}), "AttributeError"),
-        (broken({"training": {"kl": float("nan")}}), "NaN is no JSON"),
+        (broken({"training": {"kl": float("nan")}}), "NaN is not valid JSON"),
         (broken({"schema": 2}), "has schema 2, this code reads up to 1"),
     ],
 )

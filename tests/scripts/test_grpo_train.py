@@ -216,7 +216,7 @@ def test_other_options_do_not_mix_with_a_run(tiny, tmp_path):
     with pytest.raises(UserError, match=r"was begun with --max-norm 1.0, not 0.1"):
         train(with_options(options, max_norm=0.1))
     # What an error names as the way out may be changed.
-    lower = replace(options, max_steps=2, update=replace(options.update, learning_rate=0.001))
+    lower = with_options(options, max_steps=2, learning_rate=0.001)
     train(replace(lower, guard=GuardOptions(on_collapse="rollback")))
     assert [row.training["learning_rate"] for row in read_stats(options.run_dir)] == [0.01, 0.001]
 
@@ -461,7 +461,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_p
 )
 def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong, says):
     with pytest.raises(UserError, match=says):
-        options_of(tiny, tmp_path, **wrong).check()
+        train(options_of(tiny, tmp_path / "run", **wrong))
     assert list(tmp_path.iterdir()) == []
 
 
