@@ -133,7 +133,7 @@ class GuardOptions:
 
 @dataclass(frozen=True)
 class GuidanceOptions:
-    """Demonstrations beside the policy's own episodes."""
+    """Demonstrations to imitate, in addition to the policy's own episodes."""
 
     demonstrations: Path | None = None
     """File of episodes to keep imitating during GRPO, such as the demonstrations.jsonl of sft_train.py."""
