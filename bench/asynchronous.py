@@ -1,6 +1,6 @@
 """Steps an hour of a run whose rollouts go ahead, beside one in lock-step; and what both learnt.
 
-    python bench/asynchronous.py runs/lockstep runs/ahead
+    python -m bench.asynchronous runs/lockstep runs/ahead
 
 Both are finished runs of the same stack, MAX_STALENESS=0 and 1. Time is counted by the wall, from the statistics of the
 second step to those of the last: the first waits for servers to start.

@@ -1,6 +1,6 @@
 """Passages a second in fp32 and in bf16: does the embedder choose the faster one on this machine?
 
-    python bench/embedding.py
+    python -m bench.embedding
 
 On the sample's answers, with the packaged model, in turn, so that a machine whose speed drifts treats both alike.
 """

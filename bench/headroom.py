@@ -1,6 +1,6 @@
 """Headroom: how much better queries than the raw question could find, measured before a policy is trained.
 
-    python bench/headroom.py --data runs/medquad/data --mode sparse
+    python -m bench.headroom --data runs/medquad/data --mode sparse
 
 Prints the MRR of searches for training questions: the question itself; followed by the first words of a random answer
 of its type, which a policy may say from the start; followed by the commonest beginning of its type's answers, and by

@@ -1,6 +1,6 @@
 """What training changed: two policies of an evaluation and the raw question side by side, with some episodes of both.
 
-    python bench/learned.py runs/eval --before warm --after trained --episodes 5 > learned.md
+    python -m bench.learned runs/eval --before warm --after trained --episodes 5 > learned.md
 
 Prints Markdown. Searches are compared at equal depth: each episode's queries are searched again for --k chunks, and
 their hits, in the order of the episode, are cut to --k; the raw question is searched for --k chunks too. The episodes

@@ -1,6 +1,6 @@
 """LocalEngine beside `model.generate` on the un-merged PEFT model, question group by question group.
 
-    python bench/local_engine.py --data runs/demo/data --policy runs/demo/policy
+    python -m bench.local_engine --data runs/demo/data --policy runs/demo/policy
 
 8 questions, 8 episodes of each, with the turns and results of a teacher's episodes. Both sample as many tokens as each
 turn has from the same prompts. The plain way is what a first script does: a group's prompts padded to the left,

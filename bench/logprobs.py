@@ -1,6 +1,6 @@
 """Peak memory and time of token_logprobs beside the plain formula, forward and backward.
 
-    python bench/logprobs.py
+    python -m bench.logprobs
 
 4 sequences of 1,024 tokens, all of them sampled, a vocabulary of 49,152, a model of SmolLM2-135M's width and two
 layers, so that the output layer is what is measured. Each way runs in a process of its own, whose peak is the

@@ -1,6 +1,6 @@
 """The 4-bit NF4 base beside bf16 and fp32: bytes, speed of a training step, and how far its log-probabilities are.
 
-    python bench/quantized.py
+    python -m bench.quantized
 
 The packaged SmolLM2-135M-Instruct, quantised as create_lora_model.py does it. Speed: forward and backward of
 token_logprobs with a LoRA adapter on every linear layer. Difference: log-probabilities of the tokens of sample

@@ -1,6 +1,6 @@
 """Retrieval beside its peers: index times, queries a second, and what is found, on any QA data set.
 
-    python bench/retrieval.py --data medquad.jsonl.gz
+    python -m bench.retrieval --data medquad.jsonl.gz
 
 Peers: rank_bm25 and bm25s (words, same tokens as ours), LangChain's EnsembleRetriever over its BM25Retriever and its
 Chroma (both, same tokens and same vectors as ours). Vectors are made once and counted apart. The weights of the fusion

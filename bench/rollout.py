@@ -1,7 +1,7 @@
 """The agent's loop beside the raw speed of the same vLLM server, on the same prompts and lengths.
 
     make vllm-cpu &
-    python bench/rollout.py --data runs/demo/data
+    python -m bench.rollout --data runs/demo/data
 
 64 episodes with real searches at once. The server samples as many tokens as each turn has, and then the turn goes on
 with a teacher's tokens, so that episodes take the turns they are meant to. Raw are the same requests, each

@@ -1,6 +1,6 @@
 """Time and peak memory of one update, by how episodes are put into micro-batches.
 
-    python bench/update.py --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
+    python -m bench.update --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
 
 Each way is a process of its own, on the same episodes with made-up advantages, after an update to warm up. Tokens/s
 counts the episodes' tokens, whatever was computed for them.
