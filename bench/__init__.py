@@ -1,1 +1,1 @@
-"""Benchmarks beside peers: each ends with one line of ratios against bars, and fails where one falls short."""
+"""Benchmarks against peers: each ends with one line of ratios and their minimums, and fails if one falls short."""

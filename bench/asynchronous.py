@@ -1,9 +1,9 @@
-"""Steps an hour of a run whose rollouts go ahead, beside one in lock-step; and what both learnt.
+"""Steps per hour of a run whose rollouts play ahead, against one in lock-step; and what both learnt.
 
     python -m bench.asynchronous runs/lockstep runs/ahead
 
-Both are finished runs of the same stack, MAX_STALENESS=0 and 1. Time is counted by the wall, from the statistics of the
-second step to those of the last: the first waits for servers to start.
+Both are finished runs of the same stack, with MAX_STALENESS=0 and 1. Wall-clock time is counted from the statistics of
+the second step to those of the last, because the first step waits for servers to start.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from forage.statistics import bootstrapped
 
 @dataclass(frozen=True)
 class Pace:
-    """What a run came to."""
+    """The figures of one run."""
 
     steps: int
     per_hour: float
     reward: list[float]
-    """Of every episode of the last third of its steps."""
+    """The reward of every episode in the last third of the steps."""
     stale: int
     """Episodes that were dropped as too old."""
     behind: float

@@ -1,8 +1,9 @@
-"""Passages a second in fp32 and in bf16: does the embedder choose the faster one on this machine?
+"""Passages per second in fp32 and in bf16: does the embedder choose the faster one on this machine?
 
     python -m bench.embedding
 
-On the sample's answers, with the packaged model, in turn, so that a machine whose speed drifts treats both alike.
+Embeds the sample's answers with the packaged model. The precisions alternate, so that drift in the machine's speed
+affects both alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Headroom: how much better queries than the raw question could find, measured before a policy is trained.
+"""Headroom: how much more a better query could find than the raw question, measured before a policy is trained.
 
     python -m bench.headroom --data runs/medquad/data --mode sparse
 

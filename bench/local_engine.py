@@ -1,10 +1,10 @@
-"""LocalEngine beside `model.generate` on the un-merged PEFT model, question group by question group.
+"""LocalEngine against `model.generate` on the unmerged PEFT model, one question's group after another.
 
     python -m bench.local_engine --data runs/demo/data --policy runs/demo/policy
 
-8 questions, 8 episodes of each, with the turns and results of a teacher's episodes. Both sample as many tokens as each
-turn has from the same prompts. The plain way is what a first script does: a group's prompts padded to the left,
-generate, the next turn, the next group.
+Plays 8 questions with 8 episodes each, whose turns and results come from a teacher's episodes. Both engines sample as
+many tokens as each turn has, from the same prompts. `model.generate` is used as in a first script: pad the prompts of a
+group on the left, generate, go to the next turn, then to the next group.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure_ours(engine: LocalEngine, adapter: Path, episodes: list[Episode]) ->
         await asyncio.gather(*map(chain, episodes))
 
     started = time.perf_counter()
-    asyncio.run(engine.load_adapter("bench", adapter))  # merging is part of what it costs
+    asyncio.run(engine.load_adapter("bench", adapter))  # merging is part of the cost
     asyncio.run(run())
     return time.perf_counter() - started
 

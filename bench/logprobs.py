@@ -1,10 +1,10 @@
-"""Peak memory and time of token_logprobs beside the plain formula, forward and backward.
+"""Peak memory and time of token_logprobs against the plain formula, forward and backward.
 
     python -m bench.logprobs
 
-4 sequences of 1,024 tokens, all of them sampled, a vocabulary of 49,152, a model of SmolLM2-135M's width and two
-layers, so that the output layer is what is measured. Each way runs in a process of its own, whose peak is the
-operating system's figure less what was held before the call.
+The batch has 4 sequences of 1,024 tokens, all of them sampled. The model has SmolLM2-135M's width, a vocabulary of
+49,152 and only two layers, so that the output layer dominates. Each way runs in its own process, and its peak is the
+operating system's figure minus the memory held before the call.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(bench: BenchOptions) -> tuple[float, float, float]:
     positions = torch.arange(bench.tokens).expand_as(ids)
     sequence = torch.arange(bench.sequences)[:, None].expand_as(ids)
     batch = TokenBatch(ids, positions, sampled, sequence, torch.ones_like(ids))
-    for parameter in model.parameters():  # gradients are held before and after, so they are no part of the peak
+    for parameter in model.parameters():  # gradients exist before and after, so they don't count towards the peak
         parameter.grad = torch.zeros_like(parameter)
     before, started = peak_mebibytes(), time.perf_counter()
     total = token_logprobs(model, batch).sum() if bench.way == "ours" else plain_logprobs(model, batch).sum()
@@ -89,7 +89,7 @@ def measure(bench: BenchOptions) -> tuple[float, float, float]:
 
 
 def plain_logprobs(model: LlamaForCausalLM, batch: TokenBatch) -> torch.Tensor:
-    """The formula as it is written down: logits of everything, log-softmax, the tokens' entries."""
+    """The textbook formula: all logits, log-softmax, then the entries of the tokens."""
     logits: torch.Tensor = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits.float()
     return logits.log_softmax(-1)[:, :-1].gather(2, batch.ids_BT[:, 1:, None]).squeeze(2)
 

@@ -3,7 +3,7 @@
     python -m bench.page_text        needs: pip install trafilatura lxml_html_clean
 
 Kept: the mean share of a reference answer's word triples that are in the text of its page. Whole: the share of answers
-of which nine tenths are. Furniture: pages on which a phrase of the sites' navigation, banners and footers is left.
+with at least nine tenths of theirs. Furniture: pages on which a phrase of the navigation, banners or footers is left.
 Headings: the share of the pages' section headings that are still lines of their own (sections start at them).
 """
 

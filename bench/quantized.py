@@ -1,4 +1,4 @@
-"""The 4-bit NF4 base beside bf16 and fp32: bytes, speed of a training step, and how far its log-probabilities are.
+"""The 4-bit NF4 base against bf16 and fp32: bytes, training speed, and how far off its log-probabilities are.
 
     python -m bench.quantized
 
@@ -59,7 +59,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one form of the model costs, and what it says."""
+    """The cost of one form of the model, and its log-probabilities."""
 
     bytes: int
     tokens_per_second: float
@@ -97,7 +97,7 @@ def main(bench: BenchOptions) -> None:
 
 
 def text_batch(base: str, bench: BenchOptions) -> TokenBatch:
-    """Questions and answers, one after the other, cut into sequences; each token but a sequence's first counts."""
+    """Questions and answers, joined and cut into sequences; every token but a sequence's first counts."""
     rows = map(json.loads, bench.questions.read_text(encoding="utf-8").splitlines())
     text = "\n\n".join(f"{row['question']}\n{row['answer']}" for row in rows)
     ids = AutoTokenizer.from_pretrained(base)(text)["input_ids"][: bench.sequences * bench.tokens]

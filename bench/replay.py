@@ -1,4 +1,4 @@
-"""Episodes to measure engines on: the teacher's, of sample questions, with the lengths and results of real ones."""
+"""Episodes to benchmark engines on: the teacher's, on sample questions, with realistic lengths and results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forage.store.document_store import DocumentStore
 
 
 def teacher_episodes(data: Path, protocol: Protocol, count: int, k: int = 3) -> tuple[list[Question], list[Episode]]:
-    """So many questions with an episode each; questions are repeated where there are too few."""
+    """`count` questions with an episode each; questions are repeated if there are too few."""
     store = DocumentStore.open(data / "store")
     questions = read_answerable(data / "train.jsonl")
     episodes = asyncio.run(
@@ -38,7 +38,7 @@ def teacher_episodes(data: Path, protocol: Protocol, count: int, k: int = 3) -> 
 
 
 def turn_requests(episode: Episode, name: str, seed: int = 0) -> list[Request]:
-    """What an engine is asked for at each turn of the episode, to the last token, whatever it samples."""
+    """The request for each turn of the episode, of exactly that turn's length, whatever the engine samples."""
     return [
         Request(episode.ids[: turn.start], turn.end - turn.start, (), seed + number, Sampling(), name)
         for number, turn in enumerate(episode.turns)

@@ -1,4 +1,4 @@
-"""What every benchmark ends with: one line of measured figures against their bars, and an exit status."""
+"""The end of every benchmark: one line of measured figures and their bars, and an exit status."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class Bar:
 
 
 def finish(bars: list[Bar]) -> None:
-    """Print the bars as one line and end the process, with status 1 where one falls short."""
+    """Print the bars as one line and end the process, with status 1 if one falls short."""
     print("; ".join(map(str, bars)), flush=True)
     sys.exit(0 if all(bar.reached for bar in bars) else 1)

@@ -1,11 +1,11 @@
-"""Retrieval beside its peers: index times, queries a second, and what is found, on any QA data set.
+"""Retrieval against its peers: index times, queries per second, and quality, on any QA data set.
 
     python -m bench.retrieval --data medquad.jsonl.gz
 
 Peers: rank_bm25 and bm25s (words, same tokens as ours), LangChain's EnsembleRetriever over its BM25Retriever and its
-Chroma (both, same tokens and same vectors as ours). Vectors are made once and counted apart. The weights of the fusion
-are chosen on training questions, all quality figures are of held-out questions. Files stay in --store: a second run
-embeds nothing anew.
+Chroma (both, same tokens and same vectors as ours). Vectors are made once and timed separately. The fusion weights are
+chosen on training questions; all quality figures are for held-out questions. Files stay in --store, so a second run
+embeds nothing again.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main(bench: BenchOptions) -> None:
 
 
 def prepare(bench: BenchOptions) -> tuple[DocumentStore, list[Question], list[Question]]:
-    """The store, built of the data set's answers, and samples of its training and held-out questions."""
+    """The store, built from the data set's answers, and samples of its training and held-out questions."""
     rows, _ = to_rows(read_records(bench.data, bench.store), Columns())
     library = assemble(rows, {})
     started = time.perf_counter()
@@ -111,7 +111,7 @@ def score(questions: Sequence[Question], rankings: Sequence[Ranking], store: Doc
     """MRR@10, recall@5 and hit@10 by ir_measures, over chunks."""
     qrels = {q.id: dict.fromkeys(q.relevant_chunk_ids, 1) for q in questions}
     run = {
-        # Ranks for scores: the measures break equal scores by id, we by position.
+        # Ranks serve as scores: ir_measures breaks ties by id, we break them by position.
         question.id: {store.chunks[i].id: -float(rank) for rank, i in enumerate(ranking.ids[:K])}
         for question, ranking in zip(questions, rankings, strict=True)
     }
@@ -142,7 +142,7 @@ def choose_fusion(store: DocumentStore, train: Sequence[Question]) -> Fusion:
 def print_quality(
     store: DocumentStore, questions: Sequence[Question], vectors: NDArray[np.float32], chosen: Fusion
 ) -> dict[str, float]:
-    """MRR@10 of each mode, printed beside recall@5 and hit@10."""
+    """Print MRR@10, recall@5 and hit@10 of each mode; return the MRR@10."""
     texts = [q.question for q in questions]
     rankings = {
         "sparse": store.rank(texts, K, "sparse"),
@@ -159,7 +159,7 @@ def print_quality(
 
 
 def print_tokenizers(store: DocumentStore, questions: Sequence[Question]) -> None:
-    """What stems, stop words and the title in the chunk do for sparse search."""
+    """Print the effect of stems, stop words and the title in the chunk on sparse search."""
     table = Table("stems", "stop words", "title in chunk", "MRR@10", "recall@5", "hit@10", title="sparse search")
     for title in (True, False):
         texts = [search_text(chunk, replace(store.options, title_in_chunk=title)) for chunk in store.chunks]
@@ -174,7 +174,7 @@ def print_tokenizers(store: DocumentStore, questions: Sequence[Question]) -> Non
 
 
 def print_sparse_speed(store: DocumentStore, texts: Sequence[str], bench: BenchOptions) -> dict[str, float]:
-    """Queries a second from words to the best ten, the same words for all; the indexes built here, timed."""
+    """Queries per second from words to the best ten, with the same words for all; also times building the indexes."""
     tokenize = Tokenizer(store.options.stem, store.options.stop_words)
     corpus = [tokenize(search_text(chunk, store.options)) for chunk in store.chunks]
     queries = [tokenize(text) for text in texts]
@@ -197,14 +197,14 @@ def print_sparse_speed(store: DocumentStore, texts: Sequence[str], bench: BenchO
 
 
 def same_ranking(ours: BM25, okapi: BM25Okapi, words: Sequence[str]) -> bool:
-    """Are all our scores rank_bm25's to 1e-6, and our best ten its best ten, equal scores by place?"""
+    """Whether our scores are rank_bm25's to 1e-6, and so are the best ten, with ties in order of position."""
     expected = okapi.get_scores(words)
     close = bool(np.allclose(ours.scores(words), expected, rtol=0, atol=1e-6))
     return close and ours.rank(words, K).ids.tolist() == top_k(expected, K, above=0.0).tolist()
 
 
 class KnownVectors(Embeddings):
-    """Gives LangChain the vectors that are there already, so that nobody's embedding is timed."""
+    """Gives LangChain the existing vectors, so that no embedding is timed."""
 
     def __init__(self, texts: Sequence[str], vectors: NDArray[np.float32]) -> None:
         self.known = dict(zip(texts, vectors.tolist(), strict=True))
@@ -220,7 +220,7 @@ class KnownVectors(Embeddings):
 def print_hybrid_speed(
     store: DocumentStore, texts: Sequence[str], vectors: NDArray[np.float32], chosen: Fusion, bench: BenchOptions
 ) -> dict[str, float]:
-    """Queries a second in batches of 256 with embedded queries, ours and LangChain's; and exact against approximate."""
+    """Queries per second in batches of 256 embedded queries, ours and LangChain's; and exact against approximate."""
     batch, batch_vectors = list(texts[:BATCH]), vectors[:BATCH]
     embed_s = timed(lambda: store.embed_queries(batch))[1]
     with TemporaryDirectory() as folder:
@@ -261,7 +261,7 @@ def print_exact_against_graph(store: DocumentStore, vectors: NDArray[np.float32]
     """Dense search by one matrix product, as the store does it, and by Chroma's own graph."""
     exact = store.dense.exact(vectors, K)
     graph = store.dense.approximate(vectors, K)
-    # By score, as equal texts share one vector and the graph names only one of them.
+    # Compared by score, because equal texts share one vector and the graph returns only one of them.
     same = np.mean([np.mean(g.scores >= e.scores[-1] - 1e-4) for e, g in zip(exact, graph, strict=True)])
     exact_rate = rate(lambda: store.dense.exact(vectors, K), len(vectors), repeats)
     graph_rate = rate(lambda: store.dense.approximate(vectors, K), len(vectors), repeats)
@@ -278,7 +278,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def rate(work: Callable[[], Any], count: int, repeats: int) -> float:
-    """Median of `repeats` runs, in queries a second."""
+    """Median of `repeats` runs, in queries per second."""
     return count / float(np.median([timed(work)[1] for _ in range(repeats)]))
 
 

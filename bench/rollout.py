@@ -1,11 +1,11 @@
-"""The agent's loop beside the raw speed of the same vLLM server, on the same prompts and lengths.
+"""The agent's loop against the raw speed of the same vLLM server, on the same prompts and lengths.
 
     make vllm-cpu &
     python -m bench.rollout --data runs/demo/data
 
-64 episodes with real searches at once. The server samples as many tokens as each turn has, and then the turn goes on
-with a teacher's tokens, so that episodes take the turns they are meant to. Raw are the same requests, each
-episode's one after the other, with nothing in between. The two take turns, after a warm-up.
+Plays 64 episodes at once, with real searches. The server samples as many tokens as each turn has, but the episode
+continues with the teacher's tokens, so that it takes the planned turns. Raw speed is that of the same requests, each
+episode's in sequence, with nothing in between. The two alternate, after a warm-up.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BenchOptions:
 
 
 class Forced:
-    """The server's own time for each turn, and the teacher's tokens."""
+    """An engine that takes the server's time for each turn, but returns the teacher's tokens."""
 
     adapter = "base"
 

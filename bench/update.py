@@ -1,9 +1,9 @@
-"""Time and peak memory of one update, by how episodes are put into micro-batches.
+"""Time and peak memory of one update, for several ways to pack episodes into micro-batches.
 
     python -m bench.update --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
 
-Each way is a process of its own, on the same episodes with made-up advantages, after an update to warm up. Tokens/s
-counts the episodes' tokens, whatever was computed for them.
+Each way runs in its own process, on the same episodes with made-up advantages, after a warm-up update. Tokens/s counts
+the episodes' tokens, however many were computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forage.optimizer import MemoryOptions
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
 
-# name: (budget, prompts shared, activations computed again)
+# name: (budget, prompts shared, activations recomputed)
 WAYS = {
     "shared 4096": (4096, True, False),
     "shared 2048": (2048, True, False),
@@ -94,7 +94,7 @@ def measure(bench: BenchOptions) -> dict[str, float]:
 
 
 def taught(episodes: list[Episode], questions: int) -> list[Episode]:
-    """The first groups, with rewards that leave no episode without an advantage."""
+    """The first groups, with rewards that give every episode an advantage."""
     names = list(dict.fromkeys(episode.question_id for episode in episodes))[:questions]
     chosen = [episode for episode in episodes if episode.question_id in names]
     return [replace(episode, rewards={"made": float(n % 2)}) for n, episode in enumerate(chosen)]

@@ -1,4 +1,4 @@
-"""Command lines: flags and a YAML file become a dataclass of options, help comes at once, errors are one line.
+"""Command lines: flags and a YAML file become a dataclass of options, help comes at once, each error is one line.
 
 tyro parses; the help is our own. tyro's lists every flag of a script, up to 73. Here `--help` shows the ten that people
 change first, and `--help-all` shows all of them under headings.
@@ -203,8 +203,8 @@ def _is_text(node: ast.stmt) -> bool:
 def with_config(arguments: Sequence[str]) -> list[str]:
     """Replace `--config FILE` by the file's options; flags on the command line win.
 
-    Example: a file with `max_steps: 40` and `pool: true` makes of ["--config", "f.yaml", "--no-pool"]
-    ["--max-steps", "40", "--no-pool"].
+    Example: a file with `max_steps: 40` and `pool: true` turns ["--config", "f.yaml", "--no-pool"]
+    into ["--max-steps", "40", "--no-pool"].
     """
     if "--config" not in arguments:
         return list(arguments)

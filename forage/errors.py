@@ -1,4 +1,4 @@
-"""UserError, for what the user can fix, and checks of options; forage.cli turns it into one line and a status."""
+"""UserError, for problems the user can fix, and checks of options; forage.cli prints it as one line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def first_line(error: BaseException) -> str:
 
 
 def check_at_least_one(options: object, *names: str) -> None:
-    """Refuse options of which one of these fields is less than 1."""
+    """Refuse options if any of these fields is less than 1."""
     _check_at_least(1, options, *names)
 
 
 def check_at_least_zero(options: object, *names: str) -> None:
-    """Refuse options of which one of these fields is less than 0."""
+    """Refuse options if any of these fields is less than 0."""
     _check_at_least(0, options, *names)
 
 

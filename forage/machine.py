@@ -1,4 +1,4 @@
-"""What this machine offers: a reachable model hub, bf16 units. Imports torch and httpx only where it asks them."""
+"""What this machine offers: a reachable model hub, bf16 units. Imports torch and httpx only where needed."""
 
 from __future__ import annotations
 

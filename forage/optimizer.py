@@ -1,4 +1,4 @@
-"""Options that every training script shares: AdamW's numbers, and what one pass may hold in memory."""
+"""Options that every training script shares: AdamW's settings, and how much memory a pass may take."""
 
 from __future__ import annotations
 

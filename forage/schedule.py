@@ -26,7 +26,7 @@ def in_rounds(items: Sequence[T], step: int, count: int, seed: int) -> list[T]:
     return chosen
 
 
-MIN_WEIGHT = 0.1  # of a question whose last rewards were all equal; the widest spread weighs 1. None is given up.
+MIN_WEIGHT = 0.1  # for a question whose last rewards were all equal; the widest spread weighs 1. None is given up.
 
 
 def by_spread(
@@ -42,7 +42,7 @@ def by_spread(
     keys = []
     for name in ids:
         weight = max(MIN_WEIGHT, spreads[name] / widest if widest else 1.0) if name in spreads else 1.0
-        # Efraimidis and Spirakis: the largest of u^(1/w) are a weighted sample without replacement.
+        # Efraimidis and Spirakis: the items with the largest u^(1/w) are a weighted sample without replacement.
         key = math.log(1 - draw.random()) / weight
         if name not in excluded:
             keys.append((-key, name))

@@ -3,7 +3,7 @@
     python scripts/draw_imports.py                     prints the drawing (mermaid) and a table
     python scripts/draw_imports.py docs/layout.md      puts both into that page, between its two marks
 
-An arrow A --> B says that modules of A import modules of B; arrows that a longer way already shows are left out.
+An arrow A --> B says that modules of A import modules of B; arrows that a longer path already implies are left out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def folder_of(module: str) -> str:
 
 
 def without_shortcuts(edges: Edges) -> dict[str, set[str]]:
-    """Edges that no longer way stands for. Example: a -> b, b -> c, a -> c gives a -> b, b -> c."""
+    """The edges that no longer path implies. Example: a -> b, b -> c, a -> c gives a -> b, b -> c."""
 
     def reached(start: str) -> set[str]:
         return {start}.union(*(reached(other) for other in edges.get(start, ())))
@@ -60,7 +60,7 @@ def without_shortcuts(edges: Edges) -> dict[str, set[str]]:
 def draw() -> str:
     modules = module_files()
     imports = {name: set(imported(path.read_text(), modules)) - {name} for name, path in modules.items()}
-    tuple(graphlib.TopologicalSorter(imports).static_order())  # raises CycleError where modules import in a circle
+    tuple(graphlib.TopologicalSorter(imports).static_order())  # raises CycleError if modules import in a circle
     counts = Counter(map(folder_of, modules))
     edges: dict[str, set[str]] = {folder: set() for folder in counts}
     for name, others in imports.items():
@@ -79,7 +79,7 @@ def draw() -> str:
 
 
 def in_layers(edges: Edges) -> list[str]:
-    """Folders with those first that import the least deep. Raises CycleError where folders import in a circle."""
+    """Folders by depth of imports, shallowest first. Raises CycleError if folders import in a circle."""
     depth: dict[str, int] = {}
     for folder in graphlib.TopologicalSorter(edges).static_order():
         depth[folder] = 1 + max((depth[other] for other in edges[folder]), default=0)

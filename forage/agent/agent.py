@@ -1,7 +1,7 @@
 """Agent: plays episodes. Generate up to a call or an answer, run the search, append its result as tokens, repeat.
 
 Every episode is a coroutine: none waits for another's tool call, engines batch what is generated at the same time, and
-searches that wait at the same time are answered as one batch.
+searches that are waiting at the same time are answered as one batch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SearchMany = Callable[[Sequence[str]], Sequence[Sequence[Found]]]
 
 
 class BatchedSearch:
-    """Answers queries that wait at the same time as one batch.
+    """Answers all queries that are waiting at the same time as one batch.
 
-    Searches run in a thread, while episodes continue; or in line, where sampling needs the same cores: which requests
-    are sampled together then never depends on how long a search takes, and equal seeds give bit-equal episodes.
+    Searches run in a thread while episodes continue, or in line if sampling needs the same cores. In line, which
+    requests are sampled together never depends on how long a search takes, so equal seeds give bit-equal episodes.
     """
 
     def __init__(self, search_many: SearchMany, *, in_line: bool = False) -> None:
         self.search_many, self.in_line = search_many, in_line
         self._one_at_a_time = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "search")  # one and the same thread, as libraries keep state by thread
+        self._thread = ThreadPoolExecutor(1, "search")  # always the same thread: libraries keep state per thread
         self._open: tuple[list[str], asyncio.Task[Sequence[Sequence[Found]]]] | None = None
 
     async def __call__(self, query: str) -> Sequence[Found]:
@@ -60,7 +60,7 @@ class BatchedSearch:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
-# Produces an episode's next turn: (episode, most tokens, seed).
+# Produces an episode's next turn: (episode, maximum tokens, seed).
 Speak = Callable[["EpisodeBuilder", int, int], Awaitable[TurnTokens]]
 
 
@@ -107,7 +107,7 @@ class Agent:
             episode.stop = "answer"
         elif number + 1 == self.settings.max_turns:  # nobody would read a result
             episode.stop = "turns"
-        elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # it has been told once
+        elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # the second one in a row
             episode.stop = "no_action"
         else:
             results = self.protocol.join(await self._results(reading, episode), turn.ids[-1])
@@ -118,7 +118,7 @@ class Agent:
                 episode.add_results(results)
 
     def finish(self, episode: EpisodeBuilder) -> Episode:
-        """The finished episode; the engine may free what it holds for it."""
+        """Return the finished episode, and let the engine free what it cached for it."""
         self.engine.release(episode.id)
         return episode.finished(self.protocol)
 
@@ -128,7 +128,7 @@ class Agent:
         return TurnTokens(sampled.ids, (1,) * len(sampled.ids), sampled.logprobs, sampled.finish)
 
     async def sample(self, episode: EpisodeBuilder, begun: Sequence[int], room: int, seed: int) -> Sample:
-        """Sample what follows the episode and the first tokens of its turn, `begun`."""
+        """Sample the rest of the episode's next turn, which begins with the tokens `begun`."""
         started = time.perf_counter()
         ids, stop_ids = (*episode.ids, *begun), self.protocol.stop_ids
         sampled = await self.engine.generate(Request(ids, room, stop_ids, seed, self.sampling, episode.id))
@@ -136,7 +136,7 @@ class Agent:
         return sampled
 
     def read(self, ids: Sequence[int], opening: str = "") -> Reading:
-        """Read a turn: the sampled tokens, after an opening that the policy was given."""
+        """Read a turn: an opening that the policy was given, then the tokens it sampled."""
         text = opening + self.protocol.text(ids)
         reading = read_turn(text, max_calls=self.settings.max_calls, max_query=self.settings.max_query)
         if self.protocol.forges(ids):

@@ -73,7 +73,7 @@ class EpisodeBuilder:
         self.logprobs += [0.0] * len(ids)
 
     def reserve_search(self, query: str) -> int:
-        """Keep a place, so that searches are in the order of the calls, whichever returns first."""
+        """Reserve a place, so that searches stay in the order of their calls, whichever returns first."""
         self.searches.append(Search(len(self.turns) - 1, query))
         return len(self.searches) - 1
 

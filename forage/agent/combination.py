@@ -57,10 +57,10 @@ def combine_rewards(
 
     uniform   weighted mean. [[1, 0], [0, 0]] with weights 3 and 1 gives .75 and 0.
     std       mean weighted by each reward's standard deviation over the batch: a reward on which all episodes agree
-              can't tell them apart and has weight 0. If none varies, as uniform.
+              can't tell them apart and has weight 0. If none varies, same as uniform.
     pca       mean weighted by each reward's absolute loading in the first principal component of the standardised
-              rewards (what they have in common); rewards that don't vary have weight 0. If fewer than two vary, as
-              uniform.
+              rewards (what they have in common); rewards that don't vary have weight 0. If fewer than two vary, same
+              as uniform.
     l2        length of the weighted vector divided by that of all ones: one high reward counts more than the same sum
               spread over several. [[1, 0]] gives .707.
     gdpo      each reward normalised to mean 0 and deviation 1 within its group, then their weighted sum, normalised
@@ -132,5 +132,5 @@ def _within_groups(values_NR: Floats, groups_N: Sequence[Any]) -> Floats:
 
 
 def _or_ones(found: Floats, weights: Floats) -> Floats:
-    """The weights that a method found, or if they would leave nothing, equal ones."""
+    """The weights that a method found, or equal ones if those would weigh every reward by 0."""
     return found if (found * weights).sum() > 0 else np.ones_like(found)

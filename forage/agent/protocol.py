@@ -36,13 +36,13 @@ SEARCH_TOOL: dict[str, Any] = {
 TASK = (
     "Answer the medical question from a library: search it first, then write the answer between <answer> and </answer>."
 )
-# For models whose chat template can't describe tools in this form; the others' templates do it as in their training.
-# Short, as it is part of every prompt.
+# Used where the chat template can't describe tools in this form; other templates describe them as in training.
+# It is short because it is part of every prompt.
 TOOL_TEXT = (
     'To search, write <tool_call>{"name": "search", "arguments": {"query": "a few words"}}</tool_call> and end your '
     "turn; what was found comes in <tool_response>."
 )
-# What retrieved text must not contain: every tag, in any spelling that a template or a model could know.
+# Retrieved text must not contain these: every tag, in any spelling that a template or a model could know.
 TAG = re.compile(r"<(?=[|/!｜A-Za-z])")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 QUESTION_SLOT, TURN_SLOT, RESULT_SLOT = "QUESTION-GOES-HERE", "TURN-GOES-HERE", "RESULT-GOES-HERE"
@@ -159,7 +159,7 @@ class Protocol:
         object.__setattr__(self, "_delimiters", self._derive())
 
     def _derive(self) -> tuple[str, str, str, str]:
-        """What the template writes before a question, from it to a turn, from a turn to a result, and after that.
+        """The template's text before a question, from question to turn, from turn to result, and after a result.
 
         Found by rendering a conversation of placeholders.
         """

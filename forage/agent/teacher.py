@@ -60,8 +60,8 @@ def first_words(answer: str, words: int) -> str:
 def beginnings(questions: Iterable[Question], words: int, most: int = 1) -> dict[str, list[str]]:
     """By question type, how answers begin, the most frequent first, with FOCUS in place of their subject.
 
-    At most `most` of them: the first, and those that several answers share. Example: most "prevention" answers begin
-    "To avoid gout, drink"; of type "causes", "Gout is caused by".
+    At most `most` of them: the first, and any others that several answers share. Example: most "prevention" answers
+    begin "To avoid gout, drink"; "causes" answers, "Gout is caused by".
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for question in questions:
@@ -79,7 +79,7 @@ def best_beginnings(
 ) -> dict[str, str]:  # fmt: skip
     """By question type, the common beginning (of `words` words, half or a quarter as many) that finds answers best.
 
-    Judged by mean reciprocal rank on up to `tried_on` questions of the type: what is frequent need not be what finds.
+    Judged by mean reciprocal rank on up to `tried_on` questions of the type: the most frequent need not be the best.
     """
     lengths = sorted({max(1, words // part) for part in (1, 2, 4)}, reverse=True)
     candidates = [beginnings(questions, length, most) for length in lengths]
@@ -111,8 +111,8 @@ def guess_of(question: Question, words: int, question_weight: int = 0, beginning
     """The question followed by a guess at how its answer begins, as in query2doc (https://arxiv.org/abs/2303.07678).
 
     Empty without `words`. Where the search repeats the question anyway (`question_weight`), the guess stands alone.
-    The policy can't know an answer's words, but it can learn how such answers are phrased, and that finds them:
-    `beginning` is such a phrase, from `beginnings`; without one the guess is how this very answer begins.
+    The policy can't know an answer's words, but it can learn how such answers are phrased, and a search for that phrase
+    finds them. `beginning` is such a phrase, from `beginnings`; without one, the guess is how this very answer begins.
     Example: "What is gout?", answer "What is gout? A joint hurts and swells.", 3 words: "What is gout? A joint hurts".
     """
     if not words:
@@ -138,8 +138,8 @@ def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
 def readable(answer: str, passage: str) -> str:
     """The sentences of an answer that the passage contains, or the whole answer if it contains none.
 
-    So the teacher reads what was found. Example: "It hurts. Rest helps." with "Gout: Rest helps. [cut" gives
-    "Rest helps."
+    This way the teacher answers from what it found. Example: "It hurts. Rest helps." with "Gout: Rest helps. [cut"
+    gives "Rest helps."
     """
     sentences = SENTENCE.split(" ".join(answer.split()))
     return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
@@ -148,11 +148,11 @@ def readable(answer: str, passage: str) -> str:
 def choose_queries(
     ranks: Mapping[str, int | None], choose: random.Random, guess: str = "", steady: bool = False
 ) -> list[str] | None:
-    """The teacher's queries, given the rank at which each candidate finds an answering chunk; None if none does.
+    """The teacher's queries, given the rank at which each candidate finds an answering chunk; None if all fail.
 
-    That is a query with the best rank, or the guess if it has it too (`steady`: if it finds the answer at all). For a
-    tenth of the questions a query that fails comes first, so that the policy sees it may search again. (With a third,
-    a small model learns to search on and on.)
+    The teacher picks a query with the best rank and prefers the guess among equals (with `steady`, whenever the guess
+    finds the answer at all). For a tenth of the questions a failing query comes first, to show the policy that it may
+    search again. (If that share is a third, a small model learns to search endlessly.)
     """
     good = {query: rank for query, rank in ranks.items() if rank is not None}
     bad = [query for query, rank in ranks.items() if rank is None]
@@ -164,7 +164,7 @@ def choose_queries(
 
 
 class Teacher:
-    """An engine that says given lines, so that the agent's loop plays demonstrations just as it plays rollouts."""
+    """An engine that recites given lines, so that the agent's loop plays demonstrations just as it plays rollouts."""
 
     adapter = "teacher"
 
@@ -189,9 +189,9 @@ async def demonstrate(
     questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, settings: AgentSettings,
     teacher: TeacherOptions, seed: int, typical: Mapping[str, str] | None = None,
 ) -> list[Episode]:  # fmt: skip
-    """A well-formed episode for each question whose answer one of the teacher's queries finds.
+    """Play a well-formed episode for each question that one of the teacher's queries can answer.
 
-    `typical` has, by question type, how answers usually begin; without it a guess is how this answer begins.
+    `typical` says, by question type, how answers usually begin; without it, a guess is how this answer begins.
     """
     choose = random.Random(seed)
     guesses = draw_guesses(questions, settings.question_weight, teacher, typical, choose)
@@ -215,7 +215,7 @@ def draw_guesses(
     questions: Sequence[Question], question_weight: int, teacher: TeacherOptions, typical: Mapping[str, str] | None,
     choose: random.Random,
 ) -> list[str]:  # fmt: skip
-    """The guess for each question; none for the share of them that is drawn to go without."""
+    """The guess for each question, empty where a random draw against `guess_share` says to go without."""
     guesses = []
     for question in questions:
         words = teacher.guess_words if choose.random() < teacher.guess_share else 0
@@ -226,7 +226,7 @@ def draw_guesses(
 def search_candidates(
     questions: Sequence[Question], guesses: Sequence[str], search_many: SearchMany, question_weight: int
 ) -> dict[str, dict[str, Sequence[Found]]]:
-    """By question id, what each of its candidate queries finds. All are searched in one batch, equal ones once."""
+    """By question id, what each of its candidate queries finds. All are searched in one batch, without duplicates."""
     texts = {
         question.id: {
             query: searched_for(question, query, question_weight) for query in [*queries_of(question), guess] if query

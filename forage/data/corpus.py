@@ -22,7 +22,7 @@ from forage.data.scraping.scraper import scrape
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows, how many lack what, what became of each page, and the documents."""
+    """Rows, how many lack each value, what became of each page, and the documents."""
 
     rows: list[QARow]
     lacking: Counter[str]

@@ -15,7 +15,7 @@ from forage.errors import UserError
 from forage.files import json_lines
 from forage.machine import hub_reachable
 
-# What data sets call each column, likeliest first; compared without case.
+# Names that data sets give each column, likeliest first; case is ignored.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "question": ("question", "query", "prompt", "input", "text"),
     "answer": ("answer", "response", "output", "ground_truth", "answers"),

@@ -77,7 +77,7 @@ def make_questions(
 
 
 def question_key(question: str) -> str:
-    """Equal for two spellings of one question: its words without case or punctuation."""
+    """The question's words without case or punctuation, so that two spellings of one question are equal."""
     return " ".join(WORD.findall(question.lower()))
 
 

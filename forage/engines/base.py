@@ -10,7 +10,7 @@ from forage.errors import UserError
 
 
 class EngineError(Exception):
-    """An engine gave up on a request: its episode ends with this cause, the others continue."""
+    """An engine gave up on a request: its episode ends with this cause, and the others continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Request:
     seed: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     episode: str = ""
-    """Requests of one episode go where its earlier tokens are cached."""
+    """Requests of the same episode go to where its earlier tokens are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +70,4 @@ class Engine(Protocol):
         """Sample with this adapter, a PEFT folder, from now on."""
 
     def release(self, episode: str) -> None:
-        """An episode is over: what is cached for it can go."""
+        """The episode is over: free what is cached for it."""

@@ -83,7 +83,7 @@ class LocalEngine:
         for module_name, weight in self._originals.items():
             self.model.get_submodule(module_name).weight.data.copy_(weight)
         self._originals.clear()
-        for slot in self.slots:  # keys and values of another adapter are useless
+        for slot in self.slots:  # keys and values computed by another adapter are useless
             slot.ids, slot.episode = [], ""
         self.adapter = "base"
 
@@ -105,7 +105,7 @@ class LocalEngine:
                 slot.episode = ""
 
     async def _run(self) -> None:
-        """Until nothing is left: start the requests there are slots for, then sample one token for each.
+        """Until no request is left, start as many as there are slots for, then sample one token for each.
 
         It runs in the event loop's thread: torch has a thread pool per calling thread, and two pools compete for cores.
         """
@@ -223,7 +223,7 @@ class LocalEngine:
             slot.logprobs.append(logprob)
 
     def _finish(self, slot: Slot) -> None:
-        """If the sample is complete, hand it out. The keys and values of its last token are not computed."""
+        """If the sample is complete, give it to its caller. The keys and values of its last token are not computed."""
         request = slot.request
         if request is None or slot.future is None or not slot.sampled:
             return

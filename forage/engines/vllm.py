@@ -147,7 +147,7 @@ class VLLMEngine:
                     await client.post("/v1/unload_lora_adapter", json={"lora_name": self._served[before][0]})
 
     async def _load_patiently(self, client: httpx.AsyncClient, name: str) -> None:
-        """Load it, waiting for a server that is restarting."""
+        """Load the adapter, waiting if the server is restarting."""
         deadline = time.monotonic() + self.options.patience
         while True:
             try:
@@ -173,7 +173,7 @@ class VLLMEngine:
 
 
 def read_sample(choice: dict[str, Any], request: Request) -> Sample:
-    """The sampled tokens of a completion, after checking that they are what was asked for."""
+    """The sampled tokens of a completion, checked against the request."""
     if not choice.get("token_ids") or not choice.get("logprobs"):
         raise UserError("the vLLM server returned no token log-probabilities; is its version supported?")
     ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])

@@ -3,7 +3,7 @@
 They are meant to be fair to a base model and to a trained policy alike:
 
 - The policy reads **the agent's own conversation**: the same system turn, the same form of call and result, the same
-  number and length of passages. A trained policy knows it, and a base is told all it needs in the system turn. The
+  number and length of passages. A trained policy knows it, and a base reads all it needs in the system turn. The
   protocol writes a baseline's search call in the policy's place; its tokens have mask 0.
 - **There is always an answer.** The policy's turn is sampled as the agent's is. If it holds no answer (a base that
   ignores the tags, a trained policy that wants to search again), it is dropped and sampled once more after a forced
@@ -74,7 +74,7 @@ async def rewrite(agent: Agent, question: Question, seed: int) -> Outcome:
 
 @lru_cache(maxsize=4)
 def without_search(protocol: Protocol) -> Protocol:
-    """The same protocol with the task to answer from memory."""
+    """The same protocol with a system turn that asks to answer from memory."""
     return replace(protocol, task=FROM_MEMORY)
 
 
@@ -137,7 +137,7 @@ async def _answered(
         reading = agent.read(sampled.ids)
         if reading.answer is None:
             opening = protocol.tokenizer(OPENING, add_special_tokens=False)["input_ids"]
-            extra_sampled += len(sampled.ids)  # its prompt is read again from the cache, so it counts once
+            extra_sampled += len(sampled.ids)  # the prompt is read again from the cache, so it counts once
             ids += opening
             sampled = await _sample(agent, ids, turn_seed(seed, name, 1), name)
             reading = agent.read(sampled.ids, OPENING)

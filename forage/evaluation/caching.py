@@ -1,9 +1,9 @@
 """CachingAgent: an agent that several systems use in turn, which plays no episode they share twice.
 
 Equal questions, samples and seeds draw equal tokens, so the eight candidates of best-of-8 are also those of
-self-consistency over 8, and the first of them is plain sampling. Playing them once saves time, and compares ways of
-choosing among the very same candidates. The saved seconds are added to each system's time again: a system costs what it
-would cost alone.
+self-consistency over 8, and the first of them is plain sampling. Playing them once saves time, and ways of choosing
+are compared on the very same candidates. The saved seconds are added back to each system's time, so a system costs what
+it would cost alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CachingAgent(Agent):
     async def play(
         self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None, asked: str = ""
     ) -> Episode:
-        if speak:  # changes what the policy says, so the episode is no other system's
+        if speak:  # this changes what the policy says, so no other system can share the episode
             return await super().play(question, sample, seed, speak, asked)
         key = (question, sample, seed, asked)
         if key in self.played:

@@ -16,11 +16,11 @@ the policy, and the policy learns to do without the search. It keeps:
   the policy learns to say without the hint what it said with it. The log-probabilities belong to the other prompt, so
   they become 0, as the teacher's are. A revision may know things from its prompt that its own searches did not show;
   `--by support` with a `--min-score` leaves such episodes out.
-- **Forced tokens** have mask 0 and are not learnt; what the policy said after them is.
+- **Forced tokens** have mask 0 and are not learnt, but what the policy said after them is.
 - Episodes with fused hits (SelfConsistency's `fuse`) are left out: they were rewarded for what they did not find.
 
-Where it doesn't help: with a reward that the policy can please without answering; and repeated, as each round narrows
-what the policy does.
+Where it doesn't help: with a reward that the policy can earn without answering; and in many rounds, since each one
+narrows what the policy does.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Grades = Mapping[str, int]
 """The chunks or documents that answer a question, by id, with their grades; the lowest grade is 1."""
 
-# What a system spends. Every other metric is a score from 0 to 1; higher is better.
+# A system's costs. Every other metric is a score from 0 to 1; higher is better.
 COSTS = ("searches", "turns", "sampled_tokens", "read_tokens", "seconds", "latency")
 # Undefined where a question has no reference answer.
 BY_REFERENCE = ("answer_similarity", "token_f1", "rouge_l")

@@ -12,7 +12,7 @@ from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 
-# May change between calls with one output folder: what was played stays valid. `search` is recorded in agent.json.
+# These may change between calls with one output folder: earlier episodes stay valid. `search` is kept in agent.json.
 FREE = ("policy", "beside", "systems", "output_dir", "eval_questions", "cutoffs", "engine", "concurrency", "search")
 
 

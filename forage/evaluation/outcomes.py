@@ -27,11 +27,11 @@ class Outcome:
     extra_sampled: int = 0
     """Tokens sampled outside episodes (critiques, hypothetical passages), minus those that episodes share."""
     extra_read: int = 0
-    """Tokens read for those."""
+    """Tokens read outside episodes."""
     extra_searches: int = 0
     """Searches outside episodes, minus those that episodes share."""
     extra_turns: int = 0
-    """Below 0 where episodes share turns."""
+    """Minus the turns that episodes share."""
 
     @property
     def sampled(self) -> int:

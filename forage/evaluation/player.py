@@ -100,7 +100,7 @@ class Player:
 
 
 def complete(outcome: Outcome) -> Outcome:
-    """The outcome, unless a server's end cut an episode short: that says nothing about the policy, and is not kept."""
+    """Return the outcome, or raise if the engine failed in an episode, which says nothing about the policy."""
     for episode in outcome.tried:
         if episode.stop == "engine":
             raise EngineError(episode.cause)

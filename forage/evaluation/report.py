@@ -1,4 +1,4 @@
-"""Report: measures what was played, and writes it as JSON, as a table and as a plot."""
+"""Report: measures the episodes, and writes the results as JSON, as a table and as a plot."""
 
 from __future__ import annotations
 

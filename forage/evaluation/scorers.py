@@ -174,7 +174,7 @@ class Cosines:
 
 
 def hit_agreement(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[float]:
-    """The expected MRR if the first hit of another candidate were the relevant one.
+    """The expected MRR if another candidate's first hit were the relevant one.
 
     This is minimum Bayes risk for the retrieval metric, as `agreement` is for the answer. Example: hits (a, b), (b, a),
     (b, c) rank the others' first hits at reciprocal ranks 1/2 and 1/2; 1/2 and 1; 1 and 0: .5, .75, .5.

@@ -24,7 +24,7 @@ from forage.store.embedder import Embedder
 
 @dataclass(frozen=True)
 class Setting:
-    """Strategies are made from it."""
+    """Everything that a strategy may be built from."""
 
     options: EvaluationOptions
     agent: AgentSettings

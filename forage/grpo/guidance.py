@@ -47,7 +47,7 @@ def weight_at(step: int, options: GuidanceOptions) -> float:
 
 
 def open_guide(options: GuidanceOptions, seed: int, questions: Collection[str]) -> Guide:
-    """Read the demonstrations. All must be of `questions`: one of a held-out question would give away its answer."""
+    """Read the demonstrations. All must be for `questions`: one for a held-out question would give away its answer."""
     if options.demonstrations is None:
         return Guide(options, (), seed)
     episodes = list(read_episodes(options.demonstrations))

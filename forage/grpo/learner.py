@@ -79,7 +79,7 @@ class Learner:
         return norm
 
     def drop_gradients(self) -> None:
-        """Discard what backward has added up, without an update."""
+        """Discard the gradients added so far, without an update."""
         self.optimizer.zero_grad()
 
     def publish(self, folder: Path, version: int) -> Path:
@@ -98,10 +98,10 @@ class Learner:
     def load(self, folder: Path) -> tuple[int, Any] | None:
         return load_checkpoint(folder, self.policy, self.optimizer)
 
-    # Between processes, of which there is one here
+    # Communication between processes; here there is only one
 
     def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Each value summed over all processes; of names that end in _max or _min, the maximum or minimum."""
+        """Each value summed over all processes, or its maximum or minimum if its name ends in _max or _min."""
         return values
 
     def broadcast(self, value: Any) -> Any:

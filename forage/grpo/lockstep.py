@@ -23,8 +23,8 @@ class LockstepScorer(Scorer):
     """A Scorer that passes through every layer as often as those of the other processes.
 
     Processes wait for one another at every layer, in the backward pass too. So a batch without sampled tokens sends two
-    dummy tokens through the model. And ZeRO-3 gathers the output layer again for each of token_scores' chunks, of which
-    a batch with few sampled tokens has fewer: with `same_chunks`, empty ones follow.
+    dummy tokens through the model. ZeRO-3 also gathers the output layer again for each of token_scores' chunks, and a
+    batch with few sampled tokens has fewer of them: `same_chunks` adds empty ones.
     """
 
     def __init__(
@@ -73,5 +73,5 @@ class LockstepScorer(Scorer):
 
 
 def nothing_sampled(batch: TokenBatch) -> TokenBatch:
-    """The batch with no token that counts."""
+    """The same batch with no token marked as sampled."""
     return replace(batch, sampled_BT=torch.zeros_like(batch.sampled_BT))

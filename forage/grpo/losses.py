@@ -156,7 +156,7 @@ def _by_group(rewards_N: Tensor, groups_N: Sequence[Hashable]) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class ScoredBatch:
-    """A micro-batch and all that its loss needs. Shapes: N episodes of the update, B rows, T tokens."""
+    """A micro-batch and everything its loss needs. Shapes: N episodes of the update, B rows, T tokens."""
 
     batch: TokenBatch
     advantages_N: Tensor
@@ -176,7 +176,7 @@ class ScoredBatch:
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What the loss and its statistics are made of, token by token."""
+    """The terms of the loss and of its statistics, token by token."""
 
     mask_BT: Tensor
     """True where a token counts."""
@@ -209,7 +209,7 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
     if scored.keep_N is not None:
         mask_BT = mask_BT & (scored.keep_N.to(device)[sequence_BT] > 0)
 
-    # 0 where nothing counts, so that whatever is there can't become 0 * inf in a sum or a gradient.
+    # 0 where no token counts, so that whatever value is there can't become 0 * inf in a sum or a gradient.
     logprobs_BT, old_BT = _where(mask_BT, scored.logprobs_BT), _where(mask_BT, scored.old_BT)
     mismatch_BT = old_BT - _where(mask_BT, scored.sampler_BT)
     lengths_N = _sum_by(mask_BT.float(), sequence_BT, count)
@@ -259,7 +259,7 @@ def policy_loss(terms: LossTerms, options: LossOptions) -> Tensor:
 
 @torch.no_grad()
 def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
-    """A micro-batch's sums, which `add_stats` adds up and `summary` makes into means."""
+    """A micro-batch's sums; `add_stats` adds them up and `summary` turns them into means."""
     mask_BT, ratio_BT = terms.mask_BT, terms.ratio_BT
     values = {
         "clip_low": terms.clipped_low_BT, "clip_high": terms.clipped_high_BT, "ratio": ratio_BT,
@@ -286,7 +286,7 @@ def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> T
 
 
 def add_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Add up the sums of several micro-batches; of names that end in _max or _min, take the maximum or minimum."""
+    """Add up the sums of several micro-batches; for names ending in _max or _min, take the maximum or minimum."""
     added: dict[str, Tensor] = {}
     for part in parts:
         for name, value in part.items():
@@ -306,8 +306,8 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
 
     policy_loss       loss without the KL term
     kl, entropy       where a reference and an entropy were given
-    clip_low_share,   share of tokens whose ratio was clipped: with clip and gspo those that lost their gradient by it,
-    clip_high_share   with cispo all whose weight it changed
+    clip_low_share,   share of tokens whose ratio was clipped: with clip and gspo, tokens that lost their gradient;
+    clip_high_share   with cispo, tokens whose weight changed
     ratio_mean,       trained policy over the one at the start of the step; with gspo of the whole episode
     ratio_max, ratio_min
     mismatch_kl       KL of the engine's policy to the trainer's at the start of the step (k3, on the engine's tokens)
@@ -351,8 +351,8 @@ def _token_weights(mask_BT: Tensor, lengths_BT: Tensor, options: LossOptions, to
 def _sequence_ratio(logprobs_BT: Tensor, old_BT: Tensor, sequence_BT: Tensor, lengths_N: Tensor) -> Tensor:
     """At every token, its episode's ratio: the geometric mean of the tokens' ratios, https://arxiv.org/abs/2507.18071.
 
-    The value is the episode's, the gradient the token's own (the paper's GSPO-token). Summed over an episode, these
-    gradients are that of the ratio times the length; a weight that differs from token to token stays with its token.
+    The value is the episode's, the gradient the token's own (the paper's GSPO-token). Summed over an episode, they give
+    the gradient of the ratio times the episode's length; but a weight that varies by token stays with its token.
     """
     with torch.no_grad():
         means_N = _sum_by(logprobs_BT - old_BT, sequence_BT, len(lengths_N)) / lengths_N.clamp(min=1)

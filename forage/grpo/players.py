@@ -33,7 +33,7 @@ class PlayedStep:
     plan: Plan
     episodes: list[Episode]
     stale: int
-    """How many more there were, sampled by adapters that were too old."""
+    """Number of other episodes, dropped because their adapter was too old."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def open_players(
     if options.rollouts == "service" or rank:
         yield lambda plan: wait_for_workers(options.run_dir, plan)
         return
-    with asyncio.Runner() as runner:  # one event loop for all steps: connections and tasks belong to theirs
+    with asyncio.Runner() as runner:  # one event loop for all steps: connections and tasks can't move to another
         opened = open_rollout(options.rollout, settings, make_rewards)
         rollout = runner.run(opened.__aenter__())
         try:
@@ -56,7 +56,7 @@ def open_players(
 async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
     played = Played(run_dir, plan)
     if played.missing():
-        if rollout.exact:  # the rest of a plan would be sampled in other batches, so with other rounding
+        if rollout.exact:  # half a plan would be sampled in different batches, so rounded differently
             shutil.rmtree(played.folder, ignore_errors=True)
         await load_newest(rollout, run_dir)
         await play_plan(rollout, run_dir, plan, "trainer")
@@ -78,7 +78,7 @@ def wait_for_workers(run_dir: Path, plan: Plan, poll: float = 0.5, say_every: fl
 
 
 def play_step(run: Run, play: Play) -> PlayedStep | None:
-    """Plan, evaluate if it is time to, and get the step's episodes; None after the last step."""
+    """Plan, evaluate if that is due, and get the step's episodes; None after the last step."""
     options, plan = run.options, write_plans(run)
     evaluate(run, play)
     if plan is None:

@@ -72,7 +72,7 @@ def peak_memory() -> float:
 
 
 def show(run: Run, stats: StepStats, tracker: Tracker, view: TrainView, schedule: PlotSchedule) -> None:
-    """Log the finished step, print its line, and draw the run if it is time to."""
+    """Log the finished step, print its line, and draw the plots if they are due."""
     tracker.log(stats.step, flatten(stats))
     view.ended(stats)
     if schedule.due(stats):

@@ -1,4 +1,4 @@
-"""Run: where a training run is, in memory and in its checkpoint."""
+"""Run: the state of a training run, in memory and in its checkpoint."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Run:
     guide: Guide
     phases: Phases = field(default_factory=Phases)
 
-    def kept(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """The fields that a checkpoint saves."""
         return {"spreads": self.spreads, "guarded_from": self.guarded_from, "rollbacks": self.rollbacks}
 
     def after(self, stats: StepStats, batch: TrainingBatch) -> None:
@@ -50,8 +50,8 @@ class Run:
 
 
 def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner) -> Run:
-    """The run as its last checkpoint left it, or a new one."""
-    step, kept = learner.load(options.run_dir / "state") or (0, {"spreads": {}, "guarded_from": 0, "rollbacks": 0})
+    """Resume the run from its last checkpoint, or start a new one."""
+    step, saved = learner.load(options.run_dir / "state") or (0, {"spreads": {}, "guarded_from": 0, "rollbacks": 0})
     history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
     train_questions = [question.id for question in read_answerable(options.rollout.data / "train.jsonl")]
     held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
@@ -62,5 +62,5 @@ def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner) -
     if step:
         print(f"resuming from step {step}")
     return Run(
-        options, settings, step, **kept, history=history, questions=train_questions, eval_questions=chosen, guide=guide
+        options, settings, step, **saved, history=history, questions=train_questions, eval_questions=chosen, guide=guide
     )

@@ -1,7 +1,7 @@
-"""Sequence parallelism: P processes share every row, a P-th of its tokens each, for episodes too long for one GPU.
+"""Sequence parallelism: P processes share every row, 1/P of its tokens each, for episodes too long for one GPU.
 
 Ulysses, https://arxiv.org/abs/2309.14509: everything but attention works token by token. Before attention, processes
-exchange tokens for heads, so that each has all tokens of a P-th of the heads; after it, they exchange them back.
+exchange tokens for heads, so that each has all tokens of 1/P of the heads; after it, they exchange them back.
 DeepSpeed's implementation (deepspeed.runtime.sequence_parallel.ulysses_sp) needs a fixed number of rows and no padding,
 and torch's ring attention has no CPU kernel.
 
@@ -21,11 +21,11 @@ from forage.errors import UserError
 from forage.policy.logprobs import TokenScores
 from forage.policy.packing import TokenBatch
 
-NAME = "shared_rows"  # of the attention function, in transformers' registry
+NAME = "shared_rows"  # the attention function's name in transformers' registry
 
 
 def check_split(config: Any, size: int, world: int) -> None:
-    """Refuse a number of processes that the model's heads can't be shared by, and attention that is not full."""
+    """Refuse a `size` that doesn't divide the processes or the model's heads, and attention that is not full."""
     text = config.get_text_config()
     if world % size:
         raise UserError(f"--sequence-parallel {size} does not divide the {world} processes; give a divisor")
@@ -52,7 +52,7 @@ class SequenceParallelPolicy:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.mask: Tensor | None = None
         self.hidden_BTD: Tensor = torch.empty(0)
-        # Not in transformers' registry of masks, so that it makes none: it would see this process's tokens only.
+        # Not in transformers' registry of masks, so that it builds none: it would mask this process's tokens only.
         AttentionInterface.register(NAME, self.attention)
         policy.get_base_model().set_attn_implementation(NAME)
 
@@ -118,7 +118,7 @@ class SequenceParallelPolicy:
 
     def gather_scores(self, scores: TokenScores, batch: TokenBatch) -> TokenScores:
         """The scores of all tokens, from all processes; a gradient flows to this process's own tokens only."""
-        # Even a process whose tokens predict nothing has heads whose gradients the others need.
+        # A process whose tokens predict nothing still computes heads whose gradients the others need.
         logprobs_BT = scores.logprobs_BT + self.hidden_BTD.sum().float() * 0
         self.hidden_BTD = torch.empty(0)
         width = logprobs_BT.shape[1] - 1  # the first column, another process's last, scores 0

@@ -30,7 +30,7 @@ from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores
 from forage.policy.packing import TokenBatch
 
-OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}  # by the end of a figure's name
+OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}  # by the suffix of a figure's name
 
 
 class GatheredState:
@@ -86,7 +86,7 @@ class ShardedLearner(Learner):
         return scores
 
     def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
-        """As in Learner; not to be called between a score and its backward pass, when the weights are in use."""
+        """As in Learner. Don't call it between a score and its backward pass, while the weights are in use."""
         self._swap_reference()
         try:
             with torch.no_grad():
@@ -117,7 +117,7 @@ class ShardedLearner(Learner):
     def drop_gradients(self) -> None:
         self.strategy.drop_gradients()
 
-    # Saving and loading: all processes gather together, the first one writes
+    # Saving and loading: all processes gather together, only the first one writes
 
     def adapter_state(self) -> dict[str, Tensor]:
         """The full adapter under the names that PEFT writes."""
@@ -183,7 +183,7 @@ class ShardedLearner(Learner):
 
     def _set_random(self, path: Path) -> None:
         states = load_file(path) if path.exists() else {}
-        if f"{self.rank}.cpu" not in states:  # the checkpoint is of fewer processes
+        if f"{self.rank}.cpu" not in states:  # the checkpoint was saved with fewer processes
             torch.manual_seed(torch.initial_seed() + self.rank)
             return
         torch.set_rng_state(states[f"{self.rank}.cpu"])
@@ -196,7 +196,7 @@ class ShardedLearner(Learner):
         yield
         dist.barrier()
 
-    # Over processes
+    # Communication between processes
 
     def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         summed = {}
@@ -220,7 +220,7 @@ class ShardedLearner(Learner):
         return values
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
-        """This process's micro-batches; all processes get the same number, if need be an empty one at the end.
+        """This process's micro-batches; all processes get the same number, padded with an empty one if need be.
 
         Example: of 2 processes that share a b c, the first gets [a, c], the second [b, c with nothing sampled].
         """

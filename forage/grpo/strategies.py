@@ -43,7 +43,7 @@ from forage.grpo.processes import process_device
 from forage.policy.packing import TokenBatch
 
 CONFIGS = Path(__file__).parent / "deepspeed"
-MOMENTS = ("exp_avg", "exp_avg_sq")  # what AdamW keeps of each weight, beside the number of updates
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state for each weight, besides the number of updates
 
 
 def make_strategy(scorer: Scorer, weight_decay: float, sharding: Sharding, configs: Path) -> Replicated | Zero2:
@@ -60,7 +60,7 @@ def trained_weights(module: nn.Module) -> dict[str, Any]:
 
 
 def fresh_state(weight: Tensor) -> dict[str, Tensor]:
-    """AdamW's state before the first update; made early, so that checkpoints can be loaded into it."""
+    """AdamW's state before the first update; created early, so that checkpoints can be loaded into it."""
     return {"step": torch.tensor(0.0), **{moment: torch.zeros_like(weight) for moment in MOMENTS}}
 
 
@@ -160,7 +160,7 @@ class FullyShardedDataParallel(Replicated):
         loss.backward()  # type: ignore[no-untyped-call]
 
     def _sum_gradients(self) -> None:
-        """The last micro-batch's backward pass has done so."""
+        """Nothing to do: the last micro-batch's backward pass has already summed them."""
 
     def drop_gradients(self) -> None:
         if self.unreduced:  # FSDP2 frees what earlier micro-batches left only when it reduces it
@@ -190,14 +190,14 @@ class Zero2:
         self._make_states()
 
     def _partition(self, scorer: Scorer, config: dict[str, Any]) -> None:
-        """The model stays whole."""
+        """Nothing to do: every process keeps the whole model."""
 
     def _make_states(self) -> None:
         self._set_states(self.zero.single_partition_of_fp32_groups)
         self.zero._lazy_init_hp_params_optimizer_state()  # tells each weight where its part of the state is
 
     def _set_states(self, flat: Sequence[Tensor]) -> None:
-        """DeepSpeed gives AdamW flat tensors, this process's parts of all weights one after another."""
+        """Give AdamW its state as DeepSpeed lays it out: this process's parts of all weights, concatenated."""
         self.states = [fresh_state(part) for part in flat]
         self.zero.optimizer.state.update(zip(flat, self.states, strict=True))
 
@@ -213,7 +213,7 @@ class Zero2:
         return float(self.engine.get_global_grad_norm())
 
     def drop_gradients(self) -> None:
-        # The sums are here; an update's first micro-batch starts them afresh.
+        # DeepSpeed keeps the sums here, and an update's first micro-batch resets them.
         self.zero.averaged_gradients = dict.fromkeys(self.zero.averaged_gradients)
         self.zero.all_grad_tensors = dict.fromkeys(self.zero.all_grad_tensors)
         self.zero.micro_step_id = -1
@@ -226,7 +226,7 @@ class Zero2:
         return full
 
     def release(self) -> None:
-        """Nothing was gathered."""
+        """Nothing to do: no weights were gathered."""
 
     def updates(self) -> float:
         """How many updates there have been."""

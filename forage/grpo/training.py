@@ -31,7 +31,7 @@ from forage.runs.trackers import open_tracker
 
 
 def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play) -> None:
-    """From the last checkpoint to the last step."""
+    """Train from the last checkpoint to the last step."""
     run, run_dir, lead = open_run(options, settings, learner), options.run_dir, learner.rank == 0
     rollout, schedule = options.rollout, PlotSchedule()
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
@@ -51,7 +51,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 options.update, rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step),
                 run.phases,
             )  # fmt: skip
-            # Dropout draws alike however often the run was killed, whether its episodes were played or read again.
+            # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
             training = update(learner, batch, context)
             stats = guard(run, learner, collect(run, played, batch, training))
@@ -59,7 +59,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
             if lead:
                 write_stats(run_dir, stats)
             with run.phases("checkpoint"):
-                learner.save(run_dir / "state", run.step, run.kept())
+                learner.save(run_dir / "state", run.step, run.checkpoint_fields())
             if lead:
                 plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
                 show(run, stats, tracker, view, schedule)
@@ -69,7 +69,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
 
 
 def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
-    """The policy and its optimizer, in this process or over all that the launcher started."""
+    """The policy and its optimizer, in this process or across all processes that the launcher started."""
     several = started_processes() > 1
     if several:
         join_processes()
@@ -102,7 +102,7 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
         return stats
     if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
         if learner.rank == 0 and run.history:
-            draw_report(run.options.run_dir, run.history)  # the plots show how it came to this
+            draw_report(run.options.run_dir, run.history)  # so that the plots show what led up to it
         raise UserError(
             f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run.options.run_dir, run.step)}; "
             "lower --learning-rate, or continue with --on-collapse rollback or warn"

@@ -101,7 +101,7 @@ class UpdateContext:
 
 @dataclass(frozen=True)
 class TaughtEpisodes:
-    """The episodes of a step that have a gradient. Shape: N of these episodes."""
+    """The episodes of a step that have a gradient. Shape: N is their number."""
 
     episodes: Sequence[Episode]
     advantages_N: Tensor
@@ -157,7 +157,7 @@ def update_within(budget: int, learner: Learner, batch: TrainingBatch, context: 
 
 
 def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisodes:
-    """Leave out episodes without a gradient: those that are not kept, and where there is no KL term, advantage 0."""
+    """Leave out episodes without a gradient: those not kept and, without a KL term, those with advantage 0."""
     taught = [
         number
         for number, advantage in enumerate(batch.advantages_N.tolist())

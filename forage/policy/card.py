@@ -27,7 +27,7 @@ class PolicyCard:
 
 
 def read_policy_card(folder: Path) -> PolicyCard:
-    """Refuse a folder whose card is missing or damaged, or whose base is gone."""
+    """Read a folder's card; refuse a card that is missing or damaged, or whose base is gone."""
     path = folder / "model.json"
     if not path.is_file():
         raise UserError(f"{folder} has no model.json; make a policy with create_lora_model.py --output-dir {folder}")

@@ -90,7 +90,7 @@ def add_adapter(model: Any, base: str, options: AdapterOptions) -> Any:
 
 
 def sizes(model: Any) -> Sizes:
-    """4-bit weights are packed several to an element; bitsandbytes keeps their true shape beside them."""
+    """Count true sizes: bitsandbytes packs several 4-bit weights into an element and keeps their shape beside it."""
     parameters = trainable = held = 0
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)

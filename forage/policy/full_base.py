@@ -1,4 +1,4 @@
-"""The full-precision base on disk that an adapter is merged into: found, checked, its weights not read."""
+"""The full-precision base on disk that an adapter is merged into: finds and checks it without reading its weights."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class FullBase:
     """A model's folder: its weight files, and the shapes of the weights in them."""
 
     name: str
-    """As it was named: a hub name or a folder."""
+    """The name it was given: a hub name or a folder."""
     folder: Path
     files: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
 
 
 def find_base(asked: str, adapter: Adapter, models_dir: Path, *, allow_other: bool = False) -> FullBase:
-    """The base that is asked for, or else the one that the adapter names.
+    """The base that the user asked for, or else the one that the adapter names.
 
-    Refuses another base than the adapter's, unless `allow_other`.
+    Refuses a base other than the adapter's, unless `allow_other`.
     """
     named = adapter.base_name
     if not (asked or named):
@@ -51,7 +51,7 @@ def find_base(asked: str, adapter: Adapter, models_dir: Path, *, allow_other: bo
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """A model that was moved, or lies in the hub's cache, keeps the last part of its name."""
+    """Whether two names mean one model: a moved or cached model keeps the last part of its name."""
     return Path(one).name == Path(other).name or Path(one).resolve() == Path(other).resolve()
 
 

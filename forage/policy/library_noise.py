@@ -1,4 +1,4 @@
-"""Silences two warnings of libraries that say nothing a user can act on. All others stay."""
+"""Silences two library warnings that a user can do nothing about. All others stay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 def silence_library_noise() -> None:
-    """Call before PEFT is imported, which imports bitsandbytes too; a second call does nothing more.
+    """Call before PEFT is imported, which imports bitsandbytes too; a second call does nothing.
 
     - PEFT asks every model it wraps for `is_gradient_checkpointing`, which transformers 5 has renamed.
     - bitsandbytes, when it is imported on a processor with bf16 units, looks for a 4-bit kernel in the package

@@ -32,8 +32,8 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
     """Log-probability and entropy at each sampled token.
 
     The output layer runs on `chunk` positions at a time, and again in the backward pass, so that at most
-    (chunk, vocabulary) logits are alive; from the logits on, all is fp32. Positions that predict no sampled token skip
-    it.
+    (chunk, vocabulary) logits are alive; everything from the logits on is fp32. Positions that predict no sampled token
+    skip it.
     """
     # A sequence's first token has no token before it to predict it.
     rows, columns = (batch.sampled_BT * (batch.positions_BT > 0))[:, 1:].nonzero(as_tuple=True)
@@ -47,7 +47,7 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
         for hidden, tokens in zip(torch.split(hidden_ND, chunk), torch.split(tokens_N, chunk), strict=True)
     ]
     logprobs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=hidden_BTD.device)
-    if not parts:  # still in the model's graph, so that a loss over nothing has a backward pass
+    if not parts:  # stays in the model's graph, so that a loss over no tokens still has a backward pass
         return TokenScores(logprobs_BT + 0 * hidden_BTD.float().sum(), logprobs_BT)
     logprobs_N, entropy_N = map(torch.cat, zip(*parts, strict=True))
     places = (rows, columns + 1)
@@ -55,7 +55,7 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
 
 
 def _context(decoder: Any, batch: TokenBatch) -> dict[str, Any]:
-    """What the tokens attend to: their own row, or also a prefix, computed once and with gradients from all rows."""
+    """What tokens attend to: their own row and any shared prefix, computed once with gradients from all rows."""
     if batch.prefix_P is None:
         return {"attention_mask": batch.attention_BT, "use_cache": False}
     if batch.attention_BT is None:

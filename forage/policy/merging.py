@@ -24,7 +24,7 @@ from forage.policy.peft_adapter import Adapter
 
 @dataclass(frozen=True)
 class Change:
-    """What an adapter does to one weight: lora_A, lora_B and maybe lora_magnitude_vector, or the whole weight saved."""
+    """What an adapter does to one weight: lora_A, lora_B and maybe lora_magnitude_vector, or the whole saved weight."""
 
     parts: dict[str, Tensor]
     scale: float = 1.0
@@ -36,7 +36,7 @@ class Change:
 
 
 def find_changes(adapter: Adapter, base: FullBase) -> dict[str, Change]:
-    """How each weight changes that the adapter changes. Every tensor of the adapter must be used, and fit."""
+    """The change to each weight that the adapter affects. Every tensor of the adapter must be used, and fit."""
     tied_vocabulary = tied_vocabulary_of(base)
     changes = {}
     for key, (module, parts) in parts_by_weight(adapter, base).items():
@@ -131,7 +131,7 @@ def merge(weight: Tensor, change: Change) -> Tensor:
 
 
 def check_output(output_path: Path, dtype: str, adapter: Adapter, base: FullBase) -> None:
-    """Refuses an output that would replace its own sources, or a disk without room."""
+    """Refuse an output that would replace its own sources, or a disk without enough room."""
     output, size = output_path.resolve(), getattr(torch, dtype).itemsize
     for source in (base.folder.resolve(), adapter.folder.resolve()):
         if output == source or output in source.parents:
@@ -162,7 +162,7 @@ def write_merged(base: FullBase, changes: dict[str, Change], folder: Path, dtype
 
 
 def write_shard(source: Path, changes: dict[str, Change], target: Path, dtype: str) -> int:
-    """Merge one weight file and return the bytes of its tensors. Nothing of it stays in memory."""
+    """Merge one weight file and return the bytes of its tensors. None of it stays in memory."""
     tensors = {}
     with safe_open(source, "pt") as shard:
         for key in shard.offset_keys():

@@ -1,4 +1,4 @@
-"""A LoRA adapter on disk, as PEFT saves it, of the kinds that can be merged here."""
+"""Reads LoRA adapters that PEFT saved, of the kinds that merging.py can merge."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def find_adapter(folder: Path) -> Path:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Refuses an adapter that does more than add to the weights of linear layers."""
+    """Read an adapter; refuse one that does more than add to the weights of linear layers."""
     config = json.loads((folder / "adapter_config.json").read_text())
     try:
         tensors = load_file(folder / "adapter_model.safetensors")

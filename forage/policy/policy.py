@@ -46,7 +46,7 @@ def keep_trainable(model: Any) -> None:
     """Stop bitsandbytes from repacking 4-bit weights at the first pass without gradients.
 
     It does so on processors with bf16 units. Repacked weights have no gradient, so a policy that was evaluated would
-    then be trained by wrong gradients, silently.
+    then silently be trained with wrong gradients.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

@@ -33,7 +33,7 @@ def model_card(title: str, adapter: Adapter, base: FullBase, dtype: str, proof: 
 
 
 def run_figures(adapter: Path) -> str:
-    """Tables of the last statistics and the settings of the training run that the adapter lies in, if it does."""
+    """Tables of the last statistics and the settings of the adapter's training run, if it lies in a run folder."""
     if adapter.parent.name != "adapters":
         return ""
     run = adapter.parent.parent
@@ -60,7 +60,7 @@ def numbers(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def push_to_hub(repository: str, folder: Path) -> None:
-    """Upload the folder. Where that fails, say that it is kept."""
+    """Upload the folder. If that fails, say that the folder is kept."""
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

@@ -26,7 +26,7 @@ def link_base(policy: Path, link: Path) -> Path:
 
         base = Path(snapshot_download(str(base)))
     link.parent.mkdir(parents=True, exist_ok=True)
-    # Relative, so that the folder with both can be mounted elsewhere; renamed into place, so that it never is missing.
+    # Relative, so that the folder with both can be mounted elsewhere; renamed into place, so that it is never missing.
     partial = link.with_name(f".{link.name}.partial")
     partial.unlink(missing_ok=True)
     partial.symlink_to(os.path.relpath(base.resolve(), link.parent.resolve()))

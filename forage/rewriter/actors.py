@@ -1,7 +1,7 @@
 """Actors of PPO: the policy that samples and is trained, the frozen reference, and the value model.
 
 The policy's log-probabilities always come from a full forward pass over the padded batch at the sampling temperature,
-both when it samples and when it is trained. So their ratio is 1 until the weights change, whatever top-p, dtype or
+both when it samples and when it is trained. So their ratio is 1 until the weights change, whatever the top-p, dtype or
 kernels. (TRL takes them from the sampler's own scores: there top-p 0.9 alone makes the ratio 0.957, and bf16 weights
 clip 4.5 % of the tokens at learning rate 0.)
 """
@@ -59,7 +59,7 @@ class Policy(nn.Module):
         return self.lm.generation_config
 
     def forward(self, **given: Any) -> Any:
-        """Logits in fp32 whatever the weights: TRL computes log-probabilities in the dtype of the logits."""
+        """Logits in fp32 whatever the weights' dtype: TRL computes log-probabilities in the dtype of the logits."""
         output = self.lm(**given)
         output.logits = output.logits.float()
         return output
@@ -153,7 +153,7 @@ class ValueModel(nn.Module):
 
 
 class SeparateBackbone(nn.Module):
-    """A backbone of the value model's own, which is trained."""
+    """The value model's own backbone, which is trained too."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Actors(nn.Module):
 
 
 def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
-    """Value model and reference of a policy, which gets its adapter here; the seed draws LoRA's first weights."""
+    """Make a policy's value model and reference, and give the policy its adapter, whose weights `seed` draws."""
     decoder = getattr(policy.lm, policy.lm.base_model_prefix)
     backbone = SharedBackbone(decoder) if options.shared else SeparateBackbone(copy.deepcopy(decoder))
     frozen = None if options.lora_rank else copy.deepcopy(policy).requires_grad_(False)

@@ -84,8 +84,8 @@ def last_places(tokens_BR: Tensor, eos_id: int) -> Tensor:
 def token_rewards(kl_BR: Tensor, scores_B: Tensor, last_B: Tensor, kl_coef: float) -> Tensor:
     """(B, R): each token's KL times -kl_coef, plus the response's score at the position after its last token.
 
-    The value there is that of the finished response. A response that fills its row has no such position; its score is
-    added at the last token. Example, coefficient .1, last 0: KL [2, 0, 0] and score 1 give [-.2, 1, 0].
+    The value at that position is that of the finished response. A response that fills its row has no such position; its
+    score is added at the last token. Example, coefficient .1, last 0: KL [2, 0, 0] and score 1 give [-.2, 1, 0].
     """
     rewards_BR = -kl_coef * kl_BR
     places_B = torch.clamp(last_B + 1, max=kl_BR.shape[1] - 1)
@@ -93,7 +93,7 @@ def token_rewards(kl_BR: Tensor, scores_B: Tensor, last_B: Tensor, kl_coef: floa
 
 
 def gae(rewards_BR: Tensor, values_BR: Tensor, gamma: float, lam: float) -> Tensor:
-    """(B, R) advantages: A_t = d_t + gamma lam A_(t+1), of d_t = r_t + gamma V_(t+1) - V_t, and V = 0 after the end.
+    """(B, R) advantages: A_t = d_t + gamma lam A_(t+1), with d_t = r_t + gamma V_(t+1) - V_t, and V = 0 after the end.
 
     Example, gamma 1, lam .5: rewards [0, 1], values [.5, .25] give d = [-.25, .75] and A = [.125, .75].
     """
@@ -158,7 +158,7 @@ class Loss:
 def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, options: PPOOptions) -> Loss:
     """Clipped surrogate plus value_coef times half the squared value error, which is clipped the same way.
 
-    Each takes the larger, that is the more pessimistic, of the unclipped and the clipped loss. Example for one token:
+    Each is the larger (more pessimistic) of the unclipped and the clipped loss. Example for one token:
     old log-probability 0, new log 1.5, advantage 1, clip range .2 gives a policy loss of -1.2.
     """
     difference_BR = (logprobs_BR - batch.logprobs_BR).masked_fill(~batch.mask_BR, 0.0)

@@ -38,7 +38,7 @@ class CustomRewardModel(ABC):
 
     @abstractmethod
     def compute_reward(self, query: str, relevant_doc_ids: Sequence[str]) -> float:
-        """The reward of searching for `query`, the final text that the store is searched with."""
+        """The reward of searching for `query`, which is the final text sent to the store."""
 
 
 class Recall(CustomRewardModel):

@@ -1,8 +1,8 @@
 """Warm start of the rewriter: before PPO, it learns to write how a relevant document begins, as in query2doc.
 
-In https://arxiv.org/abs/2303.07678 a large model guesses such a text. A small one can't know it, but learns the wording
-of texts that answer such questions, and those words find them. PPO then starts from a policy whose rewrites sometimes
-help. Those of an untrained one never do, and PPO can't reinforce what is never sampled.
+In https://arxiv.org/abs/2303.07678 a large model guesses such a text. A small one can't know it, but learns how texts
+that answer such questions are worded, and searching for those words finds them. PPO then starts from a policy whose
+rewrites sometimes help. An untrained policy's rewrites never do, and PPO can't reinforce what is never sampled.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Claims:
     """Seconds after which a claim expires unless it is refreshed."""
 
     def take(self, question_id: str) -> bool:
-        """Claim a question. True if it is this worker's now, newly or since before a restart."""
+        """Claim a question. True if this worker holds it now, or already held it before a restart."""
         self.folder.mkdir(parents=True, exist_ok=True)
         last, following = self._last(question_id)
         if last and last.read_text() == self.worker:
@@ -45,7 +45,7 @@ class Claims:
         return True
 
     def refresh(self, question_id: str) -> None:
-        """Note that the question is still being played. A claim that another worker took over stays with it."""
+        """Show that the question is still being played. A claim that another worker took over is left alone."""
         last, _ = self._last(question_id)
         if last and last.read_text() == self.worker:
             os.utime(last)

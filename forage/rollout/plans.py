@@ -14,7 +14,7 @@ from forage.files import replacing
 from forage.rollout.options import RolloutOptions
 from forage.schedule import in_rounds
 
-FORMAT = 1  # of plans and episodes; raise it when trainers and workers of two versions would misread each other
+FORMAT = 1  # of plans and episodes; raise it when a trainer and a worker of different versions would misread each other
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Plan:
     seed: int = 0
 
     def wanted(self, groups: Mapping[str, Sequence[Episode]]) -> tuple[str, ...]:
-        """The questions to play, as far as the groups played so far tell.
+        """The questions to play, given the groups played so far.
 
         Example: of questions (a, b) and spare (c, d), a is flat: (a, b, c). Then c is flat too: (a, b, c, d). All
         workers end up with the same questions, whenever they look.

@@ -67,7 +67,7 @@ class Rollout:
         return episodes
 
     def reward(self, episodes: Sequence[Episode], questions: Sequence[Question]) -> list[Episode]:
-        """Each with its rewards by name and their weighted mean, which is for people: training combines anew."""
+        """Add each one's rewards and their weighted mean. Only people read the mean: training combines them itself."""
         matrix_NR = reward_matrix(self.functions, episodes, questions)
         combined_N = combine_rewards(matrix_NR, "uniform", self.options.weights or None)
         return scored(episodes, list(self.functions), matrix_NR, combined_N)
@@ -94,7 +94,7 @@ def read_split_questions(options: RolloutOptions) -> dict[str, dict[str, Questio
 async def open_rollout(
     options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards
 ) -> AsyncIterator[Rollout]:
-    """Everything that playing needs: the engine, the store, the rewards."""
+    """Open everything a rollout needs: the engine, the store, the rewards."""
     options.check()
     card = read_policy_card(options.policy)
     store = DocumentStore.open(options.data / "store")

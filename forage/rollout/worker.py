@@ -21,11 +21,11 @@ from forage.rollout.plans import Plan, Played, open_plans, plan_of
 from forage.rollout.rollout import Rollout, open_rollout
 from forage.rollout.view import RolloutView
 
-FINISHED = "finished"  # file in the run folder, once the trainer plans nothing more
+FINISHED = "finished"  # this file in the run folder says that the trainer will plan nothing more
 
 
 async def play_one_step(options: RolloutOptions, worker: WorkerOptions, make_rewards: MakeRewards) -> None:
-    """One step's episodes with the run's newest adapter, or the policy's own where the run has none."""
+    """Play one step's episodes with the run's newest adapter, or with the policy's own if the run has none."""
     settings = options.search.settle(worker.run_dir, options.policy)
     async with open_rollout(options, settings, make_rewards) as rollout:
         step = versions(worker.run_dir)[-1] if versions(worker.run_dir) else 0
@@ -35,7 +35,7 @@ async def play_one_step(options: RolloutOptions, worker: WorkerOptions, make_rew
 
 
 async def follow_trainer(options: RolloutOptions, worker: WorkerOptions, make_rewards: MakeRewards) -> None:
-    """Play whatever grpo_train.py plans, with each adapter as it comes, until its run is finished."""
+    """Play whatever grpo_train.py plans, loading new adapters as they appear, until its run is finished."""
     run_dir = worker.run_dir
     await wait_for_settings(worker)
     settings = options.search.settle(run_dir, options.policy)
@@ -54,7 +54,7 @@ async def follow_trainer(options: RolloutOptions, worker: WorkerOptions, make_re
 
 
 async def wait_for_settings(worker: WorkerOptions) -> None:
-    """How the agent plays is the trainer's to say: it writes agent.json into the run folder when it starts."""
+    """Wait for the run's agent.json: the trainer decides how the agent plays, and writes it when it starts."""
     if not (worker.run_dir / AGENT_FILE).exists():
         print(f"waiting for grpo_train.py to start in {worker.run_dir}", flush=True)
     while not (worker.run_dir / AGENT_FILE).exists():
@@ -65,7 +65,7 @@ async def wait_for_settings(worker: WorkerOptions) -> None:
 def next_plan(run_dir: Path, max_staleness: int, done: set[str]) -> Plan | None:
     """The oldest plan with something left to play and an adapter that is new enough.
 
-    Plans that turn out to be played are added to `done`, so that their episodes aren't read at every look.
+    Fully played plans are added to `done`, so that their episodes aren't read again on every poll.
     """
     there = versions(run_dir)
     for plan in open_plans(run_dir):
@@ -77,7 +77,7 @@ def next_plan(run_dir: Path, max_staleness: int, done: set[str]) -> Plan | None:
 
 
 async def load_newest(rollout: Rollout, run_dir: Path) -> None:
-    """Sample with the newest adapter of the run, or with the policy's own where the run has none yet."""
+    """Sample with the newest adapter of the run, or with the policy's own if the run has none yet."""
     adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
     version = int(adapter.name[1:]) if versions(run_dir) else 0
     await rollout.engine.load_adapter(served_name(run_dir.name, version), adapter)
@@ -101,7 +101,7 @@ async def play_plan(rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *,
                         question = rollout.question(plan, name)
                         task = asyncio.create_task(play_question(rollout, question, plan, claims, played.folder, view))
                         playing[task] = name
-                if not playing:  # others play the rest; if one of them dies, its claims become free
+                if not playing:  # others play the rest; if one of them dies, its claims expire
                     await asyncio.sleep(poll)
                     continue
                 done, _ = await asyncio.wait(playing, timeout=poll, return_when=FIRST)

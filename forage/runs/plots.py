@@ -30,7 +30,7 @@ from forage.statistics import Interval
 Floats = NDArray[np.float64]
 Panel = Callable[[Axes], None]
 
-# Okabe and Ito's colours, which the colour-blind tell apart.
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#9A9A9A"
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#cfe3f1", "#7fb6d9", BLUE, "#06304d"])
@@ -61,7 +61,7 @@ class Bins:
 
     @classmethod
     def of(cls, steps: Sequence[int], most: int = MOST_POINTS) -> Bins:
-        # All of one size: averages over more steps look smoother, so the line would seem to change its behaviour.
+        # All bins have one size: an average over more steps is smoother, which would look like a change in the run.
         size = math.ceil(len(steps) / most)
         parts = tuple(slice(start, min(start + size, len(steps))) for start in range(0, len(steps), size))
         of_step = np.asarray(steps, np.float64)
@@ -162,7 +162,7 @@ def distribution_figure(stats: Sequence[StepStats]) -> Figure:
 
 
 def levels_of(pooled: Sequence[Floats], reach: tuple[float, float], most: int) -> Floats:
-    """Edges of the levels of a histogram: twice the square root of a column's episodes, at least 10, at most `most`.
+    """Edges of a histogram's levels, of which there are 2 sqrt(episodes per column), at least 10 and at most `most`.
 
     Example: columns of 64 episodes have 16 levels.
     """
@@ -181,7 +181,7 @@ def _heat_map(
     pooled = bins.pooled(values)
     levels = levels_of(pooled, reach, MOST_LEVELS)
     shares_CL = np.stack([shares(column, levels) for column in pooled])
-    # A column with everything in one level must not make the others pale.
+    # A column with everything in one level must not make all the others look pale.
     mesh = axes.pcolormesh(
         bins.edges, levels, shares_CL.T, cmap=SHARES, vmin=0, vmax=min(float(shares_CL.max()), 0.4), rasterized=True
     )

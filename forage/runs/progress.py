@@ -32,7 +32,7 @@ class Phases:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._seconds: dict[str, float] = {}
-        self._running: dict[str, tuple[int, float, float]] = {}  # name: how many, counted since, running since
+        self._running: dict[str, tuple[int, float, float]] = {}  # name: (how many, counted since, running since)
         self._lock = threading.Lock()  # the live table is drawn by another thread
 
     @contextmanager

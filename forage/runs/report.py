@@ -24,7 +24,7 @@ from forage.files import replacing
 from forage.runs.plots import FIGURES, draw_plots
 from forage.runs.stats import StepStats, read_stats
 
-DRAW_EVERY = 20.0  # seconds: drawing takes one or two, which short steps would feel
+DRAW_EVERY = 20.0  # seconds: drawing takes one or two, which would slow short steps down
 
 
 class PlotSchedule:

@@ -1,4 +1,4 @@
-"""Run folder: stores the options and the code's changes beside the results, and admits one trainer only."""
+"""Run folder: stores the options and the code's changes beside the results, and lets in only one trainer at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forage.files import locked, replacing
 
 @contextmanager
 def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
-    """Lock a run folder for this process. Of a run that is already there, only the `free` options may change."""
+    """Lock a run folder for this process. When an existing run is resumed, only `free` options may change."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir"):
         keep_options(folder, options, free)

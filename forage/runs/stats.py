@@ -82,7 +82,7 @@ class StepStats:
     step: int
     """Number of the step, as in the file's name."""
     adapter: str
-    """Version of the adapter that sampled the episodes, as v000007."""
+    """Version of the adapter that sampled the episodes, such as v000007."""
     rewards: dict[str, list[float]]
     """Values of each reward by name, "overall" first: one per episode, in the order of the episodes' ids."""
     groups: Groups
@@ -188,7 +188,7 @@ def _read(path: Path, step: int) -> StepStats:
             raise ValueError(f"it says step {row['step']}")
         row |= row["measured"]
         stats = StepStats(**{item.name: row[item.name] for item in fields(StepStats)})
-        _add_up(stats)
+        _check_numbers(stats)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is broken ({type(error).__name__}: {error}); delete it to continue without it"
@@ -196,8 +196,8 @@ def _read(path: Path, step: int) -> StepStats:
     return stats
 
 
-def _add_up(stats: StepStats) -> None:
-    """Raise TypeError if anything but a number is found where there should be one."""
+def _check_numbers(stats: StepStats) -> None:
+    """Raise TypeError if a figure is not a number: adding up the figures does that."""
     tables: list[Any] = [stats.groups, stats.episodes, stats.stops, stats.faults, stats.training, stats.seconds]
     for table in [*tables, {"memory_gib": stats.memory_gib}, *(stats.evaluation or {}).values()]:
         sum(table.values())

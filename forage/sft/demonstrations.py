@@ -1,4 +1,4 @@
-"""Demonstrations: what the warm start imitates. By the teacher, by the policy itself, or from files."""
+"""Demonstrations: the episodes that the warm start imitates, by the teacher, by the policy itself, or from files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forage.sft.player import Player
 
 
 def get_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
-    """Those that an interrupted run made, else new ones, which are saved."""
+    """Load the demonstrations of an interrupted run, or make and save new ones."""
     path = options.output_dir / "demonstrations.jsonl"
     if not path.exists():
         made = make_demonstrations(options, player)
@@ -45,7 +45,7 @@ def make_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
 
 
 def typical_beginnings(options: SFTOptions, questions: Sequence[Question], player: Player) -> dict[str, str] | None:
-    """By question type, how the teacher guesses that an answer begins; None where each guess is the answer's own."""
+    """By question type, the beginning that the teacher guesses; None if it guesses each answer's own beginning."""
     teacher = options.teacher
     if teacher.guess == "own" or not teacher.guess_words:
         return None

@@ -82,13 +82,13 @@ def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episod
 
 
 def checkpoints_activations(options: SFTOptions) -> bool:
-    """Unless told otherwise, on a GPU only."""
+    """As the options say; by default only on a GPU."""
     told = options.memory.gradient_checkpointing
     return torch.cuda.is_available() if told is None else told
 
 
 def token_budget(options: SFTOptions) -> int:
-    """On a CPU one sequence at a time is fastest."""
+    """Tokens per micro-batch; on a CPU, one sequence at a time is fastest."""
     return options.memory.token_budget or (8192 if torch.cuda.is_available() else 512)
 
 
@@ -131,13 +131,13 @@ def update(
 
 
 def height(step: int, steps: int) -> float:
-    """The factor of the learning rate: up over the first tenth, then down. For 20 steps: .5, 1, 1, .944, ..., .056."""
+    """The learning rate's factor: up over the first tenth, then down. For 20 steps: .5, 1, 1, .944, ..., .056."""
     rise = max(1, steps // 10)
     return min((step + 1) / rise, (steps - step) / (steps - rise) if steps > rise else 1.0)
 
 
 def loss_of(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: bool) -> float:
-    """Mean negative log-probability over all tokens that the policy says, in micro-batches of `budget` tokens."""
+    """Mean negative log-probability over all tokens of the policy, in micro-batches of `budget` tokens."""
     device = next(policy.parameters()).device
     tokens = sum(episode.sampled for episode in episodes)
     total = 0.0

@@ -43,7 +43,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """What a build had to embed: the number of chunks without a vector, and the time it took."""
+    """How much a build had to embed: the number of chunks without a vector, and the seconds it took."""
 
     chunks: int
     seconds: float
@@ -308,7 +308,7 @@ def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder:
     started = time.perf_counter()
     text_of = {text_key(text): text for text in texts}
     present = collection.keys()
-    # Longest first: batches of similar lengths need little padding, and if memory runs out, it does at the start.
+    # Longest first: batches of similar lengths need little padding, and if memory runs out, it does so at the start.
     missing = sorted(text_of.keys() - present, key=lambda key: (-len(text_of[key]), key))
     done = len(text_of) - len(missing)
     # A terminal gets a moving bar, a log file one line every 15 seconds.

@@ -54,7 +54,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
     Cormack, Clarke and Buettcher 2009, https://doi.org/10.1145/1571941.1572114. Example, weights 1 and 1: an id first
     in both scores 2/61; an id that only one ranking holds, second there, scores 1/62.
     """
-    # Scores fall, so their negatives rise, and the first place of an equal one is how many are better.
+    # Scores are sorted from the best, so the position of the first equal score is the number of better ones.
     ranks = [1 + np.searchsorted(-r.scores, -r.scores).astype(np.float64) for r in rankings]
     return _summed(rankings, [weight / (constant + rank) for weight, rank in zip(weights, ranks, strict=True)])
 
@@ -62,10 +62,10 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
 def weighted_score_fusion(
     rankings: Sequence[Ranking], weights: Sequence[float], floors: Sequence[float | None]
 ) -> Ranking:
-    """Weighted sum of scores, each ranking's scaled so that its best is 1 and its floor 0; what it lacks counts 0.
+    """Weighted sum of scores, each ranking's scaled so that its best is 1 and its floor 0; a missing id counts 0.
 
-    A floor is the score of what does not fit at all: 0 for BM25; where there is no such score, as for cosines, None
-    takes the ranking's last. Example, weights .5 and .5, floors 0 and None, scores [4, 2, 1] and [.9, .8]:
+    A floor is the score of a text that does not match at all: 0 for BM25. Cosines have no such score; None then takes
+    the ranking's last. Example, weights .5 and .5, floors 0 and None, scores [4, 2, 1] and [.9, .8]:
     4 -> 1, 2 -> .5, 1 -> .25; .9 -> 1, .8 -> 0.
     """
     scaled = [_scaled(ranking.scores, floor) for ranking, floor in zip(rankings, floors, strict=True)]
@@ -84,7 +84,7 @@ def _scaled(scores: Scores, floor: float | None) -> Scores:
     if len(scores) == 0:
         return scores
     low = scores[-1] if floor is None else floor  # best first
-    if scores[0] == low:  # all alike: all the best there is, unless that is nothing
+    if scores[0] == low:  # all equal: all count as the best, unless none of them matches
         return np.full_like(scores, 0.0 if floor is not None else 1.0)
     scaled: Scores = (scores - low) / (scores[0] - low)
     return scaled

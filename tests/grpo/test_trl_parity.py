@@ -75,7 +75,7 @@ EPISODES = stored_episodes()
 
 
 def tiny_model(kind, folder):
-    """Of random weights, far enough from uniform that tokens differ; saved, since TRL loads its reference by name."""
+    """Random weights, far enough from uniform that tokens differ; saved, since TRL loads its reference by name."""
     torch.manual_seed(0)
     sizes = {
         "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

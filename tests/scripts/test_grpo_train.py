@@ -350,7 +350,7 @@ def test_a_reference_leaves_activations_to_be_computed_again(tiny):
 
 
 def gradients(tiny, monkeypatch, episodes, shown=None, **more):
-    """Of an update, before they are cut, and its figures."""
+    """An update's gradients before clipping, and its figures."""
     kept = {}
 
     def keep(learner, rate, norm):

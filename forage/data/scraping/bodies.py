@@ -1,4 +1,4 @@
-"""Bodies of answers, read from untrusted servers: decompressed piece by piece, and only as far as they may go."""
+"""Response bodies from untrusted servers: decompressed piece by piece, and only up to a size limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE = 64 * 1024  # decompressed data at a time
 
 
 async def read_page_body(response: httpx.Response, max_bytes: int) -> bytes:
-    """The body of an answer that is a page by its type, its size and its first bytes; otherwise Unfetchable."""
+    """The body of a response; Unfetchable if its type, size or first bytes say that it is not a page."""
     kind = re.split("[;,]", response.headers.get("content-type", ""))[0].strip().lower()
     if kind and kind not in PAGE_TYPES:
         raise Unfetchable("not_html", kind)

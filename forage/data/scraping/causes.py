@@ -39,7 +39,7 @@ HOST_FAILURES = {"dns", "connect", "tls"}
 
 
 class Unfetchable(Exception):
-    """Why a page could not be fetched: a cause, and what is known of the answer."""
+    """Why a page could not be fetched: a cause, and what is known about the response."""
 
     def __init__(self, cause: str, detail: str, status: int | None = None, size: int = 0) -> None:
         super().__init__(cause, detail)
@@ -50,7 +50,7 @@ class Unfetchable(Exception):
 
 
 def cause_of_status(status: int) -> str | None:
-    """Why an answer with this status is no page; None if it is one."""
+    """Why a response with this status is not a page; None if it is one."""
     if status in (200, 203):
         return None
     if status in (404, 410):

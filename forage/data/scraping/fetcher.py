@@ -1,4 +1,4 @@
-"""Fetcher: one page of an untrusted URL, fetched politely, or the cause why it can't be (causes.py lists them)."""
+"""Fetcher: fetches the page at an untrusted URL politely, or says why it can't (causes.py lists the causes)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Answer:
 
 
 class Fetcher:
-    """Fetches URLs. From the outside in: attempts, redirects, robots.txt, turns, addresses, the exchange.
+    """Fetches URLs. Its layers, from the outside in: attempts, redirects, robots.txt, turns, addresses, the exchange.
 
     It uses httpx's transport rather than its client, which stores cookies and parses every redirect's Location, where a
     bad one raises errors of its own.
@@ -57,7 +57,7 @@ class Fetcher:
         self.hosts = Hosts(options)
 
     async def fetch(self, url: str) -> PageRecord:
-        """The record of a URL, after as many attempts as it takes and may take."""
+        """The record of a URL, after as many attempts as are needed and allowed."""
         attempt, record = 0, None
         while True:
             try:
@@ -77,7 +77,7 @@ class Fetcher:
     async def _attempt(self, url: str) -> PageRecord:
         first = parse_url(url)
         answer = await self._follow(first, self._read_page)
-        # In a thread: parsing may take seconds, in which other pages go on.
+        # In a thread: parsing may take seconds, and other pages should not wait.
         page = await asyncio.to_thread(read_page, answer.body, answer.charset)
         if not page.blocks:
             raise Unfetchable("empty", "no text in the page", answer.status, len(answer.body))
@@ -136,7 +136,7 @@ class Fetcher:
         return Robots.parse(text, self.options.user_agent)
 
     async def _request(self, url: httpx.URL, read: ReadBody) -> _Answer:
-        """One request, when it is its turn, unless the host was given up."""
+        """Make one request when its turn comes, unless the host was given up."""
         origin = self.hosts.origin(url)
         if self._given_up(url):
             raise Unfetchable("host_unreachable", f"given up after {origin.failures} failures in a row")

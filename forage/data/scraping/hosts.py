@@ -35,7 +35,7 @@ class Host:
 
     @asynccontextmanager
     async def turn(self, in_flight: asyncio.Semaphore) -> AsyncIterator[None]:
-        """Wait until one more request is polite to this host and allowed over all hosts (`in_flight`)."""
+        """Wait until politeness to this host and the limit over all hosts (`in_flight`) allow one more request."""
         async with self.slots:
             async with self.gate:
                 while (wait := self.next_start - time.monotonic()) > 0:
@@ -57,7 +57,7 @@ class Origin:
     addresses: tuple[tuple[str, int], ...] = ()
     robots: Robots | None = None
     robots_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failures: int = 0  # to connect or to get robots.txt, in a row
+    failures: int = 0  # in a row, to connect or to get robots.txt
 
 
 class Hosts:

@@ -1,4 +1,4 @@
-"""Aside: a question put to the policy outside its episodes, such as for a critique, in a conversation without tools."""
+"""Aside: asks the policy something outside its episodes, such as a critique, in a conversation without tools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def ask(agent: Agent, name: str, instruction: str, text: str, tokens: int,
     request = Request(ids, tokens, protocol.stop_ids, turn_seed(seed, name, 0), agent.sampling, name)
     try:
         sampled = await agent.engine.generate(request)
-    except EngineError:  # the strategy goes on without the reply
+    except EngineError:  # the strategy continues without the reply
         return Aside()
     finally:
         agent.engine.release(name)

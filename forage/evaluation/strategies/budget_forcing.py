@@ -60,7 +60,7 @@ class BudgetForcing:
 
 @dataclass
 class _Forcing:
-    """Speaks one episode's turns, and counts the tokens that were cut."""
+    """Samples one episode's turns, and counts the tokens that were cut."""
 
     budget: BudgetForcing
     agent: Agent

@@ -49,7 +49,7 @@ class SStar:
     rounds: int = 1
     """Most revisions of a candidate."""
     min_support: float = 0.8
-    """Share of an answer's words in the passages shown from which it is not revised."""
+    """An answer is revised unless at least this share of its words is in the passages shown."""
     query_tokens: int = 24
 
     def __post_init__(self) -> None:

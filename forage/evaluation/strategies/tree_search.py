@@ -14,7 +14,7 @@ Left out: a trained value model, checking steps by code, self-evolution. Values 
 scorer that compares answers (`agreement`) compares a rollout with those finished by then.
 
 Cost: a branch starts with its parent's tokens. Each finished episode contains them, but they were sampled once:
-`extra_sampled` is negative by the shared tokens, and `extra_read` positive by as many.
+`extra_sampled` subtracts the shared tokens, and `extra_read` adds them.
 
 Where it doesn't help: episodes of two turns make a shallow tree, hardly more than best-of-n with shared searches; and
 if the scorer can't tell good from bad, the tree explores the wrong branches.
