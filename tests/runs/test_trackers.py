@@ -2,6 +2,7 @@
 
 import importlib.util
 import struct
+import time
 from dataclasses import replace
 
 import pytest
@@ -82,6 +83,14 @@ def wandb_records(path):
             yield record
 
 
+def wandb_rows(path):
+    """(step, reward/mrr) of each step in a run's file."""
+    for record in wandb_records(path):
+        if record.HasField("history"):
+            row = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            yield int(row["step"]), float(row["reward/mrr"])
+
+
 @pytest.mark.slow
 def test_wandb_without_a_key_stays_offline_and_loses_no_step(tmp_path, monkeypatch, capfd):
     pytest.importorskip("wandb")
@@ -96,13 +105,11 @@ def test_wandb_without_a_key_stays_offline_and_loses_no_step(tmp_path, monkeypat
     assert said.out + said.err == line * 2
     files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
     assert {path.name for path in files} == {f"run-{(run / 'wandb' / 'run_id').read_text()}.wandb"}
-    rows = []
-    for path in files:
-        for record in wandb_records(path):
-            if record.HasField("history"):
-                row = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-                rows.append((int(row["step"]), float(row["reward/mrr"])))
-    assert rows == [(3, 0.375), (4, 0.5), (5, 0.625), (5, 1.625), (6, 1.75)]
+    wanted = [(3, 0.375), (4, 0.5), (5, 0.625), (5, 1.625), (6, 1.75)]
+    deadline = time.monotonic() + 60  # wandb's own process writes the files, on a loaded machine after we have finished
+    while (rows := [row for path in files for row in wandb_rows(path)]) != wanted and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert rows == wanted
 
 
 def test_trackio_goes_on_with_the_same_run(tmp_path, monkeypatch):
