@@ -65,7 +65,7 @@ class Reading:
     faults: tuple[str, ...] = ()
 
 
-# What the policy is told about each fault that keeps a call from being run.
+# The policy reads these texts when a fault keeps its call from being run.
 CALL_FAULTS = {
     "call_not_closed": "the call is not closed with </tool_call>",
     "bad_json": "the call is not valid JSON",

@@ -48,8 +48,8 @@ def body_of(answer: str) -> str:
     Example: "What is gout? A joint hurts." gives "A joint hurts.".
     """
     sentences = SENTENCE.split(" ".join(answer.split()))
-    told = list(dropwhile(lambda sentence: sentence.endswith("?"), sentences))
-    return " ".join(told or sentences)
+    body = list(dropwhile(lambda sentence: sentence.endswith("?"), sentences))
+    return " ".join(body or sentences)
 
 
 def first_words(answer: str, words: int) -> str:

@@ -86,7 +86,7 @@ def chunk_spans(text: str, count: CountTokens, size: int, overlap: int) -> list[
         units += [piece for piece, _ in pieces]
         unit_counts += [piece_tokens for _, piece_tokens in pieces]
     spans = [(units[first][0], units[last][1]) for first, last in _pack(unit_counts, size, overlap)]
-    # Where a word was split, a sub-word tokenizer may need more tokens for the joined text than for its parts: recount.
+    # If a word was split, a sub-word tokenizer may need more tokens for the joined text than for its parts: recount.
     totals = count([text[start:end] for start, end in spans])
     return [
         piece

@@ -122,7 +122,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
         except torch.OutOfMemoryError as error:
             learner.drop_gradients()
             longest = max(len(episode.ids) for episode in (*batch.episodes, *context.demonstrations.episodes))
-            if budget <= longest or learner.world > 1:  # one process can't start over while the others go on
+            if budget <= longest or learner.world > 1:  # one process can't start over while the others continue
                 raise UserError(
                     f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
                     "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"

@@ -33,7 +33,7 @@ class TokenBatch:
 
     ids_BT: Tensor
     positions_BT: Tensor
-    """A token's place in its sequence; attention starts afresh where it returns to 0."""
+    """A token's place in its sequence; attention starts over where it returns to 0."""
     sampled_BT: Tensor
     """1 = sampled by the policy: its log-probability is wanted."""
     sequence_BT: Tensor

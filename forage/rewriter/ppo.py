@@ -215,7 +215,7 @@ def rollout(
     scores_B = torch.tensor(score(prompts.rows, sampled), device=last_B.device)
     rewards_BR = token_rewards(kl_BR, scores_B, last_B, options.kl_coef)
     raw_advantages_BR = gae(rewards_BR, values_BR, options.gamma, options.gae_lambda)
-    # Where all scores are equal there is nothing to learn: whitening (TRL always does it) would amplify the noise of KL
+    # If all scores are equal there is nothing to learn: whitening (TRL always does it) would amplify the noise of KL
     # and values to the size of a real difference.
     equal = bool((scores_B == scores_B[0]).all())
     advantages_BR = raw_advantages_BR * mask_BR if equal else whitened(raw_advantages_BR, mask_BR)

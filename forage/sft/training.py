@@ -83,8 +83,8 @@ def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episod
 
 def checkpoints_activations(options: SFTOptions) -> bool:
     """As the options say; by default only on a GPU."""
-    told = options.memory.gradient_checkpointing
-    return torch.cuda.is_available() if told is None else told
+    chosen = options.memory.gradient_checkpointing
+    return torch.cuda.is_available() if chosen is None else chosen
 
 
 def token_budget(options: SFTOptions) -> int:

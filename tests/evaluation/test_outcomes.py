@@ -1,4 +1,4 @@
-"""What is written of each question: read back, cut off where a process was killed, refused where it was damaged."""
+"""The log of each question's outcome: read back, cut off if a process was killed, refused if it was damaged."""
 
 import os
 import random

@@ -88,7 +88,7 @@ def test_how_answers_of_a_type_begin_by_hand():
     assert guess_of(asked[0], 0, 2, *found["causes"]) == ""
     assert beginnings(asked, 3, 9) == found  # what one answer alone begins with is not typical
     assert beginnings(asked, 1, 9)["causes"] == [FOCUS]
-    # What is typical is said wherever it finds the answer at all, so that it is learnt soon.
+    # The typical beginning is used whenever it finds the answer at all, so that it is learnt soon.
     assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
     assert choose_queries({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
 
@@ -175,7 +175,7 @@ def test_what_is_accepted_of_the_policys_own():
 
 
 def test_the_rate_rises_and_falls():
-    # Of 20 steps: up over 2, down over the 18 that follow.
+    # With 20 steps, it rises over 2 and falls over the other 18.
     assert [round(height(step, 20), 3) for step in (0, 1, 2, 3, 19)] == [0.5, 1.0, 1.0, 0.944, 0.056]
     assert [height(step, 1) for step in (0,)] == [1.0]
 

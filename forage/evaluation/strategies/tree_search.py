@@ -7,7 +7,7 @@ Here: a node is an episode up to the end of a turn, search results included. A r
 among a node's children once there are `width` of them, samples a new turn there and plays on to the end; each of its
 turns becomes a node. Its score, by any scorer of scorers.py, is added to all nodes above. The finished episode with the
 best score is chosen. Example with width 2: the first two rollouts open two queries and score .1 and .5, so the third
-goes on from the second query with another answer. `concurrency` rollouts are chosen before any of them is scored, so
+continues from the second query with another answer. `concurrency` rollouts are chosen before any of them is scored, so
 that the engine can sample a batch; each counts as a visit with score 0 meanwhile.
 
 Left out: a trained value model, checking steps by code, self-evolution. Values come from finished episodes only, so a

@@ -39,7 +39,7 @@ def test_an_answer_that_comes_too_early_has_to_wait(protocol):
     episode = outcome.episode
     assert said(episode, protocol) == ("No. it says rest. <answer>rest</answer><|im_end|>", " Wait")
     assert (episode.answer, episode.stop) == ("rest", "answer")
-    # Of the first part, five tokens were asked for: "No.", which stayed, and three of the answer, in vain.
+    # The first part asked for five tokens: "No.", which was kept, and three of the answer, which were cut.
     assert [request.max_tokens for request in engine.requests[1:]] == [5, 3, 40 - 5]
     assert outcome.extra_sampled == 3
     assert all(logprob == 0 for logprob, one in zip(episode.logprobs, episode.mask, strict=True) if not one)
