@@ -23,7 +23,7 @@ from torch import Tensor
 from forage.engines.base import Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, SlotCache, check_attention
 from forage.errors import UserError
-from forage.policy.library_noise import silence_library_noise
+from forage.library_noise import silence_library_noise
 from forage.policy.logprobs import decoder_and_head
 
 

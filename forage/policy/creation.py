@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forage.errors import UserError, first_line
+from forage.library_noise import silence_library_noise
 from forage.machine import Dtype
 from forage.policy.adapters import adapter_path
 from forage.policy.card import PolicyCard, write_policy_card
-from forage.policy.library_noise import silence_library_noise
 from forage.policy.options import AdapterOptions
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forage.errors import UserError, first_line
+from forage.library_noise import silence_library_noise
 from forage.policy.full_base import FullBase, other_files
-from forage.policy.library_noise import silence_library_noise
 from forage.policy.peft_adapter import Adapter
 
 

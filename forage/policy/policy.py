@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from forage.library_noise import silence_library_noise
 from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import PolicyCard
-from forage.policy.library_noise import silence_library_noise
 
 
 def load_tokenizer(card: PolicyCard) -> Any:

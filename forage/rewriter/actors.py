@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forage.policy.library_noise import silence_library_noise
+from forage.library_noise import silence_library_noise
 from forage.rewriter.options import ActorOptions, SamplingOptions
 from forage.rewriter.rewrites import left_padded, text_of
 

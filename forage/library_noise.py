@@ -7,7 +7,7 @@ import warnings
 
 
 def silence_library_noise() -> None:
-    """Call before PEFT is imported, which imports bitsandbytes too; a second call does nothing.
+    """Call before PEFT or sentence-transformers is imported, which import bitsandbytes; a second call does nothing.
 
     - PEFT asks every model it wraps for `is_gradient_checkpointing`, which transformers 5 has renamed.
     - bitsandbytes, when it is imported on a processor with bf16 units, looks for a 4-bit kernel in the package

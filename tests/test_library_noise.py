@@ -10,8 +10,8 @@ import torch
 from transformers import AutoTokenizer
 
 from create_lora_model import Options, main
+from forage.library_noise import silence_library_noise
 from forage.policy.card import read_policy_card
-from forage.policy.library_noise import silence_library_noise
 from forage.policy.options import AdapterOptions
 from forage.policy.policy import load_policy
 from tests import ROOT
@@ -27,6 +27,10 @@ load_policy(read_policy_card(Path(sys.argv[1])))
 MERGE = """
 from forage.policy.merging import lora_scale
 lora_scale({"r": 4, "lora_alpha": 8}, "q_proj")
+"""
+EMBED = """
+from forage.store.embedder import PACKAGED_EMBEDDER, Embedder
+Embedder(PACKAGED_EMBEDDER).encode_queries(["gout"])
 """
 
 
@@ -49,8 +53,8 @@ def test_loading_a_policy_gives_no_warning(policy, caplog):
 
 
 @pytest.mark.slow  # the test above is in this process, where bitsandbytes is imported already
-@pytest.mark.parametrize("code", [LOAD, MERGE], ids=["load", "merge"])
-def test_loading_and_merging_a_4_bit_policy_print_nothing(policy, code):
+@pytest.mark.parametrize("code", [LOAD, MERGE, EMBED], ids=["load", "merge", "embed"])
+def test_loading_merging_and_embedding_print_nothing(policy, code):
     command = [sys.executable, "-c", code, str(policy)]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert (loaded.stdout, loaded.stderr) == ("", "")
