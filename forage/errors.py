@@ -12,6 +12,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
+def flag(name: str) -> str:
+    """The option of a field. Example: --max-steps for max_steps."""
+    return f"--{name.replace('_', '-')}"
+
+
 def check_at_least_one(options: object, *names: str) -> None:
     """Refuse options if any of these fields is less than 1."""
     _check_at_least(1, options, *names)
@@ -25,4 +30,4 @@ def check_at_least_zero(options: object, *names: str) -> None:
 def _check_at_least(least: int, options: object, *names: str) -> None:
     for name in names:
         if getattr(options, name) < least:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least {least}")
+            raise UserError(f"{flag(name)} {getattr(options, name)} must be at least {least}")

@@ -27,7 +27,7 @@ def module_files() -> dict[str, Path]:
 
 
 def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
-    """The project's modules that a source imports, inside functions too."""
+    """The project's modules that a source imports, inside functions too. `from a import b` may name the module a.b."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
@@ -40,7 +40,7 @@ def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
 
 def folder_of(module: str) -> str:
     """Example: forage.data.records is in data, forage.files in base, grpo_train in scripts."""
-    if not module.startswith("forage."):
+    if module.split(".")[0] != "forage":
         return "scripts"
     return ".".join(module.split(".")[1:-1]) or "base"
 

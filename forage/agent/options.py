@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.files import replacing
 from forage.store.options import Mode
 
@@ -72,10 +72,10 @@ class SearchOptions:
         known = read_agent(folder) if folder else AgentSettings()
         differs = next((name for name, value in given.items() if value != getattr(known, name)), None)
         if folder and differs and not self.override_agent:
-            flag = f"--{differs.replace('_', '-')}"
+            option = flag(differs)
             raise UserError(
-                f"{flag} {given[differs]}: the policy was trained with {getattr(known, differs)}, as "
-                f"{folder / AGENT_FILE} says; leave {flag} out, or give --override-agent"
+                f"{option} {given[differs]}: the policy was trained with {getattr(known, differs)}, as "
+                f"{folder / AGENT_FILE} says; leave {option} out, or give --override-agent"
             )
         settings = replace(known, **given)
         settings.check()
@@ -115,10 +115,10 @@ def same_settings(named: Sequence[tuple[str, AgentSettings]]) -> AgentSettings:
     (first, settings), *others = named
     for other, theirs in others:
         if name := difference(settings, theirs):
-            flag = f"--{name.replace('_', '-')}"
+            option = flag(name)
             raise UserError(
-                f"{first} plays with {flag} {getattr(settings, name)} and {other} with {getattr(theirs, name)}, so "
-                f"they can't be compared; give one {flag} for both, and --override-agent"
+                f"{first} plays with {option} {getattr(settings, name)} and {other} with {getattr(theirs, name)}, so "
+                f"they can't be compared; give one {option} for both, and --override-agent"
             )
     return settings
 

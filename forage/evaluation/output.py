@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_agent, write_agent
-from forage.errors import UserError
+from forage.errors import UserError, flag
 from forage.evaluation.options import FREE, EvaluationOptions
 from forage.files import locked, replacing
 from forage.runs.run_folder import changed, flat, plain
@@ -46,5 +46,4 @@ def keep_agent(settings: AgentSettings, out: Path) -> None:
 
 
 def refuse(out: Path, name: str, before: object, now: object) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    raise UserError(f"{out} was begun with {flag} {before}, not {now}; give that, or another --output-dir")
+    raise UserError(f"{out} was begun with {flag(name)} {before}, not {now}; give that, or another --output-dir")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.prompts import REWRITE, RewriteMode
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.optimizer import OptimizerOptions
 from forage.runs.trackers import Kind
 from forage.store.options import Mode
@@ -105,10 +105,10 @@ class PPOOptions:
             raise UserError(f"--micro-batch-size {self.micro_batch_size} must divide --batch-size {self.batch_size}")
         for name in ("clip_range", "value_clip_range"):
             if getattr(self, name) <= 0:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be above 0")
+                raise UserError(f"{flag(name)} {getattr(self, name)} must be above 0")
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be between 0 and 1")
+                raise UserError(f"{flag(name)} {getattr(self, name)} must be between 0 and 1")
         check_at_least_zero(self, "value_coef", "kl_coef")
 
     @property

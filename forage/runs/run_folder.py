@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forage.errors import UserError
+from forage.errors import UserError, flag
 from forage.files import locked, replacing
 
 
@@ -38,8 +38,8 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: 
         old_values, new_values = flat(before), {name: value for name, value in flat(now).items() if name not in free}
         name = changed(new_values, old_values)
         if name:
-            option = name.rpartition(".")[2].replace("_", "-")
-            difference = f"--{option} {old_values[name]}, not {new_values[name]}"
+            option = flag(name.rpartition(".")[2])
+            difference = f"{option} {old_values[name]}, not {new_values[name]}"
             raise UserError(f"{folder} was begun with {difference}; give that, or {way_out}")
     else:
         with replacing(folder / "code.diff") as file:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ScrapeOptions:
         check_at_least_zero(self, "retries", "max_redirects")
         for name in ("max_wait", "timeout", "page_timeout"):
             if not getattr(self, name) > 0:  # NaN is refused too
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be over 0")
+                raise UserError(f"{flag(name)} {getattr(self, name)} must be over 0")
         if not self.delay >= 0:
             raise UserError(f"--delay {self.delay} must be at least 0")
         if not re.fullmatch(r"[\x21-\x7e][\x20-\x7e]*", self.user_agent):
