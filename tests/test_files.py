@@ -5,7 +5,15 @@ import json
 import pytest
 
 from forage.errors import UserError
-from forage.files import json_lines, locked, replacing, replacing_folder, write_jsonl
+from forage.files import (
+    clear_leftovers,
+    json_lines,
+    locked,
+    remove_folder,
+    replacing,
+    replacing_folder,
+    write_jsonl,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -49,3 +57,46 @@ def test_broken_lines_are_raised_or_collected(tmp_path):
     broken = []
     assert [(number, row["n"]) for number, row in json_lines(path, broken)] == [(1, 1), (2, 2), (5, 3)]
     assert [line.split(" (")[0] for line in broken] == [f"{path}:4: not JSON"]
+
+
+def write(folder, text, *, overwrite=True):
+    with replacing_folder(folder, overwrite=overwrite) as partial:
+        (partial / "file").write_text(text)
+
+
+@pytest.mark.parametrize("at_one_stroke", [True, False])
+def test_a_new_folder_in_the_place_of_an_old_one(tmp_path, monkeypatch, at_one_stroke):
+    if not at_one_stroke:
+        monkeypatch.setattr("forage.files.exchange", lambda one, other: False)
+    folder = tmp_path / "policy"
+    for text in ("old", "new"):
+        write(folder, text)
+        assert (folder / "file").read_text() == text
+    assert list(tmp_path.iterdir()) == [folder]
+    with pytest.raises(OSError, match="not empty"):
+        write(folder, "other", overwrite=False)
+    assert (folder / "file").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    write(tmp_path / "disk" / "policy", "old")
+    (tmp_path / "policy").symlink_to(tmp_path / "disk" / "policy")
+    write(tmp_path / "policy", "new")
+    assert (tmp_path / "policy").is_symlink()
+    assert (tmp_path / "disk" / "policy" / "file").read_text() == "new"
+
+
+def test_a_folder_that_stood_aside_takes_its_name_again(tmp_path):
+    """Without an exchange at one stroke, a killed process may leave only the old folder, aside."""
+    for name in (".000001.aside", ".000002.aside", "000002", ".000003.x1y2"):
+        (tmp_path / name).mkdir()
+    clear_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
+
+
+def test_a_removed_folder_is_gone(tmp_path):
+    write(tmp_path / "v000001", "text")
+    remove_folder(tmp_path / "v000001")
+    assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from forage.disk import append
 from forage.errors import UserError
 
 # answer: the policy gave one; no_action: two turns in a row neither searched nor answered; turns, tokens, turn_tokens:
@@ -111,12 +112,8 @@ def from_json(line: str | bytes) -> Episode:
 
 
 def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
-    """Append lines in one write. A line that is cut off because the process died is skipped when read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        if file.tell() and not _ends_with_newline(path):
-            file.truncate(_torn_at(path))
-        file.write(b"".join(to_json(episode).encode() + b"\n" for episode in episodes))
+    """Append lines, and wait until they are on the disk. A line that a dying writer cut off is not read."""
+    append(path, b"".join(to_json(episode).encode() + b"\n" for episode in episodes))
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
@@ -129,13 +126,3 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                 yield from_json(line)
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"
-
-
-def _torn_at(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1

@@ -54,10 +54,10 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()[:16] if files else ""
 
 
-def publish_adapter(policy: Any, folder: Path, version: int) -> Path:
+def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool = False) -> Path:
     """Save a PEFT model's adapter as the given version. It appears complete: no reader sees half of it."""
     target = adapter_path(folder, version)
-    with replacing_folder(target) as partial:
+    with replacing_folder(target, overwrite=overwrite) as partial:
         try:
             policy.save_pretrained(partial, selected_adapters=["default"])
         except SafetensorError as error:  # has the system's error number only in its message

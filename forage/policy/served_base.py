@@ -15,6 +15,7 @@ from pathlib import Path
 import tyro
 
 from forage.cli import run_script
+from forage.disk import make_folder, sync
 from forage.policy.card import read_policy_card
 
 
@@ -25,12 +26,13 @@ def link_base(policy: Path, link: Path) -> Path:
         from huggingface_hub import snapshot_download
 
         base = Path(snapshot_download(str(base)))
-    link.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(link.parent)
     # Relative, so that the folder with both can be mounted elsewhere; renamed into place, so that it is never missing.
     partial = link.with_name(f".{link.name}.partial")
     partial.unlink(missing_ok=True)
     partial.symlink_to(os.path.relpath(base.resolve(), link.parent.resolve()))
     partial.replace(link)
+    sync(link.parent)
     return base
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,21 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from forage.disk import make_folder
 from forage.errors import UserError, flag
-from forage.files import locked, replacing
+from forage.files import clear_leftovers, locked, replacing
 
 
 @contextmanager
 def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
     """Lock a run folder for this process. When an existing run is resumed, only `free` options may change."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir"):
         keep_options(folder, options, free)
-        for half_written in (
-            *(folder / "adapters").glob(".*"),
-            *(folder / "state").glob(".*"),
-        ):  # left by a killed process
-            shutil.rmtree(half_written, ignore_errors=True)
+        for part in ("adapters", "state"):
+            clear_leftovers(folder / part)
         yield
 
 
