@@ -21,6 +21,7 @@ from forage.data.records import Question
 from forage.data.rewriter_data import export_rewriter_data
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.sole_writer import filling_folder
 from forage.store.options import StoreOptions
 
 TOP = (
@@ -60,6 +61,11 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
+    with filling_folder(options.output_dir, "qrels", "rewriter"):
+        prepare(options)
+
+
+def prepare(options: Options) -> None:
     from forage.store.document_store import DocumentStore
 
     collection = read(options)

@@ -27,6 +27,7 @@ from forage.data.rewriter_data import export_rewriter_data, import_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.sole_writer import filling_folder
 from forage.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
+    with filling_folder(options.output_dir, "rewriter"):
+        prepare(options)
+
+
+def prepare(options: Options) -> None:
+    """Write the output folder, eval.jsonl last."""
     if Path(options.dataset.dataset_name).is_dir():
         prepare_rewriter_folder(Path(options.dataset.dataset_name), options)
         return
@@ -104,9 +111,9 @@ def write_questions(
             f"{len(questions)} questions were split into {len(train)} training and {len(held_out)} eval questions: "
             "use more documents, another --eval-share or another --seed"
         )
+    export_rewriter_data(options.output_dir / "rewriter", store.chunks, train, held_out)
     write_jsonl(options.output_dir / "train.jsonl", train)
     write_jsonl(options.output_dir / "eval.jsonl", held_out)
-    export_rewriter_data(options.output_dir / "rewriter", store.chunks, train, held_out)
     return train, held_out
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from forage.errors import UserError
-from forage.files import replacing_folder
 from forage.machine import compute_dtype
 from forage.rewriter.actors import Policy
 from forage.rewriter.options import MARK, Options, check_replaceable
 from forage.rewriter.rewrites import with_padding
+from forage.sole_writer import making_folder
 
 
 def load_tokenizer(model: str) -> Any:
@@ -56,7 +56,7 @@ def save_lm(policy: Policy, source: str, tokenizer: Any, folder: Path) -> None:
     with suppress(OSError):  # the source may have none
         lm.generation_config = GenerationConfig.from_pretrained(source)
     check_replaceable(folder)
-    with replacing_folder(folder, overwrite=True) as partial:
+    with making_folder(folder, overwrite=True) as partial:
         lm.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         (partial / MARK).touch()

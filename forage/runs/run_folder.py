@@ -13,6 +13,7 @@ from typing import Any
 from forage.disk import make_folder
 from forage.errors import UserError, flag
 from forage.files import clear_leftovers, locked, replacing
+from forage.sole_writer import clear_half_written
 
 
 @contextmanager
@@ -20,6 +21,8 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
     """Lock a run folder for this process. When an existing run is resumed, only `free` options may change."""
     make_folder(folder)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir"):
+        for part in ("", "plans", "episodes", "sample"):
+            clear_half_written(folder / part)
         keep_options(folder, options, free)
         for part in ("adapters", "state"):
             clear_leftovers(folder / part)
