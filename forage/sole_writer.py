@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from forage.disk import make_folder
@@ -35,12 +37,28 @@ def making_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Like replacing_folder, for one process at a time: a second one gets an error before it has done any work."""
     make_folder(folder.parent)
     message = f"{folder} is being written by another process; wait until it ends, or choose another folder"
-    with locked(folder.with_name(f".{folder.name}.lock"), message):
+    with locked_for_now(folder.with_name(f".{folder.name}.lock"), message):
         clear_half_made(folder)
         if folder.exists() and not overwrite:
             raise UserError(f"{folder} was made by another process meanwhile; use it, or choose another folder")
         with replacing_folder(folder, overwrite=overwrite) as partial:
             yield partial
+
+
+@contextmanager
+def locked_for_now(path: Path, message: str) -> Iterator[None]:
+    """Like forage.files.locked, and the lock file is gone in the end: it stands in a folder that isn't the script's."""
+    with ExitStack() as held:
+        there = False
+        while not there:  # else the process that held it has removed it since it was opened here
+            file = held.enter_context(path.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(message) from error
+            there = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+        held.callback(path.unlink)  # before it is released
+        yield
 
 
 def empty_folder(folder: Path) -> None:
