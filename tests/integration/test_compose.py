@@ -233,4 +233,4 @@ def test_a_volume_that_can_not_be_written_is_one_line(stack):
         "scripts/stack.sh", "train", check=False,
     )  # fmt: skip
     assert full.returncode == 1
-    assert "no space is left" in full.stderr.strip().splitlines()[-1]
+    assert "no space left" in full.stderr.strip().splitlines()[-1]
