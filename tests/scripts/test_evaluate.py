@@ -56,7 +56,7 @@ def tiny(tiny, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def one_embedder(embedder, monkeypatch):
     """Loaded once for all tests."""
-    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda: embedder)
+    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda *_, **__: embedder)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Rewards by hand; steps that are shared, resumed and never played twice; the service that follows adapters."""
 
 import asyncio
-import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from forage.agent.episode import append_episodes
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
-from forage.data.records import Question
+from forage.data.records import Document, Question
 from forage.engines.base import EngineError, Sample, Sampling
 from forage.errors import UserError
 from forage.files import write_jsonl
@@ -21,9 +20,13 @@ from forage.rollout import worker
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, plan_of, write_plan
+from forage.rollout.play_options import PlayOptions
 from forage.rollout.rollout import Rollout
+from forage.rollout.run_card import make_run_card, write_run_card
 from forage.rollout.view import RolloutView
 from forage.rollout.worker import FINISHED, follow_trainer, next_plan, play_plan
+from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
 from grpo_rollout import get_reward_functions
 from tests.factories import EPISODE
 from tests.scripted_engine import search_many
@@ -205,9 +208,7 @@ def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
     append_episodes(
         folder / "dead.jsonl", [replace(EPISODE, id=name, question_id=name.split("/")[0]) for name in written]
     )
-    for name in (half, torn):
-        os.utime(folder / "claims" / name, (0, 0))
-    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w", poll=0.01, lease=0.1))
     assert {asked.split("/")[0] for asked in rollout.engine.asked} == {half, torn}
     episodes = Played(tmp_path, plan).episodes()
     assert len(episodes) == len({e.id for e in episodes}) == 6
@@ -234,15 +235,20 @@ def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_pat
 
 def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_path, monkeypatch):
     @asynccontextmanager
-    async def opened(options, settings, rewards):
+    async def opened(options, settings, rewards, embedder):
         yield rollout
 
     monkeypatch.setattr(worker, "open_rollout", opened)
-    run_dir = tmp_path / "run"
+    run_dir, policy = tmp_path / "run", tmp_path / "policy"
+    (policy / "adapters" / "v000000").mkdir(parents=True)
+    DocumentStore.build(tmp_path / "store", [Document("d", "Gout", "It hurts.")], StoreOptions(embedder="none"))
+    options = replace(rollout.options, policy=policy)
     plans = [plan_of(rollout.options, list(rollout.by_id["train"]), version) for version in range(3)]
 
     async def trainer():
-        write_agent(rollout.settings, run_dir)  # a worker that is there first waits for it
+        run_dir.mkdir()
+        write_run_card(run_dir, make_run_card(options, get_reward_functions))
+        write_agent(rollout.settings, run_dir)  # a worker that is there first waits for both
         for plan in plans:
             write_plan(run_dir, plan)
             (run_dir / "adapters" / f"v{plan.version:06d}").mkdir(parents=True)
@@ -252,7 +258,9 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
 
     async def run():
         follower = follow_trainer(
-            rollout.options, WorkerOptions(run_dir, follow=True, worker="w", poll=0.01), get_reward_functions
+            PlayOptions(tmp_path, policy),
+            WorkerOptions(run_dir, follow=True, worker="w", poll=0.01),
+            get_reward_functions,
         )
         await asyncio.wait_for(asyncio.gather(trainer(), follower), 60)
 
@@ -290,7 +298,7 @@ def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
     [
         ({"num_rollouts": 0}, "--num-rollouts 0"),
         ({"sampling": Sampling(top_p=0.5)}, "make the log-probabilities wrong"),
-        ({"weights": (1.0,)}, "must be 3 numbers"),
+        ({"weights": (1.0,)}, "--weights 1 must be 3 numbers .* of mrr, answer_similarity, format"),
     ],
 )
 def test_bad_options_are_told(rollout, wrong, says):
