@@ -43,30 +43,24 @@ def agree(options: TrainOptions, make_rewards: MakeRewards) -> RunCard:
         if part != "rewards" or not options.override_rewards:
             raise UserError(f"{run_dir} was begun with {words}; {WAYS_OUT[part]}")
         print(f"{run_dir} was begun with {words}: its figures before and after can't be compared")
-        drop_open_episodes(options)
-        weights = weights_by_name(now.rewards, options.rollout.weights)
-        now = replace(
-            now, weights=weights, since={**known.since} | dict.fromkeys(changed_names(known, now), later(options))
-        )
+        now = overridden(options, known, now)
     write_run_card(run_dir, now)
     return now
+
+
+def overridden(options: TrainOptions, known: RunCard, now: RunCard) -> RunCard:
+    """The card with the new rewards. What was rewarded in the old way and not learnt from yet is played again."""
+    weights = weights_by_name(now.rewards, options.rollout.weights)
+    for plan in open_plans(options.run_dir):
+        shutil.rmtree(options.run_dir / "episodes" / plan.name, ignore_errors=True)
+    first = max(read_evaluations(options.run_dir), default=-1) + 1  # the version that is evaluated next, or a later one
+    return replace(now, weights=weights, since={**known.since} | dict.fromkeys(changed_names(known, now), first))
 
 
 def changed_names(known: RunCard, now: RunCard) -> list[str]:
     """The rewards that are not as they were; overall, which combines them, is always one of them."""
     names = (name for name in now.rewards if now.rewards[name] != known.rewards.get(name))
     return ["overall", *names]
-
-
-def later(options: TrainOptions) -> int:
-    """The first adapter version that has not been evaluated yet."""
-    return max(read_evaluations(options.run_dir), default=-1) + 1
-
-
-def drop_open_episodes(options: TrainOptions) -> None:
-    """Delete episodes that were rewarded in the old way and not learnt from yet; they are played again."""
-    for plan in open_plans(options.run_dir):
-        shutil.rmtree(options.run_dir / "episodes" / plan.name, ignore_errors=True)
 
 
 def comparable(card: RunCard, names: list[str], first: int) -> list[str]:

@@ -21,7 +21,7 @@ from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.rollout.play_options import PlayOptions
 from forage.rollout.run_card import open_embedder, read_run_card, write_run_card
-from forage.rollout.worker import refuse_change
+from forage.rollout.worker import follow_trainer, refuse_change
 from forage.runs.stats import read_stats
 from forage.store.card import StoreCard
 from forage.store.embedder import PACKAGED_EMBEDDER
@@ -145,9 +145,7 @@ def test_data_remade_in_place_is_noticed(run, name):
     ],
 )
 def test_changed_rewards_are_named(run, rewards, says):
-    with pytest.raises(
-        UserError, match=rf"run was begun with {says}; restore that, .* or continue with --override-rew"
-    ):
+    with pytest.raises(UserError, match=rf"run was begun with {says}; restore that, .* with --override-rewards"):
         resume(run, rewards)
     with pytest.raises(UserError, match=rf"{says}; start this worker with the trainer's grpo_rollout.py"):
         play(run, rewards)
@@ -278,13 +276,7 @@ def test_a_worker_that_is_there_first_waits_for_the_trainer(begun, tmp_path, cap
 
     async def both():
         worker = WorkerOptions(tmp_path / "run", follow=True, poll=0.01)
-        await asyncio.gather(start_late(), grpo_rollout_follow(given, worker))
+        await asyncio.gather(start_late(), follow_trainer(given, worker, rewards_of_tokens))
 
     asyncio.run(asyncio.wait_for(both(), 60))
     assert "waiting for grpo_train.py to start" in capsys.readouterr().out
-
-
-async def grpo_rollout_follow(given, worker):
-    from forage.rollout.worker import follow_trainer
-
-    await follow_trainer(given, worker, rewards_of_tokens)
