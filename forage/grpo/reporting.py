@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from forage.agent.episode import Episode
-from forage.grpo.players import PlayedStep, version_of
+from forage.grpo.players import PlayedStep
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
-from forage.policy.adapters import adapter_path
+from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
@@ -27,7 +27,7 @@ def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mappin
     rewards |= {name: [episode.rewards[name] for episode in episodes] for name in episodes[0].rewards}
     return StepStats(
         step=run.step,
-        adapter=f"v{max(map(version_of, episodes)):06d}",
+        adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
         rewards=rewards,
         groups={
             "total": len(batch.rewards_by_question()),

@@ -11,6 +11,7 @@ from typing import Literal
 from forage.agent.episode import Episode, read_episodes
 from forage.errors import UserError
 from forage.files import replacing
+from forage.policy.adapters import sampled_by, version_name
 from forage.rollout.options import RolloutOptions
 from forage.schedule import in_rounds
 
@@ -32,6 +33,8 @@ class Plan:
     num_rollouts: int = 8
     temperature: float = 1.0
     seed: int = 0
+    oldest: int = 0
+    """Oldest adapter whose episodes count. After a rollback, those of the adapters that it discarded don't."""
 
     def wanted(self, groups: Mapping[str, Sequence[Episode]]) -> tuple[str, ...]:
         """The questions to play, given the groups played so far.
@@ -93,6 +96,8 @@ class Played:
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
         self.folder, self.plan = run_dir / "episodes" / plan.name, plan
+        # What is to be played again after a rollback is free, whoever still plays it for the plan before.
+        self.claims = self.folder / (f"claims-{version_name(plan.oldest)}" if plan.oldest else "claims")
         self._read: dict[Path, tuple[int, list[Episode]]] = {}
 
     def groups(self) -> dict[str, list[Episode]]:
@@ -107,13 +112,17 @@ class Played:
             if self._read.get(path, (-1,))[0] != size:
                 self._read[path] = size, list(read_episodes(path))
             by_question: dict[str, dict[str, Episode]] = {}
-            for episode in self._read[path][1]:
+            for episode in filter(self.counts, self._read[path][1]):
                 by_question.setdefault(episode.question_id, {})[episode.id] = episode
             for name, group in by_question.items():
                 ended = all(episode.stop != "engine" for episode in group.values())
                 if ended and len(group) == self.plan.num_rollouts and name not in complete:
                     complete[name] = sorted(group.values(), key=lambda e: int(e.id.rpartition("/")[2]))
         return complete
+
+    def counts(self, episode: Episode) -> bool:
+        """Whether the plan accepts the adapter that sampled the episode."""
+        return not self.plan.oldest or sampled_by(episode.adapter)[0] >= self.plan.oldest
 
     def missing(self) -> list[str]:
         """Questions that are still to be played."""

@@ -14,10 +14,10 @@ from forage.agent.options import AGENT_FILE
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.heartbeat import beat
-from forage.policy.adapters import newest_adapter, served_name, versions
+from forage.policy.adapters import newest_adapter, served_name, versions, weights_digest
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions, WorkerOptions
-from forage.rollout.plans import Plan, Played, open_plans, plan_of
+from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.rollout import Rollout, open_rollout
 from forage.rollout.view import RolloutView
 
@@ -25,13 +25,26 @@ FINISHED = "finished"  # this file in the run folder says that the trainer will 
 
 
 async def play_one_step(options: RolloutOptions, worker: WorkerOptions, make_rewards: MakeRewards) -> None:
-    """Play one step's episodes with the run's newest adapter, or with the policy's own if the run has none."""
+    """Play one step's episodes with the run's newest adapter, or with the policy's own if the run has none.
+
+    The plan is written down: by it, the trainer will know whether these are the episodes that it wants.
+    """
     settings = options.search.settle(worker.run_dir, options.policy)
     async with open_rollout(options, settings, make_rewards) as rollout:
         step = versions(worker.run_dir)[-1] if versions(worker.run_dir) else 0
         await load_newest(rollout, worker.run_dir)
         plan = plan_of(options, list(rollout.by_id["train"]), step)
+        keep_plan(worker.run_dir, plan)
         await play_plan(rollout, worker.run_dir, plan, worker.worker, poll=worker.poll)
+
+
+def keep_plan(run_dir: Path, plan: Plan) -> None:
+    """Write the plan, unless it is there; refuse another one, whose episodes would mix with this one's."""
+    path = plan_path(run_dir, plan.name)
+    if not path.exists():
+        write_plan(run_dir, plan)
+    elif read_plan(path) != plan:
+        raise UserError(f"{path} asks for other episodes than these options; give --follow to play what it asks for")
 
 
 async def follow_trainer(options: RolloutOptions, worker: WorkerOptions, make_rewards: MakeRewards) -> None:
@@ -42,7 +55,7 @@ async def follow_trainer(options: RolloutOptions, worker: WorkerOptions, make_re
     async with open_rollout(options, settings, make_rewards) as rollout:
         if (run_dir / FINISHED).exists():
             print(f"{run_dir} is finished; to continue it, start grpo_train.py with more --max-steps first")
-        done: set[str] = set()
+        done: set[Plan] = set()
         while not (run_dir / FINISHED).exists():
             beat()
             plan = next_plan(run_dir, worker.max_staleness, done)
@@ -62,17 +75,17 @@ async def wait_for_settings(worker: WorkerOptions) -> None:
         await asyncio.sleep(worker.poll)
 
 
-def next_plan(run_dir: Path, max_staleness: int, done: set[str]) -> Plan | None:
+def next_plan(run_dir: Path, max_staleness: int, done: set[Plan]) -> Plan | None:
     """The oldest plan with something left to play and an adapter that is new enough.
 
     Fully played plans are added to `done`, so that their episodes aren't read again on every poll.
     """
     there = versions(run_dir)
     for plan in open_plans(run_dir):
-        if plan.name not in done and there and there[-1] + max_staleness >= plan.version:
+        if plan not in done and there and there[-1] + max_staleness >= plan.version:
             if Played(run_dir, plan).missing():
                 return plan
-            done.add(plan.name)
+            done.add(plan)  # not its name: after a rollback the same plan wants newer episodes
     return None
 
 
@@ -80,13 +93,13 @@ async def load_newest(rollout: Rollout, run_dir: Path) -> None:
     """Sample with the newest adapter of the run, or with the policy's own if the run has none yet."""
     adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
     version = int(adapter.name[1:]) if versions(run_dir) else 0
-    await rollout.engine.load_adapter(served_name(run_dir.name, version), adapter)
+    await rollout.engine.load_adapter(served_name(run_dir.name, version, weights_digest(adapter)), adapter)
 
 
 async def play_plan(rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0) -> None:
     """Play what no other worker is playing, a few questions at a time, and wait until the whole plan is played."""
     played = Played(run_dir, plan)
-    claims = Claims(played.folder / "claims", worker)
+    claims = Claims(played.claims, worker)
     playing: dict[asyncio.Task[None], str] = {}
     total = len(plan.questions) * plan.num_rollouts
     concurrency = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)

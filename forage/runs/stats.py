@@ -174,9 +174,13 @@ def write_stats(run_dir: Path, stats: StepStats) -> Path:
 
 def read_stats(run_dir: Path) -> list[StepStats]:
     """All steps of a run, in numerical order."""
-    steps = [int(found[1]) for path in run_dir.glob("training_stats_*.json")
-             if (found := re.fullmatch(r"training_stats_(\d+)\.json", path.name))]  # fmt: skip
-    return [_read(stats_path(run_dir, step), step) for step in sorted(steps)]
+    return [_read(stats_path(run_dir, step), step) for step in steps_there(run_dir)]
+
+
+def steps_there(run_dir: Path) -> list[int]:
+    """The steps that have a file, in numerical order."""
+    found = (re.fullmatch(r"training_stats_(\d+)\.json", path.name) for path in run_dir.glob("training_stats_*.json"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _read(path: Path, step: int) -> StepStats:

@@ -23,11 +23,11 @@ from forage.grpo.players import plan_step, usable
 from forage.grpo.run import Run
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.optimizer import OptimizerOptions
-from forage.policy.adapters import adapter_path, versions
+from forage.policy.adapters import adapter_path, served_name, versions, weights_digest
 from forage.policy.card import read_policy_card
 from forage.policy.packing import pack
 from forage.policy.policy import load_policy
-from forage.rollout.plans import Plan, open_plans
+from forage.rollout.plans import Plan, open_plans, plan_of, write_plan
 from forage.runs.plots import FIGURES
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
@@ -134,7 +134,8 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatc
     # Every adapter sampled its own step's episodes.
     for row in stats:
         path = options.run_dir / "episodes" / f"{row.step:06d}" / "trainer.jsonl"
-        assert {e.adapter for e in read_episodes(path)} == {f"run-v{row.step:06d}"}
+        digest = weights_digest(adapter_path(options.run_dir, row.step))
+        assert {e.adapter for e in read_episodes(path)} == {served_name("run", row.step, digest)}
     # The result is a policy as any other, with its base.
     assert read_policy_card(options.run_dir).full_base == read_policy_card(tiny / "policy").full_base
 
@@ -179,6 +180,7 @@ def test_dropout_draws_alike_where_episodes_were_there_already(tiny, tmp_path):
     train(replace(parts, max_steps=1))
     # As if it had been killed in the second step's update: its episodes are there, nothing is played again.
     shutil.copytree(whole.run_dir / "episodes" / "000001", parts.run_dir / "episodes" / "000001")
+    write_plan(parts.run_dir, plan_of(parts.rollout, [q.id for q in read_questions(tiny / "data" / "train.jsonl")], 1))
     train(parts)
     assert stats_of(parts.run_dir) == stats_of(whole.run_dir)
     assert adapter_bytes(parts.run_dir, 2) == adapter_bytes(whole.run_dir, 2)
