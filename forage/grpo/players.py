@@ -113,6 +113,8 @@ def plan_step(run: Run, step: int) -> Plan:
     """A step's questions, in rounds or from the pool, and spare ones to replace groups that turn out flat."""
     options, rollout = run.options, run.options.rollout
     plan = replace(plan_of(rollout, run.questions, step), oldest=run.guarded_from)
+    if (combine := options.update.combine) != "uniform":
+        plan = replace(plan, combine=combine, weights=rollout.weights)
     if options.pool:
         seed = f"{rollout.seed}/{step}/pool"
         plan = replace(plan, questions=tuple(by_spread(run.questions, run.spreads, rollout.batch_size, seed)))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from forage.agent.episode import Episode
+from forage.grpo.options import UpdateOptions
 from forage.grpo.players import PlayedStep
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
@@ -19,20 +20,25 @@ from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
 from forage.runs.trackers import Tracker, flatten
 
+# Beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and l2 are
+# others, and change from step to step.
+AS_TRAINED = "overall as trained"
+
 
 def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
     episodes = batch.episodes
-    overall = [e.reward for e in episodes] if run.options.update.combine == "gdpo" else batch.combined_N.tolist()
-    rewards = {"overall": overall}
+    rewards = {"overall": batch.means_N.tolist()}
     rewards |= {name: [episode.rewards[name] for episode in episodes] for name in episodes[0].rewards}
+    if learns_from_another(run.options.update):
+        rewards[AS_TRAINED] = batch.combined_N.tolist()
     return StepStats(
         step=run.step,
         adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
         rewards=rewards,
         groups={
-            "total": len(batch.rewards_by_question()),
+            "total": len(batch.groups()),
             "flat": batch.flat,
-            "replaced": len(batch.rewards_by_question().keys() - set(played.plan.questions)),
+            "replaced": len(batch.groups().keys() - set(played.plan.questions)),
         },
         episodes=figures_of(episodes, played.stale),
         stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
@@ -43,6 +49,11 @@ def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mappin
         seconds=run.phases.take() | waited(episodes),
         memory_gib=peak_memory(),
     )
+
+
+def learns_from_another(options: UpdateOptions) -> bool:
+    """Whether training learns from another reward than the weighted mean. gdpo's results are advantages, no rewards."""
+    return options.combine in ("std", "pca", "l2") or (options.overlong == "punish" and options.combine != "gdpo")
 
 
 def waited(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError
 
 from forage.agent.options import AgentSettings
@@ -16,6 +15,7 @@ from forage.grpo.guidance import Guide, open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.update import TrainingBatch
+from forage.rollout.spread import spread
 from forage.runs.progress import Phases
 from forage.runs.run_folder import changed, flat, plain, start_over
 from forage.runs.stats import StepStats, read_stats
@@ -31,7 +31,7 @@ class Run:
     settings: AgentSettings
     step: int
     spreads: dict[str, float]
-    """By question, the standard deviation of its last group's rewards."""
+    """By question, how far apart its last group's rewards were."""
     guarded_from: int
     """The first step that the guards look at: the one after the last rollback."""
     rollbacks: int
@@ -52,8 +52,8 @@ class Run:
         """Move on by one step."""
         self.step += 1
         self.history.append(stats)
-        for question, rewards in batch.rewards_by_question().items():
-            self.spreads[question] = float(np.std(rewards))
+        for question, group in batch.groups().items():
+            self.spreads[question] = spread(group, self.options.update.combine, self.options.rollout.weights)
 
 
 def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner) -> Run:

@@ -40,18 +40,21 @@ class TrainingBatch:
     """A step's episodes with their advantages."""
 
     episodes: Sequence[Episode]
+    means_N: Floats
+    """Each episode's weighted mean reward, the same in whatever way training combines them."""
     combined_N: Floats
-    """Each episode's rewards combined into one."""
+    """Each episode's rewards combined into the one that training learns from."""
     advantages_N: Tensor
     keep_N: Tensor
     """1, or 0 for an episode that is left out of the loss."""
     flat: int
     """Number of groups whose episodes all have the same reward."""
 
-    def rewards_by_question(self) -> dict[str, list[float]]:
-        by_question: dict[str, list[float]] = {}
+    def groups(self) -> dict[str, list[Episode]]:
+        """The episodes by question."""
+        by_question: dict[str, list[Episode]] = {}
         for episode in self.episodes:
-            by_question.setdefault(episode.question_id, []).append(episode.reward)
+            by_question.setdefault(episode.question_id, []).append(episode)
         return by_question
 
 
@@ -79,6 +82,7 @@ def prepare(
     )
     return TrainingBatch(
         episodes,
+        combine_rewards(rewards_NR, "uniform", weights or None),
         combined_N,
         advantages_N,
         chosen_N * torch.tensor([float(episode.stop not in masked) for episode in episodes]),

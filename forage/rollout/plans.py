@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from forage.agent.combination import Method
 from forage.agent.episode import Episode, read_episodes
 from forage.errors import UserError
 from forage.files import replacing
 from forage.policy.adapters import sampled_by, version_name
 from forage.rollout.options import RolloutOptions
+from forage.rollout.spread import is_flat
 from forage.schedule import in_rounds
 
 FORMAT = 1  # of plans and episodes; raise it when a trainer and a worker of different versions would misread each other
@@ -35,6 +37,10 @@ class Plan:
     seed: int = 0
     oldest: int = 0
     """Oldest adapter whose episodes count. After a rollback, those of the adapters that it discarded don't."""
+    combine: Method = "uniform"
+    """How training combines rewards: it decides which groups are flat (forage/rollout/spread.py)."""
+    weights: tuple[float, ...] = ()
+    """Weight of each reward where the combination is not uniform; left out: all equal."""
 
     def wanted(self, groups: Mapping[str, Sequence[Episode]]) -> tuple[str, ...]:
         """The questions to play, given the groups played so far.
@@ -42,8 +48,9 @@ class Plan:
         Example: of questions (a, b) and spare (c, d), a is flat: (a, b, c). Then c is flat too: (a, b, c, d). All
         workers end up with the same questions, whenever they look.
         """
-        played = sum(is_flat(groups[name]) for name in (*self.questions, *self.spare) if name in groups)
-        return (*self.questions, *self.spare[:played])
+        there = (groups[name] for name in (*self.questions, *self.spare) if name in groups)
+        flat = sum(is_flat(group, self.combine, self.weights) for group in there)
+        return (*self.questions, *self.spare[:flat])
 
 
 def plan_of(options: RolloutOptions, ids: Sequence[str], step: int) -> Plan:
@@ -53,12 +60,6 @@ def plan_of(options: RolloutOptions, ids: Sequence[str], step: int) -> Plan:
         f"{step:06d}", step, tuple(dict.fromkeys(chosen)), num_rollouts=options.num_rollouts,
         temperature=options.sampling.temperature, seed=options.seed * 1_000_003 + step,
     )  # fmt: skip
-
-
-def is_flat(group: Sequence[Episode]) -> bool:
-    """Whether all rewards are equal up to rounding, so that comparing the episodes teaches nothing."""
-    rewards = [episode.reward for episode in group]
-    return max(rewards) - min(rewards) < 1e-6
 
 
 def plan_path(run_dir: Path, name: str) -> Path:
@@ -75,7 +76,8 @@ def read_plan(path: Path) -> Plan:
         row = json.loads(path.read_text())
         if row.pop("format", 1) != FORMAT:
             raise ValueError("it has another format")
-        return Plan(**row | {"questions": tuple(row["questions"]), "spare": tuple(row["spare"])})
+        sequences = {name: tuple(row[name]) for name in ("questions", "spare", "weights") if name in row}
+        return Plan(**row | sequences)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a plan ({error}); trainer and workers must run the same version") from error
 

@@ -84,7 +84,9 @@ class StepStats:
     adapter: str
     """Version of the adapter that sampled the episodes, such as v000007."""
     rewards: dict[str, list[float]]
-    """Values of each reward by name, "overall" first: one per episode, in the order of the episodes' ids."""
+    """Values of each reward by name, one per episode, in the order of the episodes' ids. First "overall", the weighted
+    mean, as in evaluations; last, with --combine std, pca or l2 or with --overlong punish, "overall as trained", which
+    the update learnt from."""
     groups: Groups
     """Number of groups, and how many taught nothing."""
     episodes: EpisodeFigures

@@ -241,6 +241,37 @@ def test_the_pool_prefers_questions_whose_episodes_differ(tiny, tmp_path):
     assert set(kept["spreads"]) == set.union(*asked)
 
 
+@pytest.mark.parametrize(
+    "more", [{"combine": "l2"}, {"combine": "std"}, {"overlong": "punish", "overlong_margin": 400}]
+)
+def test_overall_is_the_mean_whatever_training_learns_from(tiny, tmp_path, more):
+    options = tiny_options(tiny, tmp_path / "run", max_steps=1, max_tokens=400, **more)
+    train(options)
+    [row] = read_stats(options.run_dir)
+    means = (np.array(row.rewards["even"]) + row.rewards["low"]) / 2
+    np.testing.assert_allclose(row.rewards["overall"], means)
+    assert not np.allclose(row.rewards["overall as trained"], means)
+    played = read_episodes(options.run_dir / "episodes" / "000000-eval" / "trainer.jsonl")
+    expected = np.mean([(e.rewards["even"] + e.rewards["low"]) / 2 for e in played])
+    assert row.evaluation["overall"]["mean"] == pytest.approx(expected)
+    assert "overall as trained" not in row.evaluation  # so no plot shows the two scales together
+
+
+def test_the_pool_and_spare_questions_follow_the_combination_that_training_uses(tiny, tmp_path):
+    def against(embedder):  # the mean is .5 for every episode, each reward by itself varies
+        even = rewards_of_tokens(embedder)["even"]
+        return {"even": even, "odd": lambda episodes, questions: [1 - value for value in even(episodes, questions)]}
+
+    options = tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=0, batch_size=2, replace_flat=4, pool=True)
+    train(options, against)
+    assert read_stats(options.run_dir)[0].groups == {"total": 6, "flat": 6, "replaced": 4}
+    other = with_options(replace(options, run_dir=tmp_path / "gdpo" / "run"), combine="gdpo", weights=(2.0, 1.0))
+    train(other, against)
+    assert read_stats(other.run_dir)[0].groups == {"total": 2, "flat": 0, "replaced": 0}
+    kept = json.loads((other.run_dir / "state" / "000001" / "kept.json").read_text())
+    assert min(kept["spreads"].values()) > 0.01
+
+
 # The update
 
 
