@@ -25,6 +25,10 @@ RewardFunction = Callable[[Sequence[Episode], Sequence[Question]], Sequence[floa
 ROUNDING = 1e-6  # a mean of ones may come out a little over 1
 Method = Literal["uniform", "std", "pca", "l2", "gdpo"]
 
+# Added to a deviation before dividing by it, as in TRL: rewards that differ by rounding alone must not become
+# advantages of 1 and -1.
+DEVIATION_FLOOR = 1e-4
+
 
 class MakeRewards(Protocol):
     """Returns the reward functions by name, as grpo_rollout.get_reward_functions does."""
@@ -127,7 +131,8 @@ def combine_rewards(
         if groups_N is None:
             raise UserError("combining rewards by gdpo needs each episode's group")
         sums_N = (_within_groups(given_NR, groups_N) * weights).sum(axis=1)
-        return _standardised((sums_N * (weights.sum() / _totals(exists_NR, weights)))[:, None])[:, 0]
+        scaled_N1 = (sums_N * (weights.sum() / _totals(exists_NR, weights)))[:, None]
+        return _standardised(scaled_N1, DEVIATION_FLOOR)[:, 0]
     uniform_N = given_NR @ weights / _totals(exists_NR, weights)
     if method == "uniform":
         return np.asarray(uniform_N)
@@ -178,19 +183,18 @@ def _deviations(values_NR: Floats) -> Floats:
     return np.where(varies, values_NR.std(axis=0) if len(values_NR) else 0.0, 0.0)
 
 
-def _standardised(values_NR: Floats) -> Floats:
-    """Each column with mean 0 and deviation 1; zeros where it does not vary."""
+def _standardised(values_NR: Floats, floor: float = 0.0) -> Floats:
+    """Each column with mean 0 and deviation 1, or less where the deviation is near the floor; zeros where it is 0."""
     deviations = _deviations(values_NR)
-    return np.asarray(
-        np.where(deviations > 0, (values_NR - values_NR.mean(axis=0)) / np.where(deviations > 0, deviations, 1), 0)
-    )
+    divisors = np.where(deviations > 0, deviations + floor, 1)
+    return np.asarray(np.where(deviations > 0, (values_NR - values_NR.mean(axis=0)) / divisors, 0))
 
 
 def _within_groups(values_NR: Floats, groups_N: Sequence[Any]) -> Floats:
     groups = np.unique(np.asarray(groups_N), return_inverse=True)[1]
     result = np.zeros_like(values_NR)
     for group in range(groups.max(initial=-1) + 1):
-        result[groups == group] = _standardised(values_NR[groups == group])
+        result[groups == group] = _standardised(values_NR[groups == group], DEVIATION_FLOOR)
     return result
 
 

@@ -13,7 +13,7 @@ from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.policy.adapters import versions
 from forage.rollout.options import RUN_FILE
-from forage.rollout.plans import open_plans
+from forage.rollout.plans import open_plans, plan_path
 from forage.rollout.run_card import Part, RunCard, disagreement, make_run_card, read_run_card, write_run_card
 from forage.runs.stats import read_evaluations
 
@@ -53,6 +53,7 @@ def overridden(options: TrainOptions, known: RunCard, now: RunCard) -> RunCard:
     weights = weights_by_name(now.rewards, options.rollout.weights)
     for plan in open_plans(options.run_dir):
         shutil.rmtree(options.run_dir / "episodes" / plan.name, ignore_errors=True)
+        plan_path(options.run_dir, plan.name).unlink(missing_ok=True)
     first = max(read_evaluations(options.run_dir), default=-1) + 1  # the version that is evaluated next, or a later one
     return replace(now, weights=weights, since={**known.since} | dict.fromkeys(changed_names(known, now), first))
 

@@ -78,7 +78,8 @@ class UpdateOptions:
     """Updates made from each step's episodes."""
     combine: Method = "uniform"
     """How an episode's rewards become one (forage/agent/combination.py): their mean; weighed by how much they vary
-    (std) or vary together (pca); their length as a vector (l2); each normalised within its group first (gdpo)."""
+    (std) or vary together (pca); their length as a vector (l2); each normalised within its group first (gdpo). What is
+    called overall in plots and evaluations is the mean in any case."""
     advantage: AdvantageMethod = "grpo"
     """How a group's rewards become advantages: less the mean, over the deviation (grpo); less the mean (dr_grpo); less
     the others' mean (rloo); less the mean, over the batch's deviation (reinforce++); as they are (none)."""

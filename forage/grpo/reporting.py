@@ -12,30 +12,36 @@ import torch
 from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
 from forage.grpo.agreement import comparable
-from forage.grpo.players import PlayedStep, version_of
+from forage.grpo.options import UpdateOptions
+from forage.grpo.players import PlayedStep
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
-from forage.policy.adapters import adapter_path
+from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.run_card import RunCard
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
 from forage.runs.trackers import Tracker, flatten
 
+# Beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and l2 are
+# others, and change from step to step.
+AS_TRAINED = "overall as trained"
+
 
 def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
     episodes = batch.episodes
-    overall = [e.reward for e in episodes] if run.options.update.combine == "gdpo" else batch.combined_N.tolist()
-    rewards: dict[str, list[float | None]] = {"overall": list(overall)}
+    rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
     rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
+    if learns_from_another(run.options.update):
+        rewards[AS_TRAINED] = list(batch.combined_N.tolist())
     return StepStats(
         step=run.step,
-        adapter=f"v{max(map(version_of, episodes)):06d}",
+        adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
         rewards=rewards,
         groups={
-            "total": len(batch.rewards_by_question()),
+            "total": len(batch.groups()),
             "flat": batch.flat,
-            "replaced": len(batch.rewards_by_question().keys() - set(played.plan.questions)),
+            "replaced": len(batch.groups().keys() - set(played.plan.questions)),
         },
         episodes=figures_of(episodes, played.stale),
         stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
@@ -46,6 +52,11 @@ def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mappin
         seconds=run.phases.take() | waited(episodes),
         memory_gib=peak_memory(),
     )
+
+
+def learns_from_another(options: UpdateOptions) -> bool:
+    """Whether training learns from another reward than the weighted mean. gdpo's results are advantages, no rewards."""
+    return options.combine in ("std", "pca", "l2") or (options.overlong == "punish" and options.combine != "gdpo")
 
 
 def waited(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +11,18 @@ import torch
 from forage.agent.options import AgentSettings
 from forage.errors import UserError
 from forage.grpo.guards import fault_of
+from forage.grpo.inventory import check_episodes, check_folder
 from forage.grpo.launch import started_processes
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play, play_step
 from forage.grpo.processes import join_processes
+from forage.grpo.provenance import check_adapter, same_weights
 from forage.grpo.reporting import collect, report_end, show
 from forage.grpo.run import Run, open_run
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
-from forage.policy.adapters import adapter_path
+from forage.policy.adapters import adapter_path, weights_digest
 from forage.policy.card import PolicyCard
 from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_path
@@ -33,15 +36,19 @@ from forage.runs.trackers import open_tracker
 
 def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play, card: RunCard) -> None:
     """Train from the last checkpoint to the last step."""
-    run, run_dir, lead = open_run(options, settings, learner), options.run_dir, learner.rank == 0
+    run, run_dir, lead = open_run(options, settings, learner, card.weights), options.run_dir, learner.rank == 0
+    if lead:
+        check_folder(run)
+    publish(learner, run)
+    if lead:
+        check_episodes(run)
     rollout, schedule = options.rollout, PlotSchedule()
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
     with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
             view.began(run.step)
-            with run.phases("publish"):
-                publish(learner, run_dir, run.step)
+            publish(learner, run)
             with view.paused():  # the rollout has a live view of its own
                 played = learner.broadcast(play_step(run, play) if lead else None)
             if played is None:
@@ -89,9 +96,32 @@ def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learne
     return learner
 
 
-def publish(learner: Learner, run_dir: Path, version: int) -> None:
-    if not learner.broadcast(adapter_path(run_dir, version).exists()):
-        learner.publish(run_dir, version)
+def publish(learner: Learner, run: Run) -> None:
+    """Publish the step's adapter. After a resume it may be there already; then it must be what would be published."""
+    run_dir, path = run.options.run_dir, adapter_path(run.options.run_dir, run.step)
+    if path.name in run.digests:
+        return
+    with run.phases("publish"):
+        if not learner.broadcast(path.exists()):
+            learner.publish(run_dir, run.step)
+        elif not published_same(learner, path, run.step):
+            raise UserError(
+                f"{path} has other weights than this run comes to at step {run.step}; move it out of the run folder, "
+                "then re-run the same command to publish the run's own"
+            )
+        run.digests[path.name] = learner.broadcast(weights_digest(path) if learner.rank == 0 else "")
+
+
+def published_same(learner: Learner, path: Path, version: int) -> bool:
+    """Whether the adapter that is there has the weights that would be published now."""
+    scratch = path.parents[1] / "state" / ".published"
+    try:
+        again = learner.publish(scratch, version)
+        same: bool = learner.broadcast(same_weights(path, again) if learner.rank == 0 else False)
+    finally:
+        if learner.rank == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return same
 
 
 def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
@@ -110,6 +140,7 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
         )
     if options.on_collapse == "rollback":
         back = max(run.guarded_from, run.step - options.rollback_steps)  # never behind an earlier rollback
+        check_adapter(run, back)
         learner.load_adapter(adapter_path(run.options.run_dir, back))
         run.guarded_from, run.rollbacks = run.step + 1, run.rollbacks + 1
         wrong += f"; went back to adapter v{back:06d}"

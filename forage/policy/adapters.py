@@ -12,7 +12,9 @@ from safetensors import SafetensorError
 from forage.errors import UserError
 from forage.files import replacing_folder
 
+DIGITS = 8  # of a digest in a served name
 NAME = re.compile(r"v(\d{6})")
+SERVED = re.compile(r".*-v(\d+)(?:-([0-9a-f]+))?")
 
 
 def adapter_path(folder: Path, version: int) -> Path:
@@ -24,9 +26,23 @@ def version_name(version: int) -> str:
     return f"v{version:06d}"
 
 
-def served_name(run: str, version: int) -> str:
-    """An adapter's name on the servers. Example: served_name("gout", 7) is "gout-v000007"."""
-    return f"{run}-{version_name(version)}"
+def served_name(run: str, version: int, digest: str = "") -> str:
+    """An adapter's name on the servers and in its episodes, with a digest of its weights.
+
+    Example: served_name("gout", 7, "1a2b3c4d") is "gout-v000007-1a2b3c4d".
+    """
+    return f"{run}-{version_name(version)}-{digest[:DIGITS]}".removesuffix("-")
+
+
+def sampled_by(name: str) -> tuple[int, str]:
+    """(version, digest) of a served name. Example: (7, "1a2b3c4d") for gout-v000007-1a2b3c4d.
+
+    The names of earlier versions of this program have no digest: gout-v000007 gives (7, "").
+    """
+    found = SERVED.fullmatch(name)
+    if not found:
+        raise UserError(f"{name!r} is not the name of a run's adapter; are these episodes of grpo_rollout.py?")
+    return int(found[1]), found[2] or ""
 
 
 def versions(folder: Path) -> list[int]:

@@ -42,12 +42,14 @@ class TokenBatch:
     """1 = a token, 0 = padding; None for a single row, which has no padding."""
     prefix_P: Tensor | None = None
     """Tokens that all rows begin with, left out of the rows; positions continue after them."""
+    filler: bool = False
+    """Only keeps a process in step with the others, which have one more: its episodes are counted elsewhere."""
 
     def to(self, device: torch.device | str) -> TokenBatch:
         return TokenBatch(
             self.ids_BT.to(device), self.positions_BT.to(device), self.sampled_BT.to(device),
             self.sequence_BT.to(device), None if self.attention_BT is None else self.attention_BT.to(device),
-            None if self.prefix_P is None else self.prefix_P.to(device),
+            None if self.prefix_P is None else self.prefix_P.to(device), self.filler,
         )  # fmt: skip
 
     @property

@@ -16,10 +16,10 @@ from forage.agent.options import AGENT_FILE
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.heartbeat import beat
-from forage.policy.adapters import newest_adapter, served_name, versions
+from forage.policy.adapters import newest_adapter, served_name, versions, weights_digest
 from forage.rollout.claims import LEASE, Claims
 from forage.rollout.options import RUN_FILE, RolloutOptions, WorkerOptions
-from forage.rollout.plans import Plan, Played, open_plans, plan_of
+from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.play_options import PlayOptions
 from forage.rollout.rollout import Rollout, open_rollout
 from forage.rollout.run_card import Part, RunCard, disagreement, make_run_card, read_run_card
@@ -36,13 +36,26 @@ WAYS_OUT: dict[Part, str] = {
 
 
 async def play_one_step(given: PlayOptions, worker: WorkerOptions, make_rewards: MakeRewards) -> None:
-    """Play one step's episodes with the run's newest adapter, or with the policy's own if the run has none."""
+    """Play one step's episodes with the run's newest adapter, or with the policy's own if the run has none.
+
+    The plan is written down: by it, the trainer will know whether these are the episodes that it wants.
+    """
     run_dir = worker.run_dir
     async with open_worker(given, worker, make_rewards) as (rollout, name):
         step = versions(run_dir)[-1] if versions(run_dir) else 0
         await load_newest(rollout, run_dir)
         plan = plan_of(rollout.options, list(rollout.by_id["train"]), step)
+        keep_plan(run_dir, plan)
         await play_plan(rollout, run_dir, plan, name, poll=worker.poll)
+
+
+def keep_plan(run_dir: Path, plan: Plan) -> None:
+    """Write the plan, unless it is there; refuse another one, whose episodes would mix with this one's."""
+    path = plan_path(run_dir, plan.name)
+    if not path.exists():
+        write_plan(run_dir, plan)
+    elif read_plan(path) != plan:
+        raise UserError(f"{path} asks for other episodes than these options; give --follow to play what it asks for")
 
 
 async def follow_trainer(given: PlayOptions, worker: WorkerOptions, make_rewards: MakeRewards) -> None:
@@ -53,7 +66,7 @@ async def follow_trainer(given: PlayOptions, worker: WorkerOptions, make_rewards
     async with open_worker(given, worker, make_rewards) as (rollout, name):
         if (run_dir / FINISHED).exists():
             print(f"{run_dir} is finished; to continue it, start grpo_train.py with more --max-steps first")
-        done: set[str] = set()
+        done: set[Plan] = set()
         while not (run_dir / FINISHED).exists():
             beat()
             plan = next_plan(run_dir, worker.max_staleness, done)
@@ -105,17 +118,17 @@ async def wait_for_trainer(worker: WorkerOptions) -> None:
         await asyncio.sleep(worker.poll)
 
 
-def next_plan(run_dir: Path, max_staleness: int, done: set[str]) -> Plan | None:
+def next_plan(run_dir: Path, max_staleness: int, done: set[Plan]) -> Plan | None:
     """The oldest plan with something left to play and an adapter that is new enough.
 
     Fully played plans are added to `done`, so that their episodes aren't read again on every poll.
     """
     there = versions(run_dir)
     for plan in open_plans(run_dir):
-        if plan.name not in done and there and there[-1] + max_staleness >= plan.version:
+        if plan not in done and there and there[-1] + max_staleness >= plan.version:
             if Played(run_dir, plan).missing():
                 return plan
-            done.add(plan.name)
+            done.add(plan)  # not its name: after a rollback the same plan wants newer episodes
     return None
 
 
@@ -123,7 +136,7 @@ async def load_newest(rollout: Rollout, run_dir: Path) -> None:
     """Sample with the newest adapter of the run, or with the policy's own if the run has none yet."""
     adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
     version = int(adapter.name[1:]) if versions(run_dir) else 0
-    await rollout.engine.load_adapter(served_name(run_dir.name, version), adapter)
+    await rollout.engine.load_adapter(served_name(run_dir.name, version, weights_digest(adapter)), adapter)
 
 
 async def play_plan(
@@ -135,7 +148,7 @@ async def play_plan(
     `check` is called before each question's episodes are written.
     """
     played = Played(run_dir, plan)
-    claims = Claims(played.folder / "claims", worker, lease)
+    claims = Claims(played.claims, worker, lease)
     playing: dict[asyncio.Task[None], str] = {}
     total = len(plan.questions) * plan.num_rollouts
     concurrency = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)

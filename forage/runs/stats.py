@@ -84,8 +84,9 @@ class StepStats:
     adapter: str
     """Version of the adapter that sampled the episodes, such as v000007."""
     rewards: Mapping[str, Sequence[float | None]]
-    """Values of each reward by name, "overall" first: one per episode, in the order of the episodes' ids; None where a
-    reward does not exist."""
+    """Values of each reward by name, one per episode, in the order of the episodes' ids; None where a reward does not
+    exist. First "overall", the weighted mean, as in evaluations; last, with --combine std, pca or l2 or with --overlong
+    punish, "overall as trained", which the update learnt from."""
     groups: Groups
     """Number of groups, and how many taught nothing."""
     episodes: EpisodeFigures
@@ -176,9 +177,13 @@ def write_stats(run_dir: Path, stats: StepStats) -> Path:
 
 def read_stats(run_dir: Path) -> list[StepStats]:
     """All steps of a run, in numerical order."""
-    steps = [int(found[1]) for path in run_dir.glob("training_stats_*.json")
-             if (found := re.fullmatch(r"training_stats_(\d+)\.json", path.name))]  # fmt: skip
-    return [_read(stats_path(run_dir, step), step) for step in sorted(steps)]
+    return [_read(stats_path(run_dir, step), step) for step in steps_there(run_dir)]
+
+
+def steps_there(run_dir: Path) -> list[int]:
+    """The steps that have a file, in numerical order."""
+    found = (re.fullmatch(r"training_stats_(\d+)\.json", path.name) for path in run_dir.glob("training_stats_*.json"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _read(path: Path, step: int) -> StepStats:

@@ -19,12 +19,12 @@ from forage.files import write_jsonl
 from forage.rollout import worker
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions, WorkerOptions
-from forage.rollout.plans import Plan, Played, plan_of, write_plan
+from forage.rollout.plans import Plan, Played, open_plans, plan_of, write_plan
 from forage.rollout.play_options import PlayOptions
 from forage.rollout.rollout import Rollout
 from forage.rollout.run_card import make_run_card, write_run_card
 from forage.rollout.view import RolloutView
-from forage.rollout.worker import FINISHED, follow_trainer, next_plan, play_plan
+from forage.rollout.worker import FINISHED, follow_trainer, keep_plan, next_plan, play_plan
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from grpo_rollout import get_reward_functions
@@ -349,8 +349,22 @@ def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp
     (tmp_path / "adapters" / "v000000").mkdir(parents=True)
     assert next_plan(tmp_path, 0, set()).version == 0
     asyncio.run(play_plan(rollout, tmp_path, plan_of(rollout.options, list(rollout.by_id["train"]), 0), "w"))
-    assert next_plan(tmp_path, 0, set()) is None
+    assert next_plan(tmp_path, 0, done := set()) is None
     assert next_plan(tmp_path, 1, set()).version == 1
+    # After a rollback the same plan wants newer episodes: a worker that was done with it plays it again.
+    (tmp_path / "adapters" / "v000001").mkdir()
+    again = replace(plan_of(rollout.options, list(rollout.by_id["train"]), 0), oldest=1)
+    write_plan(tmp_path, again)
+    assert next_plan(tmp_path, 0, done) == again
+
+
+def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, tmp_path):
+    plan = first_plan(rollout)
+    keep_plan(tmp_path, plan)
+    keep_plan(tmp_path, plan)
+    assert open_plans(tmp_path) == [plan]
+    with pytest.raises(UserError, match=r"000000.json asks for other episodes than these options; give --follow"):
+        keep_plan(tmp_path, replace(plan, seed=1))
 
 
 def test_a_plan_for_other_data_is_refused(rollout, tmp_path):
