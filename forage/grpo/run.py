@@ -92,6 +92,6 @@ def load_checkpoint(options: TrainOptions, learner: Learner) -> tuple[int, dict[
 
 
 def fixed_options(options: TrainOptions) -> dict[str, Any]:
-    """The options that may not change when the run is resumed. (The weights of rewards are the run card's to check.)"""
-    free = (*FREE, "rollout.weights")
+    """The options that may not change when the run is resumed, without those that its run card checks by content."""
+    free = (*FREE, "run_dir", "rollout.data", "rollout.policy", "rollout.weights")
     return {name: value for name, value in flat(plain(options)).items() if name not in free}

@@ -59,10 +59,10 @@ def test_what_was_played_ahead_before_a_rollback_is_asked_for_again(tiny, tmp_pa
 
 
 @contextmanager
-def playing_ahead(options, settings, make_rewards, rank=0):
+def playing_ahead(options, settings, make_rewards, embedder, rank=0):
     """Plays each plan, and then what a worker that is one step ahead would play with the same adapter."""
     with asyncio.Runner() as runner:
-        opened = open_rollout(options.rollout, settings, make_rewards)
+        opened = open_rollout(options.rollout, settings, make_rewards, embedder)
         rollout = runner.run(opened.__aenter__())
 
         async def play(plan):
