@@ -22,7 +22,7 @@ ASIDE = ".aside"  # ends the name of a folder that stands aside while another ta
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Write a text file so that nobody finds half of it, not even after a power cut: it is renamed once it is synced."""
+    """Write a text file so that nobody finds half of it, even after a power cut: it is renamed once it is synced."""
     make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

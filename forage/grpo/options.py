@@ -11,6 +11,7 @@ from forage.agent.options import AgentSettings
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.grpo.launch import Sharding, check_sharding
 from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.outputs import check_apart
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Kind
 
@@ -192,6 +193,8 @@ class TrainOptions:
         for part in (self.rollout, self.update, self.guidance, self.guard):
             part.check()
         check_sharding(self.sharding, self.sequence_parallel)
+        reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
+        check_apart("--run-dir", self.run_dir, reads, nested=True)
         check_at_least_one(self, "max_steps")
         check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions")
         if self.rollout.num_rollouts < 2 and self.update.advantage != "none":

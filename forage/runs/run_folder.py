@@ -31,7 +31,7 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: 
     path = folder / "config.json"
     now = plain(options)
     if path.exists():
-        before = json.loads(path.read_text())
+        before = read_config(path, now, way_out)
         old_values, new_values = flat(before), {name: value for name, value in flat(now).items() if name not in free}
         name = changed(new_values, old_values)
         if name:
@@ -43,6 +43,18 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: 
             file.write(code_state())
     with replacing(path) as file:
         json.dump(now, file, indent=1)
+
+
+def read_config(path: Path, now: Mapping[str, Any], way_out: str) -> dict[str, Any]:
+    """The options of an earlier start; refuses a config.json that something else wrote, such as a model's."""
+    try:
+        before = json.loads(path.read_text())
+    except ValueError:
+        before = {}
+    known = flat(before).keys() & flat(dict(now)).keys() if isinstance(before, dict) else set()
+    if not known or 2 * len(known) < len(flat(before)):
+        raise UserError(f"{path} was not written by this script; give {way_out}")
+    return dict(before)
 
 
 def plain(options: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from forage.runs.stats import read_evaluations, read_stats, write_evaluations, w
 from tests.factories import EPISODE, STATS
 from tests.power_cut import Recording, changed_together, content_of
 
-# What is saved, and how what is left of it is checked: pairs of (save(folder, acknowledge), check(folder, acknowledged)).
+# What is saved, and how what is left of it is checked: save(folder, acknowledge), check(folder, acknowledged).
 
 
 def weights_of(step):

@@ -24,6 +24,7 @@ from forage.data.records import Question, read_questions
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.strategies.templates import SLOT, Template
 from forage.files import write_jsonl
+from forage.outputs import check_apart
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Options:
 
 def main(options: Options) -> None:
     check_at_least_one(options, "min_episodes")
+    check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
     files = sorted((options.run_dir / "episodes").glob("*/*.jsonl"))
     if not files:
         raise UserError(f"{options.run_dir}/episodes has no episodes; give the --run-dir of a training run")
