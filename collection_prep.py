@@ -59,8 +59,8 @@ class Options:
         if self.eval_split == self.train_split:
             raise UserError(f"--eval-split and --train-split are both {self.eval_split}: nothing would be held out")
         check_apart("--output-dir", self.output_dir, {"--collection": self.collection})
-        files = {"--corpus": self.corpus, "--queries": self.queries, "--qrels": self.qrels}
-        check_files_apart("--output-dir", self.output_dir, WRITTEN, files)
+        reads = {"--corpus": self.corpus, "--queries": self.queries, "--qrels": self.qrels}
+        check_files_apart("--output-dir", self.output_dir, WRITTEN, reads)
 
 
 def main(options: Options) -> None:

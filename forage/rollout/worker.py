@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from forage.agent.combination import MakeRewards
 from forage.agent.episode import append_episodes
 from forage.agent.options import AGENT_FILE
@@ -78,9 +80,14 @@ def next_plan(run_dir: Path, max_staleness: int, done: set[str]) -> Plan | None:
 
 async def load_newest(rollout: Rollout, run_dir: Path) -> None:
     """Sample with the newest adapter of the run, or with the policy's own if the run has none yet."""
-    adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
-    version = int(adapter.name[1:]) if versions(run_dir) else 0
-    await rollout.engine.load_adapter(served_name(run_dir.name, version), adapter)
+    while True:
+        adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
+        version = int(adapter.name[1:]) if versions(run_dir) else 0
+        try:
+            return await rollout.engine.load_adapter(served_name(run_dir.name, version), adapter)
+        except (OSError, ValueError, SafetensorError, UserError):
+            if adapter.exists():  # else the trainer removed it, having published newer ones since
+                raise
 
 
 async def play_plan(rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forage.agent.episode_files import is_written
 from forage.agent.options import SearchOptions, TeacherOptions
 from forage.engines.base import Sampling
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
@@ -68,7 +69,7 @@ class SFTOptions:
         check_at_least_zero(self, "num_demonstrations", "rejection_samples", "eval_questions")
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
-        missing = next((path for path in self.demonstrations if not path.is_file()), None)
+        missing = next((path for path in self.demonstrations if not is_written(path)), None)
         if missing:
             raise UserError(
                 f"--demonstrations {missing} does not exist; it takes files of episodes, and the number of questions "
