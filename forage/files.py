@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from forage.disk import exchange, make_folder, sync, sync_tree
+from forage.disk import exchange, make_folder, naming, sync, sync_tree
 from forage.errors import UserError
 
 ASIDE = ".aside"  # ends the name of a folder that stands aside while another takes its place
@@ -26,7 +26,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
     make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with naming(path), partial.open("w", encoding="utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -46,19 +46,30 @@ def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]
     make_folder(folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        yield partial
+        with naming(folder):
+            yield partial
         # safetensors writes files that only their owner can read; a server beside the trainer runs as another user.
         partial.chmod(0o755)
         for path in partial.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         sync_tree(partial)
-        if overwrite and folder.exists():
-            _exchange(partial, folder)
-        else:
-            partial.rename(folder)
-        sync(folder.parent)
+        _put(partial, folder, overwrite=overwrite)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put(partial: Path, folder: Path, *, overwrite: bool) -> None:
+    """Give a filled folder its name, on the disk, or leave everything as it was."""
+    replaces = overwrite and folder.exists()
+    if replaces:
+        _exchange(partial, folder)
+    else:
+        partial.rename(folder)
+    try:
+        sync(folder.parent)
+    except OSError:
+        _exchange(partial, folder) if replaces else folder.rename(partial)
+        raise
 
 
 def _exchange(partial: Path, folder: Path) -> None:
