@@ -12,8 +12,12 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
+from chromadb.api.shared_system_client import SharedSystemClient
 
+from forage.errors import UserError
+from forage.store.vectors import VectorCollection
 from tests.here import run_here
 from tests.tiny_rewriter import make_tiny as make_tiny_rewriter
 from tests.tiny_rewriter import tiny_args as rewriter_args
@@ -169,7 +173,7 @@ def disk(tmp_path):
     if mounted.returncode:
         pytest.skip(f"left out: a small disk can't be mounted here ({mounted.stderr.decode().strip()})")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)  # Chroma may keep a file open
 
 
 @contextmanager
@@ -196,3 +200,19 @@ def test_a_disk_that_fills_up(inputs, disk, command, patterns):
         with only(disk, room):
             check_refused(run(command(inputs, out)), f"{room} of {used} bytes")
         check_whole(run(command(inputs, out)), out, patterns, expected)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_with_vectors(disk):
+    vectors = np.random.default_rng(0).standard_normal((4000, 384), dtype=np.float32)
+    keys = [f"k{n}" for n in range(len(vectors))]
+    collection = VectorCollection("chunks", disk / "chroma")
+    with only(disk, 4 * 2**20), pytest.raises(UserError, match=r"could not keep the vectors .*; see that its disk has"):
+        collection.add(keys, vectors)
+    SharedSystemClient.clear_system_cache()  # as in another process
+    collection = VectorCollection("chunks", disk / "chroma")
+    missing = sorted(set(keys) - collection.keys())
+    assert missing
+    collection.add(missing, vectors[[int(key[1:]) for key in missing]])
+    assert collection.keys() == set(keys)
+    np.testing.assert_allclose(collection.matrix(keys, 384), vectors, rtol=1e-5, atol=1e-6)
