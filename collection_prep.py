@@ -21,11 +21,13 @@ from forage.data.records import Question
 from forage.data.rewriter_data import export_rewriter_data
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.outputs import check_apart, check_files_apart
 from forage.store.options import StoreOptions
 
 TOP = (
     "output_dir", "collection", "corpus", "queries", "qrels", "eval_split", "train_split", "embedder", "chunk_tokens",
 )  # fmt: skip
+WRITTEN = ("documents.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter")
 RENAMED = {"--split": "--eval-split"}
 
 
@@ -56,6 +58,9 @@ class Options:
             raise UserError("give --collection FOLDER, or --corpus, --queries and --qrels, each a file")
         if self.eval_split == self.train_split:
             raise UserError(f"--eval-split and --train-split are both {self.eval_split}: nothing would be held out")
+        check_apart("--output-dir", self.output_dir, {"--collection": self.collection})
+        reads = {"--corpus": self.corpus, "--queries": self.queries, "--qrels": self.qrels}
+        check_files_apart("--output-dir", self.output_dir, WRITTEN, reads)
 
 
 def main(options: Options) -> None:

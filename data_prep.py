@@ -27,6 +27,7 @@ from forage.data.rewriter_data import export_rewriter_data, import_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.outputs import check_apart, check_files_apart
 from forage.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ TOP = (
     "dataset_name", "output_dir", "content_dir", "cache_dir", "batch_size", "skip_existing", "scrape", "eval_share",
     "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
+WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "store", "rewriter")
 RENAMED = {"--split": "--dataset-split", "--in-flight": "--batch-size"}
 
 
@@ -58,6 +60,10 @@ class Options:
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
         self.dataset.scraping.check()
+        source = {"--dataset-name": Path(self.dataset.dataset_name)}
+        if source["--dataset-name"].is_dir():
+            check_apart("--output-dir", self.output_dir, source)
+        check_files_apart("--output-dir", self.output_dir, WRITTEN, source)
 
 
 def main(options: Options) -> None:

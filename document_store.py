@@ -25,7 +25,8 @@ import tyro
 from forage.cli import run_script
 from forage.data.records import read_documents
 from forage.errors import UserError
-from forage.store.card import read_card
+from forage.outputs import check_files_apart
+from forage.store.card import PARTS, read_card
 from forage.store.options import Fusion, Mode, StoreOptions
 
 # Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
@@ -104,6 +105,7 @@ def main(command: Build | Search | Serve | Info) -> None:
 def build(command: Build) -> None:
     from forage.store.document_store import DocumentStore
 
+    check_files_apart("--store", command.store, PARTS, {"--documents": command.documents})
     store = DocumentStore.build(command.store, read_documents(command.documents), command.options)
     print(f"{command.store}: {store.card.documents} documents, {store.card.chunks} chunks")
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from forage.agent.combination import MakeRewards, RewardFunction
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr
 from forage.cli import run_script
+from forage.outputs import check_apart
 from forage.rollout.options import WorkerOptions
 from forage.rollout.play_options import PlayOptions
 
@@ -48,9 +49,15 @@ class Options:
     rollout: PlayOptions = field(default_factory=PlayOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
 
+    def check(self) -> None:
+        """Fail before anything is loaded."""
+        self.rollout.check()
+        reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
+        check_apart("--run-dir", self.worker.run_dir, reads, nested=True)
+
 
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
-    options.rollout.check()
+    options.check()
     from forage.rollout.worker import follow_trainer, play_one_step  # after the check: it loads torch
 
     started = time.perf_counter()

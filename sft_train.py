@@ -14,10 +14,9 @@ measurement). Re-run the same command to resume a killed run.
 
 from __future__ import annotations
 
-import shutil
-
 from forage.agent.options import write_agent
 from forage.cli import run_script
+from forage.disk import make_folder
 from forage.sft.options import SFTOptions
 
 
@@ -25,6 +24,7 @@ def main(options: SFTOptions) -> None:
     options.check()
     settings = options.search.settle(options.policy)
 
+    from forage.files import remove_folder
     from forage.policy.adapters import publish_adapter  # after the checks: these load torch
     from forage.policy.card import read_policy_card, write_policy_card
     from forage.runs.run_folder import keep_options
@@ -34,8 +34,8 @@ def main(options: SFTOptions) -> None:
 
     card = read_policy_card(options.policy)
     if options.overwrite and options.output_dir.exists():
-        shutil.rmtree(options.output_dir)
-    options.output_dir.mkdir(parents=True, exist_ok=True)
+        remove_folder(options.output_dir.resolve())
+    make_folder(options.output_dir)
     keep_options(options.output_dir, options, ("overwrite",), "another --output-dir, or --overwrite")
     player = Player(options, settings, card)
     demonstrations = get_demonstrations(options, player)

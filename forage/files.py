@@ -14,40 +14,91 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from forage.disk import exchange, make_folder, naming, sync, sync_tree
 from forage.errors import UserError
+
+ASIDE = ".aside"  # ends the name of a folder that stands aside while another takes its place
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Write a text file so that neither a reader nor a crash sees half of it: temporary name, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a text file so that nobody finds half of it, even after a power cut: it is renamed once it is synced."""
+    make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with naming(path), partial.open("w", encoding="utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Like `replacing`, for a folder: fill the yielded one, and it takes its final name if nothing went wrong."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Like `replacing`, for a folder: fill the yielded one, and it takes its final name if nothing went wrong.
+
+    With `overwrite`, an older folder of that name is removed once the new one is on the disk in its place.
+    """
+    folder = folder.resolve()  # so that a link to a folder on another disk stays one
+    make_folder(folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        yield partial
-        if overwrite and folder.exists():
-            shutil.rmtree(folder)
+        with naming(folder):
+            yield partial
         # safetensors writes files that only their owner can read; a server beside the trainer runs as another user.
         partial.chmod(0o755)
         for path in partial.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
-        partial.rename(folder)
+        sync_tree(partial)
+        _put(partial, folder, overwrite=overwrite)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put(partial: Path, folder: Path, *, overwrite: bool) -> None:
+    """Give a filled folder its name, on the disk, or leave everything as it was."""
+    replaces = overwrite and folder.exists()
+    if replaces:
+        _exchange(partial, folder)
+    else:
+        partial.rename(folder)
+    try:
+        sync(folder.parent)
+    except OSError:
+        _exchange(partial, folder) if replaces else folder.rename(partial)
+        raise
+
+
+def _exchange(partial: Path, folder: Path) -> None:
+    """Swap the two; where the file system can't do that at one stroke, the old one stands aside in between."""
+    if not exchange(partial, folder):
+        aside = folder.with_name(f".{folder.name}{ASIDE}")
+        folder.rename(aside)
+        partial.rename(folder)
+        sync(folder.parent)
+        aside.rename(partial)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder so that no reader, crash or power cut finds half of it under its name."""
+    going = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    folder.rename(going)  # an empty folder may be replaced
+    sync(folder.parent)
+    shutil.rmtree(going)
+
+
+def clear_leftovers(parent: Path) -> None:
+    """Remove the hidden folders that killed processes left; one that stood aside for a new one takes its name again."""
+    for left_over in parent.glob(".*"):
+        folder = parent / left_over.name[1:].removesuffix(ASIDE)
+        if left_over.name.endswith(ASIDE) and not folder.exists():
+            left_over.rename(folder)
+            sync(parent)
+        elif left_over.is_dir():
+            shutil.rmtree(left_over, ignore_errors=True)
 
 
 @contextmanager

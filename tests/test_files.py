@@ -1,11 +1,21 @@
 """Files that are whole or not there, folders other users can read, locks, and JSON Lines."""
 
+import errno
 import json
+from unittest import mock
 
 import pytest
 
 from forage.errors import UserError
-from forage.files import json_lines, locked, replacing, replacing_folder, write_jsonl
+from forage.files import (
+    clear_leftovers,
+    json_lines,
+    locked,
+    remove_folder,
+    replacing,
+    replacing_folder,
+    write_jsonl,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -49,3 +59,77 @@ def test_broken_lines_are_raised_or_collected(tmp_path):
     broken = []
     assert [(number, row["n"]) for number, row in json_lines(path, broken)] == [(1, 1), (2, 2), (5, 3)]
     assert [line.split(" (")[0] for line in broken] == [f"{path}:4: not JSON"]
+
+
+def write(folder, text, *, overwrite=True):
+    with replacing_folder(folder, overwrite=overwrite) as partial:
+        (partial / "file").write_text(text)
+
+
+@pytest.mark.parametrize("at_one_stroke", [True, False])
+def test_a_new_folder_in_the_place_of_an_old_one(tmp_path, monkeypatch, at_one_stroke):
+    if not at_one_stroke:
+        monkeypatch.setattr("forage.files.exchange", lambda one, other: False)
+    folder = tmp_path / "policy"
+    for text in ("old", "new"):
+        write(folder, text)
+        assert (folder / "file").read_text() == text
+    assert list(tmp_path.iterdir()) == [folder]
+    with pytest.raises(OSError, match="not empty"):
+        write(folder, "other", overwrite=False)
+    assert (folder / "file").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("at_one_stroke", [True, False])
+def test_a_folder_whose_name_cant_be_synced_is_not_there(tmp_path, monkeypatch, at_one_stroke):
+    """Else the same command would find it, and say that it exists already."""
+    failed = OSError(errno.ENOSPC, "No space left on device")
+    if not at_one_stroke:
+        monkeypatch.setattr("forage.files.exchange", lambda one, other: False)
+    folder = tmp_path / "policy"
+    monkeypatch.setattr("forage.files.sync", mock.Mock(side_effect=failed))
+    with pytest.raises(OSError, match="No space left"):
+        write(folder, "new")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("forage.files.sync", lambda path: None)
+    write(folder, "old")
+    answers = [failed] if at_one_stroke else [None, failed, None]
+    monkeypatch.setattr("forage.files.sync", mock.Mock(side_effect=answers))
+    with pytest.raises(OSError, match="No space left"):
+        write(folder, "new")
+    assert list(tmp_path.iterdir()) == [folder]
+    assert (folder / "file").read_text() == "old"
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    write(tmp_path / "disk" / "policy", "old")
+    (tmp_path / "policy").symlink_to(tmp_path / "disk" / "policy")
+    write(tmp_path / "policy", "new")
+    assert (tmp_path / "policy").is_symlink()
+    assert (tmp_path / "disk" / "policy" / "file").read_text() == "new"
+
+
+def test_a_folder_that_stood_aside_takes_its_name_again(tmp_path):
+    """Without an exchange at one stroke, a killed process may leave only the old folder, aside."""
+    for name in (".000001.aside", ".000002.aside", "000002", ".000003.x1y2"):
+        (tmp_path / name).mkdir()
+    clear_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
+
+
+def test_a_removed_folder_is_gone(tmp_path):
+    write(tmp_path / "v000001", "text")
+    remove_folder(tmp_path / "v000001")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_full_disk_names_the_file_or_folder(tmp_path):
+    """safetensors and tokenizers have the system's number only in a message."""
+    for raised in (OSError(errno.ENOSPC, "No space left"), Exception("I/O error: full (os error 28)")):
+        with pytest.raises(OSError, match="No space left") as caught, replacing_folder(tmp_path / "policy"):
+            raise raised
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "policy"))
+    with pytest.raises(ValueError, match="something else"), replacing_folder(tmp_path / "policy"):
+        raise ValueError("something else")

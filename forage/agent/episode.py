@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from forage.disk import append
 from forage.errors import UserError
 
 # answer: the policy gave one; no_action: two turns in a row neither searched nor answered; turns, tokens, turn_tokens:
@@ -111,18 +114,19 @@ def from_json(line: str | bytes) -> Episode:
 
 
 def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
-    """Append lines in one write. A line that is cut off because the process died is skipped when read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        if file.tell() and not _ends_with_newline(path):
-            file.truncate(_torn_at(path))
-        file.write(b"".join(to_json(episode).encode() + b"\n" for episode in episodes))
+    """Append lines, and wait until they are on the disk. A line that a dying writer cut off is not read."""
+    append(path, b"".join(to_json(episode).encode() + b"\n" for episode in episodes))
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Episodes of a file. A cut-off last line is skipped; a broken line before it is an error."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    """Episodes of a .jsonl or .jsonl.gz; the name of a .jsonl that was compressed since will do.
+
+    A cut-off last line is skipped; a broken line before it is an error.
+    """
+    packed = path.with_name(f"{path.name}.gz")
+    path = packed if packed.exists() else path
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(_lines(file, path), 1):
             if not line.endswith(b"\n"):
                 return
             try:
@@ -131,11 +135,8 @@ def read_episodes(path: Path) -> Iterator[Episode]:
                 raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
 
 
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"
-
-
-def _torn_at(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1
+def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is damaged ({error}); delete it, or put a copy in its place") from error

@@ -42,6 +42,7 @@ from forage.evaluation.outcomes import FUSED
 from forage.evaluation.scorers import Scorer, agreement, confidence, hit_agreement, support
 from forage.files import replacing
 from forage.metrics import token_f1
+from forage.outputs import check_apart
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
 
@@ -73,6 +74,7 @@ def main(options: Options) -> None:
     check_at_least_one(options, "max_per_question")
     if not options.files:
         raise UserError("name one or more files of episodes")
+    check_apart("--out", options.out, {str(path): path for path in options.files}, nested=True)
     protocol = Protocol(load_tokenizer(read_policy_card(options.policy)))
     questions = {question.id: question for question in read_questions(options.data / "train.jsonl")}
     episodes = distinct([episode for path in options.files for episode in read_episodes(path)])

@@ -12,6 +12,7 @@ from typing import Any
 from forage.agent.agent import Agent
 from forage.agent.episode import Episode, append_episodes, read_episodes, to_json
 from forage.data.records import Question
+from forage.disk import append
 from forage.errors import UserError
 from forage.files import replacing
 
@@ -127,9 +128,7 @@ class OutcomeLog:
         """Write the episodes first, then the line that makes them count."""
         line = json.dumps(asdict(Cost.of(outcome, latency, seconds))) + "\n"
         append_episodes(self.episodes, outcome.tried)
-        self.outcomes.parent.mkdir(parents=True, exist_ok=True)
-        with self.outcomes.open("a") as file:
-            file.write(line)
+        append(self.outcomes, line.encode())
 
     def results(self) -> dict[str, Result]:
         """The result of each answered question, by its id."""

@@ -58,6 +58,8 @@ def find_policy(name: str, source: str, version: str) -> Policy:
     folder = Path(source)
     if (folder / "model.json").is_file():
         adapter = folder / "adapters" / version if version else newest_adapter(folder)
+        if not adapter.exists():
+            raise UserError(f"{adapter} was removed since {name} was evaluated first; give another --output-dir")
         return Policy(name, folder, read_policy_card(folder), adapter)
     base = resolve_model(source)
     return Policy(name, folder, PolicyCard(folder, base, base, quantized=False), None)

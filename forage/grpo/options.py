@@ -11,6 +11,7 @@ from forage.agent.options import AgentSettings
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.grpo.launch import Sharding, check_sharding
 from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.outputs import check_apart
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Kind
 
@@ -154,6 +155,24 @@ class GuidanceOptions:
 
 
 @dataclass(frozen=True)
+class KeepOptions:
+    """What stays on the disk."""
+
+    keep_adapters: int = 10
+    """Keep the last N adapters, and in any case the first, those that were evaluated and those that a rollback or a
+    worker may need; 0: all."""
+    keep_every: int = 0
+    """Keep every N-th adapter too; 0: no others."""
+
+    def check(self) -> None:
+        check_at_least_zero(self, "keep_adapters", "keep_every")
+
+    def at_least(self, rollback_steps: int, max_staleness: int) -> int:
+        """How many of the last adapters stay: enough to go back from the next step, and for workers still loading."""
+        return max(self.keep_adapters, rollback_steps + 1, max_staleness + 2)
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """The run."""
 
@@ -161,6 +180,7 @@ class TrainOptions:
     update: UpdateOptions = field(default_factory=UpdateOptions)
     guidance: GuidanceOptions = field(default_factory=GuidanceOptions)
     guard: GuardOptions = field(default_factory=GuardOptions)
+    keep: KeepOptions = field(default_factory=KeepOptions)
     run_dir: Path = Path("runs/grpo")
     """Run folder; a run that is already there is resumed."""
     max_steps: int = 100
@@ -192,9 +212,11 @@ class TrainOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.rollout, self.update, self.guidance, self.guard):
+        for part in (self.rollout, self.update, self.guidance, self.guard, self.keep):
             part.check()
         check_sharding(self.sharding, self.sequence_parallel)
+        reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
+        check_apart("--run-dir", self.run_dir, reads, nested=True)
         check_at_least_one(self, "max_steps")
         check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions")
         if self.rollout.num_rollouts < 2 and self.update.advantage != "none":
@@ -223,4 +245,5 @@ FREE = (
     "update.optimizer.learning_rate",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",
     "rollout.engine.timeout", *(f"guard.{item.name}" for item in fields(GuardOptions)),
+    *(f"keep.{item.name}" for item in fields(KeepOptions)),
 )  # fmt: skip

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from forage.errors import UserError
+from forage.files import replacing
 from forage.grpo.launch import Sharding, check_sharding
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
@@ -245,6 +246,5 @@ def _random_path(folder: Path, step: int) -> Path:
 
 
 def _save_atomically(tensors: dict[str, Tensor], path: Path) -> None:
-    partial = path.with_name(f".{path.name}.part")
-    save_file(tensors, partial)
-    partial.replace(path)
+    with replacing(path) as file:
+        file.buffer.write(save(tensors))

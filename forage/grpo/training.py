@@ -10,6 +10,7 @@ import torch
 
 from forage.agent.options import AgentSettings
 from forage.errors import UserError
+from forage.grpo.footprint import check_room, footprint
 from forage.grpo.guards import fault_of
 from forage.grpo.inventory import check_episodes, check_folder
 from forage.grpo.launch import started_processes
@@ -19,10 +20,11 @@ from forage.grpo.players import Play, play_step
 from forage.grpo.processes import join_processes
 from forage.grpo.provenance import check_adapter, same_weights
 from forage.grpo.reporting import collect, report_end, show
+from forage.grpo.retention import tidy
 from forage.grpo.run import Run, open_run
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
-from forage.policy.adapters import adapter_path, weights_digest
+from forage.policy.adapters import adapter_path, newest_adapter, versions, weights_digest
 from forage.policy.card import PolicyCard
 from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_path
@@ -37,12 +39,8 @@ from forage.runs.trackers import open_tracker
 def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play, card: RunCard) -> None:
     """Train from the last checkpoint to the last step."""
     run, run_dir, lead = open_run(options, settings, learner, card.weights), options.run_dir, learner.rank == 0
-    if lead:
-        check_folder(run)
-    publish(learner, run)
-    if lead:
-        check_episodes(run)
     rollout, schedule = options.rollout, PlotSchedule()
+    check_start(run, learner)
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
     with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
         while True:
@@ -70,10 +68,27 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 learner.save(run_dir / "state", run.step, run.checkpoint_fields())
             if lead:
                 plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
+                tidy(options, run.step)
                 show(run, stats, tracker, view, schedule)
     if lead and run.history:
+        tidy(options, run.step)
         draw_report(run_dir, run.history)  # with the last evaluation
         report_end(run, card)
+
+
+def check_start(run: Run, learner: Learner) -> None:
+    """Refuse a run folder that holds anything else than this run, or a disk without room for the rest of it."""
+    options, lead = run.options, learner.rank == 0
+    if lead:
+        check_folder(run)
+    publish(learner, run)
+    if not lead:
+        return
+    check_episodes(run)
+    tidy(options, run.step)
+    if run.step < options.max_steps:
+        start = newest_adapter(options.rollout.policy)
+        check_room(footprint(options, start, run.step, run.settings.max_tokens), options.run_dir)
 
 
 def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
@@ -139,7 +154,8 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
             "lower --learning-rate, or continue with --on-collapse rollback or warn"
         )
     if options.on_collapse == "rollback":
-        back = max(run.guarded_from, run.step - options.rollback_steps)  # never behind an earlier rollback
+        first = max(run.guarded_from, run.step - options.rollback_steps)  # never behind an earlier rollback
+        back = min(version for version in versions(run.options.run_dir) if version >= first)  # older ones may be pruned
         check_adapter(run, back)
         learner.load_adapter(adapter_path(run.options.run_dir, back))
         run.guarded_from, run.rollbacks = run.step + 1, run.rollbacks + 1

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from forage.errors import UserError
 from forage.files import replacing_folder
 
@@ -70,14 +68,10 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()[:16] if files else ""
 
 
-def publish_adapter(policy: Any, folder: Path, version: int) -> Path:
+def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool = False) -> Path:
     """Save a PEFT model's adapter as the given version. It appears complete: no reader sees half of it."""
     target = adapter_path(folder, version)
-    with replacing_folder(target) as partial:
-        try:
-            policy.save_pretrained(partial, selected_adapters=["default"])
-        except SafetensorError as error:  # has the system's error number only in its message
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]) if number else 0, str(error), str(folder)) from error
+    with replacing_folder(target, overwrite=overwrite) as partial:
+        policy.save_pretrained(partial, selected_adapters=["default"])
         (partial / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, not filled in
     return target

@@ -1,13 +1,13 @@
 """Checkpoints: everything a training run needs to resume exactly, in safetensors and JSON, nothing pickled.
 
-state/000040/ holds the trained weights, the optimiser's state, torch's random state and what else the script keeps. A
-checkpoint is written under a temporary name and renamed; then the previous one is removed.
+state/000040/ holds the trained weights, the optimiser's state, torch's random states (of the CPU and of every GPU) and
+what else the script keeps. A checkpoint is written under a temporary name and renamed; once it is on the disk, the
+previous one is removed.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from forage.errors import UserError
-from forage.files import replacing_folder
+from forage.files import remove_folder, replacing_folder
 
 
 def trained_tensors(model: Any) -> dict[str, Tensor]:
@@ -30,11 +30,25 @@ def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.
         trained = {name: weight.contiguous() for name, weight in trained_tensors(model).items()}
         (partial / "model.safetensors").write_bytes(save(trained))
         (partial / "optimizer.safetensors").write_bytes(save(_flat(optimizer.state_dict()["state"])))
-        (partial / "random.safetensors").write_bytes(save({"torch": torch.get_rng_state()}))
+        (partial / "random.safetensors").write_bytes(save(random_states()))
         (partial / "kept.json").write_text(json.dumps(kept))
     for path in older:
         if path != target:
-            shutil.rmtree(path)
+            remove_folder(path)
+
+
+def random_states() -> dict[str, Tensor]:
+    """Torch's random states. Python's and numpy's are not drawn from, or seeded anew at each step."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state()} | {f"cuda.{number}": state for number, state in enumerate(gpus)}
+
+
+def set_random_states(states: dict[str, Tensor]) -> None:
+    """Restore what was saved; GPUs that were not there then keep their state."""
+    torch.set_rng_state(states["torch"])
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"cuda.{number}" in states:
+            torch.cuda.set_rng_state(states[f"cuda.{number}"], number)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -60,7 +74,7 @@ def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) 
     state = optimizer.state_dict()
     state["state"] = _nested(load_file(newest / "optimizer.safetensors"))
     optimizer.load_state_dict(state)
-    torch.set_rng_state(load_file(newest / "random.safetensors")["torch"])
+    set_random_states(load_file(newest / "random.safetensors"))
     return int(newest.name), json.loads((newest / "kept.json").read_text())
 
 

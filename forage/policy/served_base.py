@@ -15,22 +15,27 @@ from pathlib import Path
 import tyro
 
 from forage.cli import run_script
+from forage.disk import make_folder, sync
+from forage.errors import UserError
 from forage.policy.card import read_policy_card
 
 
 def link_base(policy: Path, link: Path) -> Path:
     """Create or replace the link; return its target. A hub model is downloaded into the hub's cache."""
+    if link.exists() and not link.is_symlink():
+        raise UserError(f"{link} is there already and no link; choose another path for the link")
     base = Path(read_policy_card(policy).base)
     if not base.is_dir():
         from huggingface_hub import snapshot_download
 
         base = Path(snapshot_download(str(base)))
-    link.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(link.parent)
     # Relative, so that the folder with both can be mounted elsewhere; renamed into place, so that it is never missing.
     partial = link.with_name(f".{link.name}.partial")
     partial.unlink(missing_ok=True)
     partial.symlink_to(os.path.relpath(base.resolve(), link.parent.resolve()))
     partial.replace(link)
+    sync(link.parent)
     return base
 
 

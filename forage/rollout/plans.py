@@ -10,6 +10,7 @@ from typing import Literal
 
 from forage.agent.combination import Method
 from forage.agent.episode import Episode, read_episodes
+from forage.agent.episode_files import episode_files
 from forage.errors import UserError
 from forage.files import replacing
 from forage.policy.adapters import sampled_by, version_name
@@ -109,8 +110,15 @@ class Played:
         A group that a killed worker left incomplete, or in which the engine failed, is played again: by another worker,
         or by the same one, which appends to its file.
         """
+        while True:
+            try:
+                return self._groups()
+            except FileNotFoundError:  # compressed since it was listed: the trainer has finished this step
+                continue
+
+    def _groups(self) -> dict[str, list[Episode]]:
         complete: dict[str, list[Episode]] = {}
-        for path in sorted(self.folder.glob("*.jsonl")):
+        for path in episode_files(self.folder):
             size = path.stat().st_size
             if self._read.get(path, (-1,))[0] != size:
                 self._read[path] = size, list(read_episodes(path))

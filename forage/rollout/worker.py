@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from forage.agent.combination import MakeRewards
 from forage.agent.episode import append_episodes
 from forage.agent.options import AGENT_FILE
@@ -134,9 +136,15 @@ def next_plan(run_dir: Path, max_staleness: int, done: set[Plan]) -> Plan | None
 
 async def load_newest(rollout: Rollout, run_dir: Path) -> None:
     """Sample with the newest adapter of the run, or with the policy's own if the run has none yet."""
-    adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
-    version = int(adapter.name[1:]) if versions(run_dir) else 0
-    await rollout.engine.load_adapter(served_name(run_dir.name, version, weights_digest(adapter)), adapter)
+    while True:
+        adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
+        version = int(adapter.name[1:]) if versions(run_dir) else 0
+        try:
+            name = served_name(run_dir.name, version, weights_digest(adapter))
+            return await rollout.engine.load_adapter(name, adapter)
+        except (OSError, ValueError, SafetensorError, UserError):
+            if adapter.exists():  # else the trainer removed it, having published newer ones since
+                raise
 
 
 async def play_plan(

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import tyro
 
 from forage.agent.episode import Episode, read_episodes
+from forage.agent.episode_files import episode_files
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.files import replacing
@@ -49,7 +50,7 @@ class PlotSchedule:
 def draw_report(run_dir: Path, stats: Sequence[StepStats]) -> None:
     """Draw the plots and write report.html, with episodes of the last step."""
     draw_plots(run_dir, stats)
-    played = sorted((run_dir / "episodes" / f"{stats[-1].step:06d}").glob("*.jsonl"))
+    played = episode_files(run_dir / "episodes" / f"{stats[-1].step:06d}")
     write_report(run_dir, stats, shown_episodes([episode for path in played for episode in read_episodes(path)]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,22 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from forage.disk import make_folder
 from forage.errors import UserError, flag
-from forage.files import locked, replacing
+from forage.files import clear_leftovers, locked, replacing
 
 
 @contextmanager
 def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
     """Lock a run folder for this process. When an existing run is resumed, only `free` options may change."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir"):
         refuse_without_options(folder)
         keep_options(folder, options, free)
-        for half_written in (
-            *(folder / "adapters").glob(".*"),
-            *(folder / "state").glob(".*"),
-        ):  # left by a killed process
-            shutil.rmtree(half_written, ignore_errors=True)
+        for part in ("adapters", "state"):
+            clear_leftovers(folder / part)
         yield
 
 
@@ -49,7 +46,7 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: 
     path = folder / "config.json"
     now = plain(options)
     if path.exists():
-        before = read_options(path)
+        before = read_config(path, now, way_out)
         old_values, new_values = flat(before), {name: value for name, value in flat(now).items() if name not in free}
         name = changed(new_values, old_values)
         if name:
@@ -63,13 +60,16 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: 
         json.dump(now, file, indent=1)
 
 
-def read_options(path: Path) -> dict[str, Any]:
+def read_config(path: Path, now: Mapping[str, Any], way_out: str) -> dict[str, Any]:
+    """The options of an earlier start; refuses a config.json that something else wrote, such as a model's."""
     try:
-        values: dict[str, Any] = json.loads(path.read_text())
-        flat(values)
+        before: dict[str, Any] = json.loads(path.read_text())
+        old_names = flat(before).keys()
     except (ValueError, AttributeError) as error:
-        raise UserError(f"{path} is broken ({error}); put it back, or {start_over(path.parent)}") from error
-    return values
+        raise UserError(f"{path} is broken ({error}); put it back, or give {way_out}") from error
+    if 2 * len(old_names & flat(dict(now)).keys()) < max(1, len(old_names)):
+        raise UserError(f"{path} was not written by this script; give {way_out}")
+    return before
 
 
 def plain(options: Any) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from forage.agent.episode import Episode, append_episodes, read_episodes
+from forage.agent.episode import Episode, read_episodes, to_json
 from forage.agent.teacher import accepted, beginnings, best_beginnings, demonstrate
 from forage.data.records import Question, read_answerable
 from forage.errors import UserError
+from forage.files import replacing
 from forage.metrics import token_f1
 from forage.policy.adapters import newest_adapter
 from forage.sft.options import SFTOptions
@@ -21,10 +22,8 @@ def get_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
     path = options.output_dir / "demonstrations.jsonl"
     if not path.exists():
         made = make_demonstrations(options, player)
-        partial = path.with_name(".demonstrations.jsonl")
-        partial.unlink(missing_ok=True)
-        append_episodes(partial, made)
-        partial.rename(path)
+        with replacing(path) as file:
+            file.writelines(f"{to_json(episode)}\n" for episode in made)
     demonstrations = list(read_episodes(path))
     if len(demonstrations) < 2:
         raise UserError(f"{len(demonstrations)} demonstrations are too few to train on and to measure by")

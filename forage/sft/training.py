@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -14,11 +13,11 @@ from typing import Any
 
 import torch
 
-from forage.agent.episode import Episode, append_episodes
+from forage.agent.episode import Episode, to_json
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
-from forage.files import write_jsonl
-from forage.policy.adapters import adapter_path, publish_adapter
+from forage.files import remove_folder, replacing, write_jsonl
+from forage.policy.adapters import adapter_path, publish_adapter, versions
 from forage.policy.card import PolicyCard
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs
@@ -72,13 +71,25 @@ def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episod
         rows.append(measure(policy, held_out, questions, player, step, sum(losses) / len(losses), started))
         report(rows, options)
         if best_row(rows) is rows[-1]:
-            shutil.rmtree(best, ignore_errors=True)
-            publish_adapter(policy, best, 0)
+            publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
         save_checkpoint(state, step, policy, optimizer, [asdict(row) for row in rows])
+        remove_others(best, best_adapter(best, rows))  # now that no checkpoint needs them
     if best_row(rows).step == 0:
         raise UserError("the held-out loss never fell; lower --learning-rate or give more --num-demonstrations")
     print(f"the held-out loss was lowest at step {best_row(rows).step}")
-    return load_policy(card, adapter_path(best, 0))
+    return load_policy(card, best_adapter(best, rows))
+
+
+def best_adapter(folder: Path, rows: Sequence[Row]) -> Path:
+    """The adapter of the lowest held-out loss, which has its step's number; earlier versions gave it number 0."""
+    path = adapter_path(folder, best_row(rows).step)
+    return path if path.exists() else adapter_path(folder, 0)
+
+
+def remove_others(folder: Path, kept: Path) -> None:
+    for version in versions(folder):
+        if adapter_path(folder, version) != kept:
+            remove_folder(adapter_path(folder, version))
 
 
 def checkpoints_activations(options: SFTOptions) -> bool:
@@ -164,8 +175,8 @@ def measure(
         with tempfile.TemporaryDirectory() as folder:
             episodes = player.play(publish_adapter(policy, Path(folder), step), questions, 1, player.options.seed)
         path = player.options.output_dir / "probes" / f"{step:06d}.jsonl"
-        path.unlink(missing_ok=True)
-        append_episodes(path, episodes)
+        with replacing(path) as file:
+            file.writelines(f"{to_json(episode)}\n" for episode in episodes)
         well_formed = sum(episode.well_formed for episode in episodes) / len(episodes)
         faults.update(fault for e in episodes if not e.well_formed for fault in set(e.faults or [f"stop: {e.stop}"]))
     return Row(step, time.perf_counter() - started, loss, held_out_loss, well_formed, dict(faults))
@@ -205,4 +216,5 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         share.plot([step for step, _ in probed], [formed for _, formed in probed], "s-", color="tab:green")
         share.set(ylabel="share of well-formed episodes", ylim=(0, 1.02))
         share.yaxis.label.set_color("tab:green")
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file.buffer, dpi=150)

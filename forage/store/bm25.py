@@ -20,6 +20,7 @@ import numpy as np
 import Stemmer
 from numpy.typing import NDArray
 
+from forage.files import replacing
 from forage.store.fusion import Ranking, top_k
 
 WORD = re.compile(r"\w+")
@@ -110,11 +111,11 @@ class BM25:
 
     def save(self, path: Path) -> None:
         """Write one .npz without pickles, under a temporary name that is then renamed."""
-        partial = path.with_name(f".{path.name}.part")
         words = np.frombuffer(json.dumps(list(self.terms)).encode(), np.uint8)
-        with partial.open("wb") as file:
-            np.savez(file, words=words, starts=self.starts, texts=self.texts, weights=self.weights, size=self.size)
-        partial.replace(path)
+        with replacing(path) as file:
+            np.savez(
+                file.buffer, words=words, starts=self.starts, texts=self.texts, weights=self.weights, size=self.size
+            )
 
     @classmethod
     def load(cls, path: Path) -> BM25:

@@ -16,10 +16,11 @@ from tqdm import tqdm
 
 from forage.data.chunking import Chunk, chunk_document
 from forage.data.records import Document
+from forage.disk import make_folder
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
 from forage.store.bm25 import BM25, Tokenizer
-from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, build_lock, read_card, write_card
+from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, build_lock, check_place, read_card, write_card
 from forage.store.embedder import Embedder, Reranker
 from forage.store.fusion import Ranking, fuse
 from forage.store.options import Fusion, Mode, StoreOptions
@@ -96,7 +97,8 @@ class DocumentStore:
         path, options = Path(path), options or StoreOptions()
         if not documents:
             raise UserError("no documents to build a store from")
-        path.mkdir(parents=True, exist_ok=True)
+        check_place(path)
+        make_folder(path)
         with build_lock(path):
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from forage.errors import UserError
@@ -77,3 +78,24 @@ def test_a_full_disk_leaves_the_last_state_whole(tmp_path, monkeypatch):
     again, second = made()
     assert load_checkpoint(tmp_path, again, second) == (1, {})
     assert torch.equal(again.weight, before)
+
+
+def test_the_gpus_random_states_are_restored(tmp_path, monkeypatch):
+    """Two GPUs, then one."""
+    states = [torch.tensor([7], dtype=torch.uint8), torch.tensor([8], dtype=torch.uint8)]
+    restored = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.update({device: state.item()}))
+    save_checkpoint(tmp_path, 1, *made(), {})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    load_checkpoint(tmp_path, *made())
+    assert restored == {0: 7, 1: 8}
+    restored.clear()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    load_checkpoint(tmp_path, *made())
+    assert restored == {0: 7}
+    restored.clear()
+    save_file({"torch": torch.get_rng_state()}, tmp_path / "000001" / "random.safetensors")  # as earlier versions did
+    load_checkpoint(tmp_path, *made())
+    assert restored == {}

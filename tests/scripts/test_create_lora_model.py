@@ -107,8 +107,12 @@ def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
     (tmp_path / "policy" / "mine.txt").write_text("x")
     with pytest.raises(UserError, match="exists already; choose another --output-dir, or add --overwrite"):
         main(options)
+    with pytest.raises(UserError, match=r"holds mine\.txt, which this script did not write; move that away"):
+        main(replace(options, overwrite=True))
+    (tmp_path / "policy" / "mine.txt").rename(tmp_path / "mine.txt")
+    (tmp_path / "policy" / "model.json").write_text("old")
     main(replace(options, overwrite=True))
-    assert not (tmp_path / "policy" / "mine.txt").exists()
+    assert (tmp_path / "policy" / "model.json").read_text() != "old"
 
 
 @pytest.mark.parametrize(

@@ -297,10 +297,14 @@ def test_an_output_that_is_there_is_kept_unless_asked(base, adapter, tmp_path):
     main(options)
     (tmp_path / "out" / "mine.txt").write_text("x")
     refused(options, "exists already; choose another --output-path, or add --overwrite")
+    refused(replace(options, overwrite=True), "holds mine.txt, which this script did not write; move that away")
+    (tmp_path / "out" / "mine.txt").rename(tmp_path / "mine.txt")
+    (tmp_path / "out" / "config.json").write_text("old")
     main(replace(options, overwrite=True))
-    assert not (tmp_path / "out" / "mine.txt").exists()
-    for source in (base, base.parent, adapter):
-        refused(replace(options, output_path=source, overwrite=True), "would replace")
+    assert (tmp_path / "out" / "config.json").read_text() != "old"
+    refused(replace(options, output_path=tmp_path, overwrite=True), "was not made by merge_lora.py")
+    for source in (base, adapter):
+        refused(replace(options, output_path=source, overwrite=True), "would be written over")
 
 
 def test_a_broken_base_is_refused(base, adapter, tmp_path):

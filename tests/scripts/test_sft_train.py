@@ -34,7 +34,7 @@ from forage.data.records import Document, Question
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.metrics import token_f1
-from forage.policy.adapters import newest_adapter
+from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.card import read_policy_card
 from forage.policy.checkpoint import checkpoints
 from forage.policy.options import AdapterOptions
@@ -316,6 +316,34 @@ def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monk
         (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes() for folder in (trained, output)
     )
     assert first == second
+
+
+def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(ground, tmp_path, monkeypatch):
+    """The update to step 4 is better than step 2; its checkpoint never comes."""
+    best, digests, real = tmp_path / "warm" / "best", [], training.save_checkpoint
+
+    def killed(folder, step, *rest):
+        if step == 4:
+            raise KeyboardInterrupt
+        digests.append(weights_digest(newest_adapter(best)))
+        real(folder, step, *rest)
+
+    monkeypatch.setattr(training, "save_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        main(options(ground, tmp_path / "warm"))
+    there = [weights_digest(path) for path in (best / "adapters").iterdir()]
+    assert digests[0] in there
+    assert len(there) == 2
+    monkeypatch.setattr(training, "save_checkpoint", real)
+    main(options(ground, tmp_path / "warm"))
+    assert [path.name for path in (best / "adapters").iterdir()] == ["v000004"]
+
+
+def test_the_best_adapter_of_an_earlier_versions_run_is_found(tmp_path):
+    rows = [Row(step, 0.0, None, loss, None, {}) for step, loss in ((0, 3.0), (20, 2.0), (40, 2.5))]
+    assert training.best_adapter(tmp_path, rows) == tmp_path / "adapters" / "v000000"
+    (tmp_path / "adapters" / "v000020").mkdir(parents=True)
+    assert training.best_adapter(tmp_path, rows) == tmp_path / "adapters" / "v000020"
 
 
 def greedy(model, tokenizer, text):

@@ -7,6 +7,7 @@ content_dir/<2 hex digits>/<32 hex digits>.html   bodies of the pages that ended
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -57,7 +58,8 @@ def _is_settled(record: PageRecord, content_dir: Path, options: ScrapeOptions) -
     """Whether this run need not ask again."""
     if record.cause == "ok":
         file = content_dir / (record.path or "")
-        return file.is_file() and file.stat().st_size == record.bytes
+        # Pages are not synced one by one, so after a power cut a file may have the right size and the wrong bytes.
+        return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == record.sha256
     if record.cause == "private_address":
         return not options.allow_local
     if record.cause == "too_large":

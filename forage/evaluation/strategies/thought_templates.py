@@ -19,11 +19,13 @@ from typing import Annotated
 import tyro
 
 from forage.agent.episode import Episode, read_episodes
+from forage.agent.episode_files import episode_files
 from forage.cli import run_script
 from forage.data.records import Question, read_questions
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.strategies.templates import SLOT, Template
 from forage.files import write_jsonl
+from forage.outputs import check_apart
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Options:
 
 def main(options: Options) -> None:
     check_at_least_one(options, "min_episodes")
-    files = sorted((options.run_dir / "episodes").glob("*/*.jsonl"))
+    check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
+    files = [path for step in sorted((options.run_dir / "episodes").glob("*/")) for path in episode_files(step)]
     if not files:
         raise UserError(f"{options.run_dir}/episodes has no episodes; give the --run-dir of a training run")
     episodes = (episode for file in files for episode in read_episodes(file))
