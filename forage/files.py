@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from forage.errors import UserError
+from forage.text import encodable_values
 
 
 @contextmanager
@@ -88,7 +89,9 @@ def json_lines(path: Path, broken: list[str] | None = None) -> Iterator[tuple[in
                     continue
                 try:
                     value = json.loads(line)
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    if b"\\ud" in line.lower():  # perhaps half of an emoji, which no file could be written with
+                        value = encodable_values(value)
+                except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and 5,000 brackets
                     problem = f"{path}:{number}: not JSON ({error})"
                     if broken is None:
                         raise UserError(f"{problem}; fix or delete that line") from error

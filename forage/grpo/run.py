@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
-from forage.data.records import read_answerable
+from forage.agent.protocol import Protocol
+from forage.agent.vetting import Vetting
+from forage.data.records import read_answerable, read_questions
+from forage.data.splits import read_held_out, read_training_questions
 from forage.errors import UserError
 from forage.grpo.guidance import Guide, open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.update import TrainingBatch
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
 from forage.runs.progress import Phases
 from forage.runs.stats import StepStats, read_stats
 
@@ -53,14 +60,22 @@ def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner) -
     """Resume the run from its last checkpoint, or start a new one."""
     step, saved = learner.load(options.run_dir / "state") or (0, {"spreads": {}, "guarded_from": 0, "rollbacks": 0})
     history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
-    train_questions = [question.id for question in read_answerable(options.rollout.data / "train.jsonl")]
+    train_questions = [question.id for question in read_training_questions(options.rollout.data)]
     held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
     chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
     if options.eval_every and not chosen:
         raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
-    guide = open_guide(options.guidance, options.rollout.seed, train_questions)
+    guide = open_guide(options.guidance, options.rollout.seed, lambda path: vetted(path, options, settings))
     if step:
         print(f"resuming from step {step}")
     return Run(
         options, settings, step, **saved, history=history, questions=train_questions, eval_questions=chosen, guide=guide
     )
+
+
+def vetted(path: Path, options: TrainOptions, settings: AgentSettings) -> list[Episode]:
+    """The demonstrations of a file that this run's policy may learn from."""
+    protocol = Protocol(load_tokenizer(read_policy_card(options.rollout.policy)), settings.passage_tokens)
+    data = options.rollout.data
+    train, held_out = read_questions(data / "train.jsonl"), read_held_out(data)
+    return Vetting(protocol, settings, train, held_out, options.guidance.keep_malformed).read(path)
