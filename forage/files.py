@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from forage.errors import UserError
-from forage.text import encodable_values
+from forage.text import encodable, encodable_values
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
     with replacing(path) as file:
         for row in rows:
             record = row if isinstance(row, Mapping) else asdict(row)
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(encodable(json.dumps(record, ensure_ascii=False)) + "\n")
             count += 1
     return count
 

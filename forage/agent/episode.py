@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forage.errors import UserError
+from forage.text import encodable
 
 # answer: the policy gave one; no_action: two turns in a row neither searched nor answered; turns, tokens, turn_tokens:
 # a limit was reached; engine: the server failed.
@@ -98,7 +99,7 @@ def to_json(episode: Episode) -> str:
     row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
     row["turns"] = [asdict(turn) for turn in episode.turns]
     row["searches"] = [asdict(search) for search in episode.searches]
-    return json.dumps(row, ensure_ascii=False)
+    return encodable(json.dumps(row, ensure_ascii=False))
 
 
 def from_json(line: str | bytes) -> Episode:

@@ -111,7 +111,7 @@ class Vetting:
     def _names(self, questions: Sequence[Question]) -> dict[str, set[str]]:
         """The questions' ids, and their keys as a prompt shows them."""
         keys = {question_key(self.protocol.harmless(question.question)) for question in questions}
-        return {"ids": {question.id for question in questions}, "keys": keys}
+        return {"ids": {question.id for question in questions}, "keys": keys - {""}}
 
     def _in(self, episode: Episode, names: Mapping[str, set[str]]) -> bool:
         return episode.question_id in names["ids"] or self.asked(episode) in names["keys"]

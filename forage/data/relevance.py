@@ -114,7 +114,8 @@ def _groups(questions: Sequence[Question]) -> dict[str, str]:
     asked: dict[str, str] = {}  # a document of each question, by its key
     for question in questions:
         first, *others = map(find, question.relevant_doc_ids)
-        for other in (*others, asked.setdefault(question_key(question.question), first)):
+        key = question_key(question.question) or question.id  # without a word, nothing tells that two are the same
+        for other in (*others, asked.setdefault(key, first)):
             low, high = sorted((find(first), find(other)))
             leader[high] = low
     return {doc_id: find(doc_id) for doc_id in list(leader)}

@@ -35,5 +35,8 @@ def check_disjoint(data: Path, train: Sequence[Question], held_out: Sequence[Que
 
 def shared(train: Sequence[Question], held_out: Sequence[Question]) -> list[Question]:
     """The training questions that are held out under the same id or in the same words, whatever their case."""
-    ids, keys = {question.id for question in held_out}, {question_key(question.question) for question in held_out}
+    ids, keys = (
+        {question.id for question in held_out},
+        {question_key(question.question) for question in held_out} - {""},
+    )
     return [question for question in train if question.id in ids or question_key(question.question) in keys]
