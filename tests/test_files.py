@@ -49,3 +49,20 @@ def test_broken_lines_are_raised_or_collected(tmp_path):
     broken = []
     assert [(number, row["n"]) for number, row in json_lines(path, broken)] == [(1, 1), (2, 2), (5, 3)]
     assert [line.split(" (")[0] for line in broken] == [f"{path}:4: not JSON"]
+
+
+def test_halves_of_emoji_are_read_and_written_as_question_marks(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "toe \\ud83d pain, \\ud83e\\uddb6 \\\\ud83d"}\n')
+    [(_, row)] = json_lines(path)
+    assert row == {"text": "toe ? pain, \U0001f9b6 \\ud83d"}
+    write_jsonl(path, [{"text": "\ud83d"}])
+    assert path.read_text() == '{"text": "?"}\n'
+
+
+def test_deep_json_and_huge_numbers_are_told_by_their_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for line in ("[" * 100_000, "9" * 5_000):
+        path.write_text(f"1\n{line}\n")
+        with pytest.raises(UserError, match=r"a.jsonl:2: not JSON"):
+            list(json_lines(path))

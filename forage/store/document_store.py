@@ -177,6 +177,7 @@ class DocumentStore:
         if k < 1:
             raise UserError(f"k {k} must be at least 1")
         fusion.check()
+        queries = list(map(encodable, queries))
         unique = {query: row for row, query in reversed(list(enumerate(queries))) if query.strip()}
         texts = list(unique)
         if query_vectors is not None:
@@ -216,12 +217,12 @@ class DocumentStore:
 
     def embed_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """(queries, dimension) vectors, for callers that search with the same queries more than once."""
-        return self.embedder.encode_queries(queries)
+        return self.embedder.encode_queries(list(map(encodable, queries)))
 
     def _rerank(self, queries: Sequence[str], rankings: Sequence[Ranking], reranker: Reranker) -> list[Ranking]:
         reranked = []
         for query, ranking in zip(queries, rankings, strict=True):
-            scores = reranker.scores(query, [search_text(self.chunks[i], self.options) for i in ranking.ids])
+            scores = reranker.scores(encodable(query), [search_text(self.chunks[i], self.options) for i in ranking.ids])
             order = np.argsort(-scores, kind="stable")
             reranked.append(Ranking(ranking.ids[order], scores[order]))
         return reranked

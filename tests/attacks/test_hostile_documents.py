@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import re
+import socket
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -148,18 +149,14 @@ def test_no_text_becomes_a_control_token(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["chatml", "mistral"])
-def test_questions_of_a_megabyte_end_an_episode_and_forge_nothing(name):
-    """In seconds each: a filter that begins again after each find would take hours."""
+@pytest.mark.parametrize(("name", "payload"), [("chatml", "one token"), ("mistral", "brackets"), ("chatml", "words")])
+def test_a_question_of_a_megabyte_ends_its_episode_and_forges_nothing(name, payload):
+    """In seconds: a filter that begins again after each find would take hours."""
     protocol = protocol_of(name)
-    plain = control_of(protocol, protocol.prompt("x"))
-
-    def check(hostile):
-        episode = play(protocol, Says(), question_of(hostile), finds(hostile))
-        return episode.stop == "tokens" and control_of(protocol, episode.ids) == plain
-
-    questions = [hostile for hostile in LONG if len(hostile.text.split()) != 2]
-    survived(f"questions of a megabyte, {name}", failures(check, questions), len(questions))
+    [hostile] = [hostile for hostile in LONG if hostile.name == f"long: {payload}"]
+    episode = play(protocol, Says(), question_of(hostile), finds(hostile))
+    assert episode.stop == "tokens"
+    assert control_of(protocol, episode.ids) == control_of(protocol, protocol.prompt("x"))
 
 
 class Says:
@@ -390,7 +387,9 @@ def test_the_server_answers_json(tmp_path):
                 failed.append(hostile.name)
         for broken in ("[" * 100_000, '{"queries": ' + "9" * 5000 + "}"):
             assert client.post(url, content=broken).status_code == 400
-        assert client.post(url, content=b"{}", headers={b"Content-Length": b"\xb2"}).status_code == 400
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as line:
+        line.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: \xb2\r\n\r\n")  # a digit to str.isdigit
+        assert line.recv(100).startswith(b"HTTP/1.1 400 ")
     server.shutdown()
     server.server_close()
     survived("the store's server", failed, len(SHORT))
@@ -475,13 +474,15 @@ def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypat
             view.line(),
         ]
         print_hits(Search(hostile.text, store_without_vectors, k=3, mode="sparse"))
-        print_hits(Search("gout", store_without_vectors, k=100, mode="sparse"))
         outputs.append(capsys.readouterr().out)
         # Markup is text: every bracket is shown where a line is not cut.
         shown = all("[red]" in output for output in outputs[:5]) or "[red]" not in text
         return all(map(is_calm, outputs)) and shown
 
     failed = failures(check, SHORT)
+    print_hits(Search("gout arthritis toe rest", store_without_vectors, k=200, mode="sparse"))
+    assert is_calm(printed := capsys.readouterr().out)
+    assert printed.count("Gout is a kind of") > 40
     survived("terminal: search, rollout, training, evaluation", failed, len(SHORT))
 
 
