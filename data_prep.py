@@ -29,6 +29,7 @@ from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.outputs import check_apart, check_files_apart
 from forage.store.options import StoreOptions
+from forage.text import one_line
 
 if TYPE_CHECKING:
     from forage.data.corpus import Corpus
@@ -122,7 +123,7 @@ def prepare_rewriter_folder(folder: Path, options: Options) -> None:
 
     data = import_rewriter_data(folder / "train.jsonl", folder / "pubmed_corpus.json")
     for problem in data.problems[:20]:
-        print(problem)
+        print(one_line(problem))
     store = DocumentStore.build(options.output_dir / "store", data.documents, options.store)
     chunk_ids = chunk_ids_by_document(store.chunks)
     questions = [

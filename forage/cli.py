@@ -21,6 +21,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forage.errors import UserError
+from forage.text import one_line
 
 # Errors of a full or unwritable disk, from Python itself and through safetensors.
 NO_ROOM = {
@@ -46,7 +47,7 @@ def run_script(
     try:
         run(main, sys.argv[1:], description or "", top, renamed or {})
     except UserError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(str(error))}")
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

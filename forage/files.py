@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from forage.disk import exchange, make_folder, naming, sync, sync_tree
 from forage.errors import UserError
+from forage.text import encodable, encodable_values
 
 ASIDE = ".aside"  # ends the name of a folder that stands aside while another takes its place
 
@@ -121,7 +122,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
     with replacing(path) as file:
         for row in rows:
             record = row if isinstance(row, Mapping) else asdict(row)
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(encodable(json.dumps(record, ensure_ascii=False)) + "\n")
             count += 1
     return count
 
@@ -139,7 +140,9 @@ def json_lines(path: Path, broken: list[str] | None = None) -> Iterator[tuple[in
                     continue
                 try:
                     value = json.loads(line)
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    if b"\\ud" in line.lower():  # perhaps half of an emoji, which no file could be written with
+                        value = encodable_values(value)
+                except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and 5,000 brackets
                     problem = f"{path}:{number}: not JSON ({error})"
                     if broken is None:
                         raise UserError(f"{problem}; fix or delete that line") from error

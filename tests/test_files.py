@@ -133,3 +133,20 @@ def test_an_error_of_a_full_disk_names_the_file_or_folder(tmp_path):
         assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "policy"))
     with pytest.raises(ValueError, match="something else"), replacing_folder(tmp_path / "policy"):
         raise ValueError("something else")
+
+
+def test_halves_of_emoji_are_read_and_written_as_question_marks(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "toe \\ud83d pain, \\ud83e\\uddb6 \\\\ud83d"}\n')
+    [(_, row)] = json_lines(path)
+    assert row == {"text": "toe ? pain, \U0001f9b6 \\ud83d"}
+    write_jsonl(path, [{"text": "\ud83d"}])
+    assert path.read_text() == '{"text": "?"}\n'
+
+
+def test_deep_json_and_huge_numbers_are_told_by_their_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for line in ("[" * 100_000, "9" * 5_000):
+        path.write_text(f"1\n{line}\n")
+        with pytest.raises(UserError, match=r"a.jsonl:2: not JSON"):
+            list(json_lines(path))

@@ -110,7 +110,7 @@ class Agent:
         elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # the second one in a row
             episode.stop = "no_action"
         else:
-            results = self.protocol.join(await self._results(reading, episode), turn.ids[-1])
+            results = self.protocol.join(await self._results(reading, episode), turn.ids[-1] if turn.ids else None)
             if len(episode.ids) + len(results) >= self.settings.max_tokens:
                 episode.stop = "tokens"
                 episode.drop_hits(number)  # the policy never saw them

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from forage.disk import append
 from forage.errors import UserError
+from forage.text import encodable
 
 # answer: the policy gave one; no_action: two turns in a row neither searched nor answered; turns, tokens, turn_tokens:
 # a limit was reached; engine: the server failed.
@@ -101,7 +102,7 @@ def to_json(episode: Episode) -> str:
     row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
     row["turns"] = [asdict(turn) for turn in episode.turns]
     row["searches"] = [asdict(search) for search in episode.searches]
-    return json.dumps(row, ensure_ascii=False)
+    return encodable(json.dumps(row, ensure_ascii=False))
 
 
 def from_json(line: str | bytes) -> Episode:

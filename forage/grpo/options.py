@@ -139,6 +139,8 @@ class GuidanceOptions:
 
     demonstrations: Path | None = None
     """File of episodes to keep imitating during GRPO, such as the demonstrations.jsonl of sft_train.py."""
+    keep_malformed: bool = False
+    """Learn from malformed demonstrations too, instead of leaving them out."""
     demonstrations_per_step: int = 4
     """How many of them each step imitates; all are used once before any is used again."""
     demonstration_weight: float = 0.2

@@ -5,17 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
-from forage.data.records import read_answerable
+from forage.agent.protocol import Protocol
+from forage.agent.vetting import Vetting
+from forage.data.records import read_answerable, read_questions
+from forage.data.splits import read_held_out, read_training_questions
 from forage.errors import UserError, first_line, flag
 from forage.grpo.guidance import Guide, open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.update import TrainingBatch
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
 from forage.rollout.spread import spread
 from forage.runs.progress import Phases
 from forage.runs.run_folder import changed, flat, plain, start_over
@@ -63,12 +70,12 @@ def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner, w
     """Resume the run from its last checkpoint, or start a new one."""
     step, saved = load_checkpoint(options, learner)
     history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
-    train_questions = [question.id for question in read_answerable(options.rollout.data / "train.jsonl")]
+    train_questions = [question.id for question in read_training_questions(options.rollout.data)]
     held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
     chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
     if options.eval_every and not chosen:
         raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
-    guide = open_guide(options.guidance, options.rollout.seed, train_questions)
+    guide = open_guide(options.guidance, options.rollout.seed, lambda path: vetted(path, options, settings))
     if step:
         print(f"resuming from step {step}")
     return Run(
@@ -95,3 +102,11 @@ def fixed_options(options: TrainOptions) -> dict[str, Any]:
     """The options that may not change when the run is resumed, without those that its run card checks by content."""
     free = (*FREE, "run_dir", "rollout.data", "rollout.policy", "rollout.weights")
     return {name: value for name, value in flat(plain(options)).items() if name not in free}
+
+
+def vetted(path: Path, options: TrainOptions, settings: AgentSettings) -> list[Episode]:
+    """The demonstrations of a file that this run's policy may learn from."""
+    protocol = Protocol(load_tokenizer(read_policy_card(options.rollout.policy)), settings.passage_tokens)
+    data = options.rollout.data
+    train, held_out = read_questions(data / "train.jsonl"), read_held_out(data)
+    return Vetting(protocol, settings, train, held_out, options.guidance.keep_malformed).read(path)

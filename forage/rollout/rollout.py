@@ -22,6 +22,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import has_reference
 from forage.data.records import Question, read_answerable
+from forage.data.splits import read_training_questions
 from forage.engines.base import Engine
 from forage.engines.choice import open_engine
 from forage.engines.vllm import VLLMEngine
@@ -106,7 +107,7 @@ def read_split_questions(options: RolloutOptions) -> dict[str, dict[str, Questio
     """The answerable questions of both splits, by id."""
     train, held_out = options.data / "train.jsonl", options.data / "eval.jsonl"
     questions = {
-        "train": {q.id: q for q in read_answerable(train)},
+        "train": {q.id: q for q in read_training_questions(options.data)},
         "eval": {q.id: q for q in (read_answerable(held_out) if held_out.exists() else [])},
     }
     if not questions["train"]:

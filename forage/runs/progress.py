@@ -17,6 +17,7 @@ from rich.text import Text
 
 from forage.heartbeat import beat
 from forage.runs.stats import NO_PHASES, StepStats
+from forage.text import one_line, printable
 
 LAST = 20  # steps whose median predicts the time left: the few with an evaluation don't move it
 TREND = 5  # steps that are compared with the same number before them
@@ -117,7 +118,7 @@ class TrainView:
     def ended(self, stats: StepStats) -> None:
         """Print the step's line and its warnings."""
         self.history.append(stats)
-        lines = [self.line(), *(f"note: {note}" for note in stats.notes)]
+        lines = map(one_line, [self.line(), *(f"note: {note}" for note in stats.notes)])
         for line in lines:
             if self._is_live:
                 self._console.print(Text(line))
@@ -144,7 +145,7 @@ class TrainView:
         """The live table."""
         table = Table("", "", show_header=False, title="training")
         for name, value in self.figures().items():
-            table.add_row(Text(name), Text(value))
+            table.add_row(Text(printable(name)), Text(printable(value)))
         return table
 
     def figures(self) -> dict[str, str]:

@@ -24,6 +24,7 @@ from forage.errors import UserError
 from forage.files import replacing
 from forage.runs.plots import FIGURES, draw_plots
 from forage.runs.stats import StepStats, read_stats
+from forage.text import encodable
 
 DRAW_EVERY = 20.0  # seconds: drawing takes one or two, which would slow short steps down
 
@@ -98,7 +99,7 @@ def write_report(run_dir: Path, stats: Sequence[StepStats], episodes: Iterable[t
 
 def escaped(text: str) -> str:
     """Text made safe for the page: what a model wrote can neither become a tag nor break the file's encoding."""
-    return html.escape(text.encode("utf-8", "replace").decode())
+    return html.escape(encodable(text))
 
 
 def _image(path: Path) -> str:

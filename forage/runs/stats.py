@@ -29,6 +29,7 @@ from typing import Any, TypedDict
 from forage.errors import UserError
 from forage.files import replacing
 from forage.statistics import Interval
+from forage.text import encodable
 
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib")
@@ -171,7 +172,7 @@ def write_stats(run_dir: Path, stats: StepStats) -> Path:
     lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in to_row(stats).items())
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     with replacing(stats_path(run_dir, stats.step)) as file:
-        file.write(text)
+        file.write(encodable(text))
     return stats_path(run_dir, stats.step)
 
 

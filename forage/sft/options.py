@@ -32,7 +32,9 @@ class SFTOptions:
     num_demonstrations: int = 200
     """Number of training questions, chosen at random, for which the teacher plays a demonstration; 0: none."""
     demonstrations: tuple[Path, ...] = ()
-    """Files of episodes to imitate as well."""
+    """Files of episodes to imitate as well; none may answer a question of eval.jsonl."""
+    keep_malformed: bool = False
+    """Imitate malformed episodes of --demonstrations too, instead of leaving them out."""
     rejection_samples: int = 0
     """Episodes the policy itself plays for each question of --num-demonstrations; the best one that passes is imitated
     too."""

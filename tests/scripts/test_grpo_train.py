@@ -398,7 +398,7 @@ def test_where_rewards_teach_nothing_demonstrations_still_do(tiny, episodes, mon
 def test_a_run_learns_what_it_is_shown_and_goes_on_exactly(tiny, episodes, tmp_path):
     path = tmp_path / "shown.jsonl"
     append_episodes(path, episodes[:3])
-    guided = GuidanceOptions(path, demonstrations_per_step=3, demonstration_weight=1.0)
+    guided = GuidanceOptions(path, keep_malformed=True, demonstrations_per_step=3, demonstration_weight=1.0)
     options = tiny_options(tiny, tmp_path / "whole" / "run", guidance=guided, max_steps=4, eval_every=0)
     train(options)
     losses = [row.training["demonstration_loss"] for row in read_stats(options.run_dir)]
