@@ -261,6 +261,15 @@ def inverse_cdf(logprobs_SV: Tensor, draws_S: Tensor) -> Tensor:
     Example: probabilities .2 .5 .3 and a draw of .6 give token 1; the same draw always gives the same token.
     """
     probabilities_SV = logprobs_SV.double().exp()
-    sums_SV = probabilities_SV.cumsum(-1).masked_fill(probabilities_SV == 0, 0)
-    wanted_S1 = (draws_S.double() * sums_SV.amax(-1))[:, None]
-    return (sums_SV > wanted_S1).int().argmax(-1)  # the first
+    sums_SV = probabilities_SV.cumsum(-1)
+    wanted_S1 = (draws_S.double() * sums_SV[:, -1])[:, None]
+    chosen_S1 = torch.searchsorted(sums_SV, wanted_S1, right=True).clamp(max=logprobs_SV.shape[1] - 1)
+    if not probabilities_SV.gather(1, chosen_S1).all():
+        return first_above(sums_SV, probabilities_SV, draws_S)
+    return chosen_S1[:, 0]
+
+
+def first_above(sums_SV: Tensor, probabilities_SV: Tensor, draws_S: Tensor) -> Tensor:
+    """The same where sums fall now and then: a GPU adds in parallel, so they are rounded in different orders."""
+    sums_SV = sums_SV.masked_fill(probabilities_SV == 0, 0)
+    return (sums_SV > (draws_S.double() * sums_SV.amax(-1))[:, None]).int().argmax(-1)
