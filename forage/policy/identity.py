@@ -25,14 +25,15 @@ INCIDENTAL = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "
 def same_base(one: str, other: str, digest: str = "") -> bool:
     """Whether two names stand for the same base. False where one of them is not here to be compared.
 
-    `digest` is the other's, where it is known.
+    `digest` is what the other's was, where that is known: then even the same folder may hold another base by now.
     """
+    here = folder_of(one)
+    if here and digest:
+        return base_digest(here) == digest
     if one == other or Path(one).resolve() == Path(other).resolve():
         return True
-    here, there = folder_of(one), folder_of(other)
-    if here is None or not (digest or there):
-        return False
-    return base_digest(here) == (digest or base_digest(there or here))
+    there = folder_of(other)
+    return here is not None and there is not None and base_digest(here) == base_digest(there)
 
 
 def folder_of(name: str) -> Path | None:
