@@ -56,7 +56,10 @@ def check_same(name: str, adapter: Adapter) -> None:
     if same_base(name, named, digest):
         return
     if digest or folder_of(named):
-        raise UserError(f"{adapter.folder} was made for {named}, and {name} has other weights; name its own base")
+        raise UserError(
+            f"{adapter.folder} was made for {named}, and {name} has other weights than that had; "
+            "give --base-model a copy of the one it was made for"
+        )
     raise UserError(
         f"{adapter.folder} was made for {named}, which is not here to be compared with {name}; "
         "add --allow-other-base if they are the same"

@@ -302,7 +302,7 @@ def test_another_base_of_the_same_name_is_refused_and_the_same_one_elsewhere_is_
     """What counts is the weights, not the last part of the path, which both bases here share."""
     other = remake(tmp_path / "other" / base.name)
     options = Options(base_model=str(other), lora_model=adapter, output_path=tmp_path / "out", prove=False)
-    refused(options, f"was made for {base}, and {other} has other weights; name its own base")
+    refused(options, f"was made for {base}, and {other} has other weights than that had; give --base-model a copy of")
     for name in ("tiny", "elsewhere"):
         moved = shutil.copytree(base, tmp_path / "moved" / name)
         main(replace(options, base_model=str(moved), overwrite=True))
@@ -337,7 +337,7 @@ def test_a_base_remade_in_place_is_refused(adapter, tmp_path):
     main(options)
     shutil.rmtree(tmp_path / "out")
     remake(base)
-    refused(options, f"and {base} has other weights; name its own base")
+    refused(options, f"and {base} has other weights than that had; give --base-model a copy of")
 
 
 def test_another_base_is_refused_by_shape(base, adapter, tmp_path):
