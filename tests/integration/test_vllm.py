@@ -142,7 +142,7 @@ def test_after_a_swap_no_token_is_the_old_adapters(server, base, adapters, proto
 
 
 def test_a_request_in_flight_during_a_swap_ends_with_its_own_adapters_tokens(server, base, adapters, protocol):
-    request = Request(tuple(protocol.prompt(QUESTIONS[0])), 256, (), 3, Sampling(), "0/0")
+    request = Request(tuple(protocol.prompt(QUESTIONS[0])), 96, (), 3, Sampling(), "0/0")
 
     async def running():
         async with httpx.AsyncClient(base_url=server.url) as client:
@@ -187,7 +187,7 @@ def test_a_server_of_another_base_is_refused(server, base, tiny_base, tmp_path):
             return engine.adapter
 
     moved = tmp_path / "moved"
-    moved.symlink_to(base)
+    moved.symlink_to(Path(base).resolve())
     assert asyncio.run(enter(base)) == asyncio.run(enter(moved)) == "base"
     with pytest.raises(UserError, match=f"serves {base}, not {tiny_base}"):
         asyncio.run(enter(tiny_base))
