@@ -131,7 +131,8 @@ class Agent:
         """Sample the rest of the episode's next turn, which begins with the tokens `begun`."""
         started = time.perf_counter()
         ids, stop_ids = (*episode.ids, *begun), self.protocol.stop_ids
-        sampled = await self.engine.generate(Request(ids, room, stop_ids, seed, self.sampling, episode.id))
+        request = Request(ids, room, stop_ids, seed, self.sampling, episode.id, episode.adapter)
+        sampled = await self.engine.generate(request)
         episode.seconds["generate"] += time.perf_counter() - started
         return sampled
 

@@ -1,4 +1,4 @@
-"""The adapters of a policy or run folder: adapters/v000000, v000001, ..., each complete or absent. No torch here."""
+"""The adapters of a policy or run folder: adapters/v000000, v000001, ..., each complete or absent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from forage.errors import UserError
 from forage.files import replacing_folder
 
 DIGITS = 8  # of a digest in a served name
+LEAST_B = 1e-3
 NAME = re.compile(r"v(\d{6})")
 SERVED = re.compile(r".*-v(\d+)(?:-([0-9a-f]+))?")
 
@@ -66,6 +67,21 @@ def weights_digest(folder: Path) -> str:
             while part := file.read(1 << 24):
                 digest.update(part)
     return digest.hexdigest()[:16] if files else ""
+
+
+def changes_tokens(folder: Path) -> bool:
+    """Whether a LoRA adapter is so far from zero that its log-probabilities can't be its base's, even in bf16.
+
+    A fresh one has B = 0. With B of .001, the product with A changes a layer's output by about half a percent.
+    """
+    path = folder / "adapter_model.safetensors"
+    if not path.is_file():
+        return False
+    from safetensors.torch import load_file
+
+    parts = [tensor.float() for name, tensor in load_file(path).items() if "lora_B" in name]
+    size = sum(part.numel() for part in parts)
+    return bool(size) and sum(float(part.square().sum()) for part in parts) / size >= LEAST_B**2
 
 
 def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool = False) -> Path:

@@ -124,6 +124,6 @@ async def open_rollout(
     card = read_policy_card(options.policy)
     store = DocumentStore.open(options.data / "store")
     protocol = Protocol(load_tokenizer(card), settings.passage_tokens)
-    async with open_engine(options.engine, card, options.concurrent_episodes) as engine:
+    async with open_engine(options.engine, card, options.concurrent_episodes, settings.max_tokens) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
         yield Rollout(options, settings, engine, protocol, store, make_rewards(opened))

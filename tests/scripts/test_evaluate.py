@@ -21,7 +21,6 @@ from forage.cli import run_script
 from forage.data.records import Question, read_questions
 from forage.engines.base import EngineError, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.evaluation import baselines
 from forage.evaluation.caching import Stopwatch
@@ -30,7 +29,7 @@ from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.evaluation.output import keep_agent, output_folder
 from forage.evaluation.player import Player
-from forage.evaluation.policies import Policy, load_adapter, settle_agent
+from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.setting import choose
 from forage.evaluation.summary import SystemScores, markdown, print_rows, summary
 from forage.files import write_jsonl
@@ -316,20 +315,6 @@ def test_old_flags_are_answered_with_their_new_names(monkeypatch, old, new):
     monkeypatch.setattr(sys, "argv", ["evaluate.py", old, "3"])
     with pytest.raises(SystemExit, match=f"{old} is now {new}"):
         run_script(main, evaluate.__doc__, top=evaluate.TOP, renamed=evaluate.RENAMED)
-
-
-def test_a_plain_model_is_not_measured_by_a_server_of_another(tiny):
-    async def see(root, base):
-        engine = VLLMEngine(EngineOptions())
-        engine.base_root = str(root)
-        await load_adapter(engine, Policy("plain", tiny, PolicyCard(tiny, str(base), str(base), False), None))
-
-    base = tiny / "base"
-    for root in (base, base / ".." / "base", "", "/a/folder/that/only/the/server/sees"):
-        asyncio.run(see(root, base))
-    for root, asked in ((tiny / "policy", base), ("Qwen/Qwen2.5-7B", base), (base, "Qwen/Qwen2.5-7B")):
-        with pytest.raises(UserError, match=f"serves {root}, not {asked}; start it with that model, or give --engine"):
-            asyncio.run(see(root, asked))
 
 
 def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):
