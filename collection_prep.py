@@ -23,6 +23,7 @@ from forage.data.splits import shared
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.outputs import check_apart, check_files_apart
+from forage.sole_writer import filling_folder
 from forage.store.options import StoreOptions
 from forage.text import one_line
 
@@ -67,6 +68,11 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
+    with filling_folder(options.output_dir, "qrels", "rewriter"):
+        prepare(options)
+
+
+def prepare(options: Options) -> None:
     from forage.store.document_store import DocumentStore
 
     collection = read(options)

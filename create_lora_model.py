@@ -14,10 +14,10 @@ from pathlib import Path
 
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.files import replacing_folder
 from forage.machine import Dtype
 from forage.outputs import check_apart, check_replaceable
 from forage.policy.options import AdapterOptions
+from forage.sole_writer import making_folder
 
 TOP = ("base_model", "output_dir", "quantize", "dtype", "r", "alpha", "target_modules", "rslora", "dora", "overwrite")
 
@@ -63,7 +63,7 @@ def main(options: Options) -> None:
     if Path(base).is_dir():  # model.json names it, and other scripts read that from other folders
         base = str(Path(base).resolve())
     torch.manual_seed(options.seed)
-    with replacing_folder(options.output_dir, overwrite=True) as partial:
+    with making_folder(options.output_dir, overwrite=options.overwrite) as partial:
         before, after = create_policy(base, partial, options.adapter, quantize=options.quantize, dtype=options.dtype)
     title = f"{base} -> {options.output_dir}"
     Console().print(sizes_table(title, before, after, quantized=options.quantize))

@@ -28,6 +28,7 @@ from forage.data.scraping.options import ScrapeOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.outputs import check_apart, check_files_apart
+from forage.sole_writer import filling_folder
 from forage.store.options import StoreOptions
 from forage.text import one_line
 
@@ -69,6 +70,12 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
+    with filling_folder(options.output_dir, "rewriter"):
+        prepare(options)
+
+
+def prepare(options: Options) -> None:
+    """Write the output folder, eval.jsonl last."""
     if Path(options.dataset.dataset_name).is_dir():
         prepare_rewriter_folder(Path(options.dataset.dataset_name), options)
         return
@@ -111,9 +118,9 @@ def write_questions(
             f"{len(questions)} questions were split into {len(train)} training and {len(held_out)} eval questions: "
             "use more documents, another --eval-share or another --seed"
         )
+    export_rewriter_data(options.output_dir / "rewriter", store.chunks, train, held_out)
     write_jsonl(options.output_dir / "train.jsonl", train)
     write_jsonl(options.output_dir / "eval.jsonl", held_out)
-    export_rewriter_data(options.output_dir / "rewriter", store.chunks, train, held_out)
     return train, held_out
 
 

@@ -22,7 +22,7 @@ from typing import Literal
 from forage.agent.options import AGENT_FILE, read_agent, write_agent
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.files import replacing_folder
+from forage.sole_writer import making_folder
 
 TOP = (
     "lora_model", "output_path", "base_model", "dtype", "prove", "tolerance", "allow_other_base", "overwrite",
@@ -77,7 +77,7 @@ def main(options: Options) -> None:
     base = find_base(options.base_model, adapter, options.models_dir, allow_other=options.allow_other_base)
     changes = find_changes(adapter, base)
     check_output(output, dtype, adapter, base)
-    with replacing_folder(output, overwrite=True) as partial:
+    with making_folder(output, overwrite=options.overwrite) as partial:
         write_merged(base, changes, partial, dtype)
         proof = prove(base, adapter.folder, partial, dtype, options.tolerance) if options.prove else None
         card = model_card(output.name, adapter, base, dtype, proof)

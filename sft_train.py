@@ -14,28 +14,30 @@ measurement). Re-run the same command to resume a killed run.
 
 from __future__ import annotations
 
-from forage.agent.options import write_agent
+from forage.agent.options import AgentSettings, write_agent
 from forage.cli import run_script
-from forage.disk import make_folder
+from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.sft.options import SFTOptions
+from forage.sole_writer import empty_folder, filling_folder
 
 
 def main(options: SFTOptions) -> None:
     options.check()
-    settings = options.search.settle(options.policy)
+    settings, card = options.search.settle(options.policy), read_policy_card(options.policy)
+    with filling_folder(options.output_dir, "adapters", "best/adapters", "state", "probes"):
+        options.check()  # again, as another process may have finished the folder before this one held it
+        if options.overwrite:
+            empty_folder(options.output_dir, mark="config.json")
+        warm_start(options, settings, card)
 
-    from forage.files import remove_folder
+
+def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -> None:
     from forage.policy.adapters import publish_adapter  # after the checks: these load torch
-    from forage.policy.card import read_policy_card, write_policy_card
     from forage.runs.run_folder import keep_options
     from forage.sft.demonstrations import get_demonstrations
     from forage.sft.player import Player
     from forage.sft.training import train
 
-    card = read_policy_card(options.policy)
-    if options.overwrite and options.output_dir.exists():
-        remove_folder(options.output_dir.resolve())
-    make_folder(options.output_dir)
     keep_options(options.output_dir, options, ("overwrite",), "another --output-dir, or --overwrite")
     player = Player(options, settings, card)
     demonstrations = get_demonstrations(options, player)

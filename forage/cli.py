@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import errno
 import inspect
+import os
 import shutil
 import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +47,8 @@ def run_script(
     a full or read-only disk, ends the script with one line and status 1.
     """
     try:
-        run(main, sys.argv[1:], description or "", top, renamed or {})
+        with sigterm_unwinds():
+            run(main, sys.argv[1:], description or "", top, renamed or {})
     except UserError as error:
         sys.exit(f"error: {one_line(str(error))}")
     except OSError as error:
@@ -53,9 +56,34 @@ def run_script(
             raise
         where = error.filename or "the disk"
         sys.exit(f"error: {where}: {NO_ROOM[error.errno]}, then re-run the same command to resume")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; re-run the same command to resume\n")
-        sys.exit(130)
+        sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as `docker stop` sends it."""
+
+
+@contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Let SIGTERM stop the script as Ctrl-C does, clearing away what is half-written; a second one ends it at once.
+
+    One of several trainers may wait for the others in C, where Python handles no signal: it ends at once.
+    """
+
+    def handle(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Terminated
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(

@@ -44,12 +44,16 @@ def check_replaceable(option: str, folder: Path, mark: str, written: Collection[
     if not folder.exists():
         return
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [folder.name]
+    names = [name for name in names if not matches(name, LEFT_BY_WRITERS)]
     if not folder.is_dir() or (names and mark not in names):
         raise UserError(f"{option} {folder} was not made by this script (it has no {mark}); choose another {option}")
-    allowed = (mark, *written, *LEFT_BY_WRITERS)
-    foreign = [name for name in names if not any(fnmatch(name, pattern) for pattern in allowed)]
+    foreign = [name for name in names if not matches(name, (mark, *written))]
     if foreign:
         raise UserError(
             f"{option} {folder} holds {foreign[0]}, which this script did not write; move that away, or choose another "
             f"{option}"
         )
+
+
+def matches(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)

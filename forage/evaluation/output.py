@@ -10,16 +10,17 @@ from pathlib import Path
 from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_agent, write_agent
 from forage.errors import UserError, flag
 from forage.evaluation.options import FREE, EvaluationOptions
-from forage.files import locked, replacing
+from forage.files import replacing
 from forage.runs.run_folder import changed, flat, plain, read_config
+from forage.sole_writer import filling_folder
 
 
 @contextmanager
 def output_folder(options: EvaluationOptions) -> Iterator[None]:
     """Lock the output folder, and refuse options that differ from those its episodes were played with."""
     out = options.output_dir
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out / ".lock", f"{out} is being written by another evaluation; give another --output-dir"):
+    logs = (str(path.relative_to(out)) for kind in ("episodes", "outcomes") for path in (out / kind).glob("*"))
+    with filling_folder(out, *logs):
         keep_options(options)
         yield
 

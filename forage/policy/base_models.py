@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from forage.errors import UserError
-from forage.files import replacing_folder
 from forage.machine import hub_reachable
+from forage.sole_writer import making_folder
 
 HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 # A Python package that contains SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file: a chat model without the hub.
@@ -90,7 +90,7 @@ def packaged_model(models_dir: Path) -> Path:
     """The packaged model as a normal folder in `models_dir`, converted and checked on first use."""
     folder = models_dir / CONVERTED
     if not folder.is_dir():
-        with replacing_folder(folder) as partial:  # a killed conversion leaves no folder
+        with making_folder(folder) as partial:  # a killed conversion leaves no folder
             convert_gguf(gguf_path(), partial)
             check_completion(partial)
     check_folder(folder)

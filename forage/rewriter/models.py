@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from forage.errors import UserError
-from forage.files import replacing_folder
 from forage.machine import compute_dtype
 from forage.outputs import check_replaceable
 from forage.rewriter.actors import Policy
 from forage.rewriter.options import MARK, Options
 from forage.rewriter.rewrites import with_padding
+from forage.sole_writer import making_folder
 
 
 def load_tokenizer(model: str) -> Any:
@@ -57,7 +57,7 @@ def save_lm(policy: Policy, source: str, tokenizer: Any, folder: Path) -> None:
     with suppress(OSError):  # the source may have none
         lm.generation_config = GenerationConfig.from_pretrained(source)
     check_replaceable("--output-dir", folder, MARK)  # it may have been filled since the start
-    with replacing_folder(folder, overwrite=True) as partial:
+    with making_folder(folder, overwrite=True) as partial:
         lm.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         (partial / MARK).touch()

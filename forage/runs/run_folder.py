@@ -13,6 +13,7 @@ from typing import Any
 from forage.disk import make_folder
 from forage.errors import UserError, flag
 from forage.files import clear_leftovers, locked, replacing
+from forage.sole_writer import clear_half_written
 
 
 @contextmanager
@@ -21,6 +22,8 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
     make_folder(folder)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir"):
         refuse_without_options(folder)
+        for part in ("", "plans", "episodes", "sample"):
+            clear_half_written(folder / part)
         keep_options(folder, options, free)
         for part in ("adapters", "state"):
             clear_leftovers(folder / part)

@@ -172,7 +172,7 @@ def measure(
         held_out_loss = loss_of(policy, held_out, token_budget(player.options), backward=False)
     well_formed, faults = None, Counter[str]()
     if questions:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(prefix=".probe.", dir=player.options.output_dir) as folder:
             episodes = player.play(publish_adapter(policy, Path(folder), step), questions, 1, player.options.seed)
         path = player.options.output_dir / "probes" / f"{step:06d}.jsonl"
         with replacing(path) as file:

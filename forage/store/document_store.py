@@ -20,6 +20,7 @@ from forage.data.records import Document
 from forage.disk import make_folder
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
+from forage.sole_writer import clear_half_written
 from forage.store.bm25 import BM25, Tokenizer
 from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, build_lock, check_place, read_card, write_card
 from forage.store.embedder import Embedder, Reranker
@@ -102,6 +103,7 @@ class DocumentStore:
         check_place(path)
         make_folder(path)
         with build_lock(path):
+            clear_half_written(path)
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
             chunks = _chunk(documents, options, embedder)

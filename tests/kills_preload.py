@@ -1,0 +1,11 @@
+"""What scripts load, loaded once in the process from which tests/kills.py forks them."""
+
+from importlib import import_module
+
+for name in (
+    "chromadb", "matplotlib.figure", "peft", "rich.live", "rich.table", "sentence_transformers", "torch",
+    "transformers.models.llama.modeling_llama", "tyro", "forage.evaluation.report", "forage.grpo.training",
+    "forage.policy.creation", "forage.policy.merge_proof", "forage.policy.merging", "forage.rewriter.training",
+    "forage.sft.training",
+):  # fmt: skip
+    import_module(name)

@@ -1,0 +1,63 @@
+"""Who may write an output folder, and what is cleared away in it."""
+
+import pytest
+
+from forage.errors import UserError
+from forage.sole_writer import clear_half_written, empty_folder, filling_folder, making_folder
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_what_a_killed_process_left_is_cleared_and_nothing_else(tmp_path):
+    for name in (".x.1.part", ".v000001.a1b2c3d4/half", ".git/config", ".env", ".my.notes", "x.part", "adapters/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    clear_half_written(tmp_path)
+    assert names(tmp_path) == [".env", ".git", ".git/config", ".my.notes", "adapters", "adapters/a", "x.part"]
+
+
+def test_a_folder_is_filled_by_one_process_at_a_time(tmp_path):
+    with filling_folder(tmp_path / "data", "rewriter"):
+        told = r"data is being written by another process; wait until it ends, or give another --output-dir"
+        with pytest.raises(UserError, match=told), filling_folder(tmp_path / "data"):
+            pass
+    (tmp_path / "data" / "rewriter").mkdir()
+    (tmp_path / "data" / "rewriter" / ".train.jsonl.7.part").touch()
+    with filling_folder(tmp_path / "data", "rewriter"):
+        assert names(tmp_path) == ["data", "data/.lock", "data/rewriter"]
+
+
+def test_a_folder_is_made_by_one_process_at_a_time_and_not_twice(tmp_path):
+    policy = tmp_path / "policy"
+    (tmp_path / ".policy.a1b2c3d4").mkdir()
+    (tmp_path / ".policy2.a1b2c3d4").mkdir()  # another's, which may be at work
+    with making_folder(policy) as partial:
+        (partial / "model.json").touch()
+        with pytest.raises(UserError, match="is being written by another process"), making_folder(policy):
+            pass
+    assert names(tmp_path) == [".policy.lock", ".policy2.a1b2c3d4", "policy", "policy/model.json"]
+    with pytest.raises(UserError, match="was made by another process meanwhile"), making_folder(policy):
+        pass
+    with making_folder(policy, overwrite=True) as partial:
+        (partial / "other").touch()
+    assert names(policy) == ["other"]
+
+
+def test_what_stood_aside_when_a_process_was_killed_takes_its_name_again(tmp_path):
+    (tmp_path / ".policy.aside").mkdir()
+    (tmp_path / ".policy.aside" / "old").touch()
+    with pytest.raises(UserError, match="meanwhile"), making_folder(tmp_path / "policy"):
+        pass
+    assert names(tmp_path) == [".policy.lock", "policy", "policy/old"]
+
+
+def test_an_emptied_folder_stays_locked(tmp_path):
+    (tmp_path / "state" / "000001").mkdir(parents=True)
+    (tmp_path / "stats.jsonl").touch()
+    with filling_folder(tmp_path):
+        empty_folder(tmp_path)
+        assert names(tmp_path) == [".lock"]
+        with pytest.raises(UserError, match="another process"), filling_folder(tmp_path):
+            pass
