@@ -103,17 +103,31 @@ def clear_leftovers(parent: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, message: str) -> Iterator[None]:
+def locked(path: Path, message: str, *, remove: bool = False) -> Iterator[None]:
     """Hold a lock file; the system releases it when this process ends, however it ends.
 
-    If another process holds it, UserError(message).
+    If another process holds it, UserError(message). With `remove`, the file goes when the lock is released.
     """
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(message) from error
-        yield
+        if remove and not is_at(path, file):  # its holder removed it after it was opened here
+            raise UserError(message)
+        try:
+            yield
+        finally:
+            if remove:
+                path.unlink(missing_ok=True)
+
+
+def is_at(path: Path, file: TextIO) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> int:

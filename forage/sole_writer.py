@@ -24,7 +24,7 @@ def filling_folder(folder: Path, *parts: str, way_out: str = "--output-dir") -> 
     """Hold a folder that a script fills step by step; `parts` are the folders inside it that files are written to."""
     make_folder(folder)
     message = f"{folder} is being written by another process; wait until it ends, or give another {way_out}"
-    with locked(folder / LOCK, message):
+    with locked(folder / LOCK, message, remove=True):
         for part in ("", *parts):
             clear_half_written(folder / part)
         yield
@@ -35,7 +35,7 @@ def making_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Like replacing_folder, for one process at a time: a second one gets an error before it has done any work."""
     make_folder(folder.parent)
     message = f"{folder} is being written by another process; wait until it ends, or choose another folder"
-    with locked(folder.with_name(f".{folder.name}.lock"), message):
+    with locked(folder.with_name(f".{folder.name}.lock"), message, remove=True):
         clear_half_made(folder)
         if folder.exists() and not overwrite:
             raise UserError(f"{folder} was made by another process meanwhile; use it, or choose another folder")

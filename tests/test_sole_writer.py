@@ -37,7 +37,7 @@ def test_a_folder_is_made_by_one_process_at_a_time_and_not_twice(tmp_path):
         (partial / "model.json").touch()
         with pytest.raises(UserError, match="is being written by another process"), making_folder(policy):
             pass
-    assert names(tmp_path) == [".policy.lock", ".policy2.a1b2c3d4", "policy", "policy/model.json"]
+    assert names(tmp_path) == [".policy2.a1b2c3d4", "policy", "policy/model.json"]
     with pytest.raises(UserError, match="was made by another process meanwhile"), making_folder(policy):
         pass
     with making_folder(policy, overwrite=True) as partial:
@@ -50,14 +50,14 @@ def test_what_stood_aside_when_a_process_was_killed_takes_its_name_again(tmp_pat
     (tmp_path / ".policy.aside" / "old").touch()
     with pytest.raises(UserError, match="meanwhile"), making_folder(tmp_path / "policy"):
         pass
-    assert names(tmp_path) == [".policy.lock", "policy", "policy/old"]
+    assert names(tmp_path) == ["policy", "policy/old"]
 
 
 def test_an_emptied_folder_stays_locked(tmp_path):
     (tmp_path / "state" / "000001").mkdir(parents=True)
     (tmp_path / "stats.jsonl").touch()
     with filling_folder(tmp_path):
-        empty_folder(tmp_path)
+        empty_folder(tmp_path, mark="config.json")
         assert names(tmp_path) == [".lock"]
         with pytest.raises(UserError, match="another process"), filling_folder(tmp_path):
             pass

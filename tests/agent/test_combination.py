@@ -124,7 +124,10 @@ def test_std_and_pca_with_a_missing_reward():
 def test_gdpo_with_a_missing_reward():
     # Group a has both: -1 - 1 and 1 + 1. Group b lacks the first: -1 and 1, scaled up from one weight to two.
     rewards = np.array([[0.0, 0.0], [1.0, 1.0], [NAN, 0.2], [NAN, 0.4]])
-    np.testing.assert_allclose(combine_rewards(rewards, "gdpo", groups_N=["a", "a", "b", "b"]), [-1, 1, -1, 1])
+    # Up to the floor of 1e-4: each is divided by .5 + 1e-4, or .1 + 1e-4, and then by the batch's 1.9988 + 1e-4.
+    expected = [-1.00035, 1.00035, -0.99955, 0.99955]
+    combined = combine_rewards(rewards, "gdpo", groups_N=["a", "a", "b", "b"])
+    np.testing.assert_allclose(combined, expected, atol=1e-6)
 
 
 def test_an_episode_without_any_reward_is_told():

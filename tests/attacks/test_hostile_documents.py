@@ -272,9 +272,10 @@ def test_engines_are_given_the_loops_tokens(tmp_path):
         body = json.loads(request.content)
         sent.append(tuple(body["prompt"]))
         logprobs = {"token_logprobs": [-0.5]}
-        return httpx.Response(
-            200, json={"choices": [{"token_ids": [2], "logprobs": logprobs, "finish_reason": "stop"}]}
-        )  # fmt: skip
+        choice = {
+            "token_ids": [2], "logprobs": logprobs, "finish_reason": "stop", "prompt_token_ids": body["prompt"]
+        }  # fmt: skip
+        return httpx.Response(200, json={"choices": [choice]})
 
     served = VLLMEngine(EngineOptions(urls=("http://served",)))
     served._clients = [httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://served")]

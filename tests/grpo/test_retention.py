@@ -106,7 +106,7 @@ def test_a_rollback_goes_to_the_nearest_adapter_that_is_left(whole, tiny, tmp_pa
     learner.load_adapter = learner.loaded.append
     stats = read_stats(whole)[-1]
     run = SimpleNamespace(
-        options=with_options(options, rollback_steps=3), step=6, guarded_from=0, rollbacks=0, history=[]
+        options=with_options(options, rollback_steps=3), step=6, guarded_from=0, rollbacks=0, history=[], digests={}
     )
     training.guard(run, learner, replace(stats, notes=["loss is nan"]))
     assert learner.loaded == [adapter_path(options.run_dir, 4)]

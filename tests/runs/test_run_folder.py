@@ -83,6 +83,9 @@ def test_a_run_whose_options_are_unknown_is_refused(tmp_path, part):
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_broken_options_are_told(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UserError, match=r"config.json is broken \(.*remove all of"), run_folder(tmp_path, Options()):
+    with (
+        pytest.raises(UserError, match=r"config.json is broken \(.*put it back, or give"),
+        run_folder(tmp_path, Options()),
+    ):
         pass
     assert (tmp_path / "config.json").read_text() == content

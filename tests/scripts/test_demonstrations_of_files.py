@@ -145,12 +145,13 @@ def test_the_agents_settings_beside_a_file_count(tiny, taught, tmp_path):
 def test_a_question_on_both_sides_of_the_split_is_refused(tiny, tmp_path):
     """By its words: collections have their own ids on each side."""
     train_, held_out = (read_questions(tiny / "data" / f"{name}.jsonl") for name in ("train", "eval"))
-    write_jsonl(tmp_path / "train.jsonl", [*train_, replace(held_out[0], id="t9", question="what mends Disease 6")])
-    write_jsonl(tmp_path / "eval.jsonl", held_out)
-    (tmp_path / "store").symlink_to(tiny / "data" / "store")
+    data = tmp_path / "data"
+    write_jsonl(data / "train.jsonl", [*train_, replace(held_out[0], id="t9", question="what mends Disease 6")])
+    write_jsonl(data / "eval.jsonl", held_out)
+    (data / "store").symlink_to(tiny / "data" / "store")
     says = r"1 questions of train.jsonl are in eval.jsonl too, such as t9 \('what mends Disease 6'\); make the data"
     with pytest.raises(UserError, match=says):
-        sft_train.main(SFTOptions(data=tmp_path, policy=tiny / "policy", output_dir=tmp_path / "warm"))
-    options = one_step(tiny, tmp_path, tmp_path / "run", GuidanceOptions())
+        sft_train.main(SFTOptions(data=data, policy=tiny / "policy", output_dir=tmp_path / "warm"))
+    options = one_step(tiny, data, tmp_path / "run", GuidanceOptions())
     with pytest.raises(UserError, match=says):
         grpo_train.main(options, rewards_of_tokens)
