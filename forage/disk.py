@@ -28,7 +28,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
         raise
     except Exception as error:
         number = re.search(r"os error (\d+)", str(error))

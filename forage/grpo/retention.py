@@ -9,10 +9,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from forage.agent.episode_files import compress
+from forage.errors import UserError
 from forage.files import remove_folder
 from forage.grpo.options import TrainOptions
 from forage.policy.adapters import adapter_path, versions
 from forage.runs.stats import read_evaluations
+
+LEFT_BY_A_KILL = 2  # adapters that a run killed before it could prune may leave
 
 
 def kept_versions(there: Iterable[int], options: TrainOptions, evaluated: Collection[int]) -> set[int]:
@@ -28,11 +31,26 @@ def kept_versions(there: Iterable[int], options: TrainOptions, evaluated: Collec
     return {*ordered[:1], *last, *every, *(version for version in ordered if version in evaluated)}
 
 
+def superfluous(options: TrainOptions) -> set[int]:
+    """The versions of a run that are not kept."""
+    there = versions(options.run_dir)
+    return set(there) - kept_versions(there, options, read_evaluations(options.run_dir))
+
+
 def prune_adapters(options: TrainOptions) -> None:
     """Remove the other adapters. Called once a newer checkpoint is on the disk, so that no resumed run needs them."""
-    there = versions(options.run_dir)
-    for version in set(there) - kept_versions(there, options, read_evaluations(options.run_dir)):
+    for version in superfluous(options):
         remove_folder(adapter_path(options.run_dir, version))
+
+
+def check_pruning(options: TrainOptions) -> None:
+    """Refuse a resumed run that would lose many adapters at once: those an earlier version or --keep-adapters kept."""
+    gone = superfluous(options)
+    if len(gone) > LEFT_BY_A_KILL:
+        raise UserError(
+            f"{options.run_dir} holds {len(gone)} adapters that --keep-adapters {options.keep.keep_adapters} would "
+            "remove; give --keep-adapters 0 to keep them all, or remove those you don't need first"
+        )
 
 
 def compress_episodes(run_dir: Path, step: int) -> None:

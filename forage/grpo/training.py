@@ -20,7 +20,7 @@ from forage.grpo.players import Play, play_step
 from forage.grpo.processes import join_processes
 from forage.grpo.provenance import check_adapter, same_weights
 from forage.grpo.reporting import collect, report_end, show
-from forage.grpo.retention import tidy
+from forage.grpo.retention import check_pruning, tidy
 from forage.grpo.run import Run, open_run
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
@@ -85,6 +85,7 @@ def check_start(run: Run, learner: Learner) -> None:
     if not lead:
         return
     check_episodes(run)
+    check_pruning(options)
     tidy(options, run.step)
     if run.step < options.max_steps:
         start = newest_adapter(options.rollout.policy)

@@ -74,7 +74,7 @@ def test_a_pruned_and_killed_run_ends_as_a_whole_one(whole, tiny, tmp_path, monk
     """0, 4 and 6 were evaluated, 5 and 6 are the last two."""
     options = options_of(tiny, tmp_path / "run")
     if killed_in == "tidy":
-        monkeypatch.setattr(training, "tidy", lambda options, step: step == 5 and stop())
+        monkeypatch.setattr(training, "tidy", lambda options, step: stop() if step == 5 else tidy(options, step))
     else:
         real = training.Learner.save
         monkeypatch.setattr(training.Learner, "save", lambda self, *a: stop() if a[1] == 5 else real(self, *a))
@@ -90,6 +90,19 @@ def test_a_pruned_and_killed_run_ends_as_a_whole_one(whole, tiny, tmp_path, monk
         digests = {weights_digest(adapter_path(run, version)) for run in (whole, options.run_dir)}
         assert len(digests) == 1
     assert not list((options.run_dir / "episodes").rglob("*.jsonl"))
+
+
+def test_a_resumed_run_does_not_lose_many_adapters_at_once(whole, tiny, tmp_path):
+    """As one would that an earlier version began."""
+    shutil.copytree(whole, tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace(str(whole), str(tmp_path / "run")))
+    options = options_of(tiny, tmp_path / "run", max_steps=7)
+    with pytest.raises(UserError, match="holds 3 adapters that --keep-adapters 1 would remove; give --keep-adapters 0"):
+        grpo_train.main(options, rewards_of_tokens)
+    assert versions(options.run_dir) == [0, 1, 2, 3, 4, 5, 6]
+    grpo_train.main(with_options(options, keep_adapters=0), rewards_of_tokens)
+    assert versions(options.run_dir) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def stop():
