@@ -15,6 +15,7 @@ measurement). Re-run the same command to resume a killed run.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 from forage.agent.options import write_agent
 from forage.cli import run_script
@@ -25,8 +26,9 @@ def main(options: SFTOptions) -> None:
     options.check()
     settings = options.search.settle(options.policy)
 
-    from forage.policy.adapters import publish_adapter  # after the checks: these load torch
+    from forage.policy.adapters import newest_adapter, publish_adapter  # after the checks: these load torch
     from forage.policy.card import read_policy_card, write_policy_card
+    from forage.policy.room import fitted
     from forage.runs.run_folder import keep_options
     from forage.sft.demonstrations import get_demonstrations
     from forage.sft.player import Player
@@ -37,6 +39,9 @@ def main(options: SFTOptions) -> None:
         shutil.rmtree(options.output_dir)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     keep_options(options.output_dir, options, ("overwrite",), "another --output-dir, or --overwrite")
+    plays = bool(options.eval_questions or options.rejection_samples)
+    memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=plays)
+    options = replace(options, memory=memory)
     player = Player(options, settings, card)
     demonstrations = get_demonstrations(options, player)
     policy = train(options, card, demonstrations, player)
