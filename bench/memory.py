@@ -2,12 +2,13 @@
 
     python -m bench.memory
 
-SmolLM2-135M's shape, two layers of it, and a Qwen2 of 1.3B, all with random weights, in bf16 and NF4, with and without
-checkpointed activations, at two sizes of micro-batch. Each case is one update (Learner: forward, backward, AdamW) in a
-process of its own, on one thread of the CPU, and takes at most 6 GB.
+Shapes with random weights: SmolLM2-135M and two of its layers, two layers of Qwen2.5-7B, a Qwen2 of 1.3B; in bf16 and
+NF4, with and without checkpointed activations. With few layers and a small vocabulary the peak lies in a layer, with a
+large one in the output layer. Each case is one update (Learner: forward, backward, AdamW) in a process of its own, on a
+GPU if there is one, else on one thread of the CPU, where it takes at most 6 GB.
 
 Compared are bytes of tensors: what the policy, its gradients and AdamW hold, plus the peak of torch's allocator during
-the update (on a GPU that would be `torch.cuda.max_memory_allocated`). Once for the whole, and once for the update
+the update (on a GPU, `torch.cuda.max_memory_allocated`). Once for the whole, and once for the update
 alone, over what was held before. The process's resident memory is shown beside it: it has the matrix library's buffers
 too.
 """
@@ -22,7 +23,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from rich.console import Console
@@ -35,7 +36,7 @@ from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.policy.card import read_policy_card
 from forage.policy.creation import create_policy
-from forage.policy.footprint import Batch, Footprint, Lora, Precision, training
+from forage.policy.footprint import Batch, Device, Footprint, Lora, Precision, training
 from forage.policy.options import AdapterOptions
 from forage.policy.packing import TokenBatch, pack, pack_shared
 from forage.policy.policy import load_policy
@@ -45,6 +46,7 @@ MIB = 2**20
 SHAPES = {
     "10M": ModelShape(2, 576, 1536, 9, 3, 64, 2048, True),
     "135M": KNOWN["SmolLM2-135M"],
+    "7B/14": ModelShape(2, 3584, 18944, 28, 4, 128, 2048, True, True),
     "1.3B": ModelShape(16, 2048, 8192, 16, 4, 128, 151936, True, True),
 }
 TOLERANCE = 0.15
@@ -73,7 +75,12 @@ class Case:
         return f"{self.model} {self.precision}{again}, {shape}{lengths}"
 
 
-BATCHES = {"10M": (Batch(1, 512),), "135M": (Batch(1, 512), Batch(2, 512)), "1.3B": (Batch(1, 128), Batch(2, 192))}
+BATCHES = {
+    "10M": (Batch(1, 512),),
+    "135M": (Batch(1, 512), Batch(2, 512)),
+    "7B/14": (Batch(1, 512),),
+    "1.3B": (Batch(1, 128), Batch(2, 192)),
+}
 CASES = [
     *(
         Case(model, precision, checkpointing, batch)
@@ -82,6 +89,7 @@ CASES = [
         for checkpointing in (False, True)
         for batch in batches
     ),
+    Case("7B/14", "nf4", True, Batch(1, 1536)),
     Case("135M", "bf16", False, Batch(2, 512, padded=True)),
     Case("135M", "bf16", False, Batch(3, 256, 256, padded=True)),
 ]
@@ -144,7 +152,7 @@ class Row:
 
     @property
     def whole(self) -> float:
-        return self.predicted.total / (self.measured.held + self.measured.peak)
+        return (self.predicted.total - self.predicted.context) / (self.measured.held + self.measured.peak)
 
     @property
     def update(self) -> float:
@@ -152,10 +160,10 @@ class Row:
 
 
 def compare(case: Case, measured: Measured) -> Row:
-    shape = SHAPES[case.model]
+    shape, device = SHAPES[case.model], "cuda" if torch.cuda.is_available() else "cpu"
     predicted = training(
-        shape, Lora(), case.precision, case.batch, checkpointing=case.checkpointing, device="cpu"
-    )  # fmt: skip
+        shape, Lora(), case.precision, case.batch, checkpointing=case.checkpointing, device=cast(Device, device)
+    )
     return Row(case, predicted, measured)
 
 
@@ -165,7 +173,13 @@ def table(rows: Sequence[Row]) -> Table:
         made.add_column(column, justify="left" if column == "case" else "right")
     for row in rows:
         found = row.measured
-        sizes = [row.predicted.total, found.held + found.peak, row.working, found.peak, found.resident]
+        sizes = [
+            row.predicted.total - row.predicted.context,
+            found.held + found.peak,
+            row.working,
+            found.peak,
+            found.resident,
+        ]
         whole, both, working, peak, resident = (f"{size / MIB:,.0f}" for size in sizes)
         made.add_row(row.case.name, whole, both, f"{row.whole:.3f}", working, peak, f"{row.update:.3f}", resident)
     return made
@@ -239,9 +253,21 @@ def measure(case: Case, folder: Path) -> Measured:
         weight.grad = torch.zeros_like(weight)
     held = held_bytes(learner)
     Path("/proc/self/clear_refs").write_text("5")  # starts VmHWM over
+    peak = gpu_peak(learner, batch) if torch.cuda.is_available() else cpu_peak(learner, batch)
+    return Measured(held, peak, status("VmHWM") - before)
+
+
+def gpu_peak(learner: Learner, batch: TokenBatch) -> int:
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    learn(learner, batch)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def cpu_peak(learner: Learner, batch: TokenBatch) -> int:
     with torch.profiler.profile(profile_memory=True) as profile:
         learn(learner, batch)
-    return Measured(held, peak_of(profile), status("VmHWM") - before)
+    return peak_of(profile)
 
 
 def learn(learner: Learner, batch: TokenBatch) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from forage.cli import run_script
@@ -46,6 +46,7 @@ CARDS = (1, 2, 4, 8)
 MIN_SEQUENCES = 16
 # Episodes that are played at the same time are at different turns: on average they have half of their greatest length.
 FILLED = 0.5
+SLOTS = 64  # most episodes that LocalEngine plays at once
 
 
 @dataclass(frozen=True)
@@ -261,25 +262,29 @@ def longest_episode(shape: ModelShape, gib: float, work: Work) -> int:
 
 def stages(shape: ModelShape, work: Work, found: MemoryPlan | None, gib: float) -> dict[str, Footprint]:
     """What each stage takes on the GPU; the merge works in the host's memory."""
-    update = found.training.footprint if found else least(shape, work)
-    batch = Batch.of(found.token_budget if found else work.max_tokens, work.max_tokens)
-    again = found.gradient_checkpointing if found else True
     sequences = found.server.sequences if found else 1
-    taken = {
-        "warm start": training(shape, work.lora, work.precision, batch, checkpointing=again),
-        "update": update,
-        **{
-            f"in process, {kind}": local_sampling(
-                shape, work.lora, work.precision, slots=work.sequences, longest=work.max_tokens, merged=merged
-            )
-            for kind, merged in (("merged", True), ("beside", False))
-        },
-        **{
-            f"vLLM {kind}": server_settings(shape, gib, work, kind, sequences).footprint for kind in KINDS
-        },
+    served = {f"vLLM {kind}": server_settings(shape, gib, work, kind, sequences).footprint for kind in KINDS}
+    return {
+        "warm start, plays": warm_start(shape, work, gib),
+        "update": found.training.footprint if found else least(shape, work),
+        "in process, merged": engine(shape, work, merged=True),
+        "in process, beside": engine(shape, work, merged=False),
+        **served,
         "merge (host)": merging(shape),
-    }  # fmt: skip
-    return taken | together(shape, gib, work)
+        **together(shape, gib, work),
+    }
+
+
+def engine(shape: ModelShape, work: Work, *, merged: bool) -> Footprint:
+    """LocalEngine with all its slots."""
+    return local_sampling(shape, work.lora, work.precision, slots=SLOTS, longest=work.max_tokens, merged=merged)
+
+
+def warm_start(shape: ModelShape, work: Work, gib: float) -> Footprint:
+    """sft_train.py, which also plays episodes (--eval-questions) with an engine in the same process."""
+    player = replace(engine(shape, work, merged=work.precision == "bf16"), context=0)
+    trainer = training_settings(shape, work, usable(gib) - player.total)
+    return player + (trainer.footprint if trainer else least(shape, work))
 
 
 def together(shape: ModelShape, gib: float, work: Work) -> dict[str, Footprint]:

@@ -12,11 +12,9 @@ from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.optimizer import MemoryOptions
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import CONTEXT, GIB, Lora, local_sampling
-from forage.policy.memory import RESERVE, Work, training_settings
+from forage.policy.footprint import CONTEXT, GIB, Lora
+from forage.policy.memory import RESERVE, Work, engine, training_settings
 from forage.policy.shapes import ModelShape, shape_of
-
-SLOTS = 64  # most sequences that a LocalEngine samples at once
 
 
 def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: int, *, plays: bool) -> MemoryOptions:
@@ -31,15 +29,9 @@ def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: i
     if shape is None:
         return memory
     work = Work(lora_of(adapter), "nf4" if card.quantized else "bf16", max_tokens)
-    return filled_in(memory, shape, work, free_bytes() - (engine_bytes(shape, work) if plays else 0))
-
-
-def engine_bytes(shape: ModelShape, work: Work) -> float:
-    """A LocalEngine: it merges the adapter into a bf16 base, and keeps it beside a 4-bit one."""
-    taken = local_sampling(
-        shape, work.lora, work.precision, slots=SLOTS, longest=work.max_tokens, merged=work.precision == "bf16"
-    )
-    return taken.total - taken.context
+    # An adapter is merged into a bf16 base, and stays beside a 4-bit one.
+    player = replace(engine(shape, work, merged=not card.quantized), context=0)
+    return filled_in(memory, shape, work, free_bytes() - (player.total if plays else 0))
 
 
 def planned_shape(base: str) -> ModelShape | None:

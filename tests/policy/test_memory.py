@@ -15,12 +15,15 @@ from forage.policy.memory import (
     MIN_SEQUENCES,
     Options,
     Work,
+    engine,
     halves,
+    least,
     longest_episode,
     main,
     plan,
     training_settings,
     usable,
+    warm_start,
 )
 from forage.policy.shapes import KNOWN
 from tests import ROOT
@@ -98,6 +101,12 @@ def test_the_longest_episode_trains_and_a_longer_one_does_not():
         training(SEVEN, WORK.lora, "nf4", Batch(1, tokens), checkpointing=True) for tokens in (longest, longest + 128)
     )
     assert fits.total <= usable(24) < over.total
+
+
+def test_the_warm_start_plays_in_the_same_process():
+    """With the engine's copy of the base and its keys and values, a 7B in 4 bits still fits 24 GiB; merged it can't."""
+    assert least(SEVEN, WORK).total + 7 * GIB < warm_start(SEVEN, WORK, 24).total <= usable(24)
+    assert engine(SEVEN, WORK, merged=True).total > 24 * GIB
 
 
 def test_halves():
