@@ -30,7 +30,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
 
     from forage.grpo.agreement import agree  # after the checks: these load torch
     from forage.grpo.players import open_players
-    from forage.grpo.training import open_learner, train
+    from forage.grpo.training import fit_memory, open_learner, train
     from forage.policy.card import read_policy_card, write_policy_card
     from forage.rollout.run_card import adapter_of, read_run_card
     from forage.rollout.worker import FINISHED
@@ -46,6 +46,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
             (options.run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
             write_policy_card(card, options.run_dir)
             write_agent(settings, options.run_dir)
+        options = fit_memory(options, card, start, settings)
         learner = open_learner(options, card, start)
         run = learner.broadcast(run)
         with open_players(options, settings, make_rewards, run.embedder, learner.rank) as play:

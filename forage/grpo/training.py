@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from forage.agent.options import AgentSettings
+from forage.engines.choice import answers
 from forage.errors import UserError
 from forage.grpo.footprint import check_room, footprint
 from forage.grpo.guards import fault_of
@@ -27,6 +28,7 @@ from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.policy.adapters import adapter_path, newest_adapter, versions, weights_digest
 from forage.policy.card import PolicyCard
 from forage.policy.policy import load_policy
+from forage.policy.room import fitted
 from forage.rollout.plans import plan_path
 from forage.rollout.run_card import RunCard
 from forage.runs.progress import TrainView
@@ -90,6 +92,21 @@ def check_start(run: Run, learner: Learner) -> None:
     if run.step < options.max_steps:
         start = newest_adapter(options.rollout.policy)
         check_room(footprint(options, start, run.step, run.settings.max_tokens), options.run_dir)
+
+
+def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: AgentSettings) -> TrainOptions:
+    """The options with a micro-batch that fits the GPU, where they leave it open.
+
+    Several processes stay as they are: their GPUs may have more or less room, but their micro-batches must agree.
+    """
+    if started_processes() > 1:
+        return options
+    engine = options.rollout.engine
+    plays = options.rollouts == "own" and (
+        engine.engine == "local" or (engine.engine == "auto" and not answers(engine))
+    )
+    memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays)
+    return replace(options, update=replace(options.update, memory=memory))
 
 
 def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
