@@ -15,7 +15,7 @@ from forage.grpo.guidance import Guide, open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.update import TrainingBatch
-from forage.runs.progress import Phases
+from forage.runs.phases import Phases
 from forage.runs.stats import StepStats, read_stats
 
 
