@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from forage.files import replacing
 ROOT = Path(__file__).resolve().parent.parent
 LEAST_SECONDS = 5.0  # with less time left than this, no row is begun
 FIGURES, DONE = "figures: ", "done"  # what a worker prints; libraries print other lines
+ONE_GPU = {"CUDA_VISIBLE_DEVICES": "0"}  # with several, TRL's trainer would split each batch over them
 COLUMNS = {"tokens_per_second": "{:,.0f}", "mfu": "{:.1%}", "peak_gib": "{:.1f}"}
 
 
@@ -52,8 +54,8 @@ class Row:
 # In the order of their worth: when time runs out, the last ones are missing.
 ROWS = (
     Row("machine", "device", "describe", limit=60),
-    Row("update bf16, checkpointing", "update", "measure_update", {"quantized": False, "checkpointing": True}),
-    Row("update NF4, checkpointing", "update", "measure_update", {"quantized": True, "checkpointing": True}),
+    Row("update bf16, checkpointing", "update", "measure_update", {"quantized": False, "checkpointing": True}, 200),
+    Row("update NF4, checkpointing", "update", "measure_update", {"quantized": True, "checkpointing": True}, 200),
     Row("update TRL bf16, checkpointing", "trl_update", "measure_trl"),
     Row("sampling LocalEngine", "sampling", "measure_engine"),
     Row("sampling generate", "sampling", "measure_generate"),
@@ -65,6 +67,7 @@ ROWS = (
     Row("shares bf16, checkpointing", "shares", "measure_shares", {"quantized": False}),
     Row("shares NF4, checkpointing", "shares", "measure_shares", {"quantized": True}),
     Row("longest episode bf16", "longest", "measure_longest", {"quantized": False}),
+    Row("sampling LocalEngine without cuDNN", "sampling", "measure_engine", {"cudnn": False}),
     Row("processes fsdp2", "processes", "measure_processes", {"sharding": "fsdp2"}, limit=60),
     Row("update TRL and Liger bf16, checkpointing", "trl_update", "measure_trl", {"liger": True}),
 )
@@ -146,7 +149,13 @@ class Worker:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command = [sys.executable, "-m", "bench.gpu", "--worker", *(["--tiny"] if tiny else [])]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=ONE_GPU | os.environ,
         )
         self.lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from bench.gpu_rows.device import device, synchronize
 from bench.gpu_rows.episodes import made_episodes
@@ -45,15 +45,16 @@ def one_process() -> Iterator[dict[str, Any]]:
     """A process group of this process alone, with the backends that forage/grpo/processes.py asks for."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine without a network has no other
     started, gpu = time.perf_counter(), torch.cuda.is_available()
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if gpu else "gloo", store=HashStore(), rank=0, world_size=1,
-        device_id=device() if gpu else None,
-    )  # fmt: skip
-    try:
-        yield {"start_seconds": time.perf_counter() - started}
-    finally:
-        synchronize()
-        dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpu else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1,
+            device_id=device() if gpu else None,
+        )  # fmt: skip
+        try:
+            yield {"start_seconds": time.perf_counter() - started}
+        finally:
+            synchronize()
+            dist.destroy_process_group()
 
 
 def make_learner(policy: Any, sharding: Sharding) -> ShardedLearner:

@@ -17,8 +17,12 @@ from forage.engines.base import Request
 from forage.engines.local import LocalEngine
 
 
-def measure_engine(scale: Scale) -> dict[str, Any]:
-    """LocalEngine on the base; the second turn computes only what the first left."""
+def measure_engine(scale: Scale, *, cudnn: bool = True) -> dict[str, Any]:
+    """LocalEngine on the base; the second turn computes only what the first left.
+
+    `cudnn`: PyTorch may choose cuDNN's attention, which prepares itself anew for each length; every step has its own.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
     engine = LocalEngine(random_model(scale.policy), scale.episodes)
     prompts, result = made_prompts(scale)
     sampled: list[list[int]] = []
