@@ -186,6 +186,8 @@ class TrainOptions:
     """Sampling temperature of evaluations."""
     report_to: Kind = "none"
     """Tracker to log to, in addition to the run folder."""
+    override_rewards: bool = False
+    """Resume although the rewards or --weights have changed. The comparison at the end leaves out what they changed."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""
@@ -215,8 +217,9 @@ class TrainOptions:
 
 # Options that may change when a run is resumed; with any other change it would be another run.
 FREE = (
-    "max_steps", "report_to", "max_staleness", "sharding", "sequence_parallel", "update.memory.token_budget",
-    "update.memory.gradient_checkpointing", "update.share_prompts", "update.optimizer.learning_rate",
+    "max_steps", "report_to", "override_rewards", "max_staleness", "sharding", "sequence_parallel",
+    "update.memory.token_budget", "update.memory.gradient_checkpointing", "update.share_prompts",
+    "update.optimizer.learning_rate",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",
     "rollout.engine.timeout", *(f"guard.{item.name}" for item in fields(GuardOptions)),
 )  # fmt: skip

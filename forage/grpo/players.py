@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forage.agent.combination import MakeRewards
+from forage.agent.combination import MakeRewards, names_of_rewards
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.grpo.options import TrainOptions
@@ -19,6 +19,7 @@ from forage.heartbeat import beat
 from forage.rollout.plans import Plan, Played, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.rollout import Rollout, open_rollout
 from forage.rollout.worker import load_newest, play_plan
+from forage.rollout.worker_name import TRAINER
 from forage.runs.stats import read_evaluations, write_evaluations
 from forage.schedule import by_spread
 from forage.statistics import bootstrapped
@@ -38,14 +39,14 @@ class PlayedStep:
 
 @contextmanager
 def open_players(
-    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, rank: int = 0
+    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str = "", rank: int = 0
 ) -> Iterator[Play]:
     """A function that returns a plan's episodes, played in this process or by workers."""
     if options.rollouts == "service" or rank:
         yield lambda plan: wait_for_workers(options.run_dir, plan)
         return
     with asyncio.Runner() as runner:  # one event loop for all steps: connections and tasks can't move to another
-        opened = open_rollout(options.rollout, settings, make_rewards)
+        opened = open_rollout(options.rollout, settings, make_rewards, embedder)
         rollout = runner.run(opened.__aenter__())
         try:
             yield lambda plan: runner.run(play_here(rollout, options.run_dir, plan))
@@ -59,7 +60,7 @@ async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode
         if rollout.exact:  # half a plan would be sampled in different batches, so rounded differently
             shutil.rmtree(played.folder, ignore_errors=True)
         await load_newest(rollout, run_dir)
-        await play_plan(rollout, run_dir, plan, "trainer")
+        await play_plan(rollout, run_dir, plan, TRAINER)
     return played.episodes()
 
 
@@ -139,7 +140,8 @@ def evaluate(run: Run, play: Play) -> None:
         episodes = play(plan)
     plan_path(options.run_dir, plan.name).unlink(missing_ok=True)
     known[run.step] = {"overall": bootstrapped([episode.reward for episode in episodes])} | {
-        name: bootstrapped([episode.rewards[name] for episode in episodes]) for name in episodes[0].rewards
+        name: bootstrapped([episode.rewards[name] for episode in episodes if name in episode.rewards])
+        for name in names_of_rewards(episodes)
     }
     write_evaluations(options.run_dir, known)
     means = ", ".join(f"{name} {interval['mean']:.3f}" for name, interval in known[run.step].items())

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
+from forage.grpo.agreement import comparable
 from forage.grpo.players import PlayedStep, version_of
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
 from forage.policy.adapters import adapter_path
+from forage.rollout.run_card import RunCard
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
@@ -23,8 +26,8 @@ from forage.runs.trackers import Tracker, flatten
 def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
     episodes = batch.episodes
     overall = [e.reward for e in episodes] if run.options.update.combine == "gdpo" else batch.combined_N.tolist()
-    rewards = {"overall": overall}
-    rewards |= {name: [episode.rewards[name] for episode in episodes] for name in episodes[0].rewards}
+    rewards: dict[str, list[float | None]] = {"overall": list(overall)}
+    rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
     return StepStats(
         step=run.step,
         adapter=f"v{max(map(version_of, episodes)):06d}",
@@ -80,15 +83,18 @@ def show(run: Run, stats: StepStats, tracker: Tracker, view: TrainView, schedule
             draw_report(run.options.run_dir, run.history)
 
 
-def report_end(run: Run) -> None:
-    """Print the held-out rewards before and after training."""
+def report_end(run: Run, card: RunCard) -> None:
+    """Print the held-out rewards before and after training, of those that mean the same in both."""
     known = read_evaluations(run.options.run_dir)
     print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
     if len(known) > 1:
         first, last = known[min(known)], known[max(known)]
+        both = comparable(card, [name for name in first if name in last], min(known))
         print(f"{len(run.eval_questions)} held-out questions    before    after    (95 % interval)")
-        for name, before in first.items():
-            after = last[name]
+        for name in both:
+            before, after = first[name], last[name]
             print(
                 f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})"
             )
+        if left_out := [name for name in dict.fromkeys((*first, *last)) if name not in both]:
+            print(f"not compared, as the rewards were changed during the run: {', '.join(left_out)}")

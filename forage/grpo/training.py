@@ -23,6 +23,7 @@ from forage.policy.adapters import adapter_path
 from forage.policy.card import PolicyCard
 from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_path
+from forage.rollout.run_card import RunCard
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.run_folder import plain
@@ -30,7 +31,7 @@ from forage.runs.stats import StepStats, write_stats
 from forage.runs.trackers import open_tracker
 
 
-def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play) -> None:
+def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play, card: RunCard) -> None:
     """Train from the last checkpoint to the last step."""
     run, run_dir, lead = open_run(options, settings, learner), options.run_dir, learner.rank == 0
     rollout, schedule = options.rollout, PlotSchedule()
@@ -45,7 +46,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 played = learner.broadcast(play_step(run, play) if lead else None)
             if played is None:
                 break
-            batch = prepare(played.episodes, options.update, rollout.weights, settings.max_tokens)
+            batch = prepare(played.episodes, options.update, card.weights, settings.max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
             context = UpdateContext(
                 options.update, rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step),
@@ -65,7 +66,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 show(run, stats, tracker, view, schedule)
     if lead and run.history:
         draw_report(run_dir, run.history)  # with the last evaluation
-        report_end(run)
+        report_end(run, card)
 
 
 def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forage.agent.combination import Floats, combine_rewards
+from forage.agent.combination import Floats, combine_rewards, names_of_rewards
 from forage.agent.episode import Episode
 from forage.errors import UserError, first_line
 from forage.grpo.guidance import Demonstrations
@@ -56,15 +56,15 @@ class TrainingBatch:
 
 
 def prepare(
-    episodes: Sequence[Episode], options: UpdateOptions, weights: Sequence[float] = (), max_tokens: int = 0
+    episodes: Sequence[Episode], options: UpdateOptions, weights: Mapping[str, float] | None = None, max_tokens: int = 0
 ) -> TrainingBatch:
-    """Combine each episode's rewards and compare the episodes of each group."""
+    """Combine each episode's rewards and compare the episodes of each group. Without `weights` all count the same."""
     if not episodes:
         raise UserError("no episode of this step is usable; is the sampling server up, or --max-staleness too small?")
-    names = list(episodes[0].rewards)
+    weights = weights or dict.fromkeys(names_of_rewards(episodes), 1.0)
     groups = [episode.question_id for episode in episodes]
-    rewards_NR = np.array([[episode.rewards[name] for name in names] for episode in episodes])
-    combined_N = combine_rewards(rewards_NR, options.combine, weights or None, groups)
+    rewards_NR = np.array([[episode.rewards.get(name, np.nan) for name in weights] for episode in episodes])
+    combined_N = combine_rewards(rewards_NR, options.combine, list(weights.values()), groups)
     if options.overlong == "punish":
         lengths = [len(episode.ids) for episode in episodes]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, options.overlong_margin).numpy()

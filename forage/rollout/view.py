@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
 
 LOG_EVERY = 15.0  # seconds between lines without a terminal
@@ -69,8 +70,9 @@ class RolloutView:
             "ended by": ", ".join(f"{stop} {n}" for stop, n in Counter(e.stop for e in self.episodes).most_common()),
         }
         scored = self.rewarded_episodes
-        for name in scored[0].rewards if scored else ():
-            shown[name] = f"{sum(episode.rewards[name] for episode in scored) / len(scored):.3f}"
+        for name in names_of_rewards(scored):
+            values = [episode.rewards[name] for episode in scored if name in episode.rewards]
+            shown[name] = f"{sum(values) / len(values):.3f}"
         return shown
 
     def line(self) -> str:

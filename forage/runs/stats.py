@@ -7,7 +7,7 @@ Only the fields under `measured` differ between two runs of the same seed on the
     "schema": 1,
     "step": 7,
     "adapter": "v000007",
-    "rewards": {"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},
+    "rewards": {"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},         null where a reward does not exist for a question
     "summary": {"overall": {"mean": 0.625, "std": 0.125, "min": 0.5, "p25": 0.5625, ...}, ...},
     ...
     "measured": {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5}
@@ -83,8 +83,9 @@ class StepStats:
     """Number of the step, as in the file's name."""
     adapter: str
     """Version of the adapter that sampled the episodes, such as v000007."""
-    rewards: dict[str, list[float]]
-    """Values of each reward by name, "overall" first: one per episode, in the order of the episodes' ids."""
+    rewards: Mapping[str, Sequence[float | None]]
+    """Values of each reward by name, "overall" first: one per episode, in the order of the episodes' ids; None where a
+    reward does not exist."""
     groups: Groups
     """Number of groups, and how many taught nothing."""
     episodes: EpisodeFigures
@@ -119,8 +120,9 @@ class StepStats:
 
     @cached_property
     def summary(self) -> dict[str, Summary]:
-        """Summary of each reward's distribution."""
-        return {name: summarised(values) for name, values in self.rewards.items()}
+        """Summary of each reward's distribution over the episodes that have it."""
+        known = {name: [v for v in values if v is not None] for name, values in self.rewards.items()}
+        return {name: summarised(values) for name, values in known.items() if values}
 
 
 def summarised(values: Sequence[float]) -> Summary:
@@ -202,7 +204,7 @@ def _check_numbers(stats: StepStats) -> None:
     for table in [*tables, {"memory_gib": stats.memory_gib}, *(stats.evaluation or {}).values()]:
         sum(table.values())
     for values in stats.rewards.values():
-        sum(values)
+        sum(value for value in values if value is not None)
 
 
 def _refuse(constant: str) -> float:
