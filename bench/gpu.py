@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [row for row in ROWS if not options.only or any(row.name.startswith(name) for name in options.only)]
     results: list[Result] = []
     print("| row | tokens/s | MFU | peak GiB | more |\n|---|---|---|---|---|", flush=True)
-    for result in measure_all(rows, options.minutes * 60, tiny=options.tiny):
+    for result in measure_all(rows, options.minutes * 60, tiny=options.tiny, reuse=options.tiny):
         results.append(result)
         print(line(result), flush=True)
         with replacing(options.json) as file:
@@ -110,16 +110,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--tiny", action="store_true", help="small models and short episodes, for a CPU")
     parser.add_argument("--minutes", type=float, default=9.0, help="time for all rows (9)")
-    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="file of figures (gpu.json)")
+    parser.add_argument("--json", type=Path, default=Path("runs/gpu.json"), help="file of figures (runs/gpu.json)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="rows whose names begin so")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
-def measure_all(rows: Sequence[Row], seconds: float, *, tiny: bool) -> Iterator[Result]:
+def measure_all(rows: Sequence[Row], seconds: float, *, tiny: bool, reuse: bool) -> Iterator[Result]:
     """Measure each row within the time. The next row's process loads its libraries while the row before it runs.
 
-    With `tiny`, one process measures until a row fails in it: loading the libraries takes longer than most tiny rows.
+    With `reuse`, one process measures until a row fails in it: loading the libraries takes longer than most tiny rows.
     """
     deadline, idle = time.monotonic() + seconds, None
     try:
@@ -129,10 +129,10 @@ def measure_all(rows: Sequence[Row], seconds: float, *, tiny: bool) -> Iterator[
                 yield Result(row.name, "not reached")
                 continue
             worker, idle = idle or Worker(tiny=tiny), None
-            if not tiny and number + 1 < len(rows):
+            if not reuse and number + 1 < len(rows):
                 idle = Worker(tiny=tiny)
             result = worker.measure(row, min(row.limit, left))
-            if tiny and result.status == "measured":
+            if reuse and result.status == "measured":
                 idle = worker
             else:
                 worker.stop()

@@ -152,6 +152,23 @@ def numbers(figures):
 
 
 @pytest.mark.slow
+def test_on_a_gpu_each_row_has_a_process_of_its_own(monkeypatch):
+    started = []
+    begin = gpu.Worker.__init__
+
+    def counted(worker, **options):
+        started.append(worker)
+        begin(worker, **options)
+
+    monkeypatch.setattr(gpu.Worker, "__init__", counted)
+    rows = [gpu.ROWS[0], replace(gpu.ROWS[0], limit=0.01), gpu.ROWS[0]]
+    found = [result.status for result in gpu.measure_all(rows, 120, tiny=True, reuse=False)]
+    assert found == ["measured", "timed out", "measured"]
+    assert len(started) == 3
+    assert all(worker.process.poll() is not None for worker in started)
+
+
+@pytest.mark.slow
 def test_all_rows_on_a_cpu(tmp_path):
     rows = run(sys.executable, tmp_path)
     assert list(rows) == [row.name for row in gpu.ROWS]
