@@ -87,8 +87,23 @@ class Result:
     """With failed: the end of what the process wrote to stderr."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(arguments)
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure."""
+
+    tiny: bool = False
+    """Small models and short episodes, for a CPU."""
+    minutes: float = 9.0
+    """Time for all rows."""
+    json: Path = Path("runs/gpu.json")
+    """File of figures."""
+    only: tuple[str, ...] = ()
+    """Rows whose names begin so; none: all rows."""
+    worker: bool = False
+    """Measure the rows that stdin names; each row's process is started so."""
+
+
+def main(options: BenchOptions) -> None:
     if options.worker:
         work(tiny=options.tiny)
         return
@@ -104,16 +119,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit("nothing was measured")
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> BenchOptions:
     parser = argparse.ArgumentParser(
         "python -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tiny", action="store_true", help="small models and short episodes, for a CPU")
-    parser.add_argument("--minutes", type=float, default=9.0, help="time for all rows (9)")
-    parser.add_argument("--json", type=Path, default=Path("runs/gpu.json"), help="file of figures (runs/gpu.json)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="rows whose names begin so")
+    parser.add_argument("--minutes", type=float, default=BenchOptions.minutes, help="time for all rows (9)")
+    parser.add_argument("--json", type=Path, default=BenchOptions.json, help="file of figures (runs/gpu.json)")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="rows whose names begin so")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    return BenchOptions(given.tiny, given.minutes, given.json, tuple(given.only), given.worker)
 
 
 def measure_all(rows: Sequence[Row], seconds: float, *, tiny: bool, reuse: bool) -> Iterator[Result]:
@@ -248,4 +264,4 @@ def short(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(parse())

@@ -113,7 +113,7 @@ def test_a_line_of_the_table():
 
 def test_without_time_every_row_is_not_reached(tmp_path, capsys):
     with pytest.raises(SystemExit, match="nothing was measured"):
-        gpu.main(["--tiny", "--minutes", "0", "--json", str(tmp_path / "gpu.json")])
+        gpu.main(gpu.parse(["--tiny", "--minutes", "0", "--json", str(tmp_path / "gpu.json")]))
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert [row["row"] for row in rows] == [row.name for row in gpu.ROWS]
     assert {row["status"] for row in rows} == {"not reached"}
