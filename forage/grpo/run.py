@@ -24,7 +24,7 @@ from forage.grpo.update import TrainingBatch
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
 from forage.rollout.spread import spread
-from forage.runs.progress import Phases
+from forage.runs.phases import Phases
 from forage.runs.run_folder import changed, flat, plain, start_over
 from forage.runs.stats import StepStats, read_stats
 

@@ -11,7 +11,7 @@ import torch
 from forage.agent.options import AgentSettings
 from forage.engines.choice import answers
 from forage.errors import UserError
-from forage.grpo.footprint import check_room, footprint
+from forage.grpo.disk_use import check_room, disk_use
 from forage.grpo.guards import fault_of
 from forage.grpo.inventory import check_episodes, check_folder
 from forage.grpo.launch import started_processes
@@ -91,7 +91,7 @@ def check_start(run: Run, learner: Learner) -> None:
     tidy(options, run.step)
     if run.step < options.max_steps:
         start = newest_adapter(options.rollout.policy)
-        check_room(footprint(options, start, run.step, run.settings.max_tokens), options.run_dir)
+        check_room(disk_use(options, start, run.step, run.settings.max_tokens), options.run_dir)
 
 
 def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: AgentSettings) -> TrainOptions:

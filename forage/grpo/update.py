@@ -32,7 +32,7 @@ from forage.grpo.losses import (
 )
 from forage.grpo.options import LossOptions, UpdateOptions
 from forage.policy.packing import TokenBatch, pack, pack_shared, values_like
-from forage.runs.progress import Phases
+from forage.runs.phases import Phases
 
 
 @dataclass(frozen=True)

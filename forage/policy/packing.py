@@ -98,8 +98,11 @@ def _common(rows: Sequence[Sequence[int]]) -> int:
 
 def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
     """Per-token values of the packed sequences, laid out as the batch's tokens are; arbitrary at padding."""
-    longest = max(len(rows[number]) for number in set(batch.sequence_BT.flatten().tolist()))
-    table_NT = torch.tensor([[*row[:longest], *[0.0] * (longest - len(row))] for row in rows])
+    wanted = set(batch.sequence_BT.flatten().tolist())
+    # Only the batch's own rows: an update asks for them batch by batch, and would copy all its values each time.
+    table_NT = torch.zeros(len(rows), max(len(rows[number]) for number in wanted))
+    for number in wanted:
+        table_NT[number, : len(rows[number])] = torch.tensor(rows[number])
     return table_NT[batch.sequence_BT, batch.positions_BT]
 
 

@@ -1,4 +1,4 @@
-"""Footprint: what a run will write, said before it starts, and refused where the disk can't hold it."""
+"""DiskUse: what a run will write, said before it starts, and refused where the disk can't hold it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Footprint:
+class DiskUse:
     """Bytes that a run has still to write."""
 
     adapters: int
@@ -37,7 +37,7 @@ class Footprint:
         return self.adapters * self.adapter + 2 * self.checkpoint
 
 
-def footprint(options: TrainOptions, start: Path, step: int, max_tokens: int) -> Footprint:
+def disk_use(options: TrainOptions, start: Path, step: int, max_tokens: int) -> DiskUse:
     """`start` is the adapter that training began with, which later ones are as large as."""
     steps, every = range(options.max_steps + 1), options.eval_every
     evaluated = {n for n in steps if every and (n % every == 0 or n == options.max_steps)}
@@ -46,10 +46,10 @@ def footprint(options: TrainOptions, start: Path, step: int, max_tokens: int) ->
     episodes = (options.max_steps - step) * rollout.batch_size * rollout.num_rollouts
     episodes += sum(n >= step for n in evaluated) * options.eval_questions
     size = sum(path.stat().st_size for path in start.iterdir() if path.is_file())
-    return Footprint(len(new), size, episodes * max_tokens * TOKEN_BYTES)
+    return DiskUse(len(new), size, episodes * max_tokens * TOKEN_BYTES)
 
 
-def check_room(needs: Footprint, run_dir: Path) -> None:
+def check_room(needs: DiskUse, run_dir: Path) -> None:
     """Print what will be written; refuse if the disk obviously lacks the room."""
     free = shutil.disk_usage(run_dir).free
     print(

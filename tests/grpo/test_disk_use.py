@@ -3,7 +3,7 @@
 import pytest
 
 from forage.errors import UserError
-from forage.grpo.footprint import TOKEN_BYTES, Footprint, check_room, footprint
+from forage.grpo.disk_use import TOKEN_BYTES, DiskUse, check_room, disk_use
 from forage.grpo.options import KeepOptions, TrainOptions
 from forage.rollout.options import RolloutOptions
 
@@ -21,18 +21,18 @@ def test_what_is_still_to_be_written_by_hand(tmp_path):
     start.mkdir()
     (start / "adapter_model.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "run" / "adapters" / "v000000").mkdir(parents=True)
-    needs = footprint(options_of(tmp_path / "run", keep_adapters=7), start, 5, 100)
-    assert needs == Footprint(8, 1000, (15 * 8 + 2 * 3) * 100 * TOKEN_BYTES)
+    needs = disk_use(options_of(tmp_path / "run", keep_adapters=7), start, 5, 100)
+    assert needs == DiskUse(8, 1000, (15 * 8 + 2 * 3) * 100 * TOKEN_BYTES)
     assert needs.certain == 8 * 1000 + 2 * 3 * 1000
-    assert footprint(options_of(tmp_path / "run", keep_adapters=0), start, 5, 100).adapters == 20
+    assert disk_use(options_of(tmp_path / "run", keep_adapters=0), start, 5, 100).adapters == 20
 
 
 def test_a_disk_without_the_room_is_refused_before_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 14 * 2**20}))
-    check_room(Footprint(8, 2**20, 2**30), tmp_path)  # just enough, though episodes may be longer than that
+    check_room(DiskUse(8, 2**20, 2**30), tmp_path)  # just enough, though episodes may be longer than that
     said = (
         f"{tmp_path} will hold 8 more adapters of 1.0 MiB, a checkpoint of 3.0 MiB and at most 1,024.0 MiB of episodes"
     )
     assert said in capsys.readouterr().out
     with pytest.raises(UserError, match=r"has 14\.0 MiB free, but adapters and checkpoints need 15\.0 MiB; free some"):
-        check_room(Footprint(9, 2**20, 0), tmp_path)
+        check_room(DiskUse(9, 2**20, 0), tmp_path)
