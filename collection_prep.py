@@ -19,14 +19,18 @@ from forage.cli import run_script
 from forage.data.collection import Collection, questions_of, read_beir, read_collection, write_qrels
 from forage.data.records import Question
 from forage.data.rewriter_data import export_rewriter_data
+from forage.data.splits import shared
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.outputs import check_apart, check_files_apart
 from forage.sole_writer import filling_folder
 from forage.store.options import StoreOptions
+from forage.text import one_line
 
 TOP = (
     "output_dir", "collection", "corpus", "queries", "qrels", "eval_split", "train_split", "embedder", "chunk_tokens",
 )  # fmt: skip
+WRITTEN = ("documents.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter")
 RENAMED = {"--split": "--eval-split"}
 
 
@@ -57,6 +61,9 @@ class Options:
             raise UserError("give --collection FOLDER, or --corpus, --queries and --qrels, each a file")
         if self.eval_split == self.train_split:
             raise UserError(f"--eval-split and --train-split are both {self.eval_split}: nothing would be held out")
+        check_apart("--output-dir", self.output_dir, {"--collection": self.collection})
+        reads = {"--corpus": self.corpus, "--queries": self.queries, "--qrels": self.qrels}
+        check_files_apart("--output-dir", self.output_dir, WRITTEN, reads)
 
 
 def main(options: Options) -> None:
@@ -71,7 +78,7 @@ def write(collection: Collection, options: Options) -> None:
     from forage.store.document_store import DocumentStore
 
     for problem in collection.problems[:20]:
-        print(problem)
+        print(one_line(problem))
     out = options.output_dir
     write_jsonl(out / "documents.jsonl", collection.documents)
     store = DocumentStore.build(out / "store", collection.documents, options.store)
@@ -80,7 +87,12 @@ def write(collection: Collection, options: Options) -> None:
         if split in collection.judgements:
             questions[name] = questions_of(collection, split, store.chunks)
             write_qrels(out / "qrels" / f"{name}.tsv", collection.judgements[split])
-        write_jsonl(out / f"{name}.jsonl", questions[name])
+    both = {question.id for question in shared(questions["train"], questions["eval"])}
+    questions["train"] = [question for question in questions["train"] if question.id not in both]
+    for name, chosen in questions.items():
+        write_jsonl(out / f"{name}.jsonl", chosen)
+    if both:
+        print(f"{len(both)} training queries are in {options.eval_split} too; left out of train.jsonl")
     export_rewriter_data(out / "rewriter", store.chunks, questions["train"], questions["eval"])
     print(
         f"{out}: {len(collection.documents)} documents, {len(store.chunks)} chunks, {len(questions['eval'])} eval and "

@@ -15,6 +15,7 @@ from pathlib import Path
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.machine import Dtype
+from forage.outputs import check_apart, check_replaceable
 from forage.policy.options import AdapterOptions
 from forage.sole_writer import making_folder
 
@@ -46,6 +47,7 @@ class Options:
         self.adapter.check()
         if self.output_dir.exists() and not self.overwrite:
             raise UserError(f"{self.output_dir} exists already; choose another --output-dir, or add --overwrite")
+        check_replaceable("--output-dir", self.output_dir, "model.json", ("base", "adapters"))
 
 
 def main(options: Options) -> None:
@@ -57,6 +59,7 @@ def main(options: Options) -> None:
     from forage.policy.creation import create_policy, sizes_table
 
     base = resolve_model(options.base_model, options.models_dir)
+    check_apart("--output-dir", options.output_dir, {"--base-model": base})
     if Path(base).is_dir():  # model.json names it, and other scripts read that from other folders
         base = str(Path(base).resolve())
     torch.manual_seed(options.seed)

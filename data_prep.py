@@ -27,8 +27,10 @@ from forage.data.rewriter_data import RewriterData, export_rewriter_data, import
 from forage.data.scraping.options import ScrapeOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.outputs import check_apart, check_files_apart
 from forage.sole_writer import filling_folder
 from forage.store.options import StoreOptions
+from forage.text import one_line
 
 if TYPE_CHECKING:
     from forage.data.corpus import Corpus
@@ -38,6 +40,7 @@ TOP = (
     "dataset_name", "output_dir", "content_dir", "cache_dir", "batch_size", "skip_existing", "scrape", "eval_share",
     "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
+WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "store", "rewriter")
 RENAMED = {"--split": "--dataset-split", "--in-flight": "--batch-size"}
 
 
@@ -59,6 +62,10 @@ class Options:
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
         self.dataset.scraping.check()
+        source = {"--dataset-name": Path(self.dataset.dataset_name)}
+        if source["--dataset-name"].is_dir():
+            check_apart("--output-dir", self.output_dir, source)
+        check_files_apart("--output-dir", self.output_dir, WRITTEN, source)
 
 
 def main(options: Options) -> None:
@@ -130,7 +137,7 @@ def write_rewriter_data(data: RewriterData, folder: Path, options: Options) -> N
     from forage.store.document_store import DocumentStore
 
     for problem in data.problems[:20]:
-        print(problem)
+        print(one_line(problem))
     store = DocumentStore.build(options.output_dir / "store", data.documents, options.store)
     chunk_ids = chunk_ids_by_document(store.chunks)
     questions = [

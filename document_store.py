@@ -25,8 +25,10 @@ import tyro
 from forage.cli import run_script
 from forage.data.records import read_documents
 from forage.errors import UserError
-from forage.store.card import read_card
+from forage.outputs import check_files_apart
+from forage.store.card import PARTS, read_card
 from forage.store.options import Fusion, Mode, StoreOptions
+from forage.text import printable
 
 # Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
 if TYPE_CHECKING or __name__ != "__main__":
@@ -104,14 +106,15 @@ def main(command: Build | Search | Serve | Info) -> None:
 def build(command: Build) -> None:
     from forage.store.document_store import DocumentStore
 
+    check_files_apart("--store", command.store, PARTS, {"--documents": command.documents})
     store = DocumentStore.build(command.store, read_documents(command.documents), command.options)
     print(f"{command.store}: {store.card.documents} documents, {store.card.chunks} chunks")
 
 
 def print_hits(command: Search) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     from forage.store.document_store import DocumentStore
     from forage.store.embedder import Reranker
@@ -119,11 +122,11 @@ def print_hits(command: Search) -> None:
     store = DocumentStore.open(command.store)
     reranker = Reranker(command.reranker) if command.reranker else None
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion, reranker=reranker)
-    table = Table("", "score", "chunk", "text", title=escape(command.query))
+    table = Table("", "score", "chunk", "text", title=Text(printable(command.query)))
     table.columns[2].no_wrap = True
     for hit in hits:
-        text = " ".join(f"{hit.title}: {hit.text}".split())
-        table.add_row(str(hit.rank), f"{hit.score:.3f}", hit.chunk_id, escape(text[:200]))
+        text = " ".join(f"{hit.title}: {hit.text}".split())[:200]
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", Text(printable(hit.chunk_id)), Text(printable(text)))
     Console().print(table if hits else f"nothing found for {command.query!r}", markup=False)
 
 
@@ -150,15 +153,16 @@ def serve(command: Serve) -> None:
 def print_info(path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     card = read_card(path)
     values = {
         "format": card.format, "complete": card.complete, "documents": card.documents, "chunks": card.chunks,
         "dimension": card.dimension, **vars(card.options),
     }  # fmt: skip
-    table = Table("", "", show_header=False, title=str(path))
+    table = Table("", "", show_header=False, title=Text(printable(str(path))))
     for name, value in values.items():
-        table.add_row(name, str(value))
+        table.add_row(name, Text(printable(str(value))))
     Console().print(table)
 
 

@@ -11,6 +11,7 @@ folders with adapters (the newest is taken) or plain models (a base, a merged mo
 
 Writes into --output-dir: eval.json (described in forage/evaluation/summary.py), per_question.jsonl, table.md, eval.png,
 episodes/<policy>/<system>.jsonl (every episode), outcomes/ (which episodes count, and what they cost), agent.json.
+The rewards are those of get_reward_functions in grpo_rollout.py.
 Re-run the same command to resume; with more policies, systems or questions it plays only what is new.
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from forage.agent.combination import MakeRewards
 from forage.cli import run_script
 from forage.evaluation import baselines
 from forage.evaluation.options import EvaluationOptions
@@ -30,6 +32,7 @@ from forage.evaluation.strategies.self_consistency import SelfConsistency
 from forage.evaluation.strategies.templates import ThoughtTemplates, read_templates
 from forage.evaluation.strategies.tpo import TPO
 from forage.evaluation.strategies.tree_search import TreeSearch
+from grpo_rollout import get_reward_functions
 
 if TYPE_CHECKING:
     from forage.evaluation.setting import Systems
@@ -57,7 +60,7 @@ SYSTEMS: Systems = {
 }
 
 
-def main(options: EvaluationOptions) -> None:
+def main(options: EvaluationOptions, make_rewards: MakeRewards = get_reward_functions) -> None:
     options.check(SYSTEMS)
 
     from forage.evaluation.output import keep_agent, output_folder  # after the check: these load torch
@@ -71,7 +74,7 @@ def main(options: EvaluationOptions) -> None:
         policies = open_policies(options.sources, options.output_dir)
         agent = settle_agent(options.search, policies)
         keep_agent(agent, options.output_dir)
-        setting = open_setting(options, agent, questions)
+        setting = open_setting(options, agent, questions, make_rewards)
         asyncio.run(play_all(policies, setting, SYSTEMS))
         report(policies, setting)
 

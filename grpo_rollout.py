@@ -6,7 +6,8 @@
 Reads --data (questions and store of data_prep.py) and the newest adapter of --run-dir, else of --policy. Writes
 episodes/<step>/<worker>.jsonl into --run-dir, one line per episode, all episodes of a question at once. With --follow
 it plays whatever grpo_train.py plans until that run is finished; any number of workers may share the run folder, and
-no question is played twice. Samples from vLLM servers (--urls; `make vllm-cpu` starts one) or in this process (--engine
+no question is played twice. A worker takes from run.json how to play, and must have the trainer's data, policy and
+rewards. Samples from vLLM servers (--urls; `make vllm-cpu` starts one) or in this process (--engine
 local).
 """
 
@@ -21,14 +22,19 @@ from typing import TYPE_CHECKING
 from forage.agent.combination import MakeRewards, RewardFunction
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr
 from forage.cli import run_script
-from forage.rollout.options import RolloutOptions, WorkerOptions
+from forage.outputs import check_apart
+from forage.rollout.options import WorkerOptions
+from forage.rollout.play_options import PlayOptions
 
 if TYPE_CHECKING:
     from forage.store.embedder import Embedder
 
 
 def get_reward_functions(embedder: Embedder) -> dict[str, RewardFunction]:
-    """What an episode is rewarded for, by name: edit this. --weights gives their weights in this order."""
+    """What an episode is rewarded for, by name: edit this. --weights gives their weights in this order.
+
+    Each function gives a number from 0 to 1 for every episode, or None where the question has no such reward.
+    """
     return {
         "mrr": get_mrr,
         "answer_similarity": partial(get_answer_similarity, embedder=embedder),  # or get_token_f1
@@ -40,12 +46,18 @@ def get_reward_functions(embedder: Embedder) -> dict[str, RewardFunction]:
 class Options:
     """Options of a rollout."""
 
-    rollout: RolloutOptions = field(default_factory=RolloutOptions)
+    rollout: PlayOptions = field(default_factory=PlayOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
+
+    def check(self) -> None:
+        """Fail before anything is loaded."""
+        self.rollout.check()
+        reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
+        check_apart("--run-dir", self.worker.run_dir, reads, nested=True)
 
 
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
-    options.rollout.check()
+    options.check()
     from forage.rollout.worker import follow_trainer, play_one_step  # after the check: it loads torch
 
     started = time.perf_counter()

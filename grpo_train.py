@@ -6,9 +6,9 @@
 
 Reads --data (of data_prep.py) and --policy (of sft_train.py or create_lora_model.py). Writes into --run-dir, which is a
 policy folder too, so merge_lora.py reads it: adapters/v000000, v000001, ... (the last is the result), agent.json,
-plans/, episodes/ (every episode it played), training_stats_<step>.json, evaluations.json, rewards.png,
-reward_distribution.png, training.png, report.html, config.json, code.diff, state/. Re-run the same command to resume a
-killed run; it ends with the same result.
+run.json (what workers and later starts must agree on), plans/, episodes/ (every episode it played),
+training_stats_<step>.json, evaluations.json, rewards.png, reward_distribution.png, training.png, report.html,
+config.json, code.diff, state/. Re-run the same command to resume a killed run; it ends with the same result.
 """
 
 from __future__ import annotations
@@ -28,25 +28,29 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     settings = options.rollout.search.settle(options.run_dir, options.rollout.policy)
     options.check_with(settings)
 
-    from forage.grpo.players import open_players  # after the checks: these load torch
-    from forage.grpo.training import open_learner, train
-    from forage.policy.adapters import newest_adapter
+    from forage.grpo.agreement import agree  # after the checks: these load torch
+    from forage.grpo.players import open_players
+    from forage.grpo.training import fit_memory, open_learner, train
     from forage.policy.card import read_policy_card, write_policy_card
+    from forage.rollout.run_card import adapter_of, read_run_card
     from forage.rollout.worker import FINISHED
     from forage.runs.run_folder import run_folder
 
     card = read_policy_card(options.rollout.policy)
-    start = newest_adapter(options.rollout.policy)
+    start = adapter_of(options.rollout.policy, read_run_card(options.run_dir))
     lead = process_rank() == 0  # the first process alone writes and plays; all of them train
-    with run_folder(options.run_dir, options, FREE) if lead else nullcontext():
+    free = (*FREE, "rollout.weights") if options.override_rewards else FREE
+    with run_folder(options.run_dir, options, free) if lead else nullcontext():
+        run = agree(options, make_rewards) if lead else None
         if lead:
             (options.run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
             write_policy_card(card, options.run_dir)
             write_agent(settings, options.run_dir)
+        options = fit_memory(options, card, start, settings)
         learner = open_learner(options, card, start)
-        learner.broadcast(None)
-        with open_players(options, settings, make_rewards, learner.rank) as play:
-            train(options, settings, learner, play)
+        run = learner.broadcast(run)
+        with open_players(options, settings, make_rewards, run.embedder, learner.rank) as play:
+            train(options, settings, learner, play, run)
         if lead:
             (options.run_dir / FINISHED).touch()
 

@@ -14,6 +14,8 @@ measurement). Re-run the same command to resume a killed run.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forage.agent.options import AgentSettings, write_agent
 from forage.cli import run_script
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
@@ -27,18 +29,22 @@ def main(options: SFTOptions) -> None:
     with filling_folder(options.output_dir, "adapters", "best/adapters", "state", "probes"):
         options.check()  # again, as another process may have finished the folder before this one held it
         if options.overwrite:
-            empty_folder(options.output_dir)
+            empty_folder(options.output_dir, mark="config.json")
         warm_start(options, settings, card)
 
 
 def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -> None:
-    from forage.policy.adapters import publish_adapter  # after the checks: these load torch
+    from forage.policy.adapters import newest_adapter, publish_adapter  # after the checks: these load torch
+    from forage.policy.room import fitted
     from forage.runs.run_folder import keep_options
     from forage.sft.demonstrations import get_demonstrations
     from forage.sft.player import Player
     from forage.sft.training import train
 
     keep_options(options.output_dir, options, ("overwrite",), "another --output-dir, or --overwrite")
+    plays = bool(options.eval_questions or options.rejection_samples)
+    memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=plays)
+    options = replace(options, memory=memory)
     player = Player(options, settings, card)
     demonstrations = get_demonstrations(options, player)
     policy = train(options, card, demonstrations, player)

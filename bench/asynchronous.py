@@ -44,7 +44,7 @@ def pace_of(folder: Path) -> Pace:
     return Pace(
         len(stats),
         3600 * (len(stats) - 2) / (ended[-1] - ended[1]),
-        [reward for row in last for reward in row.rewards["overall"]],
+        [reward for row in last for reward in row.rewards["overall"] if reward is not None],
         sum(int(row.episodes["stale"]) for row in stats),
         float(np.mean([int(row.adapter[1:]) < row.step for row in stats])),
     )

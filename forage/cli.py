@@ -23,6 +23,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forage.errors import UserError
+from forage.text import one_line
 
 # Errors of a full or unwritable disk, from Python itself and through safetensors.
 NO_ROOM = {
@@ -49,7 +50,7 @@ def run_script(
         with sigterm_unwinds():
             run(main, sys.argv[1:], description or "", top, renamed or {})
     except UserError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {one_line(str(error))}")
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -96,6 +97,8 @@ def run(
         return
     arguments = with_config(arguments)
     refuse_old_names(arguments, renamed)
+    if isinstance(options, type):
+        arguments = with_values(arguments, options)
     import tyro  # takes a fifth of a second, so not for --help
 
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
@@ -108,6 +111,31 @@ def refuse_old_names(arguments: Sequence[str], renamed: Mapping[str, str]) -> No
         flag = argument.split("=")[0].replace("_", "-")
         if flag in renamed:
             raise UserError(f"{flag} is now {renamed[flag]}")
+
+
+def with_values(arguments: Sequence[str], options: type) -> list[str]:
+    """Give a `bool | None` option the value that tyro wants to read after it, so that it is a flag like other bools.
+
+    Example: --gradient-checkpointing becomes --gradient-checkpointing True, and --no-gradient-checkpointing the same
+    with False; a value that is given already stays.
+    """
+    values: dict[str, tuple[str, ...]] = {}
+    for name in optional_bools(options):
+        values |= {f"--{name}": (f"--{name}", "True"), f"--no-{name}": (f"--{name}", "False")}
+    spelled: list[str] = []
+    for argument, following in pairwise([*arguments, ""]):
+        name = argument.replace("_", "-")
+        spelled += [argument] if following in ("True", "False", "None") else values.get(name, (argument,))
+    return spelled
+
+
+def optional_bools(options: type) -> Iterator[str]:
+    """Names of the options that are on, off, or left to the script, as on the command line."""
+    for name, hint in get_type_hints(options).items():
+        if is_dataclass(hint):
+            yield from optional_bools(hint)  # type: ignore[arg-type]
+        elif hint == bool | None:
+            yield name.replace("_", "-")
 
 
 # Help
@@ -161,7 +189,7 @@ def _flag_name(name: str, hint: Any, marked: Any) -> tuple[str, str]:
     """(name, value) as typed. Example: --max-steps INT, --[no-]pool, or RUN_DIR for a positional argument."""
     if get_origin(marked) is Annotated and "Positional" in str(marked.__metadata__):  # tyro.conf.Positional
         return name.upper(), "..." if get_origin(hint) is tuple else ""
-    prefix = "--[no-]" if hint is bool else "--"
+    prefix = "--[no-]" if hint in (bool, bool | None) else "--"
     return prefix + name.replace("_", "-"), _metavar(hint)
 
 
@@ -193,7 +221,7 @@ def _default_text(default: object) -> str:
 
 def _metavar(hint: Any) -> str:
     """Example: INT for int | None, sparse|dense for Literal["sparse", "dense"], INT ... for tuple[int, ...]."""
-    if hint is bool:
+    if hint in (bool, bool | None):
         return ""
     origin, arguments = get_origin(hint), [part for part in get_args(hint) if part not in (NoneType, Ellipsis)]
     if origin is Literal:

@@ -10,10 +10,32 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of the system that names no file this one's name, such as that of a full disk.
+
+    safetensors and tokenizers have the system's number only in the message of an error of their own.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
+        raise
+    except Exception as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def sync(path: Path) -> None:
@@ -50,7 +72,7 @@ def append(path: Path, lines: bytes) -> None:
     A last line that was cut off because its writer died is removed first.
     """
     make_folder(path.parent)
-    with path.open("ab+") as file:
+    with naming(path), path.open("ab+") as file:
         is_new = not file.tell()
         file.truncate(_end_of_lines(path))
         file.write(lines)

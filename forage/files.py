@@ -14,19 +14,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from forage.disk import exchange, make_folder, sync, sync_tree
+from forage.disk import exchange, make_folder, naming, sync, sync_tree
 from forage.errors import UserError
+from forage.text import encodable, encodable_values
 
 ASIDE = ".aside"  # ends the name of a folder that stands aside while another takes its place
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Write a text file so that nobody finds half of it, not even after a power cut: it is renamed once it is synced."""
+    """Write a text file so that nobody finds half of it, even after a power cut: it is renamed once it is synced."""
     make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with naming(path), partial.open("w", encoding="utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -46,19 +47,30 @@ def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]
     make_folder(folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        yield partial
+        with naming(folder):
+            yield partial
         # safetensors writes files that only their owner can read; a server beside the trainer runs as another user.
         partial.chmod(0o755)
         for path in partial.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         sync_tree(partial)
-        if overwrite and folder.exists():
-            _exchange(partial, folder)
-        else:
-            partial.rename(folder)
-        sync(folder.parent)
+        _put(partial, folder, overwrite=overwrite)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put(partial: Path, folder: Path, *, overwrite: bool) -> None:
+    """Give a filled folder its name, on the disk, or leave everything as it was."""
+    replaces = overwrite and folder.exists()
+    if replaces:
+        _exchange(partial, folder)
+    else:
+        partial.rename(folder)
+    try:
+        sync(folder.parent)
+    except OSError:
+        _exchange(partial, folder) if replaces else folder.rename(partial)
+        raise
 
 
 def _exchange(partial: Path, folder: Path) -> None:
@@ -91,17 +103,31 @@ def clear_leftovers(parent: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, message: str) -> Iterator[None]:
+def locked(path: Path, message: str, *, remove: bool = False) -> Iterator[None]:
     """Hold a lock file; the system releases it when this process ends, however it ends.
 
-    If another process holds it, UserError(message).
+    If another process holds it, UserError(message). With `remove`, the file goes when the lock is released.
     """
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(message) from error
-        yield
+        if remove and not is_at(path, file):  # its holder removed it after it was opened here
+            raise UserError(message)
+        try:
+            yield
+        finally:
+            if remove:
+                path.unlink(missing_ok=True)
+
+
+def is_at(path: Path, file: TextIO) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
@@ -110,7 +136,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
     with replacing(path) as file:
         for row in rows:
             record = row if isinstance(row, Mapping) else asdict(row)
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(encodable(json.dumps(record, ensure_ascii=False)) + "\n")
             count += 1
     return count
 
@@ -128,7 +154,9 @@ def json_lines(path: Path, broken: list[str] | None = None) -> Iterator[tuple[in
                     continue
                 try:
                     value = json.loads(line)
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                    if b"\\ud" in line.lower():  # perhaps half of an emoji, which no file could be written with
+                        value = encodable_values(value)
+                except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and 5,000 brackets
                     problem = f"{path}:{number}: not JSON ({error})"
                     if broken is None:
                         raise UserError(f"{problem}; fix or delete that line") from error

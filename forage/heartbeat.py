@@ -1,5 +1,7 @@
 """Heartbeat: a file touched whenever a process makes progress, so that a health check notices one that hangs.
 
+Its time is the machine's uptime, not the date: a clock that is set makes no process look dead, or alive.
+
 HEARTBEAT=/tmp/heartbeat python grpo_train.py ...
 HEARTBEAT=/tmp/heartbeat python -m forage.heartbeat       exits with 1 if the file is older than HEARTBEAT_SECONDS (900)
 """
@@ -16,14 +18,17 @@ def beat() -> None:
     """Touch the file; without HEARTBEAT, do nothing."""
     if path := os.environ.get("HEARTBEAT"):
         Path(path).touch()
+        now = time.monotonic_ns()
+        os.utime(path, ns=(now, now))
 
 
 def silent_for() -> float:
-    """Seconds since the last beat; infinity if there was none."""
+    """Seconds since the last beat; infinity if there was none since the machine started."""
     try:
-        return time.time() - Path(os.environ.get("HEARTBEAT", "")).stat().st_mtime
+        silent = time.monotonic() - Path(os.environ.get("HEARTBEAT", "")).stat().st_mtime
     except FileNotFoundError:
         return float("inf")
+    return silent if silent >= 0 else float("inf")
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ class MemoryOptions:
     """Memory of a training pass."""
 
     token_budget: int | None = None
-    """Most tokens in a micro-batch: a lower number needs less memory and more passes. Left out: a default for
-    the device in use."""
+    """Most tokens in a micro-batch: a lower number needs less memory and more passes. Left out: on a GPU, as many as
+    fit (python -m forage.policy.memory)."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass: slower, with less memory (docs/training.md). Left out: on for a warm
-    start on a GPU, else off."""
+    """Recompute activations in the backward pass: slower, with less memory (docs/training.md). Left out: on a GPU, only
+    if they don't fit; else off."""
 
     def check(self) -> None:
         if self.token_budget is not None:

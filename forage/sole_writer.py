@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from forage.disk import make_folder
@@ -26,7 +24,7 @@ def filling_folder(folder: Path, *parts: str, way_out: str = "--output-dir") -> 
     """Hold a folder that a script fills step by step; `parts` are the folders inside it that files are written to."""
     make_folder(folder)
     message = f"{folder} is being written by another process; wait until it ends, or give another {way_out}"
-    with locked(folder / LOCK, message):
+    with locked(folder / LOCK, message, remove=True):
         for part in ("", *parts):
             clear_half_written(folder / part)
         yield
@@ -37,7 +35,7 @@ def making_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Like replacing_folder, for one process at a time: a second one gets an error before it has done any work."""
     make_folder(folder.parent)
     message = f"{folder} is being written by another process; wait until it ends, or choose another folder"
-    with locked_for_now(folder.with_name(f".{folder.name}.lock"), message):
+    with locked(folder.with_name(f".{folder.name}.lock"), message, remove=True):
         clear_half_made(folder)
         if folder.exists() and not overwrite:
             raise UserError(f"{folder} was made by another process meanwhile; use it, or choose another folder")
@@ -45,25 +43,12 @@ def making_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
             yield partial
 
 
-@contextmanager
-def locked_for_now(path: Path, message: str) -> Iterator[None]:
-    """Like forage.files.locked, and the lock file is gone in the end: it stands in a folder that isn't the script's."""
-    with ExitStack() as held:
-        there = False
-        while not there:  # else the process that held it has removed it since it was opened here
-            file = held.enter_context(path.open("w"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(message) from error
-            there = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
-        held.callback(path.unlink)  # before it is released
-        yield
+def empty_folder(folder: Path, mark: str) -> None:
+    """Remove everything in a folder that this process holds, except for the lock that it holds it by.
 
-
-def empty_folder(folder: Path) -> None:
-    """Remove everything in a folder that this process holds, except for the lock that it holds it by."""
-    for path in folder.iterdir():
+    `mark`, the file that shows whose folder it is, goes last: a start after a kill still sees that it may go on.
+    """
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == mark):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != LOCK:

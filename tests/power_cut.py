@@ -180,7 +180,7 @@ def paths(cut, names, number, path, content, draw):
 
 
 def content_of(old, new, how):
-    """What a file may hold. Example: "a" synced and "abc" written: "half" is "ab", as an append keeps what was there."""
+    """What a file may hold. Example: "a", then "abc" written: half is "ab", as an append keeps what was synced."""
     if isinstance(new, str) or how == "new":
         return new
     kept = len(old) if new.startswith(old) else 0

@@ -10,8 +10,9 @@ from typing import Literal
 import pytest
 import tyro
 
-from forage.cli import Flag, flags_of, help_text, refuse_old_names, run_script, with_config
+from forage.cli import Flag, flags_of, help_text, refuse_old_names, run, run_script, with_config
 from forage.errors import UserError
+from forage.sft.options import SFTOptions
 from tests.here import run_here
 
 
@@ -149,3 +150,29 @@ def test_sigterm_stops_a_script_as_ctrl_c_does(monkeypatch, capsys):
     assert capsys.readouterr().err == "stopped; re-run the same command to resume\n"
     assert left == [signal.SIG_DFL]  # a second one ends it at once
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        ([], None),
+        (["--gradient-checkpointing"], True),
+        (["--gradient_checkpointing", "--max-steps", "3"], True),
+        (["--no-gradient-checkpointing", "--max-steps", "3"], False),
+        (["--gradient-checkpointing", "False"], False),
+    ],
+)
+def test_an_option_that_may_be_left_to_the_script_is_a_flag_too(arguments, chosen):
+    """As error messages advise it: `--gradient-checkpointing`, without a word after it."""
+    seen = []
+
+    def main(options: SFTOptions) -> None:
+        seen.append(options.memory.gradient_checkpointing)
+
+    run(main, arguments, "", (), {})
+    assert seen == [chosen]
+    assert "--[no-]gradient-checkpointing" in [flag.name for flag in flags_of(SFTOptions)]
+
+
+def test_a_file_may_set_it(tmp_path):
+    assert given(tmp_path, "gradient_checkpointing: true") == ["--gradient-checkpointing"]

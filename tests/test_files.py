@@ -1,6 +1,8 @@
 """Files that are whole or not there, folders other users can read, locks, and JSON Lines."""
 
+import errno
 import json
+from unittest import mock
 
 import pytest
 
@@ -79,6 +81,27 @@ def test_a_new_folder_in_the_place_of_an_old_one(tmp_path, monkeypatch, at_one_s
     assert list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.parametrize("at_one_stroke", [True, False])
+def test_a_folder_whose_name_cant_be_synced_is_not_there(tmp_path, monkeypatch, at_one_stroke):
+    """Else the same command would find it, and say that it exists already."""
+    failed = OSError(errno.ENOSPC, "No space left on device")
+    if not at_one_stroke:
+        monkeypatch.setattr("forage.files.exchange", lambda one, other: False)
+    folder = tmp_path / "policy"
+    monkeypatch.setattr("forage.files.sync", mock.Mock(side_effect=failed))
+    with pytest.raises(OSError, match="No space left"):
+        write(folder, "new")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("forage.files.sync", lambda path: None)
+    write(folder, "old")
+    answers = [failed] if at_one_stroke else [None, failed, None]
+    monkeypatch.setattr("forage.files.sync", mock.Mock(side_effect=answers))
+    with pytest.raises(OSError, match="No space left"):
+        write(folder, "new")
+    assert list(tmp_path.iterdir()) == [folder]
+    assert (folder / "file").read_text() == "old"
+
+
 def test_a_link_to_a_folder_stays_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     write(tmp_path / "disk" / "policy", "old")
@@ -100,3 +123,30 @@ def test_a_removed_folder_is_gone(tmp_path):
     write(tmp_path / "v000001", "text")
     remove_folder(tmp_path / "v000001")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_full_disk_names_the_file_or_folder(tmp_path):
+    """safetensors and tokenizers have the system's number only in a message."""
+    for raised in (OSError(errno.ENOSPC, "No space left"), Exception("I/O error: full (os error 28)")):
+        with pytest.raises(OSError, match="No space left") as caught, replacing_folder(tmp_path / "policy"):
+            raise raised
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "policy"))
+    with pytest.raises(ValueError, match="something else"), replacing_folder(tmp_path / "policy"):
+        raise ValueError("something else")
+
+
+def test_halves_of_emoji_are_read_and_written_as_question_marks(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "toe \\ud83d pain, \\ud83e\\uddb6 \\\\ud83d"}\n')
+    [(_, row)] = json_lines(path)
+    assert row == {"text": "toe ? pain, \U0001f9b6 \\ud83d"}
+    write_jsonl(path, [{"text": "\ud83d"}])
+    assert path.read_text() == '{"text": "?"}\n'
+
+
+def test_deep_json_and_huge_numbers_are_told_by_their_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for line in ("[" * 100_000, "9" * 5_000):
+        path.write_text(f"1\n{line}\n")
+        with pytest.raises(UserError, match=r"a.jsonl:2: not JSON"):
+            list(json_lines(path))

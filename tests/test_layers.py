@@ -23,7 +23,7 @@ LAYERS = [
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # The one thing that other scripts take from a script is what users edit there.
-EDITED_BY_USERS = {("grpo_train", "grpo_rollout")}
+EDITED_BY_USERS = {("grpo_train", "grpo_rollout"), ("evaluate", "grpo_rollout")}
 
 
 def modules():

@@ -57,7 +57,7 @@ def test_an_emptied_folder_stays_locked(tmp_path):
     (tmp_path / "state" / "000001").mkdir(parents=True)
     (tmp_path / "stats.jsonl").touch()
     with filling_folder(tmp_path):
-        empty_folder(tmp_path)
+        empty_folder(tmp_path, mark="config.json")
         assert names(tmp_path) == [".lock"]
         with pytest.raises(UserError, match="another process"), filling_folder(tmp_path):
             pass

@@ -122,3 +122,21 @@ def rewards_of_tokens(embedder):
         return [sum(i < 208 for i, m in zip(e.ids, e.mask, strict=True) if m) / max(1, e.sampled) for e in episodes]
 
     return {"even": even, "low": low}
+
+
+def teach(folder, questions, settings=None, protocol=None):
+    """A teacher's well-formed episodes on the tiny data."""
+    import asyncio
+
+    from forage.agent.options import AgentSettings, TeacherOptions
+    from forage.agent.protocol import Protocol
+    from forage.agent.teacher import demonstrate
+
+    settings = settings or AgentSettings(mode="sparse")
+    protocol = protocol or Protocol(make_tokenizer(), settings.passage_tokens)
+    store = DocumentStore.open(folder / "data" / "store")
+
+    def search(queries):
+        return store.search(queries, settings.k, settings.mode)
+
+    return asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(), 0))

@@ -10,9 +10,16 @@ import sys
 
 import grpo_rollout
 import grpo_train
+from forage.agent.options import SearchOptions
 from forage.cli import run_script
-from forage.grpo.options import TrainOptions
+from forage.engines.options import EngineOptions
+from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
+from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.policy.adapters import adapter_path
+from forage.rollout.options import RolloutOptions
 from forage.runs import plots
+from forage.runs.stats import read_stats, reproducible
+from tests.options import with_options
 from tests.tiny import rewards_of_tokens
 
 TINY = ("--engine", "local", "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3",
@@ -23,6 +30,32 @@ TINY = ("--engine", "local", "--mode", "sparse", "--max-turn-tokens", "12", "--m
 def tiny_args(folder, run_dir, *more):
     """Arguments of grpo_train.py; `folder` is of tests.tiny.make_tiny."""
     return ["--data", str(folder / "data"), "--policy", str(folder / "policy"), "--run-dir", str(run_dir), *TINY, *more]
+
+
+def tiny_options(tiny, run_dir, **more):
+    """The same as options, three steps of it; `more` as in tests.options.with_options."""
+    rollout = RolloutOptions(
+        data=tiny / "data", policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=3, num_rollouts=4,
+        search=SearchOptions(mode="sparse", max_turn_tokens=12, max_turns=2),
+    )  # fmt: skip
+    update = UpdateOptions(optimizer=OptimizerOptions(0.01), memory=MemoryOptions(token_budget=600))
+    guard = GuardOptions(on_collapse="warn")
+    options = TrainOptions(rollout, update, guard=guard, run_dir=run_dir, max_steps=3, eval_every=2)
+    return with_options(options, **more)
+
+
+def train(options, rewards=rewards_of_tokens):
+    """A run in this process."""
+    grpo_train.main(options, rewards)
+
+
+def stats_of(run_dir):
+    """What two runs of a seed must agree on."""
+    return [reproducible(stats) for stats in read_stats(run_dir)]
+
+
+def adapter_bytes(run_dir, version):
+    return (adapter_path(run_dir, version) / "adapter_model.safetensors").read_bytes()
 
 
 if __name__ == "__main__":

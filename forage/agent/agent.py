@@ -110,7 +110,7 @@ class Agent:
         elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # the second one in a row
             episode.stop = "no_action"
         else:
-            results = self.protocol.join(await self._results(reading, episode), turn.ids[-1])
+            results = self.protocol.join(await self._results(reading, episode), turn.ids[-1] if turn.ids else None)
             if len(episode.ids) + len(results) >= self.settings.max_tokens:
                 episode.stop = "tokens"
                 episode.drop_hits(number)  # the policy never saw them
@@ -131,7 +131,8 @@ class Agent:
         """Sample the rest of the episode's next turn, which begins with the tokens `begun`."""
         started = time.perf_counter()
         ids, stop_ids = (*episode.ids, *begun), self.protocol.stop_ids
-        sampled = await self.engine.generate(Request(ids, room, stop_ids, seed, self.sampling, episode.id))
+        request = Request(ids, room, stop_ids, seed, self.sampling, episode.id, episode.adapter)
+        sampled = await self.engine.generate(request)
         episode.seconds["generate"] += time.perf_counter() - started
         return sampled
 

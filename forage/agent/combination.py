@@ -1,11 +1,12 @@
 """Combination: an episode's named rewards become one. Pure functions of arrays.
 
-Shapes: N episodes, R rewards.
+Shapes: N episodes, R rewards. A reward that does not exist for an episode's question (there is no reference answer to
+compare with) is NaN in the arrays and absent from `Episode.rewards`: it counts neither for nor against the episode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,8 +21,13 @@ if TYPE_CHECKING:
     from forage.store.embedder import Embedder
 
 Floats = NDArray[np.float64]
-RewardFunction = Callable[[Sequence[Episode], Sequence[Question]], Sequence[float]]
+RewardFunction = Callable[[Sequence[Episode], Sequence[Question]], Sequence[float | None]]
+ROUNDING = 1e-6  # a mean of ones may come out a little over 1
 Method = Literal["uniform", "std", "pca", "l2", "gdpo"]
+
+# Added to a deviation before dividing by it, as in TRL: rewards that differ by rounding alone must not become
+# advantages of 1 and -1.
+DEVIATION_FLOOR = 1e-4
 
 
 class MakeRewards(Protocol):
@@ -33,20 +39,55 @@ class MakeRewards(Protocol):
 def reward_matrix(
     functions: Mapping[str, RewardFunction], episodes: Sequence[Episode], questions: Sequence[Question]
 ) -> Floats:
-    """(N, R): each function's value for each episode; a function that fails stops the run with its name."""
-    columns = []
-    for name, function in functions.items():
-        try:
-            column: Any = np.asarray(function(episodes, questions), dtype=np.float64)
-        except Exception as error:  # a user's code may raise anything; it is reported, not hidden
-            raise UserError(f"reward {name!r} raised {type(error).__name__}: {error}") from error
-        if column.shape != (len(episodes),):
-            raise UserError(f"reward {name!r} gave {column.shape} values for {len(episodes)} episodes")
-        if not np.isfinite(column).all():
-            bad = episodes[int(np.flatnonzero(~np.isfinite(column))[0])].id
-            raise UserError(f"reward {name!r} gave {column[~np.isfinite(column)][0]} for episode {bad}")
-        columns.append(column)
+    """(N, R): each function's value for each episode, NaN where it gave None.
+
+    A function that fails stops the run with its name, as does a value that is no number from 0 to 1.
+    """
+    columns = [_column(name, function, episodes, questions) for name, function in functions.items()]
     return np.stack(columns, axis=1)
+
+
+def _column(name: str, function: RewardFunction, episodes: Sequence[Episode], questions: Sequence[Question]) -> Floats:
+    try:
+        given = function(episodes, questions)
+        column: Any = np.asarray(given, dtype=np.float64)  # None becomes NaN
+    except Exception as error:  # a user's code may raise anything; it is reported, not hidden
+        raise UserError(f"reward {name!r} raised {type(error).__name__}: {error}") from error
+    if column.shape != (len(episodes),):
+        raise UserError(f"reward {name!r} gave {column.shape} values for {len(episodes)} episodes")
+    absent = np.array([value is None for value in given], dtype=bool)
+    wrong = ~absent & ~((column >= -ROUNDING) & (column <= 1 + ROUNDING))
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        raise UserError(
+            f"reward {name!r} gave {column[first]} for episode {episodes[first].id}; scale it to lie between 0 and 1, "
+            "and return None where it does not exist"
+        )
+    exists = {episode.question_id: not missing for episode, missing in zip(episodes, absent, strict=True)}
+    for episode, missing in zip(episodes, absent, strict=True):
+        if exists[episode.question_id] == missing:
+            raise UserError(
+                f"reward {name!r} gave None for some episodes of question {episode.question_id} only, which can't be "
+                "compared with the others; whether a reward exists must depend on the question alone"
+            )
+    return np.asarray(column.clip(0, 1))
+
+
+def weights_by_name(names: Iterable[str], given: Sequence[float]) -> dict[str, float]:
+    """The weight of each reward, from --weights; 1 each if none is given."""
+    names = list(names)
+    weights = dict(zip(names, map(float, given or [1.0] * len(names)), strict=False))
+    if len(given or names) != len(names) or min(weights.values()) < 0 or not sum(weights.values()):
+        raise UserError(
+            f"--weights {' '.join(f'{weight:g}' for weight in given)} must be {len(names)} numbers of at least 0, not "
+            f"all 0: the weights of {', '.join(names)}"
+        )
+    return weights
+
+
+def names_of_rewards(episodes: Iterable[Episode]) -> list[str]:
+    """The rewards that any of the episodes has."""
+    return list(dict.fromkeys(name for episode in episodes for name in episode.rewards))
 
 
 def combine_rewards(
@@ -55,35 +96,52 @@ def combine_rewards(
 ) -> Floats:  # fmt: skip
     """(N,): one reward per episode. `weights_R` multiply the method's own weights; by default all are 1.
 
+    An episode that lacks a reward is combined from the others: that reward's weight is 0 for it.
+
     uniform   weighted mean. [[1, 0], [0, 0]] with weights 3 and 1 gives .75 and 0.
     std       mean weighted by each reward's standard deviation over the batch: a reward on which all episodes agree
               can't tell them apart and has weight 0. If none varies, same as uniform.
     pca       mean weighted by each reward's absolute loading in the first principal component of the standardised
               rewards (what they have in common); rewards that don't vary have weight 0. If fewer than two vary, same
-              as uniform.
+              as uniform. A missing reward counts as its column's mean.
     l2        length of the weighted vector divided by that of all ones: one high reward counts more than the same sum
               spread over several. [[1, 0]] gives .707.
     gdpo      each reward normalised to mean 0 and deviation 1 within its group, then their weighted sum, normalised
               over the batch, https://arxiv.org/abs/2601.05242. Needs `groups_N`; the result is an advantage rather than
-              a reward.
+              a reward. Where a reward is missing, the sum of the others is scaled up to the weight of all.
+
+    An episode whose existing rewards have no weight by std or pca is combined by uniform.
     """
     count = rewards_NR.shape[1]
     weights = np.ones(count) if weights_R is None else np.asarray(weights_R, np.float64)
     if weights.shape != (count,) or (weights < 0).any() or weights.sum() == 0:
-        raise UserError(f"reward weights {list(weights)} must be {count} numbers of at least 0, not all 0")
+        given = " ".join(f"{weight:g}" for weight in weights)
+        raise UserError(f"reward weights {given} must be {count} numbers of at least 0, not all 0 (--weights)")
+    exists_NR = ~np.isnan(rewards_NR)
+    if not (exists_NR @ weights).all():
+        raise UserError(
+            "an episode's question has no reward of a weight over 0; give such a weight to a reward that every "
+            "question has, or leave out the questions without a reference answer"
+        )
+    given_NR = np.where(exists_NR, rewards_NR, 0.0)
     if method == "l2":
-        return np.asarray(np.linalg.norm(rewards_NR * weights, axis=1) / np.linalg.norm(weights))
+        lengths_N = [np.linalg.norm(weights[exists_R]) for exists_R in exists_NR]
+        return np.asarray(np.linalg.norm(given_NR * weights, axis=1) / np.array(lengths_N))
     if method == "gdpo":
         if groups_N is None:
             raise UserError("combining rewards by gdpo needs each episode's group")
-        return _standardised((_within_groups(rewards_NR, groups_N) * weights).sum(axis=1, keepdims=True))[:, 0]
-    if method == "std":
-        weights = weights * _or_ones(_deviations(rewards_NR), weights)
-    elif method == "pca":
-        weights = weights * _or_ones(first_component(rewards_NR), weights)
-    elif method != "uniform":
+        sums_N = (_within_groups(given_NR, groups_N) * weights).sum(axis=1)
+        scaled_N1 = (sums_N * (weights.sum() / _totals(exists_NR, weights)))[:, None]
+        return _standardised(scaled_N1, DEVIATION_FLOOR)[:, 0]
+    uniform_N = given_NR @ weights / _totals(exists_NR, weights)
+    if method == "uniform":
+        return np.asarray(uniform_N)
+    if method not in ("std", "pca"):
         raise UserError(f"unknown way {method!r} to combine rewards; choose uniform, std, pca, l2 or gdpo")
-    return np.asarray(rewards_NR @ weights / weights.sum())
+    found = _deviations(rewards_NR) if method == "std" else first_component(rewards_NR)
+    weights = weights * _or_ones(found, weights)
+    totals_N = _totals(exists_NR, weights)
+    return np.where(totals_N > 0, given_NR @ weights / np.where(totals_N > 0, totals_N, 1.0), uniform_N)
 
 
 def first_component(rewards_NR: Floats) -> Floats:
@@ -93,6 +151,7 @@ def first_component(rewards_NR: Floats) -> Floats:
     Example: two equal columns have equal loadings: [[0, 0], [1, 1]] gives .707 and .707.
     """
     varying = _deviations(rewards_NR) > 0
+    rewards_NR = _filled(rewards_NR)
     if varying.sum() < 2:
         return np.zeros(rewards_NR.shape[1])
     loadings = np.zeros(rewards_NR.shape[1])
@@ -102,33 +161,52 @@ def first_component(rewards_NR: Floats) -> Floats:
 
 
 def scored(episodes: Sequence[Episode], names: Sequence[str], rewards_NR: Floats, combined_N: Floats) -> list[Episode]:
-    """The episodes with their rewards by name and their combined reward."""
+    """The episodes with their combined reward and, by name, those rewards that exist."""
     return [
-        replace(episode, rewards=dict(zip(names, map(float, row), strict=True)), reward=float(total))
+        replace(
+            episode,
+            rewards={name: float(value) for name, value in zip(names, row, strict=True) if not np.isnan(value)},
+            reward=float(total),
+        )
         for episode, row, total in zip(episodes, rewards_NR, combined_N, strict=True)
     ]
 
 
 def _deviations(values_NR: Floats) -> Floats:
-    """Standard deviations, exactly 0 where all values are equal, whatever rounding does to their mean."""
+    """Standard deviations, exactly 0 where all values are equal, whatever rounding does to their mean.
+
+    Of a column with NaN, that of its other values.
+    """
+    if np.isnan(values_NR).any():
+        return np.concatenate([_deviations(column[~np.isnan(column)][:, None]) for column in values_NR.T])
     varies = values_NR.max(axis=0, initial=-np.inf) > values_NR.min(axis=0, initial=np.inf)
     return np.where(varies, values_NR.std(axis=0) if len(values_NR) else 0.0, 0.0)
 
 
-def _standardised(values_NR: Floats) -> Floats:
-    """Each column with mean 0 and deviation 1; zeros where it does not vary."""
+def _standardised(values_NR: Floats, floor: float = 0.0) -> Floats:
+    """Each column with mean 0 and deviation 1, or less where the deviation is near the floor; zeros where it is 0."""
     deviations = _deviations(values_NR)
-    return np.asarray(
-        np.where(deviations > 0, (values_NR - values_NR.mean(axis=0)) / np.where(deviations > 0, deviations, 1), 0)
-    )
+    divisors = np.where(deviations > 0, deviations + floor, 1)
+    return np.asarray(np.where(deviations > 0, (values_NR - values_NR.mean(axis=0)) / divisors, 0))
 
 
 def _within_groups(values_NR: Floats, groups_N: Sequence[Any]) -> Floats:
     groups = np.unique(np.asarray(groups_N), return_inverse=True)[1]
     result = np.zeros_like(values_NR)
     for group in range(groups.max(initial=-1) + 1):
-        result[groups == group] = _standardised(values_NR[groups == group])
+        result[groups == group] = _standardised(values_NR[groups == group], DEVIATION_FLOOR)
     return result
+
+
+def _filled(values_NR: Floats) -> Floats:
+    """The values with each NaN replaced by the mean of its column's others, which changes no mean."""
+    counts_R = np.maximum((~np.isnan(values_NR)).sum(axis=0), 1)
+    return np.where(np.isnan(values_NR), np.nansum(values_NR, axis=0) / counts_R, values_NR)
+
+
+def _totals(exists_NR: NDArray[np.bool_], weights: Floats) -> Floats:
+    """(N,): the weight of each episode's rewards."""
+    return np.where(exists_NR.all(axis=1), weights.sum(), exists_NR @ weights)
 
 
 def _or_ones(found: Floats, weights: Floats) -> Floats:

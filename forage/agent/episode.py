@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, Literal
 
 from forage.disk import append
 from forage.errors import UserError
+from forage.text import encodable
 
 # answer: the policy gave one; no_action: two turns in a row neither searched nor answered; turns, tokens, turn_tokens:
 # a limit was reached; engine: the server failed.
@@ -99,7 +102,7 @@ def to_json(episode: Episode) -> str:
     row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
     row["turns"] = [asdict(turn) for turn in episode.turns]
     row["searches"] = [asdict(search) for search in episode.searches]
-    return json.dumps(row, ensure_ascii=False)
+    return encodable(json.dumps(row, ensure_ascii=False))
 
 
 def from_json(line: str | bytes) -> Episode:
@@ -117,12 +120,24 @@ def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Episodes of a file. A cut-off last line is skipped; a broken line before it is an error."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    """Episodes of a .jsonl or .jsonl.gz; the name of a .jsonl that was compressed since will do.
+
+    A cut-off last line is skipped; a broken line before it is an error.
+    """
+    packed = path.with_name(f"{path.name}.gz")
+    path = packed if packed.exists() else path
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(_lines(file, path), 1):
             if not line.endswith(b"\n"):
                 return
             try:
                 yield from_json(line)
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
+
+
+def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is damaged ({error}); delete it, or put a copy in its place") from error

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from forage.agent.control import control_tokens
+from forage.text import encodable
+
 RewriteMode = Literal["append", "replace"]
 
 REWRITE = "Write a search query for the question: the medical words that a text with the answer contains. Only words."
@@ -20,8 +23,7 @@ def final_query(query: str, written: str, mode: RewriteMode, weight: int) -> str
 
 def prompt_tokens(tokenizer: Any, instruction: str, query: str) -> list[int]:
     """A prompt in the model's chat template, or without one, a plain text for the model to continue."""
-    for special in tokenizer.all_special_tokens:  # a query must not end its own turn
-        query = query.replace(special, " ")
+    query = control_tokens(tokenizer).broken(encodable(query))  # a query must not end its own turn
     if not tokenizer.chat_template:
         text = f"{instruction}\n\nQuestion: {query}\nSearch query:"
         return list(tokenizer(text)["input_ids"])

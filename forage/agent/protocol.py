@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from forage.agent.control import ControlTokens, control_tokens
 from forage.errors import UserError
+from forage.text import encodable
 
 TOOL_NAME = "search"
 SEARCH_TOOL: dict[str, Any] = {
@@ -42,8 +44,10 @@ TOOL_TEXT = (
     'To search, write <tool_call>{"name": "search", "arguments": {"query": "a few words"}}</tool_call> and end your '
     "turn; what was found comes in <tool_response>."
 )
-# Retrieved text must not contain these: every tag, in any spelling that a template or a model could know.
-TAG = re.compile(r"<(?=[|/!｜A-Za-z])")
+# Retrieved text must not contain these: every tag, in any spelling that a template or a model could know. Some
+# tokenizers read full-width characters as their ASCII ones and drop invisible ones.
+INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff"
+TAG = re.compile(rf"[<＜﹤](?=[{INVISIBLE}]*[|/!｜／A-Za-z])")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 QUESTION_SLOT, TURN_SLOT, RESULT_SLOT = "QUESTION-GOES-HERE", "TURN-GOES-HERE", "RESULT-GOES-HERE"
 
@@ -215,7 +219,7 @@ class Protocol:
     def end_of_turn(self) -> int:
         """The token that ends a turn of the policy."""
         first: int = self._encode(self._delimiters[2])[0]
-        if first not in self._control:
+        if first not in self._control.texts:
             name = self.tokenizer.name_or_path
             raise UserError(f"the chat template of {name} does not end turns with a special token; use another model")
         return first
@@ -227,20 +231,42 @@ class Protocol:
         return (self.end_of_turn,) if eos in (None, self.end_of_turn) else (self.end_of_turn, eos)
 
     @cached_property
-    def _control(self) -> dict[int, str]:
-        """Tokens outside the normal vocabulary, by id: turn delimiters, and tags that the model has tokens for."""
-        return {number: token.content for number, token in self.tokenizer.added_tokens_decoder.items()}
+    def _control(self) -> ControlTokens:
+        return control_tokens(self.tokenizer)
 
     @cached_property
-    def _markup(self) -> re.Pattern[str]:
-        """Matches the text of any control token, longest first."""
-        texts = sorted((text for text in self._control.values() if len(text.strip()) > 1), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
+    def _turn_tokens(self) -> frozenset[int]:
+        """Tokens that a turn must not contain before its end: special ones, and those that begin and end turns.
+
+        Some models, such as DeepSeek's, do not count the latter as special.
+        """
+        around = (token for text in self._delimiters[1:] for token in self._encode(text))
+        return frozenset(self.tokenizer.all_special_ids).union(
+            token for token in around if token in self._control.texts
+        )
+
+    @cached_property
+    def _passage_room(self) -> int:
+        """No passage that is cut to length needs more characters: as if each token were as long as the longest."""
+        return self.passage_tokens * max(map(len, self.tokenizer.get_vocab()))
 
     def prompt(self, question: str) -> list[int]:
         """Tokens of the prompt, up to where the policy's first turn begins."""
         before, after, _, _ = self._delimiters
         return self._encode(before + self.harmless(question) + after)
+
+    @cached_property
+    def _around_question(self) -> tuple[str, str]:
+        """A prompt's decoded text before and after the question."""
+        before, _, after = self._decode(self.prompt(QUESTION_SLOT)).partition(QUESTION_SLOT)
+        return before, after
+
+    def question_in(self, prompt: Sequence[int]) -> str | None:
+        """The question that a prompt asks; None if it is not a prompt of this protocol."""
+        text, (before, after) = self._decode(prompt), self._around_question
+        if len(text) < len(before + after) or not text.startswith(before) or not text.endswith(after):
+            return None
+        return text[len(before) : len(text) - len(after)]
 
     def turn_ids(self, text: str) -> list[int]:
         """A turn's tokens as the policy would sample them, for demonstrations."""
@@ -255,19 +281,16 @@ class Protocol:
 
     def show(self, passages: Iterable[Passage]) -> str:
         """A search result as text: numbered passages, each cut to length, none able to forge a turn."""
-        shown = [
-            f"[{number}] {self._cut(self.harmless(f'{passage.title}: {passage.text}'))}"
-            for number, passage in enumerate(passages, 1)
-        ]
+        shown = [f"[{number}] {self._shown(passage)}" for number, passage in enumerate(passages, 1)]
         return "\n".join(shown) or "nothing found"
+
+    def _shown(self, passage: Passage) -> str:
+        text = " ".join(f"{passage.title}: {passage.text}".split())
+        return self._cut(self.harmless(text[: self._passage_room]))
 
     def harmless(self, text: str) -> str:
         """Text without tags and control tokens: each gets a space after its first character."""
-        text = TAG.sub("< ", " ".join(text.split()))
-        while found := self._markup.search(text):
-            at = found.start() + 1
-            text = f"{text[:at]} {text[at:]}"
-        return text
+        return self._control.broken(TAG.sub(r"\g<0> ", " ".join(encodable(text).split())))
 
     def _cut(self, text: str) -> str:
         offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
@@ -277,14 +300,16 @@ class Protocol:
 
     def text(self, ids: Sequence[int]) -> str:
         """A turn's tokens as text, without the end of turn."""
-        words = [number for number in ids if number not in self.stop_ids]
-        text: str = self.tokenizer.decode(words, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self._decode([number for number in ids if number not in self.stop_ids])
 
     def forges(self, ids: Sequence[int]) -> bool:
         """Whether a turn contains one of the template's special tokens before its end."""
-        special = set(self.tokenizer.all_special_ids)
-        return any(number in special for number in ids[:-1]) or bool(ids and ids[-1] in special - set(self.stop_ids))
+        inside = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return not self._turn_tokens.isdisjoint(inside)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,8 @@
-"""Rewards: pure functions of episodes and their questions that return a number from 0 to 1 for each episode."""
+"""Rewards: pure functions of episodes and their questions that return a number from 0 to 1 for each episode.
+
+None says that the reward does not exist for this question, as a comparison with its reference answer where it has none.
+That may depend on the question alone, never on the episode.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +33,33 @@ def get_mrr(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[
 
 def get_answer_similarity(
     episodes: Sequence[Episode], questions: Sequence[Question], embedder: Embedder
-) -> list[float]:
+) -> list[float | None]:
     """Cosine of the embeddings of answer and reference; 0 if it is negative or there is no answer.
 
-    Unrelated texts do not score 0: about 0.1 with MiniLM, about 0.7 with E5.
+    Unrelated texts do not score 0: about 0.1 with MiniLM, about 0.7 with E5. None without a reference.
     """
+    if not any(map(has_reference, questions)):
+        return [None] * len(questions)
     given = embedder.encode_passages([episode.answer for episode in episodes])
     wanted = embedder.encode_passages([question.answer for question in questions])
     cosines = np.einsum("nd,nd->n", given, wanted).clip(0, 1)
-    return [float(c) if episode.answer else 0.0 for c, episode in zip(cosines, episodes, strict=True)]
+    scores = [float(c) if episode.answer else 0.0 for c, episode in zip(cosines, episodes, strict=True)]
+    return where_known(scores, questions)
 
 
-def get_token_f1(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
-    """F1 of the answer's words against the reference's."""
-    return [token_f1(episode.answer, question.answer) for episode, question in zip(episodes, questions, strict=True)]
+def get_token_f1(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float | None]:
+    """F1 of the answer's words against the reference's; None without a reference."""
+    scores = [token_f1(episode.answer, question.answer) for episode, question in zip(episodes, questions, strict=True)]
+    return where_known(scores, questions)
+
+
+def where_known(scores: Sequence[float], questions: Sequence[Question]) -> list[float | None]:
+    """The scores, None for a question without a reference answer."""
+    return [score if has_reference(question) else None for score, question in zip(scores, questions, strict=True)]
+
+
+def has_reference(question: Question) -> bool:
+    return bool(question.answer.strip())
 
 
 def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import dropwhile
@@ -124,15 +125,16 @@ def guess_of(question: Question, words: int, question_weight: int = 0, beginning
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
     """The first sentences of an answer that fit into `most` tokens, or its first words if no sentence fits."""
-    sentences = SENTENCE.split(" ".join(answer.split()))
-    for number in range(len(sentences), 0, -1):
-        text = " ".join(sentences[:number])
-        if count(text) <= most:
-            return text
-    words = sentences[0].split()
-    while len(words) > 1 and count(" ".join(words)) > most:
-        words.pop()
-    return " ".join(words)
+    for parts in (SENTENCE.split(" ".join(answer.split())), SENTENCE.split(" ".join(answer.split()))[0].split()):
+        fitting = most_parts(parts, count, most)
+        if fitting:
+            return " ".join(parts[:fitting])
+    return " ".join(answer.split()[:1])
+
+
+def most_parts(parts: Sequence[str], count: Callable[[str], int], most: int) -> int:
+    """How many of the first parts fit together into `most` tokens, by halving: some answers are a megabyte long."""
+    return bisect_right(range(1, len(parts) + 1), most, key=lambda number: count(" ".join(parts[:number])))
 
 
 def readable(answer: str, passage: str) -> str:
@@ -204,7 +206,7 @@ async def demonstrate(
         if queries and len(queries) < settings.max_turns:
             rank = ranks[queries[-1]] or 0
             answer = write_last_turn(question, rank, hits[queries[-1]][rank - 1], protocol, teacher.answer_tokens)
-            scripts[question] = [*map(write_call, queries), answer]
+            scripts[question] = [*(write_call(protocol.harmless(query)) for query in queries), answer]
     turns = {f"{question.id}/0": script for question, script in scripts.items()}
     agent = Agent(Teacher(protocol, turns), protocol, BatchedSearch(search_many), settings)
     episodes = [await agent.play(question) for question in scripts]
@@ -240,7 +242,8 @@ def search_candidates(
 
 def write_last_turn(question: Question, rank: int, hit: Found, protocol: Protocol, answer_tokens: int) -> str:
     """The turn that names the passage and reads the answer from it."""
-    answer = readable(body_of(question.answer), protocol.show([Passage(hit.title, hit.text)]))
+    # As harmless as the passage: what the policy learns to write must hold no turn that the reference forges.
+    answer = readable(protocol.harmless(body_of(question.answer)), protocol.show([Passage(hit.title, hit.text)]))
     answer = short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
     return f"Passage {rank} answers this.\n{write_answer(answer)}"
 

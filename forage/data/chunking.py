@@ -16,6 +16,8 @@ Span = tuple[int, int]
 # sentence, or at a line break. The abbreviations that medical text is full of don't end one.
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*\s+(?=[\"'“‘(\[]?[A-Z0-9À-Þ])|\n+")
 ABBREVIATION = re.compile(r"(?:\b(?:Dr|Mr|Mrs|Ms|Prof|St|vs|e\.g|i\.e|etc|approx|Fig|No|spp?)|\b[A-Z])\.\s+$")
+LONGEST_ABBREVIATION = len("approx")
+LONGEST_TITLE = 1000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ def chunk_document(document: Document, count: CountTokens, size: int, overlap: i
         for section_start, section_end in _section_spans(document)
         for start, end in chunk_spans(document.text[section_start:section_end], count, size, overlap)
     ]
+    title = document.title[:LONGEST_TITLE]  # it is repeated in each chunk: a megabyte would become gigabytes
     return [
-        Chunk(document.id, document.title, document.text[start:end], start, end, index, len(spans))
+        Chunk(document.id, title, document.text[start:end], start, end, index, len(spans))
         for index, (start, end) in enumerate(spans)
     ]
 
@@ -105,7 +108,11 @@ def _sentence_spans(text: str) -> Iterator[Span]:
     """Spans of sentences that cover `text`; the white space after a sentence belongs to it."""
     start = 0
     for end in SENTENCE_END.finditer(text):
-        if ABBREVIATION.search(text, start, end.end()) and "\n" not in end.group():
+        # Only the last letters are looked at: in a megabyte of "A. A. A. ", a sentence has no end.
+        if (
+            ABBREVIATION.search(text, max(start, end.start() - LONGEST_ABBREVIATION), end.end())
+            and "\n" not in end.group()
+        ):
             continue
         yield start, end.end()
         start = end.end()

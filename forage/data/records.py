@@ -72,4 +72,7 @@ def _fields(row: Any, kind: type, path: Path, number: int) -> dict[str, Any]:
     missing = [name for name in names[:3] if not isinstance(row, dict) or name not in row]
     if missing:
         raise UserError(f"{path}:{number}: no {', '.join(missing)}; is this a file that data_prep.py wrote?")
+    wrong = next((name for name in names[1:3] if not isinstance(row[name], str)), None)
+    if wrong:
+        raise UserError(f"{path}:{number}: {wrong} is not text; fix or delete that line")
     return {name: tuple(row[name]) if isinstance(row[name], list) else row[name] for name in names if name in row}

@@ -86,9 +86,9 @@ def split_by_document(
 ) -> tuple[list[Question], list[Question]]:
     """(train, eval), such that no document answers questions of both.
 
-    Documents that share a question form a group. Groups are ordered by a hash of the seed and their first document's
-    id, and the first `eval_share` of them are held out. So the split is reproducible, and adding documents moves only
-    groups near the boundary.
+    Documents that share a question form a group, also if it is asked twice in other spellings. Groups are ordered by a
+    hash of the seed and their first document's id, and the first `eval_share` of them are held out. So the split is
+    reproducible, and adding documents moves only groups near the boundary.
     """
     leader = _groups(questions)
     groups = sorted(set(leader.values()), key=lambda doc_id: hashlib.sha256(f"{seed}:{doc_id}".encode()).digest())
@@ -99,7 +99,10 @@ def split_by_document(
 
 
 def _groups(questions: Sequence[Question]) -> dict[str, str]:
-    """The first document of each document's group; documents that answer one question are in one group."""
+    """The first document of each document's group; documents that answer one question are in one group.
+
+    Two questions in the same words are one.
+    """
     leader: dict[str, str] = {}
 
     def find(doc_id: str) -> str:
@@ -108,9 +111,11 @@ def _groups(questions: Sequence[Question]) -> dict[str, str]:
             doc_id = leader[doc_id]
         return doc_id
 
+    asked: dict[str, str] = {}  # a document of each question, by its key
     for question in questions:
         first, *others = map(find, question.relevant_doc_ids)
-        for other in others:
+        key = question_key(question.question) or question.id  # without a word, nothing tells that two are the same
+        for other in (*others, asked.setdefault(key, first)):
             low, high = sorted((find(first), find(other)))
             leader[high] = low
     return {doc_id: find(doc_id) for doc_id in list(leader)}

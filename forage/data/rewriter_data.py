@@ -15,6 +15,7 @@ from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
 from forage.errors import UserError
 from forage.files import json_lines, replacing, write_jsonl
+from forage.text import encodable_values
 
 CORPUS = "pubmed_corpus.json"
 
@@ -68,10 +69,10 @@ def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:
 
 def _read_corpus(path: Path) -> tuple[list[Document], list[str]]:
     try:
-        rows = json.loads(path.read_bytes())
+        rows = encodable_values(json.loads(path.read_bytes()))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; the corpus is a JSON list of doc_id and text") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}); it must be a list of doc_id and text") from error
     if not isinstance(rows, list):
         raise UserError(f"{path} must be a JSON list of objects with doc_id and text")

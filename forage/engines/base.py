@@ -46,6 +46,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     episode: str = ""
     """Requests of the same episode go to where its earlier tokens are cached."""
+    adapter: str = ""
+    """The adapter that the episode began with: no other samples it. Empty: the one in use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,19 @@ import httpx
 
 from forage.engines.base import Engine
 from forage.engines.options import EngineOptions
+from forage.engines.served import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.policy.card import PolicyCard
-from forage.policy.policy import load_base
+from forage.policy.policy import load_base, vocabulary_of
 
 
 @asynccontextmanager
-async def open_engine(options: EngineOptions, card: PolicyCard, slots: int) -> AsyncIterator[Engine]:
-    """vLLM servers, or this process with `slots` sequences at a time (at most 64)."""
+async def open_engine(options: EngineOptions, card: PolicyCard, slots: int, tokens: int) -> AsyncIterator[Engine]:
+    """vLLM servers, or this process with `slots` sequences at a time (at most 64). `tokens`: an episode's most."""
     if not options.api_key:
         options = replace(options, api_key=os.environ.get("VLLM_API_KEY", ""))
     if options.engine == "vllm" or (options.engine == "auto" and answers(options)):
-        async with VLLMEngine(options) as engine:
+        async with VLLMEngine(options, Wanted(card, vocabulary_of(card), tokens)) as engine:
             yield engine
     else:
         if options.engine == "auto":

@@ -11,6 +11,7 @@ Three things make it several times as fast as `model.generate` on a PEFT model:
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forage.engines.base import Request, Sample
+from forage.engines.base import EngineError, Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, SlotCache, check_attention
 from forage.errors import UserError
 from forage.library_noise import silence_library_noise
@@ -92,6 +93,8 @@ class LocalEngine:
     async def generate(self, request: Request) -> Sample:
         if request.sampling.top_p < 1 or request.sampling.top_k:
             raise UserError("--top-p and --top-k need a vLLM server; sampling in this process draws from all tokens")
+        if request.adapter not in ("", self.adapter):
+            raise EngineError(f"episode {request.episode} began with adapter {request.adapter}, not {self.adapter}")
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._runner is None or self._runner.done():
@@ -212,11 +215,13 @@ class LocalEngine:
             [request.sampling.temperature or 1.0 for request in requests], device=hidden_SD.device
         )
         logprobs_SV = (head(hidden_SD).float() / temperatures[:, None]).log_softmax(-1)
-        draws = torch.tensor([float(torch.rand((), dtype=torch.float64, generator=slot.random)) for slot in slots])
+        draws = below_one([float(torch.rand((), dtype=torch.float64, generator=slot.random)) for slot in slots])
         chosen_S = inverse_cdf(logprobs_SV, draws.to(hidden_SD.device))
         greedy = torch.tensor([request.sampling.temperature == 0 for request in requests], device=hidden_SD.device)
         chosen_S = torch.where(greedy, logprobs_SV.argmax(-1), chosen_S)
         chosen_logprobs = logprobs_SV.gather(1, chosen_S[:, None])[:, 0].tolist()
+        if not all(map(math.isfinite, chosen_logprobs)):
+            raise UserError(f"with adapter {self.adapter} the model's probabilities are NaN; go back to an earlier one")
         for slot, token, logprob in zip(slots, chosen_S.tolist(), chosen_logprobs, strict=True):
             slot.next_token = token
             slot.sampled.append(token)
@@ -243,11 +248,28 @@ def common_start(held: Sequence[int], wanted: Sequence[int]) -> int:
     return int(differ[0]) if len(differ) else length
 
 
+def below_one(draws: Sequence[float]) -> Tensor:
+    """Draws from [0, 1) in fp32, where those within 2**-25 of 1 would be 1: they become the last number below it."""
+    return torch.tensor(draws, dtype=torch.float32).clamp(max=1 - 2**-24)
+
+
 def inverse_cdf(logprobs_SV: Tensor, draws_S: Tensor) -> Tensor:
     """The token at which the cumulative probability passes a draw from [0, 1). In fp64: it sums 50,000 numbers.
 
+    A token of probability 0 is never taken, however the sums are rounded.
+
     Example: probabilities .2 .5 .3 and a draw of .6 give token 1; the same draw always gives the same token.
     """
-    sums_SV = logprobs_SV.double().exp().cumsum(-1)
+    probabilities_SV = logprobs_SV.double().exp()
+    sums_SV = probabilities_SV.cumsum(-1)
     wanted_S1 = (draws_S.double() * sums_SV[:, -1])[:, None]
-    return torch.searchsorted(sums_SV, wanted_S1, right=True)[:, 0].clamp(max=logprobs_SV.shape[1] - 1)
+    chosen_S1 = torch.searchsorted(sums_SV, wanted_S1, right=True).clamp(max=logprobs_SV.shape[1] - 1)
+    if not probabilities_SV.gather(1, chosen_S1).all():
+        return first_above(sums_SV, probabilities_SV, draws_S)
+    return chosen_S1[:, 0]
+
+
+def first_above(sums_SV: Tensor, probabilities_SV: Tensor, draws_S: Tensor) -> Tensor:
+    """The same where sums fall now and then: a GPU adds in parallel, so they are rounded in different orders."""
+    sums_SV = sums_SV.masked_fill(probabilities_SV == 0, 0)
+    return (sums_SV > (draws_S.double() * sums_SV.amax(-1))[:, None]).int().argmax(-1)

@@ -74,9 +74,20 @@ class Prefill:
         return kept[self.slot : self.slot + 1, :, : self.end]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        if query.is_cuda:
+            return self.attend_on_gpu(query, keys, values, scale)
         tokens = self.end - self.start
         seen = torch.ones(tokens, self.end, dtype=torch.bool, device=query.device).tril(self.start)
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
+
+    def attend_on_gpu(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """The same without a mask beside shared heads, for which CUDA has only a kernel that holds all scores."""
+        if self.start == 0:
+            return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+        repeats = query.shape[1] // keys.shape[1]
+        keys, values = (kept.repeat_interleave(repeats, dim=1) for kept in (keys, values))
+        seen = torch.ones(self.end - self.start, self.end, dtype=torch.bool, device=query.device).tril(self.start)
+        return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
 
 
 @dataclass(frozen=True)

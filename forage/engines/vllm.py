@@ -11,44 +11,61 @@ import contextlib
 import random
 import time
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from forage.engines.base import EngineError, Request, Sample
+from forage.engines.completion import UnreadyError, body_of, choice_of, message_of, read_sample
 from forage.engines.options import EngineOptions
+from forage.engines.probe import COLD, COMPARED, PROMPTS, check_differences, difference, listed_logprobs, probe_body
+from forage.engines.served import Wanted, check_served
 from forage.errors import UserError
 from forage.heartbeat import beat
-from forage.policy.adapters import weights_digest
+from forage.policy.adapters import changes_tokens, weights_digest
 
 RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
+
+
+@dataclass(frozen=True)
+class Served:
+    """An adapter on the servers."""
+
+    name: str
+    """There it has another name than here: it ends in a digest of the weights, as another run may use the same name."""
+    folder: Path
 
 
 class VLLMEngine:
     """Samples through one or several servers of the same base model. Use it as `async with VLLMEngine(options)`."""
 
-    def __init__(self, options: EngineOptions) -> None:
-        self.options = options
+    def __init__(self, options: EngineOptions, wanted: Wanted | None = None) -> None:
+        self.options, self.wanted = options, wanted
         self.adapter = "base"
-        self.base_root = ""
-        """Where the servers loaded their base from: a folder on their machine, or a hub name."""
         self._base = ""
-        self._served: dict[str, tuple[str, Path]] = {}  # adapter: its name on the servers, its folder
+        self._served: dict[str, Served] = {}
+        self._plain: dict[httpx.AsyncClient, Sample] = {}  # what each server's base answers to COMPARED
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._clients = [
-            httpx.AsyncClient(base_url=url, headers=headers, timeout=options.timeout, limits=limits)
-            for url in options.urls
-        ]
+        try:
+            self._clients = [
+                httpx.AsyncClient(base_url=url, headers=headers, timeout=options.timeout, limits=limits)
+                for url in options.urls
+            ]
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UserError(f"--urls {' '.join(options.urls)}: {error}; give addresses as http://HOST:PORT") from error
         self._loading = asyncio.Lock()
 
     async def __aenter__(self) -> VLLMEngine:
-        """Wait until every server answers; refuse servers of different models."""
+        """Wait until every server answers; refuse servers of different models, and those that the probe refuses."""
         bases = [await self._wait_for(client) for client in self._clients]
         if len(set(bases)) != 1:
             raise UserError(f"the servers serve different models: {', '.join(sorted(set(bases)))}")
         self._base = bases[0]
+        for client in self._clients:
+            await self._patiently(client, self._probe, "can't be probed")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -61,26 +78,36 @@ class VLLMEngine:
         while True:
             beat()
             try:
-                answer = await client.get("/v1/models", timeout=10)
-                if answer.status_code == 200:
-                    base = next(model for model in answer.json()["data"] if not model.get("parent"))
-                    self.base_root = str(base.get("root") or "")
-                    return str(base["id"])
-                if answer.status_code in (401, 403):
-                    raise UserError(f"{client.base_url} refuses the API key; set VLLM_API_KEY to the server's")
-                why = f"status {answer.status_code}"
-            except httpx.TransportError as error:
-                why = type(error).__name__
-            if time.monotonic() > deadline:
-                raise UserError(f"no vLLM server answers at {client.base_url} ({why}); start one: make vllm-cpu")
+                base = next(model for model in await self._models(client, timeout=10) if not model.get("parent"))
+            except UnreadyError as error:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"no vLLM server answers at {client.base_url} ({error}); start one: make vllm-cpu"
+                    ) from error
+            else:
+                if self.wanted:
+                    check_served(base, self.wanted, f"the server at {client.base_url}")
+                return str(base["id"])
             await asyncio.sleep(1)
+
+    async def _probe(self, client: httpx.AsyncClient) -> None:
+        """Refuse a server whose log-probabilities are not those of the distribution that it samples from."""
+        server = f"the server at {client.base_url}"
+        found = []
+        for prompt in PROMPTS:
+            warm, cold = [
+                listed_logprobs(choice_of(await self._complete(client, probe_body(prompt, t, self._base))), server)
+                for t in (1.0, COLD)
+            ]
+            found.append(difference(warm, cold))
+        check_differences(found, server)
+        self._plain[client] = await self._compared(client, self._base)
 
     # Sampling
 
     async def generate(self, request: Request) -> Sample:
         """Ask the episode's server, or the next one if it doesn't answer; retry with growing pauses."""
-        adapter = self.adapter
-        body = self._body(request, adapter)
+        served = self._served_for(request)
         # A question's episodes share their prompt, so they share a server and its prefix cache.
         first = zlib.crc32(request.episode.partition("/")[0].encode())
         deadline: float | None = None
@@ -88,16 +115,9 @@ class VLLMEngine:
         while True:
             client = self._clients[(first + attempt) % len(self._clients)]
             try:
-                answer = await client.post("/v1/completions", json=body)
-                if answer.status_code == 200:
-                    return read_sample(answer.json()["choices"][0], request)
-                if answer.status_code == 404 and adapter != "base":  # a restarted server has no adapters
-                    await self._load(client, adapter)
-                elif answer.status_code not in RETRIED:
-                    raise UserError(f"{client.base_url} refuses the request: {message_of(answer)}")
-                why = f"status {answer.status_code}"
-            except (httpx.TransportError, ValueError) as error:  # ValueError: a cut-off answer isn't JSON
-                why = f"{type(error).__name__} {error}".strip()
+                return await self._sample(client, request, served)
+            except UnreadyError as error:
+                why = error
             attempt += 1
             deadline = deadline or time.monotonic() + self.options.patience
             if time.monotonic() > deadline:
@@ -105,24 +125,28 @@ class VLLMEngine:
             if attempt % len(self._clients) == 0:
                 await asyncio.sleep(min(10, 0.2 * 2 ** min(attempt, 6)) * random.uniform(0.5, 1))
 
-    def _body(self, request: Request, adapter: str) -> dict[str, Any]:
-        sampling = request.sampling
-        return {
-            "model": self._base if adapter == "base" else self._served[adapter][0],
-            "prompt": list(request.ids),
-            "max_tokens": request.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "repetition_penalty": 1.0,  # the model's generation settings may differ
-            "min_p": 0.0,
-            "seed": request.seed,
-            "stop_token_ids": list(request.stop_ids),
-            "ignore_eos": True,  # only the request's own stop tokens end it
-            "logprobs": 0,  # only the sampled token's
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-        }
+    def _served_for(self, request: Request) -> Served | None:
+        """The adapter that the request asks for, or else the one in use; None for the base."""
+        adapter = request.adapter or self.adapter
+        if adapter != "base" and adapter not in self._served:
+            raise EngineError(f"episode {request.episode} began with adapter {adapter}, which was never loaded here")
+        return None if adapter == "base" else self._served[adapter]
+
+    async def _sample(self, client: httpx.AsyncClient, request: Request, served: Served | None) -> Sample:
+        """One attempt at one server."""
+        answer = await self._complete(client, body_of(request, served.name if served else self._base))
+        if answer.status_code == 404 and served:  # a restarted server has no adapters, and maybe other settings
+            await self._probe(client)
+            await self._load(client, served)
+            raise UnreadyError("it had lost the adapter")
+        return read_sample(choice_of(answer), request, self.wanted.vocabulary if self.wanted else 0)
+
+    async def _complete(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
+        """The answer, of status 200, or 404 where the server doesn't have the model."""
+        answer = await self._call(client, "POST", "/v1/completions", json=body)
+        if answer.status_code not in (200, 404) or (answer.status_code == 404 and body["model"] == self._base):
+            raise UserError(f"{client.base_url} refuses the request: {message_of(answer)}")
+        return answer
 
     def release(self, episode: str) -> None:
         """Nothing to do: the server's prefix cache drops its oldest blocks by itself."""
@@ -130,76 +154,96 @@ class VLLMEngine:
     # Adapters
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load the adapter on every server and use it, then unload the previous one.
-
-        A server may still have another run's adapter of this name, so the name there ends in a digest of the weights.
-        """
-        if name == self.adapter:
+        """Load the adapter on every server and use it, then unload the previous one."""
+        before = self._served.get(self.adapter)
+        served = Served(f"{name}-{weights_digest(folder)[:8]}".removesuffix("-"), folder.resolve())
+        if name == self.adapter and served == before:
             return
-        before = self.adapter
-        self._served[name] = f"{name}-{weights_digest(folder)[:8]}".removesuffix("-"), folder.resolve()
         for client in self._clients:
-            await self._load_patiently(client, name)
-        self.adapter = name
-        if before != "base":
+            await self._patiently(client, lambda client: self._load(client, served), f"can't load adapter {name}")
+        self._served[name], self.adapter = served, name
+        if before and before.name != served.name:
             for client in self._clients:
-                with contextlib.suppress(httpx.TransportError):  # a server that is down has none
-                    await client.post("/v1/unload_lora_adapter", json={"lora_name": self._served[before][0]})
+                with contextlib.suppress(UnreadyError):  # a server that is down has none
+                    await self._call(client, "POST", "/v1/unload_lora_adapter", json={"lora_name": before.name})
 
-    async def _load_patiently(self, client: httpx.AsyncClient, name: str) -> None:
-        """Load the adapter, waiting if the server is restarting."""
+    async def _load(self, client: httpx.AsyncClient, served: Served) -> None:
+        async with self._loading:
+            if await self._has(client, served.name):
+                return
+            path = {"lora_name": served.name, "lora_path": str(served.folder)}
+            answer = await self._call(client, "POST", "/v1/load_lora_adapter", json=path)
+            if answer.status_code != 200 and await self._has(client, served.name):  # another worker loaded it first
+                return
+        if answer.status_code == 404 and message_of(answer) == NO_ROUTE:
+            raise UserError(f"{client.base_url} can't load adapters at run time; start it as scripts/vllm_cpu.sh does")
+        if answer.status_code != 200:
+            raise UserError(f"{client.base_url} can't load adapter {served.name} ({message_of(answer)})")
+        await self._check_effect(client, served)
+
+    async def _check_effect(self, client: httpx.AsyncClient, served: Served) -> None:
+        """Refuse a server that has loaded an adapter but samples from the base.
+
+        The base was asked at the start, not now: beside requests with an adapter, a vLLM for CPUs (0.32) may apply
+        that adapter to requests for the base too (vLLM's pull request 48421).
+        """
+        if changes_tokens(served.folder) and await self._compared(client, served.name) == self._plain[client]:
+            raise UserError(
+                f"{client.base_url} has loaded adapter {served.name} but samples from the base; is its version "
+                "supported, and does it support adapters of this model?"
+            )
+
+    async def _compared(self, client: httpx.AsyncClient, model: str) -> Sample:
+        return read_sample(choice_of(await self._complete(client, body_of(COMPARED, model))), COMPARED)
+
+    async def _has(self, client: httpx.AsyncClient, name: str) -> bool:
+        """Does the server have a model or adapter of this name?"""
+        return name in {model["id"] for model in await self._models(client)}
+
+    # HTTP
+
+    async def _models(self, client: httpx.AsyncClient, timeout: float | None = None) -> list[dict[str, Any]]:
+        """The models and adapters of a server."""
+        answer = await self._call(client, "GET", "/v1/models", timeout=timeout)
+        try:
+            models = answer.json()["data"]
+            if all(isinstance(model["id"], str) for model in models) and not all(m.get("parent") for m in models):
+                return list(models)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass  # a proxy's page, for one
+        raise UnreadyError(f"status {answer.status_code}, but no list of models")
+
+    async def _call(
+        self, client: httpx.AsyncClient, method: str, path: str, timeout: float | None = None, **body: Any
+    ) -> httpx.Response:
+        """One request. Raises UnreadyError where asking again may help."""
+        try:
+            async with asyncio.timeout(timeout or self.options.timeout):  # httpx itself times each piece of an answer
+                answer = await client.request(method, path, **body)
+        except (httpx.RequestError, TimeoutError) as error:
+            raise UnreadyError(f"{type(error).__name__} {error}".strip()) from error
+        if answer.status_code in (401, 403):
+            raise UserError(f"{client.base_url} refuses the API key; set VLLM_API_KEY to the server's")
+        if answer.is_redirect:
+            there = answer.headers.get("Location")
+            raise UserError(f"{client.base_url} redirects to {there}; give --urls the address of the server itself")
+        if answer.status_code in RETRIED:
+            raise UnreadyError(f"status {answer.status_code}")
+        return answer
+
+    async def _patiently(self, client: httpx.AsyncClient, action: Any, what: str) -> None:
+        """Do something on a server, waiting if it is restarting."""
         deadline = time.monotonic() + self.options.patience
         while True:
             try:
-                return await self._load(client, name)
-            except httpx.TransportError as error:
+                await action(client)
+                return
+            except UnreadyError as error:
                 if time.monotonic() > deadline:
-                    why = f"{client.base_url} doesn't answer ({type(error).__name__})"
-                    raise UserError(f"{why}, so it can't load adapter {name}; restart it") from error
+                    why = f"{client.base_url} doesn't answer ({error}), so it {what}; restart it"
+                    raise UserError(why) from error
+            beat()
             await asyncio.sleep(0.5)
 
-    async def _load(self, client: httpx.AsyncClient, name: str) -> None:
-        served, folder = self._served[name]
-        async with self._loading:
-            if await has(client, served):
-                return
-            answer = await client.post("/v1/load_lora_adapter", json={"lora_name": served, "lora_path": str(folder)})
-            if answer.status_code != 200 and await has(client, served):  # another worker loaded it first
-                return
-        if answer.status_code == 404 and answer.json().get("detail") == "Not Found":  # the server lacks this route
-            raise UserError(f"{client.base_url} can't load adapters at run time; start it as scripts/vllm_cpu.sh does")
-        if answer.status_code != 200:
-            raise UserError(f"{client.base_url} can't load adapter {name} ({message_of(answer)})")
 
-
-def read_sample(choice: dict[str, Any], request: Request) -> Sample:
-    """The sampled tokens of a completion, checked against the request."""
-    if not choice.get("token_ids") or not choice.get("logprobs"):
-        raise UserError("the vLLM server returned no token log-probabilities; is its version supported?")
-    ids, logprobs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
-    if choice.get("prompt_token_ids") not in (None, list(request.ids)):
-        raise UserError("the vLLM server did not continue the tokens it was given; is its version supported?")
-    if len(ids) != len(logprobs) or not ids:
-        raise UserError(f"the vLLM server returned {len(ids)} tokens but {len(logprobs)} log-probabilities")
-    finish = choice["finish_reason"]
-    if finish not in ("stop", "length") or (finish == "stop" and ids[-1] not in request.stop_ids):
-        raise UserError(f"the vLLM server stopped with {finish!r} at token {ids[-1]}, which was not requested")
-    return Sample(ids, logprobs, finish)
-
-
-async def has(client: httpx.AsyncClient, name: str) -> bool:
-    """Does the server have a model or adapter of this name?"""
-    listed = await client.get("/v1/models")
-    if listed.status_code != 200:  # a server that is starting, or a proxy in front of it
-        raise httpx.RemoteProtocolError(f"status {listed.status_code}")
-    return name in {model["id"] for model in listed.json()["data"]}
-
-
-def message_of(answer: httpx.Response) -> str:
-    """The message of an error response, on one line."""
-    try:
-        error = answer.json()
-        text = (error.get("error") or error).get("message") or str(error)
-    except (ValueError, AttributeError):
-        text = answer.text
-    return " ".join(str(text).split())[:300]
+NO_ROUTE = "{'detail': 'Not Found'}"  # FastAPI's answer where a route doesn't exist

@@ -37,11 +37,13 @@ from forage.agent.episode import Episode, Turn, read_episodes, to_json
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
 from forage.data.records import Question, read_questions
+from forage.data.splits import check_disjoint, read_held_out
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.outcomes import FUSED
 from forage.evaluation.scorers import Scorer, agreement, confidence, hit_agreement, support
 from forage.files import replacing
 from forage.metrics import token_f1
+from forage.outputs import check_apart
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
 
@@ -73,8 +75,11 @@ def main(options: Options) -> None:
     check_at_least_one(options, "max_per_question")
     if not options.files:
         raise UserError("name one or more files of episodes")
+    check_apart("--out", options.out, {str(path): path for path in options.files}, nested=True)
     protocol = Protocol(load_tokenizer(read_policy_card(options.policy)))
-    questions = {question.id: question for question in read_questions(options.data / "train.jsonl")}
+    train = read_questions(options.data / "train.jsonl")
+    check_disjoint(options.data, train, read_held_out(options.data))
+    questions = {question.id: question for question in train}
     episodes = distinct([episode for path in options.files for episode in read_episodes(path)])
     if options.by == "reward" and not any(episode.rewards for episode in episodes):
         raise UserError("none of these episodes has a reward; choose by something else, such as --by token_f1")

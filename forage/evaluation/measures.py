@@ -6,6 +6,7 @@ Where a question has no value of a metric (there is no reference to compare the 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import ir_measures
@@ -25,8 +26,8 @@ Grades = Mapping[str, int]
 
 # A system's costs. Every other metric is a score from 0 to 1; higher is better.
 COSTS = ("searches", "turns", "sampled_tokens", "read_tokens", "seconds", "latency")
-# Undefined where a question has no reference answer.
-BY_REFERENCE = ("answer_similarity", "token_f1", "rouge_l")
+# Undefined where a question has no reference answer; rewards say so themselves.
+BY_REFERENCE = ("token_f1", "rouge_l")
 
 
 def grades_of(questions: Iterable[Question]) -> list[Grades]:
@@ -98,14 +99,22 @@ def measure(
     """Every metric of one system, in the order of the table: retrieval, answers, cost.
 
     Retrieval is measured on the chosen episode's chunks, each once, in the order the policy saw them; with
-    `by_document` on their documents, and then `grades` must be those of documents.
+    `by_document` on their documents, and then `grades` must be those of documents. A reward with the name of another
+    measure is called reward_<name>.
     """
     hits = [result.episode.hits for result in results]
     found = [documents_of(ids) for ids in hits] if by_document else hits
+    functions = {f"reward_{name}" if is_measure(name) else name: function for name, function in functions.items()}
     return {
         **retrieval_measures(found, grades, cutoffs), **answer_measures(results, questions, functions),
         **cost_measures(results),
     }  # fmt: skip
+
+
+def is_measure(name: str) -> bool:
+    """Example: true of mrr, recall@10 and latency."""
+    fixed = ("mrr", "token_f1", "rouge_l", "answered", *COSTS)
+    return name in fixed or bool(re.fullmatch(r"(mrr|recall|ndcg)@\d+", name))
 
 
 def interval(values_Q: Floats) -> Interval | None:

@@ -11,7 +11,7 @@ from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_age
 from forage.errors import UserError, flag
 from forage.evaluation.options import FREE, EvaluationOptions
 from forage.files import replacing
-from forage.runs.run_folder import changed, flat, plain
+from forage.runs.run_folder import changed, flat, plain, read_config
 from forage.sole_writer import filling_folder
 
 
@@ -30,7 +30,7 @@ def keep_options(options: EvaluationOptions) -> None:
     path = options.output_dir / "config.json"
     kept = {name: value for name, value in plain(options).items() if name not in FREE}
     if path.exists():
-        now, before = flat(kept), flat(json.loads(path.read_text()))
+        now, before = flat(kept), flat(read_config(path, kept, "another --output-dir"))
         if name := changed(now, before):
             refuse(options.output_dir, name.rpartition(".")[2], before[name], now[name])
     with replacing(path) as file:

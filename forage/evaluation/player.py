@@ -39,7 +39,7 @@ async def play_policy(
 ) -> None:
     options = setting.options
     protocol = Protocol(load_tokenizer(policy.card), setting.agent.passage_tokens)
-    async with open_engine(options.engine, policy.card, options.concurrency) as engine:
+    async with open_engine(options.engine, policy.card, options.concurrency, setting.agent.max_tokens) as engine:
         await load_adapter(engine, policy)
         search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))
         agent = CachingAgent(engine, protocol, search, setting.agent, options.sampling)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from forage.agent.options import AgentSettings, SearchOptions, same_settings
 from forage.engines.base import Engine
-from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.files import replacing
 from forage.policy.adapters import newest_adapter, weights_digest
@@ -58,6 +57,8 @@ def find_policy(name: str, source: str, version: str) -> Policy:
     folder = Path(source)
     if (folder / "model.json").is_file():
         adapter = folder / "adapters" / version if version else newest_adapter(folder)
+        if not adapter.exists():
+            raise UserError(f"{adapter} was removed since {name} was evaluated first; give another --output-dir")
         return Policy(name, folder, read_policy_card(folder), adapter)
     base = resolve_model(source)
     return Policy(name, folder, PolicyCard(folder, base, base, quantized=False), None)
@@ -73,14 +74,6 @@ def settle_agent(search: SearchOptions, policies: Sequence[Policy]) -> AgentSett
 
 
 async def load_adapter(engine: Engine, policy: Policy) -> None:
-    """Load the policy's adapter; for a plain model check instead that the vLLM server serves that model."""
+    """Load the policy's adapter; a plain model has none."""
     if policy.adapter:
         await engine.load_adapter(f"{policy.name}-{policy.version}", policy.adapter)
-    elif isinstance(engine, VLLMEngine) and engine.base_root:
-        served, asked = Path(engine.base_root), Path(policy.card.base)
-        may_be_seen = served.exists() or not served.is_absolute()  # a server elsewhere has folders of its own
-        if served.resolve() != asked.resolve() and may_be_seen:
-            raise UserError(
-                f"the server at {engine.options.urls[0]} serves {served}, not {asked}; "
-                "start it with that model, or give --engine local"
-            )

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from forage.agent.combination import RewardFunction
-from forage.agent.rewards import get_format_reward
-from forage.evaluation.measures import measure
+import numpy as np
+
+from forage.agent.fingerprint import fingerprints
+from forage.evaluation.measures import Floats, measure
 from forage.evaluation.player import log_of
 from forage.evaluation.plots import draw_evaluation
 from forage.evaluation.policies import Policy
@@ -27,7 +28,8 @@ def report(policies: Sequence[Policy], setting: Setting) -> None:
     title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, retrieval measured in {unit}s"
     whole = {
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
-        "reference": rows[0]["name"], "options": plain(options), "agent": asdict(setting.agent), "systems": rows,
+        "reference": rows[0]["name"], "options": plain(options), "agent": asdict(setting.agent),
+        "embedder": setting.embedder_name, "rewards": fingerprints(setting.rewards), "systems": rows,
     }  # fmt: skip
     write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
     with replacing(out / "eval.json") as file:
@@ -35,13 +37,14 @@ def report(policies: Sequence[Policy], setting: Setting) -> None:
     with replacing(out / "table.md") as file:
         file.write(markdown(rows, title))
     draw_evaluation(rows, out / "eval.png")
+    say_missing(systems[0].arrays)
     print_rows(rows, title)
     print(f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}")
 
 
 def system_scores(policies: Sequence[Policy], setting: Setting) -> list[SystemScores]:
     """Every metric of every system of every policy."""
-    options, functions = setting.options, reward_functions(setting)
+    options, functions = setting.options, setting.rewards
     systems = []
     for policy in policies:
         for system in options.systems_of(policy.name):
@@ -54,9 +57,9 @@ def system_scores(policies: Sequence[Policy], setting: Setting) -> list[SystemSc
     return systems
 
 
-def reward_functions(setting: Setting) -> Mapping[str, RewardFunction]:
-    """The training's rewards of answers; similarity only if there are reference answers."""
-    functions: dict[str, RewardFunction] = {"format": get_format_reward}
-    if any(question.answer.strip() for question in setting.questions):
-        functions = {"answer_similarity": setting.similarity} | functions
-    return functions
+def say_missing(arrays: Mapping[str, Floats]) -> None:
+    """Print which scores some of the questions don't have."""
+    counts = {name: int(np.isnan(values).sum()) for name, values in arrays.items()}
+    for count in sorted({count for count in counts.values() if count}):
+        names = ", ".join(name for name, missing in counts.items() if missing == count)
+        print(f"{count} of {len(next(iter(arrays.values())))} questions have no {names}: left out of its mean")

@@ -56,12 +56,15 @@ def best_index(scores: Sequence[float], episodes: Sequence[Episode]) -> int:
 
 @dataclass(frozen=True)
 class Oracle:
-    """Scores by the reference, as a reward does: the upper bound. Example: Oracle(get_mrr)."""
+    """Scores by the reference, as a reward does: the upper bound. Example: Oracle(get_mrr).
+
+    Where the reward does not exist, all candidates are equal.
+    """
 
     reward: RewardFunction
 
     def __call__(self, _: Protocol, question: Question, episodes: Sequence[Episode]) -> Sequence[float]:
-        return self.reward(episodes, [question] * len(episodes))
+        return [score or 0.0 for score in self.reward(episodes, [question] * len(episodes))]
 
 
 @dataclass(frozen=True)

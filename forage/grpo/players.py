@@ -10,18 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forage.agent.combination import MakeRewards
+from forage.agent.combination import MakeRewards, names_of_rewards
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.grpo.options import TrainOptions
+from forage.grpo.provenance import check_sampled
 from forage.grpo.run import Run
 from forage.heartbeat import beat
+from forage.policy.adapters import sampled_by
 from forage.rollout.plans import Plan, Played, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.rollout import Rollout, open_rollout
 from forage.rollout.worker import load_newest, play_plan
+from forage.rollout.worker_name import TRAINER
 from forage.runs.stats import read_evaluations, write_evaluations
 from forage.schedule import by_spread
-from forage.statistics import bootstrapped
+from forage.statistics import Interval, bootstrapped
 
 Play = Callable[[Plan], list[Episode]]
 
@@ -38,14 +41,14 @@ class PlayedStep:
 
 @contextmanager
 def open_players(
-    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, rank: int = 0
+    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str = "", rank: int = 0
 ) -> Iterator[Play]:
     """A function that returns a plan's episodes, played in this process or by workers."""
     if options.rollouts == "service" or rank:
         yield lambda plan: wait_for_workers(options.run_dir, plan)
         return
     with asyncio.Runner() as runner:  # one event loop for all steps: connections and tasks can't move to another
-        opened = open_rollout(options.rollout, settings, make_rewards)
+        opened = open_rollout(options.rollout, settings, make_rewards, embedder)
         rollout = runner.run(opened.__aenter__())
         try:
             yield lambda plan: runner.run(play_here(rollout, options.run_dir, plan))
@@ -59,7 +62,7 @@ async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode
         if rollout.exact:  # half a plan would be sampled in different batches, so rounded differently
             shutil.rmtree(played.folder, ignore_errors=True)
         await load_newest(rollout, run_dir)
-        await play_plan(rollout, run_dir, plan, "trainer")
+        await play_plan(rollout, run_dir, plan, TRAINER)
     return played.episodes()
 
 
@@ -84,17 +87,25 @@ def play_step(run: Run, play: Play) -> PlayedStep | None:
     if plan is None:
         return None
     with run.phases("rollout"):
-        episodes, stale = usable(play(plan), run.step, options.max_staleness)
+        episodes = play(plan)
+        check_sampled(run, episodes)
+        episodes, stale = usable(episodes, run.step, options.max_staleness)
     return PlayedStep(plan, episodes, stale)
 
 
 def write_plans(run: Run) -> Plan | None:
-    """Write plans for this step and those that workers may play ahead; return this step's, or None after the last."""
+    """Write plans for this step and those that workers may play ahead; return this step's, or None after the last.
+
+    After a rollback, plans that were written before it ask for episodes of newer adapters: what the discarded ones
+    played ahead is played again.
+    """
     options = run.options
     for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)):
         path = plan_path(options.run_dir, f"{step:06d}")
         if not path.exists():
             write_plan(options.run_dir, plan_step(run, step))
+        elif (plan := read_plan(path)).oldest < run.guarded_from:
+            write_plan(options.run_dir, replace(plan, oldest=run.guarded_from))
     path = plan_path(options.run_dir, f"{run.step:06d}")
     return read_plan(path) if run.step < options.max_steps else None
 
@@ -102,7 +113,9 @@ def write_plans(run: Run) -> Plan | None:
 def plan_step(run: Run, step: int) -> Plan:
     """A step's questions, in rounds or from the pool, and spare ones to replace groups that turn out flat."""
     options, rollout = run.options, run.options.rollout
-    plan = plan_of(rollout, run.questions, step)
+    plan = replace(plan_of(rollout, run.questions, step), oldest=run.guarded_from)
+    if (combine := options.update.combine) != "uniform":
+        plan = replace(plan, combine=combine, weights=tuple(run.weights.items()))
     if options.pool:
         seed = f"{rollout.seed}/{step}/pool"
         plan = replace(plan, questions=tuple(by_spread(run.questions, run.spreads, rollout.batch_size, seed)))
@@ -113,34 +126,41 @@ def plan_step(run: Run, step: int) -> Plan:
 
 def usable(episodes: Sequence[Episode], step: int, max_staleness: int) -> tuple[list[Episode], int]:
     """The episodes whose adapter is new enough, and how many were dropped."""
-    fresh = [episode for episode in episodes if step - version_of(episode) <= max_staleness]
+    fresh = [episode for episode in episodes if step - sampled_by(episode.adapter)[0] <= max_staleness]
     return fresh, len(episodes) - len(fresh)
-
-
-def version_of(episode: Episode) -> int:
-    """Example: 7 for gout-v000007."""
-    return int(episode.adapter.rpartition("-v")[2])
 
 
 def evaluate(run: Run, play: Play) -> None:
     """Play the held-out questions if this step is due for it, and add the result to evaluations.json."""
     options = run.options
     due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
-    known = read_evaluations(options.run_dir)
+    known = evaluations_so_far(run)
     if not due or run.step in known:
         return
     rollout = options.rollout
     plan = Plan(
         f"{run.step:06d}-eval", run.step, tuple(run.eval_questions), split="eval", num_rollouts=1,
-        temperature=options.eval_temperature, seed=rollout.seed,
+        temperature=options.eval_temperature, seed=rollout.seed, oldest=run.step,
     )  # fmt: skip
     write_plan(options.run_dir, plan)
     with run.phases("evaluation"):
         episodes = play(plan)
+    check_sampled(run, episodes)
     plan_path(options.run_dir, plan.name).unlink(missing_ok=True)
     known[run.step] = {"overall": bootstrapped([episode.reward for episode in episodes])} | {
-        name: bootstrapped([episode.rewards[name] for episode in episodes]) for name in episodes[0].rewards
+        name: bootstrapped([episode.rewards[name] for episode in episodes if name in episode.rewards])
+        for name in names_of_rewards(episodes)
     }
     write_evaluations(options.run_dir, known)
     means = ", ".join(f"{name} {interval['mean']:.3f}" for name, interval in known[run.step].items())
     print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)
+
+
+def evaluations_so_far(run: Run) -> dict[int, dict[str, Interval]]:
+    """The evaluations by adapter version: those of evaluations.json, and those that the steps' statistics hold.
+
+    Before the first checkpoint nothing shows whose evaluations.json it is, and the episodes of an evaluation are there
+    to evaluate it again; so it is not read then.
+    """
+    told = {stats.step: dict(stats.evaluation) for stats in run.history if stats.evaluation}
+    return told | (read_evaluations(run.options.run_dir) if run.step else {})

@@ -9,30 +9,39 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
-from forage.grpo.players import PlayedStep, version_of
+from forage.grpo.agreement import comparable
+from forage.grpo.options import UpdateOptions
+from forage.grpo.players import PlayedStep
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
-from forage.policy.adapters import adapter_path
+from forage.policy.adapters import adapter_path, sampled_by, version_name
+from forage.rollout.run_card import RunCard
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
 from forage.runs.trackers import Tracker, flatten
 
+# Beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and l2 are
+# others, and change from step to step.
+AS_TRAINED = "overall as trained"
+
 
 def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
     episodes = batch.episodes
-    overall = [e.reward for e in episodes] if run.options.update.combine == "gdpo" else batch.combined_N.tolist()
-    rewards = {"overall": overall}
-    rewards |= {name: [episode.rewards[name] for episode in episodes] for name in episodes[0].rewards}
+    rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
+    rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
+    if learns_from_another(run.options.update):
+        rewards[AS_TRAINED] = list(batch.combined_N.tolist())
     return StepStats(
         step=run.step,
-        adapter=f"v{max(map(version_of, episodes)):06d}",
+        adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
         rewards=rewards,
         groups={
-            "total": len(batch.rewards_by_question()),
+            "total": len(batch.groups()),
             "flat": batch.flat,
-            "replaced": len(batch.rewards_by_question().keys() - set(played.plan.questions)),
+            "replaced": len(batch.groups().keys() - set(played.plan.questions)),
         },
         episodes=figures_of(episodes, played.stale),
         stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
@@ -43,6 +52,11 @@ def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mappin
         seconds=run.phases.take() | waited(episodes),
         memory_gib=peak_memory(),
     )
+
+
+def learns_from_another(options: UpdateOptions) -> bool:
+    """Whether training learns from another reward than the weighted mean. gdpo's results are advantages, no rewards."""
+    return options.combine in ("std", "pca", "l2") or (options.overlong == "punish" and options.combine != "gdpo")
 
 
 def waited(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -80,15 +94,18 @@ def show(run: Run, stats: StepStats, tracker: Tracker, view: TrainView, schedule
             draw_report(run.options.run_dir, run.history)
 
 
-def report_end(run: Run) -> None:
-    """Print the held-out rewards before and after training."""
+def report_end(run: Run, card: RunCard) -> None:
+    """Print the held-out rewards before and after training, of those that mean the same in both."""
     known = read_evaluations(run.options.run_dir)
     print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
     if len(known) > 1:
         first, last = known[min(known)], known[max(known)]
+        both = comparable(card, [name for name in first if name in last], min(known))
         print(f"{len(run.eval_questions)} held-out questions    before    after    (95 % interval)")
-        for name, before in first.items():
-            after = last[name]
+        for name in both:
+            before, after = first[name], last[name]
             print(
                 f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})"
             )
+        if left_out := [name for name in dict.fromkeys((*first, *last)) if name not in both]:
+            print(f"not compared, as the rewards were changed during the run: {', '.join(left_out)}")

@@ -73,12 +73,12 @@ class SequenceParallelPolicy:
         """
         width = -(-batch.ids_BT.shape[1] // self.size)
         missing, first = width * self.size + 1 - batch.ids_BT.shape[1], self.rank * width
-        cut = [
+        ids_BT, positions_BT, sampled_BT, sequence_BT = (
             nn.functional.pad(tensor_BT, (0, missing))[:, first : first + width + 1]
             for tensor_BT in (batch.ids_BT, batch.positions_BT, batch.sampled_BT, batch.sequence_BT)
-        ]
+        )
         self.mask = None if batch.attention_BT is not None else self._sequence_mask(batch.positions_BT, missing - 1)
-        return TokenBatch(*cut)
+        return TokenBatch(ids_BT, positions_BT, sampled_BT, sequence_BT)
 
     def _sequence_mask(self, positions_BT: Tensor, missing: int) -> Tensor:
         """(B, 1, T, T): what each token sees in a row of several sequences. Padded rows are simply causal."""

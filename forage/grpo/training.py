@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from forage.agent.options import AgentSettings
+from forage.engines.choice import answers
 from forage.errors import UserError
+from forage.grpo.disk_use import check_room, disk_use
 from forage.grpo.guards import fault_of
+from forage.grpo.inventory import check_episodes, check_folder
 from forage.grpo.launch import started_processes
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play, play_step
 from forage.grpo.processes import join_processes
+from forage.grpo.provenance import check_adapter, same_weights
 from forage.grpo.reporting import collect, report_end, show
+from forage.grpo.retention import check_pruning, tidy
 from forage.grpo.run import Run, open_run
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
-from forage.policy.adapters import adapter_path
+from forage.policy.adapters import adapter_path, newest_adapter, versions, weights_digest
 from forage.policy.card import PolicyCard
 from forage.policy.policy import load_policy
+from forage.policy.room import fitted
 from forage.rollout.plans import plan_path
+from forage.rollout.run_card import RunCard
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.run_folder import plain
@@ -30,22 +38,22 @@ from forage.runs.stats import StepStats, write_stats
 from forage.runs.trackers import open_tracker
 
 
-def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play) -> None:
+def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play, card: RunCard) -> None:
     """Train from the last checkpoint to the last step."""
-    run, run_dir, lead = open_run(options, settings, learner), options.run_dir, learner.rank == 0
+    run, run_dir, lead = open_run(options, settings, learner, card.weights), options.run_dir, learner.rank == 0
     rollout, schedule = options.rollout, PlotSchedule()
+    check_start(run, learner)
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
     with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
             view.began(run.step)
-            with run.phases("publish"):
-                publish(learner, run_dir, run.step)
+            publish(learner, run)
             with view.paused():  # the rollout has a live view of its own
                 played = learner.broadcast(play_step(run, play) if lead else None)
             if played is None:
                 break
-            batch = prepare(played.episodes, options.update, rollout.weights, settings.max_tokens)
+            batch = prepare(played.episodes, options.update, card.weights, settings.max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
             context = UpdateContext(
                 options.update, rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step),
@@ -62,10 +70,43 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
                 learner.save(run_dir / "state", run.step, run.checkpoint_fields())
             if lead:
                 plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
+                tidy(options, run.step)
                 show(run, stats, tracker, view, schedule)
     if lead and run.history:
+        tidy(options, run.step)
         draw_report(run_dir, run.history)  # with the last evaluation
-        report_end(run)
+        report_end(run, card)
+
+
+def check_start(run: Run, learner: Learner) -> None:
+    """Refuse a run folder that holds anything else than this run, or a disk without room for the rest of it."""
+    options, lead = run.options, learner.rank == 0
+    if lead:
+        check_folder(run)
+    publish(learner, run)
+    if not lead:
+        return
+    check_episodes(run)
+    check_pruning(options)
+    tidy(options, run.step)
+    if run.step < options.max_steps:
+        start = newest_adapter(options.rollout.policy)
+        check_room(disk_use(options, start, run.step, run.settings.max_tokens), options.run_dir)
+
+
+def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: AgentSettings) -> TrainOptions:
+    """The options with a micro-batch that fits the GPU, where they leave it open.
+
+    Several processes stay as they are: their GPUs may have more or less room, but their micro-batches must agree.
+    """
+    if started_processes() > 1:
+        return options
+    engine = options.rollout.engine
+    plays = options.rollouts == "own" and (
+        engine.engine == "local" or (engine.engine == "auto" and not answers(engine))
+    )
+    memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays)
+    return replace(options, update=replace(options.update, memory=memory))
 
 
 def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
@@ -88,9 +129,32 @@ def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learne
     return learner
 
 
-def publish(learner: Learner, run_dir: Path, version: int) -> None:
-    if not learner.broadcast(adapter_path(run_dir, version).exists()):
-        learner.publish(run_dir, version)
+def publish(learner: Learner, run: Run) -> None:
+    """Publish the step's adapter. After a resume it may be there already; then it must be what would be published."""
+    run_dir, path = run.options.run_dir, adapter_path(run.options.run_dir, run.step)
+    if path.name in run.digests:
+        return
+    with run.phases("publish"):
+        if not learner.broadcast(path.exists()):
+            learner.publish(run_dir, run.step)
+        elif not published_same(learner, path, run.step):
+            raise UserError(
+                f"{path} has other weights than this run comes to at step {run.step}; move it out of the run folder, "
+                "then re-run the same command to publish the run's own"
+            )
+        run.digests[path.name] = learner.broadcast(weights_digest(path) if learner.rank == 0 else "")
+
+
+def published_same(learner: Learner, path: Path, version: int) -> bool:
+    """Whether the adapter that is there has the weights that would be published now."""
+    scratch = path.parents[1] / "state" / ".published"
+    try:
+        again = learner.publish(scratch, version)
+        same: bool = learner.broadcast(same_weights(path, again) if learner.rank == 0 else False)
+    finally:
+        if learner.rank == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return same
 
 
 def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
@@ -108,7 +172,9 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
             "lower --learning-rate, or continue with --on-collapse rollback or warn"
         )
     if options.on_collapse == "rollback":
-        back = max(run.guarded_from, run.step - options.rollback_steps)  # never behind an earlier rollback
+        first = max(run.guarded_from, run.step - options.rollback_steps)  # never behind an earlier rollback
+        back = min(version for version in versions(run.options.run_dir) if version >= first)  # older ones may be pruned
+        check_adapter(run, back)
         learner.load_adapter(adapter_path(run.options.run_dir, back))
         run.guarded_from, run.rollbacks = run.step + 1, run.rollbacks + 1
         wrong += f"; went back to adapter v{back:06d}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forage.agent.combination import Floats, combine_rewards
+from forage.agent.combination import Floats, combine_rewards, names_of_rewards
 from forage.agent.episode import Episode
 from forage.errors import UserError, first_line
 from forage.grpo.guidance import Demonstrations
@@ -32,7 +32,7 @@ from forage.grpo.losses import (
 )
 from forage.grpo.options import LossOptions, UpdateOptions
 from forage.policy.packing import TokenBatch, pack, pack_shared, values_like
-from forage.runs.progress import Phases
+from forage.runs.phases import Phases
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,34 @@ class TrainingBatch:
     """A step's episodes with their advantages."""
 
     episodes: Sequence[Episode]
+    means_N: Floats
+    """Each episode's weighted mean reward, the same in whatever way training combines them."""
     combined_N: Floats
-    """Each episode's rewards combined into one."""
+    """Each episode's rewards combined into the one that training learns from."""
     advantages_N: Tensor
     keep_N: Tensor
     """1, or 0 for an episode that is left out of the loss."""
     flat: int
     """Number of groups whose episodes all have the same reward."""
 
-    def rewards_by_question(self) -> dict[str, list[float]]:
-        by_question: dict[str, list[float]] = {}
+    def groups(self) -> dict[str, list[Episode]]:
+        """The episodes by question."""
+        by_question: dict[str, list[Episode]] = {}
         for episode in self.episodes:
-            by_question.setdefault(episode.question_id, []).append(episode.reward)
+            by_question.setdefault(episode.question_id, []).append(episode)
         return by_question
 
 
 def prepare(
-    episodes: Sequence[Episode], options: UpdateOptions, weights: Sequence[float] = (), max_tokens: int = 0
+    episodes: Sequence[Episode], options: UpdateOptions, weights: Mapping[str, float] | None = None, max_tokens: int = 0
 ) -> TrainingBatch:
-    """Combine each episode's rewards and compare the episodes of each group."""
+    """Combine each episode's rewards and compare the episodes of each group. Without `weights` all count the same."""
     if not episodes:
         raise UserError("no episode of this step is usable; is the sampling server up, or --max-staleness too small?")
-    names = list(episodes[0].rewards)
+    weights = weights or dict.fromkeys(names_of_rewards(episodes), 1.0)
     groups = [episode.question_id for episode in episodes]
-    rewards_NR = np.array([[episode.rewards[name] for name in names] for episode in episodes])
-    combined_N = combine_rewards(rewards_NR, options.combine, weights or None, groups)
+    rewards_NR = np.array([[episode.rewards.get(name, np.nan) for name in weights] for episode in episodes])
+    combined_N = combine_rewards(rewards_NR, options.combine, list(weights.values()), groups)
     if options.overlong == "punish":
         lengths = [len(episode.ids) for episode in episodes]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, options.overlong_margin).numpy()
@@ -79,6 +82,7 @@ def prepare(
     )
     return TrainingBatch(
         episodes,
+        combine_rewards(rewards_NR, "uniform", list(weights.values())),
         combined_N,
         advantages_N,
         chosen_N * torch.tensor([float(episode.stop not in masked) for episode in episodes]),
@@ -113,47 +117,117 @@ class TaughtEpisodes:
         return [episode.logprobs for episode in self.episodes]
 
 
+class OldLogprobs:
+    """Log-probabilities by the policy at the start of the step; the first epoch computes them, later ones compare.
+
+    They are kept by episode and position, not by micro-batch: after running out of memory, micro-batches are smaller.
+    """
+
+    def __init__(self, episodes: Sequence[Episode], device: torch.device) -> None:
+        self.known = False
+        self._values_NT = torch.zeros(len(episodes), max((len(e.ids) for e in episodes), default=0), device=device)
+
+    def of(self, part: TokenBatch) -> Tensor | None:
+        """Laid out as the micro-batch is, arbitrary where nothing was sampled; None in the first epoch."""
+        return self._values_NT[part.sequence_BT, part.positions_BT] if self.known else None
+
+    def keep(self, part: TokenBatch, logprobs_BT: Tensor) -> None:
+        sampled_BT = part.sampled_BT > 0
+        place = part.sequence_BT[sampled_BT], part.positions_BT[sampled_BT]
+        self._values_NT[place] = logprobs_BT[sampled_BT].to(self._values_NT)
+
+
+@dataclass(frozen=True)
+class EpochSums:
+    """What an epoch adds up to, in this process."""
+
+    parts: list[dict[str, Tensor]]
+    """By micro-batch of the policy's own episodes."""
+    demonstrations: Tensor | None
+    """The loss of the demonstrations, if there are any."""
+    micro_batches: int
+
+
 def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> dict[str, float]:
-    """Update the policy and return the figures. When memory runs out, start over with half the token budget."""
+    """Update the policy once per epoch; return the figures of the last epoch."""
+    taught = taught_episodes(batch, context.options.loss)
+    if not taught.episodes and not context.demonstrations.episodes:
+        return {"learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
     budget = context.options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
+    old = OldLogprobs(taught.episodes, learner.device)
+    for _ in range(context.options.epochs):
+        sums, budget = learn_within_memory(budget, learner, taught, old, context)
+        norm = step(learner, context)
+        old.known = True
+    figures = summary(learner.sums(add_stats(sums.parts))) if sums.parts else {"tokens": 0.0}
+    if sums.demonstrations is not None:
+        figures["demonstration_loss"] = learner.sums({"loss": sums.demonstrations})["loss"].item()
+    micro_batches = float(sums.micro_batches)
+    return figures | {"learning_rate": context.learning_rate, "grad_norm": norm, "micro_batches": micro_batches}
+
+
+def learn_within_memory(
+    budget: int, learner: Learner, taught: TaughtEpisodes, old: OldLogprobs, context: UpdateContext
+) -> tuple[EpochSums, int]:
+    """Add an epoch's gradients; when memory runs out, start the epoch over with half the budget, and return that too.
+
+    Epochs before it stay as they are: each has already changed the policy.
+    """
+    longest = max(len(episode.ids) for episode in (*taught.episodes, *context.demonstrations.episodes))
+    states = random_states(learner.device)
     while True:
         try:
-            return update_within(budget, learner, batch, context)
+            return learn_epoch(budget, learner, taught, old, context), budget
         except torch.OutOfMemoryError as error:
             learner.drop_gradients()
-            longest = max(len(episode.ids) for episode in (*batch.episodes, *context.demonstrations.episodes))
             if budget <= longest or learner.world > 1:  # one process can't start over while the others continue
                 raise UserError(
                     f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
                     "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"
                 ) from error
         torch.cuda.empty_cache()
+        set_random_states(states, learner.device)  # the epoch draws the dropout it would have drawn
         budget = max(budget // 2, longest)
-        print(f"out of memory: repeating the update with micro-batches of {budget} tokens", flush=True)
+        print(f"out of memory: continuing with micro-batches of {budget} tokens", flush=True)
 
 
-def update_within(budget: int, learner: Learner, batch: TrainingBatch, context: UpdateContext) -> dict[str, float]:
-    """One update with micro-batches of at most `budget` tokens."""
-    taught, demonstrations = taught_episodes(batch, context.options.loss), context.demonstrations.episodes
-    if not taught.episodes and not demonstrations:
-        return {"learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
+def learn_epoch(
+    budget: int, learner: Learner, taught: TaughtEpisodes, old: OldLogprobs, context: UpdateContext
+) -> EpochSums:
+    """Add the gradients of all episodes, in micro-batches of at most `budget` tokens."""
     parts = learner.shard(pack_episodes(taught.episodes, budget, share_prompts=context.share_prompts))
-    demonstrated = learner.shard(pack(demonstrations, budget))
-    # By micro-batch, log-probabilities by the policy at the start of the step; the first epoch computes them.
-    old: list[Tensor | None] = [None] * len(parts)
-    for _ in range(context.options.epochs):
-        sums = []
-        for number, part in enumerate(parts):
-            last = not demonstrated and number + 1 == len(parts)
-            part_sums, old[number] = learn_part(learner, part, old[number], taught, context, last=last)
-            sums.append(part_sums)
-        demonstration_sum = learn_demonstrations(learner, demonstrated, context)
-        norm = learner.step(context.learning_rate, context.options.optimizer.max_norm)
-    figures = summary(learner.sums(add_stats(sums))) if sums else {"tokens": 0.0}
-    if demonstrated:
-        figures["demonstration_loss"] = learner.sums({"loss": demonstration_sum})["loss"].item()
-    micro_batches = float(len(parts) + len(demonstrated))
-    return figures | {"learning_rate": context.learning_rate, "grad_norm": norm, "micro_batches": micro_batches}
+    demonstrated = learner.shard(pack(context.demonstrations.episodes, budget))
+    sums = []
+    for number, part in enumerate(parts):
+        last = not demonstrated and number + 1 == len(parts)
+        sums.append(learn_part(learner, part, old, taught, context, last=last))
+    loss = learn_demonstrations(learner, demonstrated, context) if demonstrated else None
+    return EpochSums(sums, loss, len(parts) + len(demonstrated))
+
+
+def step(learner: Learner, context: UpdateContext) -> float:
+    """Change the policy by the gradients; returns their norm. Without memory for that, the run can only stop.
+
+    Some weights may have been changed and others not. The checkpoint is of before the step, so nothing is lost.
+    """
+    try:
+        return learner.step(context.learning_rate, context.options.optimizer.max_norm)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"out of memory in the optimizer ({first_line(error)}); share its state between several processes "
+            "(--sharding), or free memory on the GPU, then re-run the same command to resume"
+        ) from error
+
+
+def random_states(device: torch.device) -> list[Tensor]:
+    """Of the CPU, and of the GPU if the policy is on one."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_random_states(states: Sequence[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
 
 
 def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisodes:
@@ -174,15 +248,17 @@ def pack_episodes(episodes: Sequence[Episode], budget: int, *, share_prompts: bo
 
 
 def learn_part(
-    learner: Learner, part: TokenBatch, old_BT: Tensor | None, taught: TaughtEpisodes, context: UpdateContext, *,
-    last: bool,
-) -> tuple[dict[str, Tensor], Tensor]:  # fmt: skip
-    """Add a micro-batch's gradients. Returns its sums, and its log-probabilities at the start of the step."""
+    learner: Learner, part: TokenBatch, old: OldLogprobs, taught: TaughtEpisodes, context: UpdateContext, *, last: bool
+) -> dict[str, Tensor]:
+    """Add a micro-batch's gradients. Returns its sums."""
     options, temperature = context.options.loss, context.temperature
     with context.phases("logprobs"):
         reference_BT = learner.reference(part, temperature) if options.beta else None
         scores = learner.score(part, temperature)
-    old_BT = scores.logprobs_BT.detach() if old_BT is None else old_BT
+    old_BT = old.of(part)
+    if old_BT is None:
+        old_BT = scores.logprobs_BT.detach()
+        old.keep(part, old_BT)
     scored = ScoredBatch(
         part, taught.advantages_N, scores.logprobs_BT, old_BT, values_like(part, taught.sampler_logprobs),
         reference_BT, scores.entropy_BT,
@@ -191,7 +267,7 @@ def learn_part(
     loss, sums = policy_loss(terms, options), loss_sums(terms)
     with context.phases("backward"):
         learner.backward(loss, last=last)
-    return sums, old_BT
+    return sums
 
 
 def learn_demonstrations(learner: Learner, parts: Sequence[TokenBatch], context: UpdateContext) -> Tensor:

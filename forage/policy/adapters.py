@@ -1,4 +1,4 @@
-"""The adapters of a policy or run folder: adapters/v000000, v000001, ..., each complete or absent. No torch here."""
+"""The adapters of a policy or run folder: adapters/v000000, v000001, ..., each complete or absent."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from forage.errors import UserError
 from forage.files import replacing_folder
 
+DIGITS = 8  # of a digest in a served name
+LEAST_B = 1e-3
 NAME = re.compile(r"v(\d{6})")
+SERVED = re.compile(r".*-v(\d+)(?:-([0-9a-f]+))?")
 
 
 def adapter_path(folder: Path, version: int) -> Path:
@@ -24,9 +25,23 @@ def version_name(version: int) -> str:
     return f"v{version:06d}"
 
 
-def served_name(run: str, version: int) -> str:
-    """An adapter's name on the servers. Example: served_name("gout", 7) is "gout-v000007"."""
-    return f"{run}-{version_name(version)}"
+def served_name(run: str, version: int, digest: str = "") -> str:
+    """An adapter's name on the servers and in its episodes, with a digest of its weights.
+
+    Example: served_name("gout", 7, "1a2b3c4d") is "gout-v000007-1a2b3c4d".
+    """
+    return f"{run}-{version_name(version)}-{digest[:DIGITS]}".removesuffix("-")
+
+
+def sampled_by(name: str) -> tuple[int, str]:
+    """(version, digest) of a served name. Example: (7, "1a2b3c4d") for gout-v000007-1a2b3c4d.
+
+    The names of earlier versions of this program have no digest: gout-v000007 gives (7, "").
+    """
+    found = SERVED.fullmatch(name)
+    if not found:
+        raise UserError(f"{name!r} is not the name of a run's adapter; are these episodes of grpo_rollout.py?")
+    return int(found[1]), found[2] or ""
 
 
 def versions(folder: Path) -> list[int]:
@@ -54,14 +69,25 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()[:16] if files else ""
 
 
+def changes_tokens(folder: Path) -> bool:
+    """Whether a LoRA adapter is so far from zero that its log-probabilities can't be its base's, even in bf16.
+
+    A fresh one has B = 0. With B of .001, the product with A changes a layer's output by about half a percent.
+    """
+    path = folder / "adapter_model.safetensors"
+    if not path.is_file():
+        return False
+    from safetensors.torch import load_file
+
+    parts = [tensor.float() for name, tensor in load_file(path).items() if "lora_B" in name]
+    size = sum(part.numel() for part in parts)
+    return bool(size) and sum(float(part.square().sum()) for part in parts) / size >= LEAST_B**2
+
+
 def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool = False) -> Path:
     """Save a PEFT model's adapter as the given version. It appears complete: no reader sees half of it."""
     target = adapter_path(folder, version)
     with replacing_folder(target, overwrite=overwrite) as partial:
-        try:
-            policy.save_pretrained(partial, selected_adapters=["default"])
-        except SafetensorError as error:  # has the system's error number only in its message
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]) if number else 0, str(error), str(folder)) from error
+        policy.save_pretrained(partial, selected_adapters=["default"])
         (partial / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, not filled in
     return target

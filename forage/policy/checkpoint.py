@@ -65,7 +65,10 @@ def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) 
     weights = load_file(newest / "model.safetensors")
     trained = trained_tensors(model)
     if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in trained.items()}:
-        raise UserError(f"{newest} is of another model or adapter; choose another output folder, or remove {folder}")
+        raise UserError(
+            f"{newest} is of another model or adapter; choose another output folder, or start over by removing all of "
+            f"{folder.parent} (not {folder.name}/ alone: the rest would be taken for the new run's)"
+        )
     for name, weight in trained.items():
         weight.copy_(weights[name])
     state = optimizer.state_dict()

@@ -13,6 +13,7 @@ from forage.library_noise import silence_library_noise
 from forage.machine import Dtype
 from forage.policy.adapters import adapter_path
 from forage.policy.card import PolicyCard, write_policy_card
+from forage.policy.identity import base_digest, folder_of
 from forage.policy.options import AdapterOptions
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def create_policy(
     policy = add_adapter(model, base, adapter)
     policy.save_pretrained(adapter_path(folder, 0))
     loaded = str(folder / "base") if quantize else base
-    write_policy_card(PolicyCard(folder, loaded, base, quantize, dtype), folder)
+    full_base = folder_of(base)  # None for weights that are no safetensors
+    digest = base_digest(full_base) if full_base else ""
+    write_policy_card(PolicyCard(folder, loaded, base, quantize, dtype, digest), folder)
     return before, sizes(policy)
 
 

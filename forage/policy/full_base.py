@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from forage.errors import UserError
 from forage.machine import hub_reachable
 from forage.policy.base_models import check_folder, resolve_model
-from forage.policy.card import full_base_of
+from forage.policy.card import full_base_digest_of, full_base_of
+from forage.policy.identity import folder_of, same_base, weight_files
 from forage.policy.peft_adapter import Adapter
 
 WEIGHT_ENDINGS = (
@@ -40,19 +41,29 @@ def find_base(asked: str, adapter: Adapter, models_dir: Path, *, allow_other: bo
     if not (asked or named):
         raise UserError(f"{adapter.folder} names no base; name one with --base-model")
     name = resolve_model(full_base_of(Path(asked or named)) or asked or named, models_dir)
-    if named and not allow_other and not is_same_model(name, named):
-        raise UserError(
-            f"{adapter.folder} was made for {named}, not for {name}; add --allow-other-base if they are the same"
-        )
     folder = Path(name) if Path(name).is_dir() else hub_folder(name)
     refuse_quantized(name, folder)
+    if named and not allow_other:
+        check_same(name, adapter)
     files = weight_files(folder)
     return FullBase(name, folder, files, weight_shapes(folder, files))
 
 
-def is_same_model(one: str, other: str) -> bool:
-    """Whether two names mean one model: a moved or cached model keeps the last part of its name."""
-    return Path(one).name == Path(other).name or Path(one).resolve() == Path(other).resolve()
+def check_same(name: str, adapter: Adapter) -> None:
+    """Refuse a base that is not the adapter's, or that can't be compared with it."""
+    named, card = adapter.base_name, adapter.folder.parent.parent  # a policy's or a run's folder, if it lies in one
+    digest = full_base_digest_of(card)
+    if same_base(name, named, digest):
+        return
+    if digest or folder_of(named):
+        raise UserError(
+            f"{adapter.folder} was made for {named}, and {name} has other weights than that had; "
+            "give --base-model a copy of the one it was made for"
+        )
+    raise UserError(
+        f"{adapter.folder} was made for {named}, which is not here to be compared with {name}; "
+        "add --allow-other-base if they are the same"
+    )
 
 
 def hub_folder(name: str) -> Path:
@@ -78,13 +89,6 @@ def refuse_quantized(name: str, folder: Path) -> None:
     # A 4-bit base made by create_lora_model.py lies inside its policy folder.
     full = full_base_of(folder.resolve().parent) or "MODEL, the one it was made from"
     raise UserError(f"{name} is quantised; merge into its full base: --base-model {full}")
-
-
-def weight_files(folder: Path) -> tuple[str, ...]:
-    if (folder / "model.safetensors").is_file():  # transformers, too, takes it before the index
-        return ("model.safetensors",)
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    return tuple(sorted(set(index["weight_map"].values())))
 
 
 def weight_shapes(folder: Path, files: tuple[str, ...]) -> dict[str, tuple[int, ...]]:

@@ -18,8 +18,12 @@ from torch import Tensor
 
 from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
+from forage.outputs import check_apart, check_replaceable
 from forage.policy.full_base import FullBase, other_files
 from forage.policy.peft_adapter import Adapter
+
+CARD_MARK = "merged into its base by `merge_lora.py`"  # a line of each merged model's card
+WRITTEN = ("agent.json", "config.json", "model.safetensors.index.json")  # beside the base's own files
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,13 @@ def check_output(output_path: Path, dtype: str, adapter: Adapter, base: FullBase
     """Refuse an output that would replace its own sources, or a disk without enough room."""
     output, size = output_path.resolve(), getattr(torch, dtype).itemsize
     for source in (base.folder.resolve(), adapter.folder.resolve()):
-        if output == source or output in source.parents:
-            raise UserError(f"--output-path {output_path} would replace {source}; choose another")
+        check_apart("--output-path", output_path, {"the base or adapter": source})
+    if output.exists():
+        card = output / "README.md"
+        if not (card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")):
+            raise UserError(f"--output-path {output_path} was not made by merge_lora.py; choose another --output-path")
+        written = {path.relative_to(base.folder).parts[0] for path in other_files(base)} | {*base.files, *WRITTEN}
+        check_replaceable("--output-path", output, "README.md", written)
     output.parent.mkdir(parents=True, exist_ok=True)
     needs = size * sum(map(math.prod, base.shapes.values())) + sum(file.stat().st_size for file in other_files(base))
     has = shutil.disk_usage(output.parent).free

@@ -42,12 +42,14 @@ class TokenBatch:
     """1 = a token, 0 = padding; None for a single row, which has no padding."""
     prefix_P: Tensor | None = None
     """Tokens that all rows begin with, left out of the rows; positions continue after them."""
+    filler: bool = False
+    """Only keeps a process in step with the others, which have one more: its episodes are counted elsewhere."""
 
     def to(self, device: torch.device | str) -> TokenBatch:
         return TokenBatch(
             self.ids_BT.to(device), self.positions_BT.to(device), self.sampled_BT.to(device),
             self.sequence_BT.to(device), None if self.attention_BT is None else self.attention_BT.to(device),
-            None if self.prefix_P is None else self.prefix_P.to(device),
+            None if self.prefix_P is None else self.prefix_P.to(device), self.filler,
         )  # fmt: skip
 
     @property
@@ -96,8 +98,11 @@ def _common(rows: Sequence[Sequence[int]]) -> int:
 
 def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
     """Per-token values of the packed sequences, laid out as the batch's tokens are; arbitrary at padding."""
-    longest = max(len(rows[number]) for number in set(batch.sequence_BT.flatten().tolist()))
-    table_NT = torch.tensor([[*row[:longest], *[0.0] * (longest - len(row))] for row in rows])
+    wanted = set(batch.sequence_BT.flatten().tolist())
+    # Only the batch's own rows: an update asks for them batch by batch, and would copy all its values each time.
+    table_NT = torch.zeros(len(rows), max(len(rows[number]) for number in wanted))
+    for number in wanted:
+        table_NT[number, : len(rows[number])] = torch.tensor(rows[number])
     return table_NT[batch.sequence_BT, batch.positions_BT]
 
 

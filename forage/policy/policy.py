@@ -7,16 +7,25 @@ from typing import Any
 
 import torch
 
+from forage.errors import UserError
 from forage.library_noise import silence_library_noise
 from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import PolicyCard
+from forage.policy.identity import base_digest, folder_of
 
 
 def load_tokenizer(card: PolicyCard) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(card.base)
+
+
+def vocabulary_of(card: PolicyCard) -> int:
+    """Number of tokens that the model has weights for: at least as many as the tokenizer knows."""
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(card.base).get_text_config().vocab_size)
 
 
 def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto") -> Any:
@@ -28,6 +37,7 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
+    check_base(card)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     dtype, config = compute_dtype(card.dtype), AutoConfig.from_pretrained(card.base)
     if card.quantized:
@@ -40,6 +50,16 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
     if card.quantized:
         keep_trainable(model)
     return model
+
+
+def check_base(card: PolicyCard) -> None:
+    """Refuse a base whose weights were changed in place since the policy was made from it."""
+    folder = folder_of(card.base) if card.base_digest else None
+    if folder is not None and base_digest(folder) != card.base_digest:
+        raise UserError(
+            f"{card.base} has other weights than when {card.folder} was made from it; put those back, or make the "
+            "policy again in another folder"
+        )
 
 
 def keep_trainable(model: Any) -> None:

@@ -10,6 +10,7 @@ from forage.errors import UserError, first_line
 from forage.machine import hub_reachable
 from forage.policy.full_base import FullBase
 from forage.policy.merge_proof import Proof
+from forage.policy.merging import CARD_MARK
 from forage.policy.peft_adapter import Adapter
 
 
@@ -28,7 +29,7 @@ def model_card(title: str, adapter: Adapter, base: FullBase, dtype: str, proof: 
         "proof": str(proof or "not made (--no-prove)"),
     }
     head = f"---\nbase_model: {name}\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
-    head += f"# {title}\n\nA LoRA adapter merged into its base by `merge_lora.py`.\n\n"
+    head += f"# {title}\n\nA LoRA adapter {CARD_MARK}.\n\n"
     return head + table(rows) + run_figures(adapter.folder.resolve())
 
 

@@ -16,11 +16,14 @@ import tyro
 
 from forage.cli import run_script
 from forage.disk import make_folder, sync
+from forage.errors import UserError
 from forage.policy.card import read_policy_card
 
 
 def link_base(policy: Path, link: Path) -> Path:
     """Create or replace the link; return its target. A hub model is downloaded into the hub's cache."""
+    if link.exists() and not link.is_symlink():
+        raise UserError(f"{link} is there already and no link; choose another path for the link")
     base = Path(read_policy_card(policy).base)
     if not base.is_dir():
         from huggingface_hub import snapshot_download

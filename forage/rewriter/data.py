@@ -12,7 +12,7 @@ from forage.data.documents import assemble
 from forage.data.options import Columns
 from forage.data.qa_rows import read_records, to_rows
 from forage.data.records import Document, Question
-from forage.data.relevance import make_questions, split_by_document
+from forage.data.relevance import make_questions, question_key, split_by_document
 from forage.data.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
 from forage.data.sample import QUESTIONS
 from forage.errors import UserError
@@ -21,6 +21,7 @@ from forage.rewriter.rewrites import Row, make_rows
 from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
+from forage.text import one_line
 
 HELD_OUT_SHARE = 0.2  # of the documents, where there is no eval.jsonl
 SHOWN_PROBLEMS = 20
@@ -42,8 +43,8 @@ def read_data(options: Options, tokenizer: Any) -> Data:
     questions = read_questions(folder, options.seed)
     train, train_problems = make_rows(tokenizer, questions.train, options.query, questions.train_file)
     held_out, held_out_problems = make_rows(tokenizer, questions.held_out, options.query, questions.held_out_file)
-    trained_on = {row.prompt for row in train}
-    unseen = [row for row in held_out if row.prompt not in trained_on]
+    trained_on = {question_key(row.query) for row in train}
+    unseen = [row for row in held_out if question_key(row.query) not in trained_on]
     overlap_problems = []
     if overlap := len(held_out) - len(unseen):
         overlap_problems = [f"{questions.held_out_file}: left out {overlap} queries that are also trained on"]
@@ -114,7 +115,7 @@ def make_sample(folder: Path, seed: int) -> None:
 
 def report_problems(problems: Sequence[str]) -> None:
     for problem in problems[:SHOWN_PROBLEMS]:
-        print(problem)
+        print(one_line(problem))
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
         print(f"{len(problems)} rows with problems" + (f" ({hidden} not shown)" if hidden > 0 else ""))

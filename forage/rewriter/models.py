@@ -10,8 +10,9 @@ import torch
 
 from forage.errors import UserError
 from forage.machine import compute_dtype
+from forage.outputs import check_replaceable
 from forage.rewriter.actors import Policy
-from forage.rewriter.options import MARK, Options, check_replaceable
+from forage.rewriter.options import MARK, Options
 from forage.rewriter.rewrites import with_padding
 from forage.sole_writer import making_folder
 
@@ -55,7 +56,7 @@ def save_lm(policy: Policy, source: str, tokenizer: Any, folder: Path) -> None:
     plain = lm.generation_config
     with suppress(OSError):  # the source may have none
         lm.generation_config = GenerationConfig.from_pretrained(source)
-    check_replaceable(folder)
+    check_replaceable("--output-dir", folder, MARK)  # it may have been filled since the start
     with making_folder(folder, overwrite=True) as partial:
         lm.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

@@ -9,6 +9,7 @@ from typing import Literal
 from forage.agent.prompts import REWRITE, RewriteMode
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.optimizer import OptimizerOptions
+from forage.outputs import check_apart, check_replaceable
 from forage.runs.trackers import Kind
 from forage.store.options import Mode
 
@@ -188,12 +189,13 @@ class Options:
             part.check()
         check_at_least_one(self, "k", "max_steps", "save_every", "pseudo_answer_tokens")
         check_at_least_zero(self, "eval_questions")
-        check_replaceable(self.output_dir)
+        self.check_outputs()
+
+    def check_outputs(self) -> None:
+        """Refuse outputs that would go over an input, or over what this script did not make."""
+        reads = {"--data": self.data, "--base-model": self.base_model, "--store": self.store}
+        check_replaceable("--output-dir", self.output_dir, MARK)
+        check_apart("--output-dir", self.output_dir, reads)
+        check_apart("--run-dir", self.run_dir, reads, nested=True)
         if self.output_dir.resolve() in (self.run_dir.resolve(), *self.run_dir.resolve().parents):
             raise UserError(f"--output-dir {self.output_dir} would replace --run-dir {self.run_dir}; choose another")
-
-
-def check_replaceable(folder: Path) -> None:
-    """A trained model may only replace an empty folder or an earlier model of this script."""
-    if folder.exists() and not (folder / MARK).exists() and (folder.is_file() or any(folder.iterdir())):
-        raise UserError(f"--output-dir {folder} contains files that train_ppo.py did not write; choose another folder")

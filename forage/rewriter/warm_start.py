@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from forage.agent.control import control_tokens
 from forage.agent.teacher import first_words
 from forage.rewriter.actors import Policy, model_inputs
 from forage.rewriter.data import Data
@@ -78,6 +79,7 @@ def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> An
     """
     ids, labels = [], []
     for prompt, text in examples:
+        text = control_tokens(tokenizer).broken(text)  # a document must not teach to end a turn
         tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         tokens = tokens[: policy.sampling.max_new_tokens]
         ids.append([*prompt, *tokens])

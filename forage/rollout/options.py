@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +9,8 @@ from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
 from forage.errors import check_at_least_one
+
+RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class WorkerOptions:
     """Run folder, shared with grpo_train.py."""
     follow: bool = False
     """Keep playing what grpo_train.py --rollouts service plans, until its run is finished."""
-    worker: str = field(default_factory=socket.gethostname)
-    """Name of this worker, different from all others; a restarted worker resumes under its old name."""
+    worker: str = ""
+    """Name of this worker, different from all others; a restarted worker resumes under its old name. Left out: the
+    host's name, for more workers on one host NAME-2, NAME-3 and so on."""
     max_staleness: int = 0
     """With --follow: how many steps the worker may play ahead of the newest adapter."""
     poll: float = 1.0

@@ -9,11 +9,20 @@ from dataclasses import replace
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.builder import Found
-from forage.agent.combination import MakeRewards, RewardFunction, combine_rewards, reward_matrix, scored
+from forage.agent.combination import (
+    MakeRewards,
+    RewardFunction,
+    combine_rewards,
+    reward_matrix,
+    scored,
+    weights_by_name,
+)
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
+from forage.agent.rewards import has_reference
 from forage.data.records import Question, read_answerable
+from forage.data.splits import read_training_questions
 from forage.engines.base import Engine
 from forage.engines.choice import open_engine
 from forage.engines.vllm import VLLMEngine
@@ -22,10 +31,10 @@ from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan
+from forage.rollout.run_card import open_embedder
 from forage.rollout.view import RolloutView
 from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
-from forage.store.embedder import Embedder
 
 
 class Rollout:
@@ -37,16 +46,32 @@ class Rollout:
     ) -> None:  # fmt: skip
         self.options, self.settings, self.functions = options, settings, functions
         self.engine, self.protocol, self.store = engine, protocol, store
+        self.weights = weights_by_name(functions, options.weights)
         self.by_id = read_split_questions(options)
         self.try_rewards()
         self.exact = not isinstance(engine, VLLMEngine)  # equal seeds give bit-equal episodes
         self.searches = BatchedSearch(self.search, in_line=self.exact)
 
     def try_rewards(self) -> None:
-        """Run every reward on made-up episodes, so that a broken one is reported before anything is played."""
+        """Run every reward on made-up episodes, so that a broken one is reported before anything is played.
+
+        Says which rewards don't exist for questions without a reference answer, if there are any.
+        """
+        questions = [question for by_id in self.by_id.values() for question in by_id.values()]
+        self.reward_trial(next(filter(has_reference, questions), questions[0]))
+        without = [question for question in questions if not has_reference(question)]
+        missing = [name for name in self.functions if without and name not in self.reward_trial(without[0]).rewards]
+        if missing:
+            effect = "left out of the run" if len(without) == len(questions) else "left out of their episodes"
+            print(
+                f"{len(without)} of {len(questions)} questions have no reference answer to compare with, so "
+                f"{', '.join(missing)} is {effect}"
+            )
+
+    def reward_trial(self, question: Question) -> Episode:
+        """The second of two made-up episodes, rewarded."""
         blank = Episode("trial/0", "trial", (), (), (), (), (), "", "turns", "base")
-        some_question = next(iter(self.by_id["train"].values()))
-        self.reward([blank, replace(blank, id="trial/1", answer="yes")], [some_question] * 2)
+        return self.reward([blank, replace(blank, id="trial/1", answer="yes")], [question] * 2)[1]
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
         return self.store.search(queries, self.settings.k, self.settings.mode)
@@ -69,7 +94,7 @@ class Rollout:
     def reward(self, episodes: Sequence[Episode], questions: Sequence[Question]) -> list[Episode]:
         """Add each one's rewards and their weighted mean. Only people read the mean: training combines them itself."""
         matrix_NR = reward_matrix(self.functions, episodes, questions)
-        combined_N = combine_rewards(matrix_NR, "uniform", self.options.weights or None)
+        combined_N = combine_rewards(matrix_NR, "uniform", list(self.weights.values()))
         return scored(episodes, list(self.functions), matrix_NR, combined_N)
 
     def question(self, plan: Plan, name: str) -> Question:
@@ -82,7 +107,7 @@ def read_split_questions(options: RolloutOptions) -> dict[str, dict[str, Questio
     """The answerable questions of both splits, by id."""
     train, held_out = options.data / "train.jsonl", options.data / "eval.jsonl"
     questions = {
-        "train": {q.id: q for q in read_answerable(train)},
+        "train": {q.id: q for q in read_training_questions(options.data)},
         "eval": {q.id: q for q in (read_answerable(held_out) if held_out.exists() else [])},
     }
     if not questions["train"]:
@@ -92,13 +117,13 @@ def read_split_questions(options: RolloutOptions) -> dict[str, dict[str, Questio
 
 @asynccontextmanager
 async def open_rollout(
-    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards
+    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str = ""
 ) -> AsyncIterator[Rollout]:
-    """Open everything a rollout needs: the engine, the store, the rewards."""
+    """Open everything a rollout needs: the engine, the store, the rewards with the run's embedder."""
     options.check()
     card = read_policy_card(options.policy)
     store = DocumentStore.open(options.data / "store")
     protocol = Protocol(load_tokenizer(card), settings.passage_tokens)
-    async with open_engine(options.engine, card, options.concurrent_episodes) as engine:
-        embedder = store.embedder if store.options.embedder != NO_EMBEDDER else Embedder()
-        yield Rollout(options, settings, engine, protocol, store, make_rewards(embedder))
+    async with open_engine(options.engine, card, options.concurrent_episodes, settings.max_tokens) as engine:
+        opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
+        yield Rollout(options, settings, engine, protocol, store, make_rewards(opened))

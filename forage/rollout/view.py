@@ -11,8 +11,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
+from forage.text import one_line, printable
 
 LOG_EVERY = 15.0  # seconds between lines without a terminal
 
@@ -69,15 +72,16 @@ class RolloutView:
             "ended by": ", ".join(f"{stop} {n}" for stop, n in Counter(e.stop for e in self.episodes).most_common()),
         }
         scored = self.rewarded_episodes
-        for name in scored[0].rewards if scored else ():
-            shown[name] = f"{sum(episode.rewards[name] for episode in scored) / len(scored):.3f}"
+        for name in names_of_rewards(scored):
+            values = [episode.rewards[name] for episode in scored if name in episode.rewards]
+            shown[name] = f"{sum(values) / len(values):.3f}"
         return shown
 
     def line(self) -> str:
-        return f"{self.title}: " + "; ".join(f"{name} {value}" for name, value in self.figures().items())
+        return one_line(f"{self.title}: " + "; ".join(f"{name} {value}" for name, value in self.figures().items()))
 
     def table(self) -> Table:
-        table = Table("", "", show_header=False, title=self.title)
+        table = Table("", "", show_header=False, title=Text(printable(self.title)))
         for name, value in self.figures().items():
-            table.add_row(name, value)
+            table.add_row(Text(printable(name)), Text(printable(value)))
         return table

@@ -1,12 +1,11 @@
-"""TrainView: the progress of training, as a live table in a terminal and a line per step; Phases: where time goes."""
+"""TrainView: the progress of training, as a live table in a terminal and a line per step."""
 
 from __future__ import annotations
 
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -15,61 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from forage.heartbeat import beat
+from forage.runs.phases import Phases
 from forage.runs.stats import NO_PHASES, StepStats
+from forage.text import one_line, printable
 
 LAST = 20  # steps whose median predicts the time left: the few with an evaluation don't move it
 TREND = 5  # steps that are compared with the same number before them
-
-
-class Phases:
-    """Stopwatches by name. Overlapping phases of one name, nested or in asyncio tasks, count once.
-
-    Example: phases("rollout") from second 0 to 10, within it phases("search") from 2 to 5 and another from 4 to 8, give
-    {"rollout": 10, "search": 6}.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._seconds: dict[str, float] = {}
-        self._running: dict[str, tuple[int, float, float]] = {}  # name: (how many, counted since, running since)
-        self._lock = threading.Lock()  # the live table is drawn by another thread
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        beat()
-        with self._lock:
-            now = self._clock()
-            count, since, began = self._running.pop(name, (0, now, now))
-            self._running[name] = (count + 1, since, began)  # now() reports the one entered last
-        try:
-            yield
-        finally:
-            with self._lock:
-                count, since, began = self._running[name]
-                if count > 1:
-                    self._running[name] = (count - 1, since, began)
-                else:
-                    del self._running[name]
-                    self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - since
-
-    def take(self) -> dict[str, float]:
-        """Seconds by name since the last take, including phases that still run; counting then starts from 0."""
-        with self._lock:
-            now, taken = self._clock(), self._seconds
-            for name, (count, since, began) in self._running.items():
-                taken[name] = taken.get(name, 0.0) + now - since
-                self._running[name] = (count, now, began)
-            self._seconds = {}
-        return taken
-
-    def now(self) -> tuple[str, float] | None:
-        """The running phase that was entered last, and for how long it has been running."""
-        with self._lock:
-            if not self._running:
-                return None
-            name, (_, _, began) = next(reversed(self._running.items()))
-            return name, self._clock() - began
 
 
 class TrainView:
@@ -117,7 +67,7 @@ class TrainView:
     def ended(self, stats: StepStats) -> None:
         """Print the step's line and its warnings."""
         self.history.append(stats)
-        lines = [self.line(), *(f"note: {note}" for note in stats.notes)]
+        lines = map(one_line, [self.line(), *(f"note: {note}" for note in stats.notes)])
         for line in lines:
             if self._is_live:
                 self._console.print(Text(line))
@@ -144,7 +94,7 @@ class TrainView:
         """The live table."""
         table = Table("", "", show_header=False, title="training")
         for name, value in self.figures().items():
-            table.add_row(Text(name), Text(value))
+            table.add_row(Text(printable(name)), Text(printable(value)))
         return table
 
     def figures(self) -> dict[str, str]:

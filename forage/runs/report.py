@@ -18,11 +18,13 @@ from typing import Annotated, Any
 import tyro
 
 from forage.agent.episode import Episode, read_episodes
+from forage.agent.episode_files import episode_files
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.files import replacing
 from forage.runs.plots import FIGURES, draw_plots
 from forage.runs.stats import StepStats, read_stats
+from forage.text import encodable
 
 DRAW_EVERY = 20.0  # seconds: drawing takes one or two, which would slow short steps down
 
@@ -49,7 +51,7 @@ class PlotSchedule:
 def draw_report(run_dir: Path, stats: Sequence[StepStats]) -> None:
     """Draw the plots and write report.html, with episodes of the last step."""
     draw_plots(run_dir, stats)
-    played = sorted((run_dir / "episodes" / f"{stats[-1].step:06d}").glob("*.jsonl"))
+    played = episode_files(run_dir / "episodes" / f"{stats[-1].step:06d}")
     write_report(run_dir, stats, shown_episodes([episode for path in played for episode in read_episodes(path)]))
 
 
@@ -97,7 +99,7 @@ def write_report(run_dir: Path, stats: Sequence[StepStats], episodes: Iterable[t
 
 def escaped(text: str) -> str:
     """Text made safe for the page: what a model wrote can neither become a tag nor break the file's encoding."""
-    return html.escape(text.encode("utf-8", "replace").decode())
+    return html.escape(encodable(text))
 
 
 def _image(path: Path) -> str:

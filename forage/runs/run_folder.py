@@ -21,6 +21,7 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
     """Lock a run folder for this process. When an existing run is resumed, only `free` options may change."""
     make_folder(folder)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir"):
+        refuse_without_options(folder)
         for part in ("", "plans", "episodes", "sample"):
             clear_half_written(folder / part)
         keep_options(folder, options, free)
@@ -29,12 +30,26 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
         yield
 
 
+def refuse_without_options(folder: Path) -> None:
+    """Refuse a folder whose run can't be compared with the options: what it holds may come from other ones."""
+    if not (folder / "config.json").exists() and any((folder / part).exists() for part in ("adapters", "state")):
+        raise UserError(
+            f"{folder} holds a run but no config.json, so its options are not known; put config.json back, "
+            f"{start_over(folder)}"
+        )
+
+
+def start_over(folder: Path) -> str:
+    """The way out of a folder that can't be resumed; if parts of it stayed, they would pass for the new run's."""
+    return f"give another --run-dir, or remove all of {folder} to start over"
+
+
 def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: str = "another --run-dir") -> None:
     """Save the options as config.json and uncommitted code as code.diff; refuse the options of another run."""
     path = folder / "config.json"
     now = plain(options)
     if path.exists():
-        before = json.loads(path.read_text())
+        before = read_config(path, now, way_out)
         old_values, new_values = flat(before), {name: value for name, value in flat(now).items() if name not in free}
         name = changed(new_values, old_values)
         if name:
@@ -46,6 +61,18 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: 
             file.write(code_state())
     with replacing(path) as file:
         json.dump(now, file, indent=1)
+
+
+def read_config(path: Path, now: Mapping[str, Any], way_out: str) -> dict[str, Any]:
+    """The options of an earlier start; refuses a config.json that something else wrote, such as a model's."""
+    try:
+        before: dict[str, Any] = json.loads(path.read_text())
+        old_names = flat(before).keys()
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{path} is broken ({error}); put it back, or give {way_out}") from error
+    if 2 * len(old_names & flat(dict(now)).keys()) < max(1, len(old_names)):
+        raise UserError(f"{path} was not written by this script; give {way_out}")
+    return before
 
 
 def plain(options: Any) -> dict[str, Any]:

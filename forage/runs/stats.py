@@ -7,7 +7,7 @@ Only the fields under `measured` differ between two runs of the same seed on the
     "schema": 1,
     "step": 7,
     "adapter": "v000007",
-    "rewards": {"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},
+    "rewards": {"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},         null where a reward does not exist for a question
     "summary": {"overall": {"mean": 0.625, "std": 0.125, "min": 0.5, "p25": 0.5625, ...}, ...},
     ...
     "measured": {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5}
@@ -29,6 +29,7 @@ from typing import Any, TypedDict
 from forage.errors import UserError
 from forage.files import replacing
 from forage.statistics import Interval
+from forage.text import encodable
 
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib")
@@ -83,8 +84,10 @@ class StepStats:
     """Number of the step, as in the file's name."""
     adapter: str
     """Version of the adapter that sampled the episodes, such as v000007."""
-    rewards: dict[str, list[float]]
-    """Values of each reward by name, "overall" first: one per episode, in the order of the episodes' ids."""
+    rewards: Mapping[str, Sequence[float | None]]
+    """Values of each reward by name, one per episode, in the order of the episodes' ids; None where a reward does not
+    exist. First "overall", the weighted mean, as in evaluations; last, with --combine std, pca or l2 or with --overlong
+    punish, "overall as trained", which the update learnt from."""
     groups: Groups
     """Number of groups, and how many taught nothing."""
     episodes: EpisodeFigures
@@ -119,8 +122,9 @@ class StepStats:
 
     @cached_property
     def summary(self) -> dict[str, Summary]:
-        """Summary of each reward's distribution."""
-        return {name: summarised(values) for name, values in self.rewards.items()}
+        """Summary of each reward's distribution over the episodes that have it."""
+        known = {name: [v for v in values if v is not None] for name, values in self.rewards.items()}
+        return {name: summarised(values) for name, values in known.items() if values}
 
 
 def summarised(values: Sequence[float]) -> Summary:
@@ -168,15 +172,19 @@ def write_stats(run_dir: Path, stats: StepStats) -> Path:
     lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in to_row(stats).items())
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     with replacing(stats_path(run_dir, stats.step)) as file:
-        file.write(text)
+        file.write(encodable(text))
     return stats_path(run_dir, stats.step)
 
 
 def read_stats(run_dir: Path) -> list[StepStats]:
     """All steps of a run, in numerical order."""
-    steps = [int(found[1]) for path in run_dir.glob("training_stats_*.json")
-             if (found := re.fullmatch(r"training_stats_(\d+)\.json", path.name))]  # fmt: skip
-    return [_read(stats_path(run_dir, step), step) for step in sorted(steps)]
+    return [_read(stats_path(run_dir, step), step) for step in steps_there(run_dir)]
+
+
+def steps_there(run_dir: Path) -> list[int]:
+    """The steps that have a file, in numerical order."""
+    found = (re.fullmatch(r"training_stats_(\d+)\.json", path.name) for path in run_dir.glob("training_stats_*.json"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _read(path: Path, step: int) -> StepStats:
@@ -202,7 +210,7 @@ def _check_numbers(stats: StepStats) -> None:
     for table in [*tables, {"memory_gib": stats.memory_gib}, *(stats.evaluation or {}).values()]:
         sum(table.values())
     for values in stats.rewards.values():
-        sum(values)
+        sum(value for value in values if value is not None)
 
 
 def _refuse(constant: str) -> float:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from forage.agent.episode import Episode, read_episodes, to_json
 from forage.agent.teacher import accepted, beginnings, best_beginnings, demonstrate
-from forage.data.records import Question, read_answerable
+from forage.agent.vetting import Vetting
+from forage.data.records import Question, read_questions
+from forage.data.splits import read_held_out, read_training_questions
 from forage.errors import UserError
 from forage.files import replacing
 from forage.metrics import token_f1
@@ -25,13 +27,16 @@ def get_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
         with replacing(path) as file:
             file.writelines(f"{to_json(episode)}\n" for episode in made)
     demonstrations = list(read_episodes(path))
+    vetting_of(options, player).check(path, demonstrations)
     if len(demonstrations) < 2:
         raise UserError(f"{len(demonstrations)} demonstrations are too few to train on and to measure by")
     return demonstrations
 
 
 def make_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
-    questions = read_answerable(options.data / "train.jsonl")
+    questions = read_training_questions(options.data)
+    vetting = vetting_of(options, player)  # before anything is played: a file may be refused
+    from_files = [episode for path in options.demonstrations for episode in vetting.read(path)]
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
     typical = typical_beginnings(options, questions, player)
     taught = asyncio.run(
@@ -39,8 +44,13 @@ def make_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
     )
     print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions")
     own = sample_own(options, chosen, player) if options.rejection_samples else []
-    from_files = [episode for path in options.demonstrations for episode in read_episodes(path)]
     return [*taught, *own, *from_files]
+
+
+def vetting_of(options: SFTOptions, player: Player) -> Vetting:
+    """What episodes of files are held against."""
+    train, held_out = read_questions(options.data / "train.jsonl"), read_held_out(options.data)
+    return Vetting(player.protocol, player.settings, train, held_out, options.keep_malformed)
 
 
 def typical_beginnings(options: SFTOptions, questions: Sequence[Question], player: Player) -> dict[str, str] | None:

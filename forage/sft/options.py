@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forage.agent.episode_files import is_written
 from forage.agent.options import SearchOptions, TeacherOptions
 from forage.engines.base import Sampling
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.outputs import check_apart, check_replaceable
 from forage.policy.adapters import adapter_path
+
+WRITTEN = (  # what sft_train.py writes into its output folder beside config.json
+    "model.json", "agent.json", "adapters", "demonstrations.jsonl", ".demonstrations.jsonl", "stats.jsonl",
+    "warm_start.png", "probes", "code.diff", "state", "best",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,9 @@ class SFTOptions:
     num_demonstrations: int = 200
     """Number of training questions, chosen at random, for which the teacher plays a demonstration; 0: none."""
     demonstrations: tuple[Path, ...] = ()
-    """Files of episodes to imitate as well."""
+    """Files of episodes to imitate as well; none may answer a question of eval.jsonl."""
+    keep_malformed: bool = False
+    """Imitate malformed episodes of --demonstrations too, instead of leaving them out."""
     rejection_samples: int = 0
     """Episodes the policy itself plays for each question of --num-demonstrations; the best one that passes is imitated
     too."""
@@ -62,7 +71,7 @@ class SFTOptions:
         check_at_least_zero(self, "num_demonstrations", "rejection_samples", "eval_questions")
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
-        missing = next((path for path in self.demonstrations if not path.is_file()), None)
+        missing = next((path for path in self.demonstrations if not is_written(path)), None)
         if missing:
             raise UserError(
                 f"--demonstrations {missing} does not exist; it takes files of episodes, and the number of questions "
@@ -70,5 +79,13 @@ class SFTOptions:
             )
         if not (self.num_demonstrations or self.demonstrations):
             raise UserError("nothing to learn from: --num-demonstrations 0 and no --demonstrations")
+        self.check_output()
+
+    def check_output(self) -> None:
+        """Refuse an output that would go over an input, over what another script made, or over a finished policy."""
+        files = {f"--demonstrations {path}": path for path in self.demonstrations}
+        check_apart("--output-dir", self.output_dir, {"--data": self.data, "--policy": self.policy} | files)
         if adapter_path(self.output_dir, 0).exists() and not self.overwrite:
             raise UserError(f"{self.output_dir} is finished already; choose another --output-dir, or --overwrite")
+        if self.overwrite:
+            check_replaceable("--output-dir", self.output_dir, "config.json", WRITTEN)

@@ -13,6 +13,7 @@ from forage.store.options import StoreOptions
 
 FORMAT = 1
 NO_EMBEDDER = "none"
+PARTS = ("chunks.jsonl", "bm25.npz", "chroma")  # what a store holds beside store.json
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,13 @@ def read_card(path: Path) -> StoreCard:
     known = {f.name for f in fields(StoreOptions)}
     values["options"] = StoreOptions(**{name: value for name, value in values["options"].items() if name in known})
     return StoreCard(**{f.name: values[f.name] for f in fields(StoreCard) if f.name in values})
+
+
+def check_place(path: Path) -> None:
+    """Refuse to build in a folder where something else has the names of a store's parts."""
+    there = [] if (path / "store.json").exists() else [name for name in PARTS if (path / name).exists()]
+    if there:
+        raise UserError(f"{path} holds {there[0]}, but no store.json, so it is no store; choose another folder for it")
 
 
 def build_lock(path: Path) -> AbstractContextManager[None]:

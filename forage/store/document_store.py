@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,15 +17,17 @@ from tqdm import tqdm
 
 from forage.data.chunking import Chunk, chunk_document
 from forage.data.records import Document
+from forage.disk import make_folder
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
 from forage.sole_writer import clear_half_written
 from forage.store.bm25 import BM25, Tokenizer
-from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, build_lock, read_card, write_card
+from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, build_lock, check_place, read_card, write_card
 from forage.store.embedder import Embedder, Reranker
 from forage.store.fusion import Ranking, fuse
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import DenseIndex, VectorCollection, text_key
+from forage.text import encodable
 
 EMBED_GROUP = 512  # chunks embedded between two writes: the most a killed build loses
 PROBE = "The heart pumps blood through the body."
@@ -97,7 +100,8 @@ class DocumentStore:
         path, options = Path(path), options or StoreOptions()
         if not documents:
             raise UserError("no documents to build a store from")
-        path.mkdir(parents=True, exist_ok=True)
+        check_place(path)
+        make_folder(path)
         with build_lock(path):
             clear_half_written(path)
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
@@ -131,7 +135,7 @@ class DocumentStore:
         for part in ["chunks.jsonl", "bm25.npz", *(["chroma"] if vectors_inside else [])]:
             if not (path / part).exists():
                 raise UserError(f"{path}: {part} is missing; re-run the build")
-        chunks = [Chunk(**row) for _, row in json_lines(path / "chunks.jsonl")]
+        chunks = read_chunks(path / "chunks.jsonl")
         try:
             bm25 = BM25.load(path / "bm25.npz")
         except ValueError as error:
@@ -177,6 +181,7 @@ class DocumentStore:
         if k < 1:
             raise UserError(f"k {k} must be at least 1")
         fusion.check()
+        queries = list(map(encodable, queries))
         unique = {query: row for row, query in reversed(list(enumerate(queries))) if query.strip()}
         texts = list(unique)
         if query_vectors is not None:
@@ -216,12 +221,12 @@ class DocumentStore:
 
     def embed_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """(queries, dimension) vectors, for callers that search with the same queries more than once."""
-        return self.embedder.encode_queries(queries)
+        return self.embedder.encode_queries(list(map(encodable, queries)))
 
     def _rerank(self, queries: Sequence[str], rankings: Sequence[Ranking], reranker: Reranker) -> list[Ranking]:
         reranked = []
         for query, ranking in zip(queries, rankings, strict=True):
-            scores = reranker.scores(query, [search_text(self.chunks[i], self.options) for i in ranking.ids])
+            scores = reranker.scores(encodable(query), [search_text(self.chunks[i], self.options) for i in ranking.ids])
             order = np.argsort(-scores, kind="stable")
             reranked.append(Ranking(ranking.ids[order], scores[order]))
         return reranked
@@ -232,6 +237,16 @@ class DocumentStore:
             Hit(chunk.id, chunk.doc_id, chunk.title, chunk.text, score, rank)
             for rank, (chunk, score) in enumerate(zip(chunks, ranking.scores.tolist(), strict=False), 1)
         ]
+
+
+def read_chunks(path: Path) -> list[Chunk]:
+    chunks = []
+    for number, row in json_lines(path):
+        try:
+            chunks.append(Chunk(**row))
+        except TypeError as error:
+            raise UserError(f"{path}:{number}: not a chunk ({error}); re-run the build") from error
+    return chunks
 
 
 NO_HITS = Ranking(np.zeros(0, np.int64), np.zeros(0))
@@ -253,9 +268,8 @@ def embed_texts(chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedd
 def _cut(title: str, room: int, embedder: Embedder) -> str:
     """As many of the title's first words as fit in `room` tokens."""
     words = title.split()
-    while words and embedder.count_tokens([" ".join(words)])[0] > room:
-        words.pop()
-    return " ".join(words)
+    fitting = range(1, len(words) + 1)  # by halving: a title may be a megabyte long
+    return " ".join(words[: bisect_right(fitting, room, key=lambda n: embedder.count_tokens([" ".join(words[:n])])[0])])
 
 
 def _chunk(documents: Sequence[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
@@ -272,9 +286,13 @@ def _chunk(documents: Sequence[Document], options: StoreOptions, embedder: Embed
     count = embedder.count_tokens if embedder else lambda texts: [len(text.split()) for text in texts]
     return [
         chunk
-        for document in documents
+        for document in map(_encodable, documents)
         for chunk in chunk_document(document, count, options.chunk_tokens, options.chunk_overlap)
     ]
+
+
+def _encodable(document: Document) -> Document:
+    return replace(document, title=encodable(document.title), text=encodable(document.text))
 
 
 def _build_bm25(chunks: Sequence[Chunk], options: StoreOptions) -> BM25:

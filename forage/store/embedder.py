@@ -36,6 +36,10 @@ class Embedder:
     name: str = "auto"
     device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
     batch_size: int = 32
+    way_out: str = (
+        f"name a sentence-transformers folder, a hub model where the hub can be reached, or {PACKAGED_EMBEDDER}"
+    )
+    """What to do if it can't be loaded."""
 
     def __post_init__(self) -> None:
         if self.name == "auto":
@@ -53,10 +57,7 @@ class Embedder:
         try:
             return SentenceTransformer(folder, device=self.device, local_files_only=local_only)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"embedder {self.name!r} can't be loaded ({first_line(error)}); name a sentence-transformers folder, "
-                f"a hub model where the hub can be reached, or {PACKAGED_EMBEDDER}"
-            ) from error
+            raise UserError(f"embedder {self.name!r} can't be loaded ({first_line(error)}); {self.way_out}") from error
 
     @property
     def dimension(self) -> int:

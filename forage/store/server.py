@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
+from forage.text import encodable
+
 MAX_BODY = 8 * 2**20
 MAX_HITS = 1000
 
@@ -67,7 +69,7 @@ def make_server(search: Search, host: str, port: int, k: int = 3) -> ThreadingHT
 
         def _body(self) -> bytes:
             length = self.headers.get("Content-Length", "")
-            if not length.isdigit() or int(length) > MAX_BODY:
+            if not length.isdecimal() or int(length) > MAX_BODY:
                 raise BadRequest(f"send a Content-Length of at most {MAX_BODY} bytes")
             return self.rfile.read(int(length))
 
@@ -89,7 +91,7 @@ def parse_request(body: bytes, default_k: int) -> tuple[list[str], int, bool]:
     """(queries, topk, return_scores) of a request's body."""
     try:
         request = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(request, dict):
         raise BadRequest("the body must be a JSON object")
@@ -98,7 +100,7 @@ def parse_request(body: bytes, default_k: int) -> tuple[list[str], int, bool]:
         raise BadRequest("queries must be a list of strings")
     if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_HITS:
         raise BadRequest(f"topk must be a whole number from 1 to {MAX_HITS}")
-    return queries, topk, bool(request.get("return_scores", False))
+    return list(map(encodable, queries)), topk, bool(request.get("return_scores", False))
 
 
 def _document(hit: HitLike, with_scores: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from chromadb.config import Settings
 from chromadb.errors import ChromaError, NotFoundError
 from numpy.typing import NDArray
 
-from forage.errors import UserError
+from forage.errors import UserError, first_line
 from forage.store.fusion import Ranking, kth_bound
 
 PAGE = 2000  # ids in one request to Chroma
@@ -57,7 +57,13 @@ class VectorCollection:
 
     def add(self, keys: Sequence[str], vectors_ND: NDArray[np.float32]) -> None:
         for part in _pages(len(keys)):
-            self._collection.upsert(ids=list(keys[part]), embeddings=vectors_ND[part])
+            try:
+                self._collection.upsert(ids=list(keys[part]), embeddings=vectors_ND[part])
+            except ChromaError as error:
+                raise UserError(  # of a full disk, Chroma may say no more than that something internal failed
+                    f"Chroma at {self.where} could not keep the vectors ({first_line(error)}); see that its disk has "
+                    "room, then re-run the same command to resume"
+                ) from error
 
     def remove(self, keys: Sequence[str]) -> None:
         for part in _pages(len(keys)):

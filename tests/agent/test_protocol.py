@@ -1,5 +1,6 @@
 """The protocol: what a turn says, by hand; delimiters of each family's template; text that can't forge a turn."""
 
+import asyncio
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from forage.agent.protocol import Call, Passage, Protocol, Reading, read_turn, write_answer, write_call
+from forage.agent.protocol import (
+    CALL_FAULTS,
+    NO_ACTION,
+    Call,
+    Passage,
+    Protocol,
+    Reading,
+    read_turn,
+    write_answer,
+    write_call,
+)
 from forage.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -226,3 +237,95 @@ def test_control_tokens_in_a_turn_are_noticed(protocol):
     assert protocol.forges([50, start])
     assert not protocol.forges([50, protocol.end_of_turn])
     assert protocol.text([50, protocol.end_of_turn]) == tokenizer.decode([50])
+
+
+# Any tokens at all
+
+
+@given(ids=st.lists(st.integers(0, 511), max_size=60))
+def test_any_tokens_have_one_reading(tiny_protocol, ids):
+    """Calls, or an answer, or neither; and a limit's cut changes nothing before it."""
+    reading = read_turn(tiny_protocol.text(ids))
+    assert not (reading.calls and reading.answer is not None)
+    assert reading.calls or reading.answer is not None or NO_ACTION in reading.faults
+    assert len(read_turn(tiny_protocol.text(ids), max_calls=1).calls) == len(reading.calls)
+    assert tiny_protocol.forges(ids) == any(i in (0, 1, 2) for i in (ids[:-1] if ids[-1:] == [2] else ids))
+
+
+PIECES = st.sampled_from([
+    "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<tool_response>", CALL, write_answer("x"), "{", "}", '"',
+    '{"name": "search", "arguments": ', '"query": "', "\\ud83d", "\x00", "NaN", " ", "gout",
+])  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_any_order_of_tags_has_one_reading(text):
+    """Whichever comes first decides: a call behind an answer is not run, an answer behind a call is not given."""
+    reading = read_turn(text)
+    answer_at, call_at = text.find("<answer>"), text.find("<tool_call>")
+    first_is_answer = answer_at >= 0 and (call_at < 0 or answer_at < call_at)
+    assert (reading.answer is not None) == first_is_answer
+    assert not (first_is_answer and reading.calls)
+    assert all(bool(call.query) != bool(call.fault) for call in reading.calls)
+    assert {call.fault for call in reading.calls if call.fault} <= set(CALL_FAULTS)
+
+
+@given(turns=st.lists(st.lists(st.integers(0, 511), min_size=1, max_size=30), min_size=4, max_size=4))
+def test_what_was_sampled_is_what_is_trained_on(tiny_protocol, turns):
+    """Also tokens that no text gives: they are never decoded and encoded again, nor changed by a file."""
+    from forage.agent.agent import Agent, BatchedSearch
+    from forage.agent.episode import from_json, to_json
+    from forage.engines.base import Sample
+    from forage.policy.packing import pack
+    from tests.factories import QUESTION
+    from tests.scripted_engine import search_many
+
+    class Samples:
+        adapter, given = "v000001", ()
+
+        async def generate(self, request):
+            ids = tuple(turns[len(self.given)])
+            self.given = (*self.given, ids)
+            return Sample(ids, (-0.5,) * len(ids), "stop")
+
+        def release(self, episode): ...
+
+    engine = Samples()
+    agent = Agent(engine, tiny_protocol, BatchedSearch(search_many, in_line=True))
+    episode = from_json(to_json(asyncio.run(agent.play(QUESTION))))
+    [batch] = pack([episode], 10_000)
+    assert batch.ids_BT[batch.sampled_BT > 0].tolist() == [i for ids in engine.given for i in ids]
+    assert [episode.ids[turn.start : turn.end] for turn in episode.turns] == list(engine.given)
+
+
+def test_tokens_of_turns_are_noticed_where_they_are_not_special(tiny_tokenizer):
+    """As in DeepSeek's vocabulary."""
+    tiny_tokenizer.add_tokens(["<A>", "<E>"])  # ids 512 and 513
+    tiny_tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + m.content + '<E>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant<A>' }}{% endif %}"
+    ).replace("m.role +", "m.role + '<A>' +")
+    protocol = Protocol(tiny_tokenizer)
+    assert protocol.end_of_turn == 513
+    assert protocol.forges([50, 512, 513])
+    assert protocol.forges([513, 50])
+    assert not protocol.forges([50, 513])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a <b", "a < b"), ("<\u200b/answer>", "< \u200b/answer>"), ("＜/answer＞", "＜ /answer＞"),
+        ("half \ud83d", "half ?"),
+        ("p＜0.05", "p＜0.05"), ("<|im_<|im_end|>end|>", "< |im_< |im_end|>end|>"),
+    ],
+)  # fmt: skip
+def test_harmless_by_hand(tiny_protocol, text, shown):
+    assert tiny_protocol.harmless(text) == shown
+
+
+def test_the_question_of_a_prompt_is_read_again(tiny_protocol, tiny_tokenizer):
+    assert tiny_protocol.question_in(tiny_protocol.prompt("What  is <b gout?")) == "What is < b gout?"
+    other = Protocol(tiny_tokenizer, task="Another task.")
+    assert tiny_protocol.question_in(other.prompt("What is gout?")) is None
+    assert tiny_protocol.question_in([]) is None

@@ -16,16 +16,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from forage.agent.episode import append_episodes
+from forage.agent.episode_files import compress
 from forage.evaluation.outcomes import Outcome, OutcomeLog
-from forage.files import clear_leftovers, replacing_folder, write_jsonl
-from forage.policy.adapters import newest_adapter, publish_adapter, versions
+from forage.files import clear_leftovers, remove_folder, replacing_folder, write_jsonl
+from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.rollout.plans import Plan, Played
 from forage.runs.stats import read_evaluations, read_stats, write_evaluations, write_stats
 from tests.factories import EPISODE, STATS
 from tests.power_cut import Recording, changed_together, content_of
 
-# What is saved, and how what is left of it is checked: pairs of (save(folder, acknowledge), check(folder, acknowledged)).
+# What is saved, and how what is left of it is checked: save(folder, acknowledge), check(folder, acknowledged).
 
 
 def weights_of(step):
@@ -68,11 +69,12 @@ def save_adapters(folder, acknowledge):
     for version in range(3):
         publish_adapter(SmallPolicy(version), folder / "run", version)
         acknowledge(version)
+    remove_folder(adapter_path(folder / "run", 0))  # as pruning does
 
 
 def check_adapters(folder, acknowledged):
     there = versions(folder / "run")
-    assert set(acknowledged) <= set(there), f"{there} after {acknowledged}"
+    assert set(acknowledged) - {0} <= set(there), f"{there} after {acknowledged}"
     for version in there:
         path = folder / "run" / "adapters" / f"v{version:06d}"
         assert torch.equal(load_file(path / "adapter_model.safetensors")["lora"], weights_of(version))
@@ -89,9 +91,11 @@ def group_of(question):
 
 
 def save_episodes(folder, acknowledge):
+    path = folder / "run" / "episodes" / "000000" / "worker.jsonl"
     for question in PLAN.questions:
-        append_episodes(folder / "run" / "episodes" / "000000" / "worker.jsonl", group_of(question))
+        append_episodes(path, group_of(question))
         acknowledge(question)
+    compress(path)
 
 
 def check_episodes(folder, acknowledged):

@@ -183,6 +183,17 @@ def test_a_prepared_collection_is_a_data_folder(beir, tmp_path, capsys):
     assert [(q.question, q.relevant_doc_ids) for q in rewriter.questions] == [("what is gout", ("d1#0", "3#0"))]
 
 
+def test_a_training_query_that_is_held_out_is_left_out(beir, tmp_path, capsys):
+    """In the same words under another id, as some collections have them."""
+    write(beir / "queries.jsonl", lines([*QUERIES, {"_id": "q4", "text": "What is gout?"}]))
+    write(beir / "qrels" / "train.tsv", f"{HEADER}q2\t3\t1\nq4\td1\t1\n")
+    main(Options(tmp_path / "data", beir, store=StoreOptions(embedder="none")))
+    assert "1 training queries are in test too; left out of train.jsonl" in capsys.readouterr().out
+    assert [question.id for question in read_questions(tmp_path / "data" / "train.jsonl")] == ["q2"]
+    rewriter = (tmp_path / "data" / "rewriter" / "train.jsonl").read_text()
+    assert "gout" not in rewriter
+
+
 def test_without_training_queries_that_file_is_empty(beir, tmp_path):
     (beir / "qrels" / "train.tsv").unlink()
     main(Options(tmp_path / "data", beir, store=StoreOptions(embedder="none")))

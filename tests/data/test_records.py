@@ -26,3 +26,10 @@ def test_unknown_keys_are_left_aside_and_missing_ones_told(tmp_path):
 
 def test_clean_keeps_lines_and_single_spaces():
     assert clean("  Key   points\n \n\t- A\u00a0b \n") == "Key points\n- A b"
+
+
+def test_a_text_that_is_none_is_told_by_its_line(tmp_path):
+    path = tmp_path / "documents.jsonl"
+    path.write_text('{"id": "a", "title": "t", "text": null}\n')
+    with pytest.raises(UserError, match=r"documents.jsonl:1: text is not text; fix or delete that line"):
+        read_documents(path)

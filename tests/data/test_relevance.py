@@ -84,3 +84,14 @@ def test_documents_that_share_a_question_stay_together_through_others():
         train, held_out = split_by_document(questions, 0.5, seed)
         assert {q.id for q in train} in ({"q0", "q1", "q3"}, {"q2"})
         assert len(train) + len(held_out) == 4
+
+
+def test_a_question_asked_twice_in_other_spellings_stays_on_one_side():
+    """As in a rewriter's train.jsonl, whose lines are not merged."""
+    twice = [("What is gout?", "a"), ("what is GOUT", "b"), ("What is flu?", "c"), ("Is flu hot?", "d")]
+    questions = [Question(f"q{n}", text, "", relevant_doc_ids=(doc,)) for n, (text, doc) in enumerate(twice)]
+    sides = {
+        tuple(sorted(q.id for q in side)) for seed in range(20) for side in split_by_document(questions, 0.4, seed)
+    }
+    assert all(("q0" in side) == ("q1" in side) for side in sides)
+    assert any("q0" in side and "q2" not in side for side in sides)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from forage.engines.base import Request, Sampling
-from forage.engines.local import LocalEngine, common_start, inverse_cdf
+from forage.engines.base import EngineError, Request, Sampling
+from forage.engines.local import LocalEngine, below_one, common_start, first_above, inverse_cdf
 from forage.errors import UserError
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
@@ -241,9 +242,65 @@ def test_bf16_and_models_of_another_family():
 def test_inverse_cdf_by_hand():
     logprobs = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(4, 3)
     assert inverse_cdf(logprobs, torch.tensor([0.0, 0.19, 0.6, 0.9999999])).tolist() == [0, 0, 1, 2]
-    # A token of probability 0 is never drawn, not even the first or the last.
+    # A token of probability 0 is never drawn, neither the first nor the last nor one in between.
+    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     holes = torch.tensor([[0.0, 1.0, 0.0]]).log().expand(2, 3)
-    assert inverse_cdf(holes, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [1, 1]
+    assert inverse_cdf(holes, edges).tolist() == [1, 1]
+    holes = torch.tensor([[0.0, 0.0, 0.25, 0.0, 0.75, 0.0]]).log().expand(4, 6)
+    draws = torch.tensor([0.0, 0.2, 0.3, 1 - 2**-53], dtype=torch.float64)
+    assert inverse_cdf(holes, draws).tolist() == [2, 2, 4, 4]
+    # Sums that fall by rounding: a search among them may end at any token, but tokens 0 and 3 have probability 0.
+    some = torch.tensor([[0.0, 0.5, 0.5, 0.0]], dtype=torch.float64).expand(3, 4)
+    sums = torch.tensor([[0.0, 0.5, 1.0 - 2**-53, 1.0]], dtype=torch.float64).expand(3, 4)
+    draws = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert first_above(sums, some, draws).tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("draw", [1 - 2**-53, 1 - 2**-25, 1 - 2**-26, 1 - 2**-24, 0.0, 2**-53])
+def test_no_draw_takes_a_token_of_probability_0(monkeypatch, draw):
+    """fp32 rounds draws from 1 - 2**-25 on to 1, past all tokens. The first and the last token here can't be drawn."""
+    model = tiny_model()
+    real = model.lm_head.forward
+
+    def masked(hidden):
+        logits = real(hidden)
+        logits[:, :5] = logits[:, 40:] = -torch.inf
+        return logits
+
+    monkeypatch.setattr(model.lm_head, "forward", masked)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(draw, dtype=torch.float64))
+    [sample] = generate(LocalEngine(model, 1), Request((1, 2, 3), 3, (), 0))
+    assert sample.ids == ((39,) * 3 if draw > 0.5 else (5,) * 3)
+    assert all(math.isfinite(logprob) for logprob in sample.logprobs)
+
+
+def test_draws_stay_below_one_and_the_others_are_as_they_were():
+    top = 1 - 2**-24  # the largest fp32 below 1
+    near = [1 - 2**-53, 1 - 2**-25, 1 - 2**-24, 1 - 2**-23]
+    assert below_one(near).tolist() == [top, top, top, 1 - 2**-23]
+    draws = np.random.default_rng(0).random(10_000).tolist()
+    assert torch.equal(below_one(draws), torch.tensor(draws))
+
+
+def test_an_adapter_that_makes_the_model_compute_nan_is_refused():
+    model = tiny_model()
+    model.lm_head.weight.data[7] = torch.nan
+    for sampling in (Sampling(), GREEDY):
+        with pytest.raises(UserError, match="with adapter base the model's probabilities are NaN"):
+            generate(LocalEngine(model, 1), Request((1, 2, 3), 3, (), 0, sampling))
+
+
+def test_an_episode_is_not_continued_by_another_adapter(tmp_path):
+    """While it waits for its search, no request is in flight, and the adapter may change."""
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    get_peft_model(tiny_model(), config).save_pretrained(tmp_path)
+    engine = LocalEngine(tiny_model(), 2)
+    generate(engine, Request((1, 2, 3), 2, (), 0, episode="q/0", adapter="base"))
+    asyncio.run(engine.load_adapter("run-v000001", tmp_path))
+    with pytest.raises(EngineError, match="episode q/0 began with adapter base, not run-v000001"):
+        generate(engine, Request((1, 2, 3, 4), 2, (), 0, episode="q/0", adapter="base"))
+    [sample] = generate(engine, Request((1, 2, 3, 4), 2, (), 0, episode="q/1", adapter="run-v000001"))
+    assert len(sample.ids) == 2
 
 
 @given(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), max_size=9))

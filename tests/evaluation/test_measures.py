@@ -87,11 +87,11 @@ def test_everything_of_two_questions_by_hand():
     tried = replace(EXAMPLE, answer="Rest.")
     results = [
         result(replace(EXAMPLE, answer="rest and heat"), tried, extra_sampled=5, extra_read=7),
-        result(replace(EXAMPLE, answer="", stop="turns")),
+        result(replace(EXAMPLE, question_id="r", answer="", stop="turns")),
     ]
-    questions = [QUESTION, replace(QUESTION, answer="", relevant_chunk_ids=("a",))]
+    questions = [QUESTION, replace(QUESTION, id="r", answer="", relevant_chunk_ids=("a",))]
     half = {"format": lambda episodes, questions: [0.5] * len(episodes),
-            "answer_similarity": lambda episodes, questions: [0.25] * len(episodes)}  # fmt: skip
+            "answer_similarity": lambda _, questions: [0.25 if q.answer else None for q in questions]}  # fmt: skip
     got = {n: v.tolist() for n, v in measure(results, questions, grades_of(questions), (3,), half).items()}
     sampled, read = EXAMPLE.sampled, len(EXAMPLE.ids) - EXAMPLE.sampled
     searches, turns = len(EXAMPLE.searches), len(EXAMPLE.turns)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage.errors import UserError
+from forage.grpo.lockstep import nothing_sampled
 from forage.grpo.losses import (
     ScoredBatch,
     Totals,
@@ -319,6 +320,21 @@ def test_micro_batches_add_up_to_the_whole(masks, options, budget, padding_free,
     torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-5)
     assert parts[2] == pytest.approx(whole[2], abs=1e-5, rel=1e-5)
     assert (whole[2]["tokens"], whole[2]["episodes"]) == totals
+
+
+def test_a_filler_counts_no_episode_again():
+    """Of a process that has one micro-batch less than the others."""
+    batch = rows(LONG, SHORT)
+    zeros_BT = torch.zeros(batch.ids_BT.shape)
+    parts = [
+        loss_sums(
+            loss_terms(ScoredBatch(part, torch.ones(2), zeros_BT, zeros_BT, zeros_BT), LossOptions(), Totals(4, 2))
+        )
+        for part in (batch, nothing_sampled(batch))
+    ]
+    found, alone = summary(add_stats(parts)), summary(add_stats(parts[:1]))
+    assert found["episodes"] == 2
+    assert found == alone
 
 
 def test_micro_batches_are_really_several():

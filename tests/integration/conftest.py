@@ -18,11 +18,12 @@ STARTUP = 300  # seconds; about 60 on two idle cores
 class Server:
     """A vLLM process that can be killed and started again on its port."""
 
-    def __init__(self, model, log):
+    def __init__(self, model, log, arguments=()):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url, self.model, self.log, self.process = f"http://127.0.0.1:{self.port}", model, log, None
+        self.arguments = arguments
 
     def start(self):
         environment = os.environ | {
@@ -31,8 +32,9 @@ class Server:
         }  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [ROOT / "scripts" / "vllm_cpu.sh"], env=environment, stdout=log, stderr=log, start_new_session=True
-            )
+                [ROOT / "scripts" / "vllm_cpu.sh", *self.arguments], env=environment, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
         return self
 
     def wait(self):
@@ -68,8 +70,8 @@ def vllm_environment():
 def start_server(vllm_environment, tmp_path_factory):
     servers = []
 
-    def start(model):
-        servers.append(Server(model, tmp_path_factory.mktemp("vllm") / "log"))
+    def start(model, *arguments):
+        servers.append(Server(model, tmp_path_factory.mktemp("vllm") / "log", arguments))
         return servers[-1].start().wait()
 
     yield start

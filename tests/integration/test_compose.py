@@ -45,8 +45,9 @@ class Stack:
             "VLLM_API_KEY": self.key, "VLLM_PORT": port, "DATASET": "sample", "WARM_STEPS": 8, "LORA_RANK": 8,
             "MAX_STEPS": STEPS, "BATCH_SIZE": QUESTIONS, "NUM_ROLLOUTS": SAMPLES, "MAX_TURNS": 2,
             "MAX_TURN_TOKENS": 64, "MAX_TOKENS": 1024, "MAX_STALENESS": 0, "KV_GIB": 1,
-            "WARM_ARGS": "--batch-size 2 --eval-every 8 --probe-questions 0 --answer-tokens 24 --demonstrations 40",
+            "WARM_ARGS": "--batch-size 2 --eval-every 8 --eval-questions 0 --answer-tokens 24 --num-demonstrations 40",
             "TRAIN_ARGS": "--on-collapse warn",
+            "ROLLOUT_ARGS": "--concurrency 1",  # so that the first of two workers does not take a whole step
         }  # fmt: skip
         self.env_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
@@ -233,4 +234,4 @@ def test_a_volume_that_can_not_be_written_is_one_line(stack):
         "scripts/stack.sh", "train", check=False,
     )  # fmt: skip
     assert full.returncode == 1
-    assert "no space is left" in full.stderr.strip().splitlines()[-1]
+    assert "no space left" in full.stderr.strip().splitlines()[-1]

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from forage.policy.adapters import adapter_path
+from forage.policy.adapters import adapter_path, versions
 from forage.runs.progress import step_seconds
 from forage.runs.stats import read_stats, same_run
 from tests import ROOT
@@ -67,7 +67,9 @@ def test_ten_kills_change_nothing(tmp_path):
     first, second = read_stats(whole), read_stats(killed)
     assert len(first) == STEPS
     assert same_run(first, second)
-    for version in range(STEPS + 1):
+    kept = versions(whole)
+    assert kept == versions(killed) == [*range(0, 20, 2), *range(20, STEPS + 1)]  # evaluated ones and the last ones
+    for version in kept:
         ours, theirs = (adapter_path(folder, version) / "adapter_model.safetensors" for folder in (whole, killed))
         assert ours.read_bytes() == theirs.read_bytes(), version
     assert (whole / "evaluations.json").read_text() == (killed / "evaluations.json").read_text()

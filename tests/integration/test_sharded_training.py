@@ -2,18 +2,17 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from forage.agent.episode import append_episodes
+from forage.data.records import read_questions
 from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats
 from tests import ROOT
-from tests.factories import EPISODE
-from tests.tiny import make_tiny
+from tests.tiny import make_tiny, teach
 from tests.tiny_training import tiny_args
 
 pytestmark = pytest.mark.slow
@@ -40,7 +39,8 @@ def run(folder, name, *more, processes=1):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
     make_tiny(folder)
-    append_episodes(folder / "shown.jsonl", [replace(EPISODE, id=f"q{n}/0", question_id=f"q{n}") for n in range(4)])
+    questions = read_questions(folder / "data" / "train.jsonl")[:4]
+    append_episodes(folder / "shown.jsonl", teach(folder, questions))
     return folder
 
 

@@ -1,7 +1,11 @@
 """Against a real vLLM server: adapters and merged folders are served, and its log-probabilities are the trainer's."""
 
 import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -13,7 +17,10 @@ from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.engines.base import Request, Sampling
 from forage.engines.options import EngineOptions
+from forage.engines.served import Wanted
 from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError
+from forage.policy.card import PolicyCard
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
 from tests.scripted_engine import search_many
@@ -46,9 +53,16 @@ def adapters(base, tmp_path_factory):
     return folder
 
 
+# Defaults for whatever a request leaves out, as a model's generation_config.json may give them.
+DEFAULTS = {
+    "temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.2, "repetition_penalty": 1.5, "presence_penalty": 1.0,
+    "frequency_penalty": 1.0,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def server(start_server, base):
-    return start_server(base)
+    return start_server(base, "--override-generation-config", json.dumps(DEFAULTS))
 
 
 def policy_of(base, adapters=None, version=1):
@@ -125,6 +139,62 @@ def test_after_a_swap_no_token_is_the_old_adapters(server, base, adapters, proto
         other = differences(policy_of(base, adapters, 3 - version), requests, samples)
         assert own.mean() < other.mean() / 4  # the test can tell them apart
         assert own.mean() < 0.02
+
+
+def test_a_request_in_flight_during_a_swap_ends_with_its_own_adapters_tokens(server, base, adapters, protocol):
+    request = Request(tuple(protocol.prompt(QUESTIONS[0])), 96, (), 3, Sampling(), "0/0")
+
+    async def running():
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            lines = (await client.get("/metrics")).text.splitlines()
+        return any(line.startswith("vllm:num_requests_running") and not line.endswith(" 0.0") for line in lines)
+
+    async def act(engine):
+        await engine.load_adapter("flight-v000001", adapters / "v000001")
+        early = asyncio.create_task(engine.generate(replace(request, adapter=engine.adapter)))
+        while not await running():
+            await asyncio.sleep(0.01)
+        await engine.load_adapter("flight-v000002", adapters / "v000002")
+        assert not early.done()
+        later = await engine.generate(request)
+        # The next turn of an episode that began before the swap: its adapter is loaded again for it.
+        return await early, later, await engine.generate(replace(request, max_tokens=24, adapter="flight-v000001"))
+
+    early, later, next_turn = with_engine(server, act)
+    for sample, version in ((early, 1), (later, 2), (next_turn, 1)):
+        own, other = (differences(policy_of(base, adapters, v), [request], [sample]) for v in (version, 3 - version))
+        assert own.mean() < 1e-3 < other.mean()
+
+
+def test_a_server_with_raw_log_probabilities_is_refused(start_server, base):
+    raw = start_server(base, "--logprobs-mode", "raw_logprobs")
+
+    async def nothing(_): ...
+
+    try:
+        with pytest.raises(
+            UserError, match=f"{raw.url} returns log-probabilities of temperature 1 .* processed_logprobs"
+        ):
+            with_engine(raw, nothing)
+    finally:
+        raw.kill()
+
+
+def test_a_server_of_another_base_is_refused(server, base, tiny_base, tmp_path):
+    async def enter(folder, tokens=2048):
+        wanted = Wanted(PolicyCard(Path("p"), str(folder), str(folder), False), 49152, tokens)
+        async with VLLMEngine(EngineOptions(urls=(server.url,)), wanted) as engine:
+            return engine.adapter
+
+    moved = tmp_path / "moved"
+    moved.symlink_to(Path(base).resolve())
+    assert asyncio.run(enter(base)) == asyncio.run(enter(moved)) == "base"
+    with pytest.raises(UserError, match=f"serves {base}, not {tiny_base}"):
+        asyncio.run(enter(tiny_base))
+    with pytest.raises(
+        UserError, match="holds 2048 tokens, but an episode may have 2049; start it with --max-model-len"
+    ):
+        asyncio.run(enter(base, 2049))
 
 
 def test_a_sample_ends_with_the_token_that_stopped_it_and_seeds_repeat(server, protocol):

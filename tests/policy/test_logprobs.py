@@ -1,6 +1,7 @@
 """token_logprobs equals the plain formula in value and gradient, and skips tokens that were not sampled."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,6 +49,14 @@ def test_values_and_gradients_equal_the_plain_formula(tied, chunk, temperature):
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], atol=1e-5, rtol=1e-4)
+
+
+def test_padding_at_the_end_needs_no_mask():
+    """On a GPU none is given; tokens don't attend to what comes after them, and padding is not sampled."""
+    model, batch = tiny_model(), batch_of()
+    without = token_logprobs(model, replace(batch, attention_BT=None))
+    torch.testing.assert_close(without, token_logprobs(model, batch), atol=1e-5, rtol=0)
+    assert without.count_nonzero() == 9 - 3 - 1 + 6 - 2
 
 
 def test_a_value_by_hand():

@@ -96,6 +96,13 @@ def test_values_stand_where_the_tokens_are():
     torch.testing.assert_close(values_like(rows, values[::-1])[1, :3], torch.tensor([0.5, 0.6, 0.7]))
 
 
+def test_values_of_other_batches_are_not_read():
+    """An update asks batch by batch, so reading all values each time would take batches times episodes."""
+    long, short = pack([C, D], budget=4)
+    assert (len(long.ids_BT), len(short.ids_BT)) == (1, 1)
+    torch.testing.assert_close(values_like(short, [None, [0.5, 0.6, 0.7]]), torch.tensor([[0.5, 0.6, 0.7]]))
+
+
 @pytest.mark.parametrize("budget", [1000, 24, 1])
 def test_a_shared_prompt_changes_neither_values_nor_gradients(budget):
     model = tiny_model()

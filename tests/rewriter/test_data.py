@@ -26,7 +26,9 @@ FLU = {"query": "What is flu?", "relevant_doc_ids": ["b"]}
 
 def test_bad_rows_are_reported_by_line_and_counted(tmp_path, tokenizer, capsys):
     bad = [{"query": "", "relevant_doc_ids": ["a"]}, {"query": "x"}, {"query": "y", "relevant_doc_ids": ["z"]}]
-    folder = write_data(tmp_path, CORPUS, train=[GOUT, *bad, GOUT], eval=[FLU, {"query": 7}, GOUT])
+    folder = write_data(
+        tmp_path, CORPUS, train=[GOUT, *bad, GOUT], eval=[FLU, {"query": 7}, GOUT | {"query": "what is Gout"}]
+    )
     data = read_data(Options(data=folder), tokenizer)
     printed = capsys.readouterr().out
     for words in ("entry 3 repeats doc_id 'a'", "train.jsonl:2: no query", "train.jsonl:3: no relevant_doc_ids",

@@ -5,7 +5,10 @@ import sys
 import threading
 import time
 
+import pytest
+
 from forage.rollout.claims import Claims
+from tests.factories import Clock
 
 
 def test_one_worker_gets_it_and_keeps_it(tmp_path):
@@ -19,34 +22,58 @@ def test_one_worker_gets_it_and_keeps_it(tmp_path):
 
 def test_a_dead_workers_claim_falls_free_after_its_lease(tmp_path):
     """Again and again: who took it over may die too."""
-    dead, other, third = (Claims(tmp_path, name, lease=60) for name in "abc")
+    clock = Clock()
+    dead, other, third = (Claims(tmp_path, name, lease=60, clock=clock) for name in "abc")
     assert dead.take("q")
-    os.utime(tmp_path / "q", (time.time() - 50,) * 2)
+    assert not other.take("q")  # its lease begins when another looks
+    clock.seconds = 50
     assert not other.take("q")
-    os.utime(tmp_path / "q", (time.time() - 70,) * 2)
+    assert not third.take("q")
+    clock.seconds = 70
     assert other.take("q")
     assert not third.take("q")
     assert not dead.holds("q")
     dead.refresh("q")  # it only slept: it must not take anything back
     assert other.holds("q")
-    os.utime(tmp_path / "q~1", (time.time() - 70,) * 2)
+    clock.seconds = 140
     assert third.take("q")
     assert not other.holds("q")
 
 
 def test_a_refreshed_claim_stays(tmp_path):
-    slow, other = Claims(tmp_path, "a", lease=60), Claims(tmp_path, "b", lease=60)
+    clock = Clock()
+    slow, other = (Claims(tmp_path, name, lease=60, clock=clock) for name in "ab")
     assert slow.take("q")
-    os.utime(tmp_path / "q", (time.time() - 70,) * 2)
-    slow.refresh("q")
+    for seconds in (0, 50, 100, 150):
+        clock.seconds = seconds
+        assert not other.take("q")
+        slow.refresh("q")
+    clock.seconds = 230
+    assert not other.take("q")  # sees the last refresh only now
+    clock.seconds = 291
+    assert other.take("q")
+
+
+@pytest.mark.parametrize("off", [-3600, 3600])
+def test_another_machines_clock_does_not_count(tmp_path, off):
+    """An hour behind, a live worker's claim looked long expired; an hour ahead, a dead one's blocked for an hour."""
+    clock = Clock()
+    owner, other = (Claims(tmp_path, name, lease=60, clock=clock) for name in "ab")
+    assert owner.take("q")
+    os.utime(tmp_path / "q", (time.time() + off,) * 2)
     assert not other.take("q")
+    clock.seconds = 50
+    owner.refresh("q")
+    assert not other.take("q")
+    clock.seconds = 111
+    assert other.take("q")
 
 
 def test_a_slow_look_at_a_void_claim_takes_nothing_away(tmp_path, monkeypatch):
     """Between the slow worker's look and its claim, a fast one takes the question over."""
-    Claims(tmp_path, "dead").take("q")
-    os.utime(tmp_path / "q", (0, 0))
-    slow, fast = Claims(tmp_path, "slow"), Claims(tmp_path, "fast")
+    clock = Clock()
+    slow, fast = (Claims(tmp_path, name, clock=clock) for name in ("slow", "fast"))
+    void(clock, tmp_path, ["q"], slow, fast)
     link, taken = os.link, []
 
     def late(source, target):
@@ -62,13 +89,22 @@ def test_a_slow_look_at_a_void_claim_takes_nothing_away(tmp_path, monkeypatch):
 
 def test_names_of_questions_and_of_later_claims_do_not_collide(tmp_path):
     """The claim after q's is q~1, which is a question's name as well."""
-    Claims(tmp_path, "dead").take("q")
-    os.utime(tmp_path / "q", (0, 0))
-    first, second = Claims(tmp_path, "a"), Claims(tmp_path, "b")
+    clock = Clock()
+    first, second = (Claims(tmp_path, name, clock=clock) for name in "ab")
+    void(clock, tmp_path, ["q"], first, second)
     assert first.take("q~1")
     assert second.take("q")
     assert first.holds("q~1")
     assert not first.holds("q")
+
+
+def void(clock, folder, names, *watching):
+    """A dead worker's claims of these questions, which all who watch have seen for longer than a lease."""
+    dead = Claims(folder, "dead")
+    for name in names:
+        dead.take(name)
+        assert not any(claims.take(name) for claims in watching)
+    clock.seconds += dead.lease + 1
 
 
 def test_many_at_once_never_share(tmp_path):
@@ -84,16 +120,14 @@ def test_many_at_once_never_share(tmp_path):
 
 def shared_out(folder):
     """What all workers got."""
-    for number in range(0, 50, 2):
-        Claims(folder, "dead").take(str(number))
-        os.utime(folder / str(number), (0, 0))
-    taken = {name: [] for name in "abcdefgh"}
+    clock, taken = Clock(), {name: [] for name in "abcdefgh"}
+    workers = {name: Claims(folder, name, clock=clock) for name in taken}
+    void(clock, folder, map(str, range(0, 50, 2)), *workers.values())
     barrier = threading.Barrier(len(taken))
 
     def work(name):
-        claims = Claims(folder, name)
         barrier.wait()
-        taken[name] = [number for number in range(50) if claims.take(str(number))]
+        taken[name] = [number for number in range(50) if workers[name].take(str(number))]
 
     threads = [threading.Thread(target=work, args=(name,)) for name in taken]
     for thread in threads:

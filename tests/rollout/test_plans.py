@@ -57,3 +57,17 @@ def test_a_worker_may_finish_its_own_torn_group(tmp_path):
     append_episodes(folder / "w.jsonl", group("a", 1, 0)[:1])
     append_episodes(folder / "w.jsonl", group("a", 0, 1))
     assert [(e.id, e.reward) for e in played.groups()["a"]] == [("a/0", 0), ("a/1", 1)]
+
+
+def test_episodes_of_adapters_older_than_the_plan_accepts_do_not_count(tmp_path):
+    folder, plan = tmp_path / "episodes" / "000007", replace(PLAN, oldest=7)
+    old = [replace(episode, adapter="run-v000006-1a2b3c4d") for episode in group("a", 1, 0)]
+    new = [replace(episode, adapter="run-v000007-5e6f7a8b") for episode in group("a", 0, 1)]
+    older = [replace(episode, adapter="run-v000003") for episode in group("b", 1, 1)]
+    append_episodes(folder / "w.jsonl", [*old, *older])
+    assert Played(tmp_path, PLAN).missing() == ["c"]  # for b is flat
+    assert Played(tmp_path, plan).missing() == ["a", "b"]
+    append_episodes(folder / "w.jsonl", new)  # the same worker plays it again
+    append_episodes(folder / "late.jsonl", old)  # and another one still held the old plan
+    assert Played(tmp_path, plan).missing() == ["b"]
+    assert [(e.id, e.reward) for e in Played(tmp_path, plan).groups()["a"]] == [("a/0", 0), ("a/1", 1)]

@@ -1,6 +1,5 @@
-"""The stop-watch by a fake clock; the progress line by hand; both live displays in one real terminal."""
+"""The progress line by hand; both live displays in one real terminal."""
 
-import asyncio
 import io
 import os
 import pty
@@ -12,7 +11,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from forage.runs.progress import Phases, TrainView, duration, reward_trends, seconds_left
+from forage.runs.phases import Phases
+from forage.runs.progress import TrainView, duration, reward_trends, seconds_left
 from tests import ROOT
 from tests.factories import STATS, Clock
 
@@ -22,77 +22,6 @@ def steps_of(means, seconds=10.0):
         replace(STATS, step=step, rewards={"overall": [mean]}, seconds={"rollout": seconds, "generate": 9.0}, notes=[])
         for step, mean in enumerate(means)
     ]
-
-
-def test_phases_by_hand():
-    clock = Clock()
-    phases = Phases(clock)
-    assert phases.now() is None
-    with phases("rollout"):
-        clock.seconds = 2
-        with phases("search"):
-            clock.seconds = 5
-            assert phases.now() == ("search", 3)
-        assert phases.now() == ("rollout", 5)
-        clock.seconds = 10
-    with phases("search"):
-        clock.seconds = 11
-    clock.seconds = 20
-    assert phases.take() == {"rollout": 10, "search": 4}
-    assert phases.take() == {}
-
-
-def test_a_name_that_runs_twice_at_once_counts_once():
-    clock = Clock()
-    phases = Phases(clock)
-    outer, inner = phases("search"), phases("search")
-    outer.__enter__()
-    clock.seconds = 2
-    inner.__enter__()
-    clock.seconds = 5
-    outer.__exit__(None, None, None)  # not in the order of their beginning, as asyncio's tasks end
-    clock.seconds = 7
-    inner.__exit__(None, None, None)
-    assert phases.take() == {"search": 7}
-
-
-def test_asyncio_tasks_share_a_stop_watch():
-    clock = Clock()
-    phases = Phases(clock)
-
-    async def one(name, until):
-        with phases(name):
-            while clock.seconds < until:
-                await asyncio.sleep(0)
-
-    async def all_of_them():
-        tasks = [asyncio.create_task(one(*args)) for args in (("a", 3), ("a", 5), ("b", 4))]
-        for second in range(1, 6):
-            await asyncio.sleep(0)
-            clock.seconds = second
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks)
-
-    asyncio.run(all_of_them())
-    assert phases.take() == {"a": 5, "b": 4}
-
-
-def test_what_still_runs_is_taken_up_to_now_and_an_error_stops_the_watch():
-    clock = Clock()
-    phases = Phases(clock)
-
-    def breaks():
-        with phases("step"):
-            clock.seconds = 4
-            assert phases.take() == {"step": 4}
-            clock.seconds = 6
-            assert phases.now() == ("step", 6)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        breaks()
-    assert phases.take() == {"step": 2}
-    assert phases.now() is None
 
 
 def test_time_left_by_hand():
@@ -147,7 +76,8 @@ def test_the_table_says_what_runs_now():
 BOTH = """
 from dataclasses import replace
 from forage.rollout.view import RolloutView
-from forage.runs.progress import Phases, TrainView
+from forage.runs.phases import Phases
+from forage.runs.progress import TrainView
 from tests.factories import EPISODE
 from tests.factories import STATS, Clock
 

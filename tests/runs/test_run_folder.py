@@ -60,6 +60,8 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
 
 
 def test_what_a_killed_process_left_half_written_is_cleared(tmp_path):
+    with run_folder(tmp_path, Options()):
+        pass
     (tmp_path / "adapters" / ".v000003.x1").mkdir(parents=True)
     (tmp_path / "state" / ".000003.x2").mkdir(parents=True)
     (tmp_path / "adapters" / "v000002").mkdir()
@@ -67,3 +69,23 @@ def test_what_a_killed_process_left_half_written_is_cleared(tmp_path):
         pass
     assert [p.name for p in (tmp_path / "adapters").iterdir()] == ["v000002"]
     assert list((tmp_path / "state").iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["adapters", "state"])
+def test_a_run_whose_options_are_unknown_is_refused(tmp_path, part):
+    (tmp_path / part).mkdir()
+    says = "holds a run but no config.json.*remove all of"
+    with pytest.raises(UserError, match=says), run_folder(tmp_path, Options()):
+        pass
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [part]
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_broken_options_are_told(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with (
+        pytest.raises(UserError, match=r"config.json is broken \(.*put it back, or give"),
+        run_folder(tmp_path, Options()),
+    ):
+        pass
+    assert (tmp_path / "config.json").read_text() == content

@@ -15,6 +15,7 @@ from forage.errors import UserError
 from forage.policy.base_models import PACKAGED_MODEL
 from forage.policy.card import read_policy_card
 from forage.policy.creation import Sizes, add_adapter, sizes
+from forage.policy.identity import base_digest
 from forage.policy.options import AdapterOptions
 from forage.policy.policy import load_base, load_policy, load_tokenizer
 from tests.factories import tiny_llama
@@ -68,7 +69,10 @@ def test_the_base_is_nf4_and_the_fresh_adapter_changes_nothing(created):
 def test_model_json_names_the_full_base(created):
     full = str(created.full.resolve())
     card = json.loads((created.policy / "model.json").read_text())
-    assert card == {"base": "base", "full_base": full, "quantized": True, "dtype": "auto"}
+    digest = base_digest(Path(full))
+    assert card == {
+        "base": "base", "full_base": full, "quantized": True, "dtype": "auto", "full_base_digest": digest,
+    }  # fmt: skip
     adapter = json.loads((created.policy / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["r"], adapter["lora_alpha"]) == (full, 16, 32)
 
@@ -107,8 +111,12 @@ def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
     (tmp_path / "policy" / "mine.txt").write_text("x")
     with pytest.raises(UserError, match="exists already; choose another --output-dir, or add --overwrite"):
         main(options)
+    with pytest.raises(UserError, match=r"holds mine\.txt, which this script did not write; move that away"):
+        main(replace(options, overwrite=True))
+    (tmp_path / "policy" / "mine.txt").rename(tmp_path / "mine.txt")
+    (tmp_path / "policy" / "model.json").write_text("old")
     main(replace(options, overwrite=True))
-    assert not (tmp_path / "policy" / "mine.txt").exists()
+    assert (tmp_path / "policy" / "model.json").read_text() != "old"
 
 
 @pytest.mark.parametrize(

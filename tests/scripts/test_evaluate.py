@@ -16,11 +16,11 @@ import evaluate
 from evaluate import SYSTEMS, main
 from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
+from forage.agent.rewards import get_mrr
 from forage.cli import run_script
 from forage.data.records import Question, read_questions
 from forage.engines.base import EngineError, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.evaluation import baselines
 from forage.evaluation.caching import Stopwatch
@@ -29,7 +29,7 @@ from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.evaluation.output import keep_agent, output_folder
 from forage.evaluation.player import Player
-from forage.evaluation.policies import Policy, load_adapter, settle_agent
+from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.setting import choose
 from forage.evaluation.summary import SystemScores, markdown, print_rows, summary
 from forage.files import write_jsonl
@@ -56,7 +56,7 @@ def tiny(tiny, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def one_embedder(embedder, monkeypatch):
     """Loaded once for all tests."""
-    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda: embedder)
+    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda *_, **__: embedder)
 
 
 @pytest.fixture(autouse=True)
@@ -317,20 +317,6 @@ def test_old_flags_are_answered_with_their_new_names(monkeypatch, old, new):
         run_script(main, evaluate.__doc__, top=evaluate.TOP, renamed=evaluate.RENAMED)
 
 
-def test_a_plain_model_is_not_measured_by_a_server_of_another(tiny):
-    async def see(root, base):
-        engine = VLLMEngine(EngineOptions())
-        engine.base_root = str(root)
-        await load_adapter(engine, Policy("plain", tiny, PolicyCard(tiny, str(base), str(base), False), None))
-
-    base = tiny / "base"
-    for root in (base, base / ".." / "base", "", "/a/folder/that/only/the/server/sees"):
-        asyncio.run(see(root, base))
-    for root, asked in ((tiny / "policy", base), ("Qwen/Qwen2.5-7B", base), (base, "Qwen/Qwen2.5-7B")):
-        with pytest.raises(UserError, match=f"serves {root}, not {asked}; start it with that model, or give --engine"):
-            asyncio.run(see(root, asked))
-
-
 def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(tiny / "policy", run)
@@ -357,6 +343,51 @@ def test_a_collection_is_measured_by_documents_and_grades(tiny, tmp_path):
     # There are no reference answers.
     assert not {"answer_similarity", "token_f1", "rouge_l"} & set(metrics)
     assert not whole["systems"][0]["by_type"]
+
+
+def own_rewards(embedder):
+    """A reward of the user's, one of the project's under its own name, and one that takes the name of a measure."""
+    return {
+        "brief": lambda episodes, questions: [float(len(e.answer) < 10) for e in episodes],
+        "mrr": get_mrr,
+        "rouge_l": lambda episodes, questions: [0.25] * len(episodes),
+        "odd": lambda episodes, questions: [float(q.id == "q1") if q.id in ("q1", "q3") else None for q in questions],
+    }
+
+
+def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
+    main(options_of(tiny, tmp_path, systems=("no_retrieval", "plain_rag")), own_rewards)
+    whole = json.loads((tmp_path / "eval.json").read_text())
+    first, second = (row["metrics"] for row in whole["systems"])
+    assert [name for name in first if name not in COSTS] == [
+        *SCORES[:7], "brief", "reward_rouge_l", "odd", "token_f1", "rouge_l", "answered"
+    ]  # fmt: skip
+    assert first["reward_rouge_l"]["mean"] == 0.25
+    assert second["mrr"]["mean"] == 1
+    assert first["odd"]["mean"] == 0.5  # of the two questions that have it
+    assert "4 of 6 questions have no odd: left out of its mean" in capsys.readouterr().out
+    assert set(whole["rewards"]) == {"brief", "rouge_l", "odd"}
+    rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
+    assert sorted(row["id"] for row in rows if row["systems"]["tiny/plain_rag"]["odd"] is None) == [
+        "q0", "q2", "q4", "q5"
+    ]  # fmt: skip
+
+
+def test_the_embedder_of_an_evaluation_is_chosen_once(tiny, tmp_path, monkeypatch):
+    asked = []
+
+    def opened(name="chosen", **_):
+        asked.append(name)
+        return SimpleNamespace(name=name)
+
+    monkeypatch.setattr("forage.evaluation.setting.Embedder", opened)
+    options = options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1)
+    main(options, own_rewards)
+    assert json.loads((tmp_path / "eval.json").read_text())["embedder"] == "chosen"
+    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda name="other", **_: opened(name))
+    asked.clear()
+    main(options, own_rewards)
+    assert set(asked) == {"chosen"}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Rewards by hand; steps that are shared, resumed and never played twice; the service that follows adapters."""
 
 import asyncio
-import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,17 +12,21 @@ from forage.agent.episode import append_episodes
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
-from forage.data.records import Question
+from forage.data.records import Document, Question, read_questions
 from forage.engines.base import EngineError, Sample, Sampling
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.rollout import worker
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions, WorkerOptions
-from forage.rollout.plans import Plan, Played, plan_of, write_plan
+from forage.rollout.plans import Plan, Played, open_plans, plan_of, write_plan
+from forage.rollout.play_options import PlayOptions
 from forage.rollout.rollout import Rollout
+from forage.rollout.run_card import make_run_card, write_run_card
 from forage.rollout.view import RolloutView
-from forage.rollout.worker import FINISHED, follow_trainer, next_plan, play_plan
+from forage.rollout.worker import FINISHED, follow_trainer, keep_plan, next_plan, play_plan
+from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
 from grpo_rollout import get_reward_functions
 from tests.factories import EPISODE
 from tests.scripted_engine import search_many
@@ -205,9 +208,7 @@ def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
     append_episodes(
         folder / "dead.jsonl", [replace(EPISODE, id=name, question_id=name.split("/")[0]) for name in written]
     )
-    for name in (half, torn):
-        os.utime(folder / "claims" / name, (0, 0))
-    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
+    asyncio.run(play_plan(rollout, tmp_path, plan, "w", poll=0.01, lease=0.1))
     assert {asked.split("/")[0] for asked in rollout.engine.asked} == {half, torn}
     episodes = Played(tmp_path, plan).episodes()
     assert len(episodes) == len({e.id for e in episodes}) == 6
@@ -232,17 +233,94 @@ def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_pat
     assert len(Played(tmp_path, first_plan(rollout)).episodes()) == 6
 
 
+def test_nothing_plays_on_once_a_plan_has_failed(rollout, tmp_path):
+    """The group beside the one that fails has ended, and tidied up, before the error is told."""
+    plan, ended = first_plan(rollout), []
+
+    async def play(question, plan, view):
+        if question.id == plan.questions[0]:
+            await asyncio.sleep(0.01)
+            raise UserError("no server")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append(question.id)
+
+    async def run():
+        with pytest.raises(UserError, match="no server"):
+            await play_plan(rollout, tmp_path, plan, "w")
+        return sorted(ended), len(asyncio.all_tasks())
+
+    rollout.play = play
+    assert asyncio.run(run()) == (sorted(plan.questions[1:]), 1)
+
+
+# Questions without a reference answer
+
+
+def test_without_a_reference_there_is_no_similarity(embedder):
+    episodes = [replace(EPISODE, answer=answer) for answer in ("...", "A correct sentence.")]
+    silent = replace(QUESTION, answer=" ")
+    assert get_answer_similarity(episodes, [silent] * 2, embedder) == [None, None]
+    assert get_token_f1(episodes, [silent, QUESTION]) == [None, 0.0]
+    first, second = get_answer_similarity(episodes, [silent, replace(QUESTION, answer="A correct sentence.")], embedder)
+    assert (first, second) == (None, pytest.approx(1, abs=1e-3))
+
+
+def reopened(rollout, answers):
+    """The rollout over questions with these answers."""
+    path = rollout.options.data / "train.jsonl"
+    write_jsonl(path, [replace(q, answer=a) for q, a in zip(read_questions(path), answers, strict=True)])
+    return Rollout(
+        rollout.options, rollout.settings, rollout.engine, rollout.protocol, rollout.store, rollout.functions
+    )
+
+
+def test_questions_without_a_reference_are_combined_from_the_other_rewards(rollout, tmp_path, capsys):
+    mixed = reopened(rollout, ["", "Rest.", "Rest.", "Rest.", "Rest."])
+    said = "1 of 5 questions have no reference answer to compare with, so answer_similarity is left out of their episod"
+    assert said in capsys.readouterr().out
+    plan = Plan("000000", 0, ("q0", "q1"), num_rollouts=2)
+    asyncio.run(play_plan(mixed, tmp_path, plan, "w"))
+    without, other = ([e for e in Played(tmp_path, plan).episodes() if e.question_id == name] for name in ("q0", "q1"))
+    assert [set(e.rewards) for e in without] == [{"mrr", "format"}] * 2
+    assert [e.reward for e in without] == [(0.5 + 1) / 2, (0 + 1) / 2]
+    assert all(set(e.rewards) == {"mrr", "answer_similarity", "format"} for e in other)
+
+
+def test_data_without_any_reference_leave_the_reward_out(rollout, tmp_path, capsys):
+    none = reopened(rollout, [""] * 5)
+    assert "5 of 5 questions have no reference answer to compare with, so answer_similarity is left out of the run" in (
+        capsys.readouterr().out
+    )
+    asyncio.run(play_plan(none, tmp_path, first_plan(none), "w"))
+    assert {name for e in Played(tmp_path, first_plan(none)).episodes() for name in e.rewards} == {"mrr", "format"}
+    assert ": NaN" not in (tmp_path / "episodes" / "000000" / "w.jsonl").read_text()
+
+
+def test_a_run_whose_only_weighed_reward_does_not_exist_is_told(rollout):
+    rollout.options = replace(rollout.options, weights=(0.0, 1.0, 0.0))
+    with pytest.raises(UserError, match="an episode's question has no reward of a weight over 0; give such a weight"):
+        reopened(rollout, ["", "Rest.", "Rest.", "Rest.", "Rest."])
+
+
 def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_path, monkeypatch):
     @asynccontextmanager
-    async def opened(options, settings, rewards):
+    async def opened(options, settings, rewards, embedder):
         yield rollout
 
     monkeypatch.setattr(worker, "open_rollout", opened)
-    run_dir = tmp_path / "run"
+    run_dir, policy = tmp_path / "run", tmp_path / "policy"
+    (policy / "adapters" / "v000000").mkdir(parents=True)
+    DocumentStore.build(tmp_path / "store", [Document("d", "Gout", "It hurts.")], StoreOptions(embedder="none"))
+    options = replace(rollout.options, policy=policy)
     plans = [plan_of(rollout.options, list(rollout.by_id["train"]), version) for version in range(3)]
 
     async def trainer():
-        write_agent(rollout.settings, run_dir)  # a worker that is there first waits for it
+        run_dir.mkdir()
+        write_run_card(run_dir, make_run_card(options, get_reward_functions))
+        write_agent(rollout.settings, run_dir)  # a worker that is there first waits for both
         for plan in plans:
             write_plan(run_dir, plan)
             (run_dir / "adapters" / f"v{plan.version:06d}").mkdir(parents=True)
@@ -252,7 +330,9 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
 
     async def run():
         follower = follow_trainer(
-            rollout.options, WorkerOptions(run_dir, follow=True, worker="w", poll=0.01), get_reward_functions
+            PlayOptions(tmp_path, policy),
+            WorkerOptions(run_dir, follow=True, worker="w", poll=0.01),
+            get_reward_functions,
         )
         await asyncio.wait_for(asyncio.gather(trainer(), follower), 60)
 
@@ -269,8 +349,22 @@ def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp
     (tmp_path / "adapters" / "v000000").mkdir(parents=True)
     assert next_plan(tmp_path, 0, set()).version == 0
     asyncio.run(play_plan(rollout, tmp_path, plan_of(rollout.options, list(rollout.by_id["train"]), 0), "w"))
-    assert next_plan(tmp_path, 0, set()) is None
+    assert next_plan(tmp_path, 0, done := set()) is None
     assert next_plan(tmp_path, 1, set()).version == 1
+    # After a rollback the same plan wants newer episodes: a worker that was done with it plays it again.
+    (tmp_path / "adapters" / "v000001").mkdir()
+    again = replace(plan_of(rollout.options, list(rollout.by_id["train"]), 0), oldest=1)
+    write_plan(tmp_path, again)
+    assert next_plan(tmp_path, 0, done) == again
+
+
+def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, tmp_path):
+    plan = first_plan(rollout)
+    keep_plan(tmp_path, plan)
+    keep_plan(tmp_path, plan)
+    assert open_plans(tmp_path) == [plan]
+    with pytest.raises(UserError, match=r"000000.json asks for other episodes than these options; give --follow"):
+        keep_plan(tmp_path, replace(plan, seed=1))
 
 
 def test_a_plan_for_other_data_is_refused(rollout, tmp_path):
@@ -290,7 +384,7 @@ def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
     [
         ({"num_rollouts": 0}, "--num-rollouts 0"),
         ({"sampling": Sampling(top_p=0.5)}, "make the log-probabilities wrong"),
-        ({"weights": (1.0,)}, "must be 3 numbers"),
+        ({"weights": (1.0,)}, "--weights 1 must be 3 numbers .* of mrr, answer_similarity, format"),
     ],
 )
 def test_bad_options_are_told(rollout, wrong, says):

@@ -27,6 +27,8 @@ from transformers import (
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.errors import UserError
 from forage.policy import merging, publishing
+from forage.policy.card import PolicyCard, write_policy_card
+from forage.policy.identity import base_digest
 from forage.policy.merging import lora_scale
 from forage.policy.peft_adapter import find_adapter
 from forage.policy.publishing import numbers
@@ -281,14 +283,66 @@ def refused(options, says):
     assert sorted(options.output_path.parent.iterdir()) == before
 
 
-def test_another_base_is_refused_by_name_and_by_shape(base, adapter, tmp_path):
-    other = save_base(tmp_path / "other")
-    options = Options(base_model=str(other), lora_model=adapter, output_path=tmp_path / "out")
-    refused(options, f"was made for {base}, not for {other}; add --allow-other-base if they are the same")
-    main(replace(options, allow_other_base=True, prove=False))
+def remake(folder, *, seed=7, **changes):
+    """A base of other weights, and other sizes where told."""
+    save_base(folder)
+    torch.manual_seed(seed)
+    tiny_llama(**changes).save_pretrained(folder)
+    return folder
+
+
+def policy_over(base, adapter, folder):
+    """A policy folder as create_lora_model.py makes it."""
+    shutil.copytree(adapter, folder / "adapters" / "v000000")
+    write_policy_card(PolicyCard(folder, str(base), str(base), False, "float32", base_digest(base)), folder)
+    return folder
+
+
+def test_another_base_of_the_same_name_is_refused_and_the_same_one_elsewhere_is_not(base, adapter, tmp_path):
+    """What counts is the weights, not the last part of the path, which both bases here share."""
+    other = remake(tmp_path / "other" / base.name)
+    options = Options(base_model=str(other), lora_model=adapter, output_path=tmp_path / "out", prove=False)
+    refused(options, f"was made for {base}, and {other} has other weights than that had; give --base-model a copy of")
+    for name in ("tiny", "elsewhere"):
+        moved = shutil.copytree(base, tmp_path / "moved" / name)
+        main(replace(options, base_model=str(moved), overwrite=True))
+    as_bf16 = tmp_path / "bf16"
+    save_base(as_bf16)
+    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(as_bf16)
+    main(replace(options, base_model=str(as_bf16), overwrite=True))
+
+
+def test_a_base_that_is_gone_is_known_by_its_digest(adapter, tmp_path):
+    base = save_base(tmp_path / "base" / "tiny")
+    policy = policy_over(base, adapter, tmp_path / "policy")
+    edit_json(policy / "adapters" / "v000000" / "adapter_config.json", base_model_name_or_path=str(base))
+    moved = base.rename(tmp_path / "moved")
+    options = Options(base_model=str(moved), lora_model=policy, output_path=tmp_path / "out", prove=False)
+    main(options)
     shutil.rmtree(tmp_path / "out")
+    other = remake(tmp_path / "other" / "tiny")
+    refused(replace(options, base_model=str(other)), f"was made for {base}, and {other} has other weights")
+    # A policy of an earlier version has no digest: nothing tells, so the user must.
+    edit_json(policy / "model.json", full_base_digest="")
+    unknown = f"was made for {base}, which is not here to be compared with {moved}; add --allow-other-base if they"
+    refused(options, unknown)
+    main(replace(options, allow_other_base=True))
+
+
+def test_a_base_remade_in_place_is_refused(adapter, tmp_path):
+    base = save_base(tmp_path / "tiny")
+    policy = policy_over(base, adapter, tmp_path / "policy")
+    edit_json(policy / "adapters" / "v000000" / "adapter_config.json", base_model_name_or_path=str(base))
+    options = Options(lora_model=policy, output_path=tmp_path / "out", prove=False)
+    main(options)
+    shutil.rmtree(tmp_path / "out")
+    remake(base)
+    refused(options, f"and {base} has other weights than that had; give --base-model a copy of")
+
+
+def test_another_base_is_refused_by_shape(base, adapter, tmp_path):
     wide = save_base(tmp_path / "wide", tiny_llama(intermediate_size=64))
-    options = replace(options, base_model=str(wide), allow_other_base=True)
+    options = Options(base_model=str(wide), lora_model=adapter, output_path=tmp_path / "out", allow_other_base=True)
     refused(options, f"mlp.down_proj.weight is (32, 48) in {adapter}, but (32, 64) in {wide}")
 
 
@@ -297,10 +351,14 @@ def test_an_output_that_is_there_is_kept_unless_asked(base, adapter, tmp_path):
     main(options)
     (tmp_path / "out" / "mine.txt").write_text("x")
     refused(options, "exists already; choose another --output-path, or add --overwrite")
+    refused(replace(options, overwrite=True), "holds mine.txt, which this script did not write; move that away")
+    (tmp_path / "out" / "mine.txt").rename(tmp_path / "mine.txt")
+    (tmp_path / "out" / "config.json").write_text("old")
     main(replace(options, overwrite=True))
-    assert not (tmp_path / "out" / "mine.txt").exists()
-    for source in (base, base.parent, adapter):
-        refused(replace(options, output_path=source, overwrite=True), "would replace")
+    assert (tmp_path / "out" / "config.json").read_text() != "old"
+    refused(replace(options, output_path=tmp_path, overwrite=True), "was not made by merge_lora.py")
+    for source in (base, adapter):
+        refused(replace(options, output_path=source, overwrite=True), "would be written over")
 
 
 def test_a_broken_base_is_refused(base, adapter, tmp_path):
@@ -313,7 +371,8 @@ def test_a_broken_base_is_refused(base, adapter, tmp_path):
     refused(options, f"lacks 1 of {len(list(sharded.glob('model-*'))) + 1} weight files ({shard.name})")
     shutil.copytree(base, tmp_path / "odd" / "tiny")
     edit_json(tmp_path / "odd" / "tiny" / "config.json", model_type="unheard-of")
-    refused(replace(options, base_model=str(tmp_path / "odd" / "tiny")), "config.json is not supported here")
+    odd = replace(options, base_model=str(tmp_path / "odd" / "tiny"), allow_other_base=True)
+    refused(odd, "config.json is not supported here")
     silent = save_base(tmp_path / "silent" / "tiny")
     for file in silent.glob("tokenizer*"):
         file.unlink()

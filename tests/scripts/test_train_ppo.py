@@ -135,7 +135,7 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     Options(output_dir=tmp_path / "mine", run_dir=tmp_path / "run").check()  # empty
     (tmp_path / "mine" / "notes").touch()
     for folder in (tmp_path / "mine", tmp_path):
-        with pytest.raises(UserError, match=r"contains files that train_ppo\.py did not write; choose another"):
+        with pytest.raises(UserError, match=r"was not made by this script"):
             Options(output_dir=folder, run_dir=tmp_path / "run").check()
     for run_dir in (tmp_path / "new", tmp_path / "new" / "run"):
         with pytest.raises(UserError, match="would replace --run-dir"):

@@ -354,3 +354,11 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("line", ['{"doc_id": "a", "title": "t"}', '["a"]', '{"more": 1}', "7"])
+def test_a_broken_chunk_is_told_by_its_line(tmp_path, line):
+    DocumentStore.build(tmp_path / "store", [Document("a", "t", "one two")], StoreOptions(embedder="none"))
+    (tmp_path / "store" / "chunks.jsonl").write_text(f"{line}\n")
+    with pytest.raises(UserError, match=r"chunks.jsonl:1: not a chunk \(.*\); re-run the build"):
+        DocumentStore.open(tmp_path / "store")

@@ -203,7 +203,7 @@ class Fetcher:
             return _Answer(url, status, location=response.headers["location"])
         cause = cause_of_status(status)
         if cause in ("rate_limited", "server_error"):
-            wait = _retry_after(response.headers.get("retry-after", ""))
+            wait = _retry_after(response.headers.get("retry-after", ""), response.headers.get("date", ""))
             host.hold(min(wait, self.options.max_wait))  # all pages of the host wait
         if cause:
             raise Unfetchable(cause, f"HTTP {status}", status)
@@ -214,15 +214,22 @@ class Fetcher:
             raise
 
 
-def _retry_after(value: str) -> float:
-    """Seconds of a Retry-After, which is a number or a date; 0 if it is neither."""
+def _retry_after(value: str, now: str) -> float:
+    """Seconds of a Retry-After, which is a number or a date; 0 if it is neither.
+
+    A date is compared with that of the answer itself (`now`), as this machine's clock may be wrong.
+    """
     if re.fullmatch(r"[0-9]{1,9}", value):
         return float(value)
     try:
-        at = parsedate_to_datetime(value)
-        return at.replace(tzinfo=at.tzinfo or UTC).timestamp() - time.time()
+        return _timestamp(value) - (_timestamp(now) if now else time.time())
     except (ValueError, OverflowError):
         return 0.0
+
+
+def _timestamp(date: str) -> float:
+    at = parsedate_to_datetime(date)
+    return at.replace(tzinfo=at.tzinfo or UTC).timestamp()
 
 
 def _join(url: httpx.URL, location: str) -> httpx.URL:

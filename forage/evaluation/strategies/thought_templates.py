@@ -19,11 +19,15 @@ from typing import Annotated
 import tyro
 
 from forage.agent.episode import Episode, read_episodes
+from forage.agent.episode_files import episode_files
 from forage.cli import run_script
 from forage.data.records import Question, read_questions
+from forage.data.splits import check_disjoint, read_held_out
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.strategies.templates import SLOT, Template
 from forage.files import write_jsonl
+from forage.outputs import check_apart
+from forage.text import one_line
 
 
 @dataclass(frozen=True)
@@ -44,17 +48,20 @@ class Options:
 
 def main(options: Options) -> None:
     check_at_least_one(options, "min_episodes")
-    files = sorted((options.run_dir / "episodes").glob("*/*.jsonl"))
+    check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
+    files = [path for step in sorted((options.run_dir / "episodes").glob("*/")) for path in episode_files(step)]
     if not files:
         raise UserError(f"{options.run_dir}/episodes has no episodes; give the --run-dir of a training run")
     episodes = (episode for file in files for episode in read_episodes(file))
     questions = read_questions(options.data / "train.jsonl")
+    check_disjoint(options.data, questions, read_held_out(options.data))
     library = build_library(episodes, questions, options.min_reward, options.min_episodes)
     if not library:
         raise UserError(f"no episode of {options.run_dir} gives a template; lower --min-reward or --min-episodes")
     print(f"{write_jsonl(options.out, library)} templates in {options.out}; the worthiest:")
     for template in library[:5]:
-        print(f"  {template.question} -> {', '.join(template.queries)} ({template.reward:.2f}, {template.episodes})")
+        shown = one_line(f"{template.question} -> {', '.join(template.queries)}")
+        print(f"  {shown} ({template.reward:.2f}, {template.episodes})")
 
 
 def build_library(

@@ -50,7 +50,7 @@ def test_a_library_by_hand():
 
 def test_the_command(tmp_path, capsys):
     question = Question("gout-1", "What causes gout?", "x", "causes", "Gout")
-    held_out = replace(question, id="eval-1")
+    held_out = replace(question, id="eval-1", question="What mends gout?")
     episodes = [
         replace(EXAMPLE, question_id=name, searches=(Search(0, query, ("a",)),), reward=0.9)
         for name, query in (("gout-1", "why gout"), ("eval-1", "gout origin"))

@@ -1,0 +1,42 @@
+"""Splits: the training questions of a data folder, none of which may be held out as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from forage.data.records import Question, read_questions
+from forage.data.relevance import question_key
+from forage.errors import UserError
+
+
+def read_training_questions(data: Path) -> list[Question]:
+    """The questions of train.jsonl that some chunk answers; refuses a folder that holds one of them out as well."""
+    train = read_questions(data / "train.jsonl")
+    check_disjoint(data, train, read_held_out(data))
+    return [question for question in train if question.relevant_chunk_ids]
+
+
+def read_held_out(data: Path) -> list[Question]:
+    """The questions of eval.jsonl, if there is one."""
+    path = data / "eval.jsonl"
+    return read_questions(path) if path.is_file() else []
+
+
+def check_disjoint(data: Path, train: Sequence[Question], held_out: Sequence[Question]) -> None:
+    """Refuse a question on both sides, under one id or in the same words: it would be evaluated on what it learnt."""
+    if both := shared(train, held_out):
+        raise UserError(
+            f"{data}: {len(both)} questions of train.jsonl are in eval.jsonl too, such as {both[0].id} "
+            f"({both[0].question[:80]!r}); make the data again with data_prep.py or collection_prep.py, or delete "
+            "those lines of train.jsonl"
+        )
+
+
+def shared(train: Sequence[Question], held_out: Sequence[Question]) -> list[Question]:
+    """The training questions that are held out under the same id or in the same words, whatever their case."""
+    ids, keys = (
+        {question.id for question in held_out},
+        {question_key(question.question) for question in held_out} - {""},
+    )
+    return [question for question in train if question.id in ids or question_key(question.question) in keys]

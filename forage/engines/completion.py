@@ -1,0 +1,112 @@
+"""One completion of a vLLM server: the request's body, and the sample in the answer, checked against the request."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import httpx
+
+from forage.engines.base import Request, Sample
+from forage.errors import UserError
+
+ROUNDING = 1e-3  # a probability of 1 may come out this much above 1
+
+
+class UnreadyError(Exception):
+    """The server can't answer now, or its answer was cut off: asking again may help."""
+
+
+def body_of(request: Request, model: str) -> dict[str, Any]:
+    """What is left out here, the server takes from its model's generation_config.json."""
+    sampling = request.sampling
+    return {
+        "model": model,
+        "prompt": list(request.ids),
+        "max_tokens": request.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "watermarking": False,
+        "seed": request.seed,
+        "stop_token_ids": list(request.stop_ids),
+        "ignore_eos": True,  # only the request's own stop tokens end it
+        "logprobs": 0,  # only the sampled token's
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+    }
+
+
+def choice_of(answer: httpx.Response) -> dict[str, Any]:
+    """The one choice of a completion; a proxy's page or half an answer has none."""
+    try:
+        [choice] = answer.json()["choices"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadyError(f"status {answer.status_code}, but no completion: {answer.text[:60]!r}") from error
+    if not isinstance(choice, dict) or choice.get("finish_reason") not in ("stop", "length"):
+        finish = choice.get("finish_reason") if isinstance(choice, dict) else choice
+        raise UnreadyError(f"the request was broken off, {finish!r}")  # abort: the server is shutting down
+    return choice
+
+
+def read_sample(choice: dict[str, Any], request: Request, vocabulary: int = 0) -> Sample:
+    """The sampled tokens and their log-probabilities. Refuses a choice that can't be what was asked for.
+
+    `vocabulary` is the number of tokens of the policy's model; 0: not known.
+    """
+    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if not isinstance(ids, list) or not isinstance(logprobs, list) or not ids:
+        raise UserError("the vLLM server returned no token log-probabilities; is its version supported?")
+    if choice.get("prompt_token_ids") != list(request.ids):
+        raise UserError("the vLLM server did not continue the tokens it was given; is its version supported?")
+    if len(ids) != len(logprobs):
+        raise UserError(f"the vLLM server returned {len(ids)} tokens but {len(logprobs)} log-probabilities")
+    check_values(ids, logprobs, vocabulary)
+    check_end(ids, choice["finish_reason"], request)
+    return Sample(tuple(ids), tuple(logprobs), choice["finish_reason"])
+
+
+def check_values(ids: list[Any], logprobs: list[Any], vocabulary: int) -> None:
+    """Refuse what is no token or no log-probability."""
+    for token in ids:
+        if type(token) is not int or token < 0 or (vocabulary and token >= vocabulary):
+            raise UserError(f"the vLLM server sampled token {token!r}, which the policy's model lacks; {OTHER_MODEL}")
+    for logprob in logprobs:
+        if not is_logprob(logprob):
+            raise UserError(f"the vLLM server returned {logprob!r} as a token's log-probability; {WAY_OUT}")
+
+
+OTHER_MODEL = "start it with the policy's base"
+WAY_OUT = "start it with --logprobs-mode processed_logprobs, as scripts/vllm_cpu.sh does"
+
+
+def is_logprob(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value) and value <= ROUNDING
+
+
+def check_end(ids: list[int], finish: str, request: Request) -> None:
+    """Refuse a sample that ends where it should not, or goes on where it should have ended."""
+    early = next((token for token in ids[:-1] if token in request.stop_ids), None)
+    if early is not None:
+        raise UserError(f"the vLLM server went on after token {early}, which ends a turn; is its version supported?")
+    if finish == "stop" and ids[-1] not in request.stop_ids:
+        raise UserError(f"the vLLM server stopped with 'stop' at token {ids[-1]}, which was not requested")
+    if len(ids) > request.max_tokens or (finish == "length" and len(ids) < request.max_tokens):
+        raise UserError(
+            f"the vLLM server returned {len(ids)} tokens where {request.max_tokens} were asked for; start it with "
+            "--generation-config vllm, and without max_new_tokens in --override-generation-config"
+        )
+
+
+def message_of(answer: httpx.Response) -> str:
+    """The message of an error response, on one line."""
+    try:
+        error = answer.json()
+        text = (error.get("error") or error).get("message") or str(error)
+    except (ValueError, AttributeError):
+        text = answer.text
+    return " ".join(str(text).split())[:300]

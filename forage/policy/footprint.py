@@ -1,0 +1,237 @@
+"""How many bytes each stage holds at its peak, from a model's shape alone. No torch.
+
+Training is counted from what the code keeps for the backward pass (transformers' Llama and Qwen2 layers, peft's LoRA
+with fp32 weights, forage/policy/logprobs.py), and `python -m bench.memory` checks it against measured peaks. vLLM's
+part is counted from its code and not measured; the constants below that nobody has measured say so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from forage.policy.shapes import ModelShape
+
+Precision = Literal["bf16", "nf4"]
+Device = Literal["cuda", "cpu"]
+GIB = 2**30
+BF16, FP32 = 2, 4
+
+# Assumed, not measured.
+CONTEXT = GIB // 2  # what CUDA takes for a process: context, kernels, cuBLAS's workspace
+GRAPHS = GIB // 2  # vLLM's CUDA graphs
+ASLEEP = 3 * GIB // 2  # what a sleeping vLLM keeps; others report 0.9 to 1.7 GB
+
+# NF4 packs two weights into a byte; each block of 64 has a scale.
+BLOCK, BLOCKS_PER_SCALE = 64, 256
+TRAINED_NF4 = 1 / 2 + 1 / BLOCK + FP32 / (BLOCK * BLOCKS_PER_SCALE)  # double quantisation: scales of a byte
+SERVED_NF4 = 1 / 2 + FP32 / BLOCK  # vLLM expands the scales to fp32
+
+HEAD_CHUNK = 256  # positions whose logits token_scores computes at a time
+# At the peak of a chunk's backward pass, through logsumexp: the logits, their difference to the sum, its exponential
+# and the gradient, in fp32.
+LOGIT_BYTES = 4 * FP32
+# LocalEngine and vLLM while they sample: logits, sorted or summed in wider types.
+SAMPLING_LOGIT_BYTES = 28
+SLOT_STEP = 256  # LocalEngine's slots grow by this many tokens
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes at a stage's peak."""
+
+    weights: float = 0
+    adapters: float = 0
+    gradients: float = 0
+    optimizer: float = 0
+    activations: float = 0
+    dequantized: float = 0
+    """A 4-bit weight unpacked for a product."""
+    logits: float = 0
+    kv_cache: float = 0
+    context: float = 0
+    """CUDA's context, vLLM's graphs, and what a sleeping process keeps."""
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+    def __add__(self, other: Footprint) -> Footprint:
+        return Footprint(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The largest micro-batch: padded rows, all after the same `prefix`."""
+
+    rows: int
+    tokens: int
+    """Of each row, without the prefix."""
+    prefix: int = 0
+    padded: bool = False
+    """Rows of different lengths need a mask, as does a prefix."""
+
+    @classmethod
+    def of(cls, budget: int, longest: int, prompt: int = 0) -> Batch:
+        """What `pack` makes of episodes of about the greatest length; of `pack_shared`, if a `prompt` is shared."""
+        rest = longest - prompt
+        rows = max(1, (budget - prompt) // rest)
+        return cls(rows, rest, prompt, rows > 1)
+
+    @property
+    def computed(self) -> int:
+        return self.rows * self.tokens + self.prefix
+
+    @property
+    def masked(self) -> bool:
+        return self.padded or bool(self.prefix)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A LoRA adapter's rank, and the linear layers that it changes; none named: all."""
+
+    rank: int = 16
+    targets: tuple[str, ...] = ()
+
+    def parameters(self, shape: ModelShape) -> int:
+        return shape.layers * sum(self.rank * sum(shape.linears[name]) for name in self.changed(shape))
+
+    def changed(self, shape: ModelShape) -> tuple[str, ...]:
+        return tuple(name for name in shape.linears if not self.targets or name in self.targets)
+
+
+# Weights
+
+
+def weight_bytes(shape: ModelShape, precision: Precision, per_nf4_weight: float = TRAINED_NF4) -> float:
+    """Embeddings, output layer and norms stay in bf16."""
+    per_weight = per_nf4_weight if precision == "nf4" else BF16
+    return shape.linear_parameters * per_weight + shape.other_parameters * BF16
+
+
+def unpacked_bytes(shape: ModelShape, precision: Precision) -> float:
+    """The largest 4-bit weight in bf16, with its scales in fp32 (once by their code, once summed with the offset)."""
+    largest = max(inputs * outputs for inputs, outputs in shape.linears.values())
+    return largest * (BF16 + 2 * FP32 / BLOCK) if precision == "nf4" else 0.0
+
+
+def kv_bytes(shape: ModelShape) -> int:
+    """Keys and values of one token."""
+    return 2 * BF16 * shape.keys * shape.layers
+
+
+# Training
+
+
+def layer_bytes(shape: ModelShape, lora: Lora, batch: Batch) -> float:
+    """What one decoder layer keeps for the backward pass.
+
+    peft casts the input of every adapted layer to fp32 and keeps the copy; frozen weights keep nothing of their own.
+    """
+    hidden, queries, keys, inner = shape.hidden, shape.queries, shape.keys, shape.intermediate
+    norms = 2 * FP32 * hidden + (FP32 * (queries + keys) if shape.qk_norm else 0)
+    adapted = lora.changed(shape)
+    copies = sum(FP32 * (shape.linears[name][0] + lora.rank) for name in adapted)
+    attention = BF16 * 2 * queries + FP32 * shape.heads  # queries, output, log of the sums
+    mlp = BF16 * 3 * inner  # gate, its activation, up
+    kept = batch.computed * (norms + copies + attention + mlp)
+    # Under a mask transformers repeats keys and values for every head; so does a row for the prefix it shares.
+    width = 2 * BF16 * (queries if batch.masked else keys)
+    seen = batch.rows * (batch.prefix + batch.tokens)
+    prefix = batch.prefix * 2 * BF16 * keys + seen * 2 * BF16 * keys if batch.prefix else 0
+    mask = BF16 * batch.rows * batch.tokens * (batch.prefix + batch.tokens) if batch.masked else 0
+    return kept + seen * width + prefix + mask
+
+
+def working_bytes(shape: ModelShape, precision: Precision, batch: Batch, device: Device) -> tuple[float, float]:
+    """(activations, unpacked weight) beyond what a layer keeps, at the worst moment of its forward or backward pass.
+
+    That is either where the MLP's LoRA path has two fp32 tensors of its width, or where a 4-bit weight is unpacked. A
+    CPU widens the bf16 side of a mixed sum into one more fp32 tensor; a GPU does it on the fly.
+    """
+    hidden = batch.computed * shape.hidden
+    widened = FP32 if device == "cpu" and precision == "bf16" else 0
+    wide = (FP32 + widened) * batch.computed * shape.intermediate + 5 * BF16 * hidden
+    unpacked = unpacked_bytes(shape, precision)
+    narrow = 2 * BF16 * hidden
+    return (wide, 0.0) if wide > narrow + unpacked else (narrow, unpacked)
+
+
+def logit_bytes(shape: ModelShape, batch: Batch) -> float:
+    return LOGIT_BYTES * shape.vocabulary * min(HEAD_CHUNK, batch.rows * batch.tokens)
+
+
+def training(
+    shape: ModelShape, lora: Lora, precision: Precision, batch: Batch, *, checkpointing: bool,
+    device: Device = "cuda", processes: int = 1,
+) -> Footprint:  # fmt: skip
+    """One update: the policy, its gradients and AdamW, and a micro-batch's forward and backward pass.
+
+    With several `processes` (ZeRO-3, FSDP2) each keeps its part of weights, gradients and optimizer state.
+    """
+    adapter = lora.parameters(shape) * FP32
+    held = Footprint(
+        weight_bytes(shape, precision) / processes, adapter / processes, adapter / processes, 2 * adapter / processes,
+        context=CONTEXT if device == "cuda" else 0,
+    )  # fmt: skip
+    if processes > 1:  # a layer is whole while it is computed
+        held += Footprint(weights=weight_bytes(shape, precision) / shape.layers)
+    tokens, layer = batch.computed, layer_bytes(shape, lora, batch)
+    mask = batch.rows * batch.tokens * (batch.prefix + batch.tokens) if batch.masked else 0
+    ends = tokens * (FP32 + 3 * BF16) * shape.hidden + mask  # the last norm, its output, the positions scored
+    kept = shape.layers * (BF16 * tokens * shape.hidden if checkpointing else layer) + ends
+    work, unpacked = working_bytes(shape, precision, batch, device)
+    in_layer = Footprint(activations=kept + work + (layer if checkpointing else 0), dequantized=unpacked)
+    in_head = Footprint(activations=kept, logits=logit_bytes(shape, batch))
+    return held + max(in_layer, in_head, key=lambda moment: moment.total)
+
+
+def resident(shape: ModelShape, lora: Lora, precision: Precision) -> Footprint:
+    """What a trainer keeps on the GPU between updates."""
+    adapter = lora.parameters(shape) * FP32
+    return Footprint(weight_bytes(shape, precision), adapter, optimizer=2 * adapter, context=CONTEXT)
+
+
+# Sampling
+
+
+def local_sampling(
+    shape: ModelShape, lora: Lora, precision: Precision, *, slots: int, longest: int, merged: bool,
+) -> Footprint:  # fmt: skip
+    """LocalEngine. `merged`: the adapter is merged into bf16 weights, of which the originals are kept beside."""
+    changed = shape.layers * sum(math.prod(shape.linears[name]) for name in lora.changed(shape))
+    weights = weight_bytes(shape, "bf16") + BF16 * changed if merged else weight_bytes(shape, precision)
+    room = -(-longest // SLOT_STEP) * SLOT_STEP + 1
+    prefill = longest * (BF16 * 4 * shape.intermediate + BF16 * 6 * shape.hidden) + longest**2
+    return Footprint(
+        weights, lora.parameters(shape) * FP32, activations=prefill,
+        dequantized=0 if merged else unpacked_bytes(shape, precision),
+        logits=SAMPLING_LOGIT_BYTES * slots * shape.vocabulary, kv_cache=kv_bytes(shape) * slots * room,
+        context=CONTEXT,
+    )  # fmt: skip
+
+
+def serving(
+    shape: ModelShape, lora: Lora, precision: Precision, *, kv_tokens: int, sequences: int, batched_tokens: int,
+    adapters: int = 2,
+) -> Footprint:  # fmt: skip
+    """A vLLM server, which makes room for as many sequences and batched tokens as its flags allow when it starts."""
+    return Footprint(
+        weight_bytes(shape, precision, SERVED_NF4), adapters * lora.parameters(shape) * BF16,
+        activations=batched_tokens * BF16 * (4 * shape.intermediate + 6 * shape.hidden),
+        dequantized=2 * unpacked_bytes(shape, precision),  # gate and up are one weight there
+        logits=SAMPLING_LOGIT_BYTES * sequences * shape.vocabulary,
+        kv_cache=kv_bytes(shape) * kv_tokens, context=CONTEXT + GRAPHS,
+    )  # fmt: skip
+
+
+def merging(shape: ModelShape) -> Footprint:
+    """merge_lora.py, in the host's memory: its proof loads the whole model in fp32 (weights go one file at a time)."""
+    texts = 128  # tokens of the texts whose log-probabilities are compared, three times over
+    return Footprint(shape.parameters * FP32, logits=3 * texts * shape.vocabulary * FP32)
+
+
+def sleeping() -> Footprint:
+    return Footprint(context=ASLEEP)

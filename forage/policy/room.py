@@ -1,0 +1,73 @@
+"""Defaults for this process's GPU: the micro-batch that fits into the memory that is free."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from forage.errors import UserError
+from forage.machine import compute_dtype
+from forage.optimizer import MemoryOptions
+from forage.policy.card import PolicyCard
+from forage.policy.footprint import CONTEXT, GIB, Lora
+from forage.policy.memory import RESERVE, Work, engine, training_settings
+from forage.policy.shapes import ModelShape, shape_of
+
+
+def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: int, *, plays: bool) -> MemoryOptions:
+    """What --token-budget and --gradient-checkpointing leave out, filled in for the GPU; unchanged on a CPU.
+
+    `plays`: a LocalEngine will be in this process too.
+    """
+    chosen = memory.token_budget is not None and memory.gradient_checkpointing is not None
+    if chosen or not torch.cuda.is_available() or compute_dtype(card.dtype) != torch.bfloat16:
+        return memory
+    shape = planned_shape(card.base)
+    if shape is None:
+        return memory
+    work = Work(lora_of(adapter), "nf4" if card.quantized else "bf16", max_tokens)
+    # An adapter is merged into a bf16 base, and stays beside a 4-bit one.
+    player = replace(engine(shape, work, merged=not card.quantized), context=0)
+    return filled_in(memory, shape, work, free_bytes() - (player.total if plays else 0))
+
+
+def planned_shape(base: str) -> ModelShape | None:
+    try:
+        return shape_of(base)
+    except UserError as error:
+        print(f"memory: {error}; the defaults stay")
+        return None
+
+
+def lora_of(adapter: Path) -> Lora:
+    """Rank and layers of a published adapter."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    targets = config["target_modules"]
+    return Lora(config["r"], () if isinstance(targets, str) else tuple({name.split(".")[-1] for name in targets}))
+
+
+def free_bytes() -> float:
+    """What a plan may use of this process's GPU: what a server on it leaves free, less a reserve."""
+    free, total = torch.cuda.mem_get_info()
+    return float(free + CONTEXT - RESERVE * total)  # a plan counts the context that is there already
+
+
+def filled_in(memory: MemoryOptions, shape: ModelShape, work: Work, room: float) -> MemoryOptions:
+    """The options with the largest micro-batch that fits, or the smallest if none does."""
+    budget, checkpointing = memory.token_budget, memory.gradient_checkpointing
+    found = training_settings(shape, work, room, budget=budget, checkpointing=checkpointing)
+    if found is None:
+        print(
+            f"memory: an episode of {work.max_tokens} tokens may not fit into {max(room, 0.0) / GIB:.1f} GiB of this "
+            "GPU; python -m forage.policy.memory says what would"
+        )
+        return replace(
+            memory, token_budget=budget or work.max_tokens,
+            gradient_checkpointing=True if checkpointing is None else checkpointing,
+        )  # fmt: skip
+    how = "recomputed" if found.gradient_checkpointing else "kept"
+    print(f"memory: micro-batches of {found.token_budget} tokens, activations {how}, for {room / GIB:.1f} GiB")
+    return replace(memory, token_budget=found.token_budget, gradient_checkpointing=found.gradient_checkpointing)

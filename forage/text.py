@@ -1,0 +1,39 @@
+"""Text from documents, models and servers: made fit for files, which hold UTF-8, and for terminals, which obey it."""
+
+from __future__ import annotations
+
+import re
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+# Control characters except tab and line break, what overrides the direction of text, and halves of emoji. What joins
+# letters or shows an accent stays: many scripts need it.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def encodable(text: str) -> str:
+    """Text that UTF-8 can hold. JSON allows half of an emoji, as in "toe \\ud83d": it becomes a question mark."""
+    return SURROGATE.sub("?", text)
+
+
+def encodable_values(value: object) -> object:
+    """`encodable` for every text in a value read from JSON."""
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, dict):
+        return {encodable(name): encodable_values(part) for name, part in value.items()}
+    return [encodable_values(part) for part in value] if isinstance(value, list) else value
+
+
+def printable(text: str) -> str:
+    """Text for a terminal, with an escape sequence shown instead of sent. Example: ESC [ 2 J becomes \\x1b[2J."""
+    return UNPRINTABLE.sub(_shown, text)
+
+
+def one_line(text: str) -> str:
+    """`printable` without line breaks."""
+    return printable(" ".join(text.splitlines()))
+
+
+def _shown(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"

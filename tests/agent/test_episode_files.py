@@ -1,0 +1,66 @@
+"""Compressed episodes are read like plain ones, and compressing loses nothing, whenever it is interrupted."""
+
+import gzip
+from dataclasses import replace
+
+import pytest
+
+from forage.agent.episode import append_episodes, read_episodes
+from forage.agent.episode_files import compress, episode_files, is_written
+from forage.errors import UserError
+from tests.factories import EPISODE
+
+TWO = [EPISODE, replace(EPISODE, id="q/1")]
+
+
+def test_a_compressed_file_is_read_by_either_name(tmp_path):
+    path = tmp_path / "worker.jsonl"
+    append_episodes(path, TWO)
+    lines = path.read_bytes()
+    compress(path)
+    assert [found.name for found in tmp_path.iterdir()] == ["worker.jsonl.gz"]
+    assert gzip.decompress((tmp_path / "worker.jsonl.gz").read_bytes()) == lines  # still one line an episode
+    assert list(read_episodes(path)) == list(read_episodes(tmp_path / "worker.jsonl.gz")) == TWO
+    assert is_written(path)
+    assert not is_written(tmp_path / "other.jsonl")
+
+
+def test_a_torn_last_line_stays_torn(tmp_path):
+    path = tmp_path / "worker.jsonl"
+    append_episodes(path, TWO)
+    path.write_bytes(path.read_bytes()[:-5])
+    compress(path)
+    assert list(read_episodes(path)) == TWO[:1]
+
+
+def test_a_killed_process_leaves_a_pair_that_counts_once(tmp_path):
+    path = tmp_path / "worker.jsonl"
+    append_episodes(path, TWO)
+    lines = path.read_bytes()
+    compress(path)
+    path.write_bytes(lines)  # as if it had been killed before the plain one went
+    (tmp_path / ".worker.jsonl.gz.7.part").write_bytes(b"half")
+    assert [found.name for found in episode_files(tmp_path)] == ["worker.jsonl.gz"]
+    compress(path)
+    assert not path.exists()
+
+
+def test_what_a_late_worker_wrote_is_kept(tmp_path):
+    path = tmp_path / "worker.jsonl"
+    append_episodes(path, TWO)
+    compress(path)
+    append_episodes(path, TWO[:1])
+    compress(path)
+    assert path.exists()
+    assert list(read_episodes(path)) == TWO
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / "worker.jsonl"
+    append_episodes(path, TWO)
+    compress(path)
+    packed = tmp_path / "worker.jsonl.gz"
+    for damaged in (packed.read_bytes()[:-9], b"no gzip", packed.read_bytes()[:40] + b"\xff" * 60):
+        packed.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"worker\.jsonl\.gz(:1)? (is damaged|: not an episode)"):
+            list(read_episodes(path))

@@ -1,0 +1,243 @@
+"""A vLLM server that fails or lies: each request is asked again until the answer is right, or ends in one line."""
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.options import AgentSettings
+from forage.data.records import Question
+from forage.engines.base import EngineError, Request, Sample, Sampling
+from forage.engines.options import EngineOptions
+from forage.engines.served import Wanted
+from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError
+from forage.policy.card import PolicyCard
+from tests.misbehaving_vllm import HTML, MisbehavingVLLM
+from tests.scripted_engine import search_many
+
+REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
+RIGHT = Sample((5, 2), (-0.5, -0.25), "stop")
+
+
+@pytest.fixture
+def server():
+    with MisbehavingVLLM() as server:
+        yield server
+
+
+def sample(*servers, request=REQUEST, patience=20.0, timeout=5.0, wanted=None):
+    async def run():
+        options = EngineOptions(urls=tuple(server.url for server in servers), patience=patience, timeout=timeout)
+        async with VLLMEngine(options, wanted) as engine:
+            return await engine.generate(request)
+
+    return asyncio.run(run())
+
+
+def wanted(vocabulary=512, tokens=2048, base="base"):
+    return Wanted(PolicyCard(None, str(base), str(base), False), vocabulary, tokens)
+
+
+def one_line(error):
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# What passes: the same request is asked again, and the answer is the right one.
+
+TROUBLE = {
+    "500s, then recovery": [500, 500, 502, 503],
+    "too many requests": [429, 429],
+    "JSON cut off": ["cut", "cut"],
+    "a proxy's page with status 200": ["html", "html"],
+    "hangs half-way": ["hang"],
+    "a byte at a time, without end": ["drip"],
+    "shuts down in the middle": [{"finish_reason": "abort", "token_ids": [5], "logprobs": {"token_logprobs": [-1]}}],
+    "finish_reason missing": [{"finish_reason": None}],
+    "all of it": ["drip", 500, "html", "cut", {"finish_reason": "error"}],
+}
+
+
+@pytest.mark.parametrize("plan", TROUBLE.values(), ids=TROUBLE)
+def test_trouble_that_passes_is_waited_out(server, plan):
+    server.plan = list(plan)
+    assert sample(server, timeout=0.3) == RIGHT
+    assert len(server.bodies) == len(plan) + 1
+    assert all(body == server.bodies[0] for body in server.bodies)
+
+
+@pytest.mark.parametrize("forever", [500, "html", "cut", "drip", {"finish_reason": "abort"}])
+def test_trouble_that_does_not_pass_ends_in_one_line(server, forever):
+    server.plan = [forever] * 1000
+    with pytest.raises(EngineError, match=r"no vLLM server answered in 0\.5 s") as error:
+        sample(server, patience=0.5, timeout=0.2)
+    one_line(error)
+
+
+# What is wrong in itself: no second attempt could mend it, and no episode is made of it.
+
+LIES = {
+    "log-probabilities missing": ({"logprobs": None}, "returned no token log-probabilities"),
+    "their list is missing": ({"logprobs": {"token_logprobs": None}}, "returned no token log-probabilities"),
+    "one is null": ({"logprobs": {"token_logprobs": [-0.5, None]}}, "returned None as a token's log-probability"),
+    "one is NaN": ({"logprobs": {"token_logprobs": [math.nan, -0.5]}}, "returned nan as a token's log-probability"),
+    "one is -infinity": ({"logprobs": {"token_logprobs": [-math.inf, -0.5]}}, "returned -inf as a token's log-prob"),
+    "one is positive": ({"logprobs": {"token_logprobs": [0.5, -0.5]}}, "returned 0.5 as a token's log-probability"),
+    "one is text": ({"logprobs": {"token_logprobs": ["-0.5", -0.5]}}, "returned '-0.5' as a token's log-probability"),
+    "fewer tokens than log-probabilities": ({"token_ids": [2]}, "returned 1 tokens but 2 log-probabilities"),
+    "no token": ({"token_ids": []}, "returned no token log-probabilities"),
+    "tokens missing": ({"token_ids": None}, "returned no token log-probabilities"),
+    "other prompt tokens": ({"prompt_token_ids": [1, 2, 4]}, "did not continue the tokens it was given"),
+    "prompt tokens missing": ({"prompt_token_ids": None}, "did not continue the tokens it was given"),
+    "a token outside the vocabulary": ({"token_ids": [512, 2]}, "sampled token 512, which the policy's model lacks"),
+    "a negative token": ({"token_ids": [-1, 2]}, "sampled token -1, which the policy's model lacks"),
+    "a token that is text": ({"token_ids": ["5", 2]}, "sampled token '5', which the policy's model lacks"),
+    "more tokens than asked for": (
+        {"token_ids": [5] * 9 + [2], "logprobs": {"token_logprobs": [-1.0] * 10}}, "returned 10 tokens where 4 were",
+    ),
+    "cut off before the limit": ({"token_ids": [5, 5], "finish_reason": "length"}, "--generation-config vllm"),
+    "a stop token that was not asked for": ({"token_ids": [5, 9]}, "stopped with 'stop' at token 9"),
+    "goes on after a stop token": (
+        {"token_ids": [2, 5, 5, 5], "logprobs": {"token_logprobs": [-1.0] * 4}, "finish_reason": "length"},
+        "went on after token 2, which ends a turn",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "says"), LIES.values(), ids=LIES)
+def test_an_answer_that_can_not_be_right_ends_in_one_line(server, change, says):
+    server.plan = [change]
+    with pytest.raises(UserError) as error:
+        sample(server, wanted=wanted())
+    assert says in one_line(error)
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("change", [change for change, _ in LIES.values()], ids=LIES)
+def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change):
+    """The agent's loop plays eight episodes through the server, which lies in the fourth answer."""
+    server.plan = [{}, {}, {}, change]
+
+    async def play():
+        async with VLLMEngine(EngineOptions(urls=(server.url,)), wanted()) as engine:
+            settings = AgentSettings(max_turns=1, max_turn_tokens=4)
+            agent = Agent(engine, tiny_protocol, BatchedSearch(search_many), settings)
+            games = [agent.play(Question(str(n), "What is gout?", ""), n) for n in range(8)]
+            return await asyncio.gather(*games, return_exceptions=True)
+
+    ends = asyncio.run(play())
+    lied = [end for end in ends if isinstance(end, UserError)]
+    assert len(lied) == 1
+    played = [end for end in ends if end not in lied]
+    assert len(played) == 7
+    assert all((end.ids[-2:], end.logprobs[-2:]) == ((5, 2), (-0.5, -0.25)) for end in played)
+
+
+def test_a_redirect_is_told_with_where_it_leads(server):
+    server.plan = ["redirect"]
+    with pytest.raises(UserError, match="redirects to http://elsewhere:8100/v1/completions; give --urls the address"):
+        sample(server)
+
+
+@pytest.mark.parametrize("listing", [HTML, b"", b"[]", b'{"data": []}', b'{"data": null}', b'{"data": [{"id": 3}]}'])
+def test_something_else_at_the_address_is_one_line(server, listing):
+    server.listing = listing
+    with pytest.raises(UserError, match=r"no vLLM server answers at .* but no list of models\); start one") as error:
+        sample(server, patience=0.1)
+    one_line(error)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "ftp://127.0.0.1:1", "127.0.0.1:8100", "http://127.0.0.1:port"])
+def test_an_address_that_is_none_is_one_line(url):
+    async def run():
+        async with VLLMEngine(EngineOptions(urls=(url,), patience=0.1)):
+            pass
+
+    with pytest.raises(UserError) as error:
+        asyncio.run(run())
+    assert url.removeprefix("http://") in one_line(error)
+
+
+# The probe at the start
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logits"])
+def test_log_probabilities_of_another_distribution_are_refused_at_the_start(server, mode):
+    server.mode = mode
+    with pytest.raises(UserError) as error:
+        sample(server)
+    assert "start it with --logprobs-mode processed_logprobs" in one_line(error)
+    assert server.url in str(error.value)
+    assert not server.bodies  # nothing was sampled
+
+
+def test_of_two_servers_the_one_that_lies_is_named(server):
+    with MisbehavingVLLM() as liar:
+        liar.mode = "raw_logprobs"
+        for servers in ((server, liar), (liar, server)):
+            with pytest.raises(UserError, match=f"{liar.url} returns log-probabilities of temperature 1"):
+                sample(*servers)
+        liar.mode, liar.card = "processed_logprobs", {"root": "Other/Base", "max_model_len": 4096}
+        for servers in ((server, liar), (liar, server)):
+            with pytest.raises(UserError, match=f"{liar.url} serves Other/Base, not base"):
+                sample(*servers, wanted=wanted())
+
+
+def test_a_server_too_short_for_an_episode_is_refused_at_the_start(server):
+    assert sample(server, wanted=wanted(tokens=4096)) == RIGHT
+    with pytest.raises(UserError, match="holds 4096 tokens, but an episode may have 4097; start it with --max-model-l"):
+        sample(server, wanted=wanted(tokens=4097))
+
+
+def test_a_server_started_again_with_other_settings_is_probed_again(server, tmp_path):
+    async def run():
+        async with VLLMEngine(EngineOptions(urls=(server.url,))) as engine:
+            await engine.load_adapter("run-v000001", tmp_path)
+            assert await engine.generate(REQUEST) == RIGHT
+            server.adapters.clear()  # as after a restart
+            server.mode = "raw_logprobs"
+            await engine.generate(REQUEST)
+
+    with pytest.raises(UserError, match="start it with --logprobs-mode processed_logprobs"):
+        asyncio.run(run())
+
+
+# Adapters
+
+
+def adapter_of(folder, size):
+    folder.mkdir()
+    save_file({"q.lora_B.weight": np.full((4, 4), size, np.float32)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def load(server, folder, patience=20.0):
+    async def run():
+        async with VLLMEngine(EngineOptions(urls=(server.url,), patience=patience)) as engine:
+            await engine.load_adapter("run-v000001", folder)
+            return engine.adapter
+
+    return asyncio.run(run())
+
+
+def test_an_adapter_that_the_server_says_it_loaded_but_does_not_use_is_noticed(server, tmp_path):
+    server.ignores_adapters = True
+    with pytest.raises(UserError, match=r"has loaded adapter run-v000001-.* but samples from the base") as error:
+        load(server, adapter_of(tmp_path / "trained", 0.01))
+    one_line(error)
+    # A fresh adapter, or one after a few small steps, may sample as the base does.
+    assert load(server, adapter_of(tmp_path / "fresh", 0.0)) == "run-v000001"
+    assert load(server, adapter_of(tmp_path / "barely", 1e-4)) == "run-v000001"
+
+
+def test_a_server_that_can_not_load_just_now_is_asked_again(server, tmp_path):
+    server.loading = [500, 503, 502]
+    assert load(server, tmp_path) == "run-v000001"
+    server.adapters.clear()
+    server.loading = [500] * 100
+    with pytest.raises(UserError, match=r"\(status 500\), so it can't load adapter run-v000001; restart it"):
+        load(server, tmp_path, patience=0.2)

@@ -1,0 +1,135 @@
+"""The clock is set while a run goes on, or another machine's is wrong: nothing is lost, played twice, or hangs."""
+
+import asyncio
+import itertools
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from forage.agent.episode import read_episodes
+from forage.data.records import Question
+from forage.heartbeat import beat, silent_for
+from forage.rollout.claims import Claims
+from forage.rollout.plans import Plan, Played
+from forage.rollout.worker import play_plan
+from forage.runs.report import PlotSchedule
+from tests.factories import EPISODE, STATS
+
+HOUR = 3600.0
+QUESTIONS = tuple(f"q{number}" for number in range(12))
+
+
+@pytest.fixture(params=["forward", "backward", "to and fro"])
+def jumping(request, monkeypatch):
+    """time.time jumps by an hour with every look."""
+    real, steps = time.time, itertools.count(1)
+    jump = {"forward": lambda n: n * HOUR, "backward": lambda n: -n * HOUR, "to and fro": lambda n: (-1) ** n * HOUR}
+    monkeypatch.setattr(time, "time", lambda: real() + jump[request.param](next(steps)))
+
+
+class SlowRollout:
+    """As much of a rollout as play_plan needs; a question takes a moment, so that several workers share a plan."""
+
+    class Options:
+        concurrent_episodes = 4
+
+    class Engine:
+        adapter = "run-v000000"
+
+    options, engine = Options(), Engine()
+
+    def __init__(self):
+        self.played = Counter()
+
+    def question(self, plan, name):
+        return Question(name, "?", "!")
+
+    async def play(self, question, plan, view):
+        self.played[question.id] += 1
+        await asyncio.sleep(0.05)
+        return [replace(EPISODE, id=f"{question.id}/{n}", question_id=question.id, reward=n / 2) for n in range(2)]
+
+
+def shared(rollout, run_dir, workers="abc", lease=0.4):
+    plan = Plan("000000", 0, QUESTIONS, num_rollouts=2)
+
+    async def run():
+        playing = (play_plan(rollout, run_dir, plan, name, poll=0.01, lease=lease) for name in workers)
+        await asyncio.wait_for(asyncio.gather(*playing), 60)
+
+    asyncio.run(run())
+    return Played(run_dir, plan)
+
+
+def lines(played):
+    return Counter(episode.id for path in played.folder.glob("*.jsonl") for episode in read_episodes(path))
+
+
+@pytest.mark.usefixtures("jumping")
+def test_a_plan_that_three_workers_share_while_the_clock_jumps(tmp_path):
+    rollout = SlowRollout()
+    played = shared(rollout, tmp_path)
+    assert rollout.played == Counter(QUESTIONS)
+    assert set(lines(played).values()) == {1}
+    assert len(played.episodes()) == 2 * len(QUESTIONS)
+
+
+@pytest.mark.parametrize("off", [-HOUR, HOUR])
+def test_claims_written_by_a_machine_whose_clock_is_wrong(tmp_path, monkeypatch, off):
+    """Files get the wrong time at their creation and, as far as a refresh asks for the present, at every refresh."""
+    real_link, real_utime = os.link, os.utime
+
+    def link(source, target):
+        real_link(source, target)
+        real_utime(target, (time.time() + off,) * 2)
+
+    def utime(path, times=None, *, ns=None):
+        real_utime(path, ns=ns) if ns else real_utime(path, times or (time.time() + off,) * 2)
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "utime", utime)
+    rollout = SlowRollout()
+    played = shared(rollout, tmp_path)
+    assert rollout.played == Counter(QUESTIONS)
+    assert set(lines(played).values()) == {1}
+
+
+@pytest.mark.parametrize("off", [-HOUR, 0.0, HOUR])
+def test_a_dead_workers_questions_are_played_whatever_its_clock_said(tmp_path, off):
+    dead = Claims(tmp_path / "episodes" / "000000" / "claims", "dead")
+    for name in QUESTIONS[:4]:
+        assert dead.take(name)
+        os.utime(dead.folder / name, (time.time() + off,) * 2)
+    rollout = SlowRollout()
+    played = shared(rollout, tmp_path)
+    assert rollout.played == Counter(QUESTIONS)
+    assert not played.missing()
+
+
+@pytest.mark.usefixtures("jumping")
+def test_claims_refreshed_at_random_never_expire(tmp_path):
+    """A thousand looks, between refreshes of a live worker, while its file's time is also set at random."""
+    draw, seconds = random.Random(0), [0.0]
+    live, other = (Claims(tmp_path, name, lease=120, clock=lambda: seconds[0]) for name in "ab")
+    assert live.take("q")
+    for _ in range(1000):
+        seconds[0] += 30
+        live.refresh("q")
+        if draw.random() < 0.2:
+            os.utime(tmp_path / "q", (draw.uniform(0, 4e9),) * 2)
+        assert not other.take("q")
+    seconds[0] += 121
+    assert other.take("q")
+
+
+@pytest.mark.usefixtures("jumping")
+def test_the_heartbeat_and_the_plots_go_by_no_clock_that_can_be_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("HEARTBEAT", str(tmp_path / "beat"))
+    beat()
+    assert 0 <= silent_for() < 60
+    schedule = PlotSchedule()
+    assert not schedule.due(replace(STATS, evaluation=None))  # an hour has not passed, whatever the clock says

@@ -1,0 +1,564 @@
+"""200 hostile documents through the whole path: no forged turn, no control token, nothing executed, no crash.
+
+Each test counts what it tried and what survived, and prints both with -s, for the table in docs/guarantees.md.
+"""
+
+import asyncio
+import io
+import json
+import re
+import socket
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+from rich.console import Console
+from tokenizers import AddedToken, Regex, normalizers
+
+from document_store import Search, print_hits
+from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.builder import TurnTokens
+from forage.agent.episode import append_episodes, read_episodes
+from forage.agent.options import AgentSettings, TeacherOptions
+from forage.agent.prompts import REWRITE, prompt_tokens
+from forage.agent.protocol import Passage, Protocol, write_answer, write_call
+from forage.agent.teacher import demonstrate
+from forage.agent.vetting import Vetting
+from forage.cli import run_script
+from forage.data.chunking import chunk_document
+from forage.data.records import Document, Question, read_documents
+from forage.data.sample import PAGES, QUESTIONS
+from forage.data.scraping.page_text import read_page
+from forage.engines.base import Sample
+from forage.engines.local import LocalEngine
+from forage.engines.options import EngineOptions
+from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError
+from forage.evaluation.summary import print_rows
+from forage.files import json_lines, write_jsonl
+from forage.policy.packing import pack
+from forage.rollout.view import RolloutView
+from forage.runs.progress import Phases, TrainView
+from forage.runs.report import shown_episodes, write_report
+from forage.runs.stats import read_stats, write_stats
+from forage.runs.trackers import flatten
+from forage.store.document_store import DocumentStore
+from forage.store.embedder import PACKAGED_EMBEDDER
+from forage.store.options import StoreOptions
+from forage.store.server import make_server
+from forage.text import encodable, printable
+from tests import ROOT
+from tests.attacks.hostile import COUNT, hostile_documents
+from tests.factories import EPISODE, STATS
+from tests.scripted_engine import Hit
+from tests.tiny import make_model, make_tokenizer
+
+HOSTILE = hostile_documents()
+SHORT = [hostile for hostile in HOSTILE if len(hostile.text) < 10_000]
+LONG = [hostile for hostile in HOSTILE if hostile not in SHORT]
+TEMPLATES = ROOT / "tests" / "agent" / "templates"
+TOOLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>", "</answer>"]
+TURN = "{% for m in messages %}{{ 'BEGIN' + m.role + 'MIDDLE' + m.content + 'END' }}{% endfor %}"
+TURNS = TURN + "{% if add_generation_prompt %}{{ 'BEGINassistantMIDDLE' }}{% endif %}"
+
+
+def template(begin, middle, end):
+    return TURNS.replace("BEGIN", begin).replace("MIDDLE", middle).replace("END", end)
+
+
+# By family: its template, and its control tokens. Qwen's tags are tokens; DeepSeek's turns are not special tokens;
+# the last one reads full-width characters as ASCII and drops invisible ones before it looks for its tokens.
+FAMILIES = {
+    "chatml": (None, []),
+    "qwen": ((TEMPLATES / "hermes.jinja").read_text(), TOOLS),
+    "llama3": ((TEMPLATES / "llama3.jinja").read_text(), ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]),
+    "mistral": (
+        (TEMPLATES / "no_system.jinja").read_text(),
+        ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[SEARCH_RESULTS]",
+         "[/SEARCH_RESULTS]"],
+    ),
+    "gemma": (template("<start_of_turn>", "\\n", "<end_of_turn>"), ["<start_of_turn>", "<end_of_turn>"]),
+    "deepseek": (
+        template("<｜", "｜>", "<｜end▁of▁sentence｜>"),
+        ["<｜user｜>", "<｜assistant｜>", "<｜system｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>",
+         "<｜begin▁of▁sentence｜>", "<｜tool▁calls▁begin｜>"],
+    ),
+    "folding": (None, [*TOOLS, "<|eot_id|>", "[INST]"]),
+}  # fmt: skip
+family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@cache
+def protocol_of(name):
+    tokenizer, (text, tokens) = make_tokenizer(), FAMILIES[name]
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=name == "folding") for token in tokens])
+    tokenizer.chat_template = text or tokenizer.chat_template
+    if name == "folding":
+        invisible = normalizers.Replace(Regex("[\u200b-\u200f\u2060\ufeff]"), "")
+        tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), invisible])
+    return Protocol(tokenizer, 64)
+
+
+def survived(what, failed, tried):
+    """Print the counts for the table, and fail with what was lost."""
+    print(f"\n| {what} | {tried} | {tried - len(failed)} |")
+    assert not failed, failed[:5]
+
+
+def failures(check, documents=HOSTILE):
+    """The names of the documents that don't pass a check."""
+    return [hostile.name for hostile in documents if not check(hostile)]
+
+
+def control_of(protocol, ids):
+    """The control tokens among some ids, with how often each occurs."""
+    names = {n: token.content for n, token in protocol.tokenizer.added_tokens_decoder.items()}
+    return Counter(names[token] for token in ids if token in names and names[token].strip())
+
+
+def question_of(hostile, number=0):
+    return Question(f"q{number}", hostile.text, hostile.text, "information", hostile.payload[:50], ("d",), ("d#0",))
+
+
+# Prompts and results
+
+
+@family
+def test_no_text_becomes_a_control_token(name):
+    protocol = protocol_of(name)
+    plain = [
+        protocol.join([protocol.show([Passage("x", "x")])], None), protocol.prompt("x"),
+        prompt_tokens(protocol.tokenizer, REWRITE, "x"),
+    ]  # fmt: skip
+    wanted = [control_of(protocol, ids) for ids in plain]
+
+    def check(hostile):
+        result = protocol.show([Passage(hostile.payload, hostile.text), Passage("x", hostile.text[::-1])])
+        found = [control_of(protocol, protocol.join([result], None))]
+        if hostile in SHORT:
+            found.append(control_of(protocol, protocol.prompt(hostile.text)))
+            found.append(control_of(protocol, prompt_tokens(protocol.tokenizer, REWRITE, hostile.text)))
+        return found == wanted[: len(found)]
+
+    survived(f"search results, prompts and rewriter's prompts, {name}", failures(check), COUNT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "payload"), [("chatml", "one token"), ("mistral", "brackets"), ("chatml", "words")])
+def test_a_question_of_a_megabyte_ends_its_episode_and_forges_nothing(name, payload):
+    """In seconds: a filter that begins again after each find would take hours."""
+    protocol = protocol_of(name)
+    [hostile] = [hostile for hostile in LONG if hostile.name == f"long: {payload}"]
+    episode = play(protocol, Says(), question_of(hostile), finds(hostile))
+    assert episode.stop == "tokens"
+    assert control_of(protocol, episode.ids) == control_of(protocol, protocol.prompt("x"))
+
+
+class Says:
+    """An engine that says given tokens, turn by turn."""
+
+    adapter = "v000001"
+
+    def __init__(self, *turns):
+        self.turns, self.requests = list(turns), []
+
+    async def generate(self, request):
+        self.requests.append(request)
+        ids = tuple(self.turns[len(self.requests) - 1])[: request.max_tokens]
+        return Sample(ids, (-0.5,) * len(ids), "stop" if ids[-1] in request.stop_ids else "length")
+
+    def release(self, episode): ...
+
+
+def finds(hostile):
+    return lambda queries: [[Hit(f"{hostile.payload}#0", hostile.payload, hostile.text)] * 3 for _ in queries]
+
+
+def play(protocol, engine, question, search, **limits):
+    settings = AgentSettings(max_tokens=100_000, **limits)
+    return asyncio.run(Agent(engine, protocol, BatchedSearch(search, in_line=True), settings).play(question))
+
+
+@family
+def test_an_episode_has_the_turns_that_the_loop_made(name):
+    protocol = protocol_of(name)
+    said = protocol.turn_ids(write_call("gout")), protocol.turn_ids(write_answer("Rest."))
+    benign = replace(HOSTILE[0], payload="x", text="x")
+
+    def played(hostile):
+        return play(protocol, Says(*said), question_of(hostile), finds(hostile))
+
+    wanted = played(benign)
+
+    def check(hostile):
+        episode = played(hostile)
+        sampled = [tuple(episode.ids[turn.start : turn.end]) for turn in episode.turns]
+        return (
+            control_of(protocol, episode.ids) == control_of(protocol, wanted.ids)
+            and sampled == [tuple(ids) for ids in said]
+            and episode.mask
+            == tuple(int(any(t.start <= n < t.end for t in episode.turns)) for n in range(len(episode.ids)))
+            and episode.well_formed
+        )
+
+    survived(f"episodes of the agent, {name}", failures(check, SHORT), len(SHORT))
+
+
+@family
+def test_what_the_policy_itself_says_is_kept_token_by_token(name, tmp_path):
+    """Its forgeries are its own: nothing is read from them but one turn, and they are marked as faults."""
+    protocol = protocol_of(name)
+    forged = {i for i, text in protocol._control.texts.items() if text not in TOOLS} - {None}
+
+    def check(hostile):
+        ids = protocol.tokenizer(encodable(hostile.text), add_special_tokens=False)["input_ids"]
+        first = next((n for n, i in enumerate(ids) if i in protocol.stop_ids), len(ids))
+        ids = [*ids[:first], protocol.end_of_turn]
+        engine = Says(ids, ids, ids, ids)
+        episode = play(protocol, engine, question_of(hostile), finds(hostile), max_turn_tokens=20_000)
+        path = tmp_path / "episodes.jsonl"
+        path.unlink(missing_ok=True)
+        append_episodes(path, [episode])
+        [again] = read_episodes(path)
+        [batch] = pack([again], 200_000)
+        trained = batch.ids_BT[batch.sampled_BT > 0].tolist()
+        marks = any(i in forged & protocol._turn_tokens for i in ids[:-1]) <= ("control_token" in episode.faults)
+        return trained == [i for request in engine.requests for i in ids] and again.ids == episode.ids and marks
+
+    survived(f"the policy's own tokens, trained on as sampled, {name}", failures(check, SHORT), len(SHORT))
+
+
+@family
+def test_a_demonstration_teaches_no_forged_turn(name):
+    """The teacher writes the reference answer and queries made of the question, both hostile."""
+    protocol = protocol_of(name)
+    questions = [question_of(hostile, number) for number, hostile in enumerate(SHORT)]
+    allowed = control_of(protocol, protocol.turn_ids(write_call("x")) + protocol.turn_ids(write_answer("x")))
+
+    def search(queries):
+        return [[Hit("d#0", "Gout", "Rest mends gout.")] for _ in queries]
+
+    settings = AgentSettings(mode="sparse", max_turn_tokens=100_000, max_tokens=200_000, max_query=100_000)
+    taught = asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(guess_words=5), 0))
+    vetting = Vetting(protocol, settings, questions, ())
+    vetting.check(Path("taught.jsonl"), taught)
+    failed = []
+    for episode in taught:
+        own = [i for i, one in zip(episode.ids, episode.mask, strict=True) if one]
+        held = control_of(protocol, own)
+        turns = all(not protocol.forges(episode.ids[turn.start : turn.end]) for turn in episode.turns)
+        if not turns or any(held[token] > allowed[token] * len(episode.turns) for token in held):
+            failed.append(episode.question_id)
+    print(f"\n{len(taught)} demonstrations for {len(questions)} questions")
+    assert len(taught) > len(questions) * 0.8
+    survived(f"demonstrations and their masks, {name}", failed, len(taught))
+
+
+# Engines
+
+
+def test_engines_are_given_the_loops_tokens(tmp_path):
+    """LocalEngine samples after each document; to a vLLM server go the same ids, and no text."""
+    protocol = protocol_of("chatml")
+    call = protocol.turn_ids(write_call("gout"))
+    sent = []
+
+    def answer(request):
+        body = json.loads(request.content)
+        sent.append(tuple(body["prompt"]))
+        logprobs = {"token_logprobs": [-0.5]}
+        choice = {
+            "token_ids": [2], "logprobs": logprobs, "finish_reason": "stop", "prompt_token_ids": body["prompt"]
+        }  # fmt: skip
+        return httpx.Response(200, json={"choices": [choice]})
+
+    served = VLLMEngine(EngineOptions(urls=("http://served",)))
+    served._clients = [httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://served")]
+    local = LocalEngine(make_model())
+
+    async def one(engine, number, hostile):
+        settings = AgentSettings(max_turn_tokens=6, max_turns=2, max_tokens=100_000)
+        agent = Agent(engine, protocol, BatchedSearch(finds(hostile), in_line=True), settings)
+
+        async def speak(episode, room, seed):
+            if not episode.turns:
+                return TurnTokens(tuple(call), (1,) * len(call), (0.0,) * len(call), "stop")
+            return await agent.speak(episode, room, seed)
+
+        return await agent.play(question_of(hostile, number), speak=speak)
+
+    async def all_of(engine):
+        return await asyncio.gather(*(one(engine, number, hostile) for number, hostile in enumerate(SHORT)))
+
+    failed = []
+    ours, theirs = asyncio.run(all_of(local)), asyncio.run(all_of(served))
+    for hostile, mine, other in zip(SHORT, ours, theirs, strict=True):
+        given = mine.ids[: mine.turns[1].start]
+        plain = control_of(protocol, protocol.prompt("x") + call + protocol.join(["x"], call[-1]))
+        if control_of(protocol, given) != plain or other.ids[: len(given)] != given or given not in sent:
+            failed.append(hostile.name)
+    survived("both engines", failed, len(SHORT))
+
+
+# Chunks, the store and its server
+
+
+def text_of(document, chunks):
+    """The document's text as its chunks cover it."""
+    text, end = "", 0
+    for chunk in chunks:
+        assert chunk.start <= end
+        text += chunk.text[end - chunk.start :]
+        end = chunk.end
+    return text
+
+
+def documents_of(hostile):
+    return [
+        Document(f"d{n}", h.payload, h.text, f"http://example.org/{h.payload[:200]}") for n, h in enumerate(hostile)
+    ]
+
+
+def test_files_and_chunks_keep_every_text(tmp_path):
+    """A line of documents.jsonl as other programs write it, with halves of emoji escaped, becomes its chunks."""
+    rows = [{"id": d.id, "title": d.title, "text": d.text, "url": d.url} for d in documents_of(HOSTILE)]
+    path = tmp_path / "documents.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    documents = read_documents(path)
+    write_jsonl(tmp_path / "again.jsonl", documents)
+    assert read_documents(tmp_path / "again.jsonl") == documents
+    store = DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder="none"))
+    by_document = {}
+    for chunk in DocumentStore.open(tmp_path / "store").chunks:
+        by_document.setdefault(chunk.doc_id, []).append(chunk)
+    failed = [
+        row["id"]
+        for row in rows
+        if row["text"].strip() and text_of(row, by_document.get(row["id"], [])) != encodable(row["text"])
+    ]
+    survived("files and chunks, text unchanged", failed, COUNT)
+    hits = store.search([hostile.text for hostile in HOSTILE], 3, "sparse")
+    known = {chunk.id for chunk in store.chunks}
+    failed = [h.name for h, found in zip(HOSTILE, hits, strict=True) if not {hit.chunk_id for hit in found} <= known]
+    survived("queries, sparse", failed, COUNT)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile") / "store"
+    return DocumentStore.build(folder, documents_of(SHORT), StoreOptions(embedder=PACKAGED_EMBEDDER))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sparse", "dense", "hybrid"])
+def test_a_store_with_vectors_answers(store, mode):
+    hits = store.search([hostile.text for hostile in SHORT], 3, mode)
+    texts = {chunk.text for chunk in store.chunks}
+    failed = [h.name for h, found in zip(SHORT, hits, strict=True) if not {hit.text for hit in found} <= texts]
+    assert sum(map(len, hits)) > len(SHORT)
+    survived(f"store and queries, {mode}", failed, len(SHORT))
+
+
+@pytest.mark.slow
+def test_titles_of_a_megabyte_are_cut(tmp_path):
+    documents = [Document(f"d{n}", hostile.text, "Rest mends gout.") for n, hostile in enumerate(LONG)]
+    store = DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder=PACKAGED_EMBEDDER))
+    [hits] = store.search(["gout"], 9, "hybrid")
+    survived("titles of a megabyte", [d.id for d in documents if d.id not in {hit.doc_id for hit in hits}], len(LONG))
+
+
+def test_the_server_answers_json(tmp_path):
+    store = DocumentStore.build(tmp_path / "store", documents_of(SHORT), StoreOptions(embedder="none"))
+    server = make_server(lambda queries, k: store.search(queries, k, "sparse"), "127.0.0.1", 0, k=3)
+    Thread(target=server.serve_forever, daemon=True).start()
+    url, failed = f"http://127.0.0.1:{server.server_port}/retrieve", []
+    with httpx.Client() as client:
+        for hostile in SHORT:
+            body = json.dumps({"queries": [hostile.text], "return_scores": True})
+            answer = client.post(url, content=body)
+            hits = store.search([encodable(hostile.text)], 3, "sparse")[0]
+            found = [item["document"] for item in answer.json()["result"][0]]
+            wanted = [f"{' '.join(hit.title.split())}\n{hit.text}" for hit in hits]
+            if [item["contents"] for item in found] != wanted or "json" not in answer.headers["content-type"]:
+                failed.append(hostile.name)
+        for broken in ("[" * 100_000, '{"queries": ' + "9" * 5000 + "}"):
+            assert client.post(url, content=broken).status_code == 400
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as line:
+        line.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: \xb2\r\n\r\n")  # a digit to str.isdigit
+        assert line.recv(100).startswith(b"HTTP/1.1 400 ")
+    server.shutdown()
+    server.server_close()
+    survived("the store's server", failed, len(SHORT))
+
+
+# What people look at
+
+
+class Page(HTMLParser):
+    def __init__(self, path):
+        super().__init__()
+        self.elements, self.texts, self.comments = [], [], 0
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, tuple(name for name, _ in attrs)))
+
+    def handle_comment(self, data):
+        self.comments += 1
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_report_has_no_element_that_a_text_made(tmp_path):
+    def report(text):
+        counts, rewards = {text: 1}, {"overall": [1.0], text: [0.5]}
+        stats = [replace(STATS, adapter=text, notes=[text], stops=counts, faults=counts, rewards=rewards)]
+        episode = replace(EPISODE, id=text, transcript=text, answer=text)
+        write_report(tmp_path, stats, shown_episodes([episode]))
+        return Page(tmp_path / "report.html")
+
+    wanted = report("x")
+
+    def check(hostile):
+        page = report(hostile.text)
+        shown = "".join(page.texts)
+        return (page.elements, page.comments) == (wanted.elements, 0) and "alert(1)" not in "".join(
+            name for _, names in page.elements for name in names
+        ) and hostile.text.count("alert(1)") * 5 <= shown.count("alert(1)")  # fmt: skip
+
+    survived("report.html", failures(check, SHORT), len(SHORT))
+
+
+SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")  # colours, which rich writes itself
+
+
+def is_calm(output):
+    """Whether a terminal would only show it: text, and colours of our own."""
+    plain = SEQUENCE.sub("", output)
+    return plain == printable(plain)
+
+
+def on_terminal(show):
+    """What a function writes to a console that is a terminal."""
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, width=4000, color_system="truecolor"))
+    return out.getvalue()
+
+
+ROW = {"metrics": {"mrr": {"mean": 0.5, "low": 0.4, "high": 0.6}} | {
+    cost: {"mean": 1.0, "low": 1.0, "high": 1.0} for cost in ("sampled_tokens", "read_tokens", "seconds")
+}}  # fmt: skip
+
+
+def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "4000")
+
+    def check(hostile):
+        text = encodable(hostile.text)
+        view = RolloutView(text, 1)
+        view.played(replace(EPISODE, stop=text))
+        view.rewarded([replace(EPISODE, rewards={text: 0.5})])
+        stats = replace(STATS, notes=[text], rewards={"overall": [0.5], text: [0.5]})
+        outputs = [
+            on_terminal(lambda console: console.print(view.table())),
+            on_terminal(lambda console: TrainView(9, Phases(), [stats], console).ended(stats)),
+            on_terminal(lambda console: console.print(TrainView(9, Phases(), [stats], console).table())),
+            on_terminal(lambda console: print_rows([ROW | {"name": text}], text, console)),
+            view.line(),
+        ]
+        print_hits(Search(hostile.text, store_without_vectors, k=3, mode="sparse"))
+        outputs.append(capsys.readouterr().out)
+        # Markup is text: every bracket is shown where a line is not cut.
+        shown = all("[red]" in output for output in outputs[:5]) or "[red]" not in text
+        return all(map(is_calm, outputs)) and shown
+
+    failed = failures(check, SHORT)
+    print_hits(Search("gout arthritis toe rest", store_without_vectors, k=200, mode="sparse"))
+    assert is_calm(printed := capsys.readouterr().out)
+    assert printed.count("Gout is a kind of") > 40
+    survived("terminal: search, rollout, training, evaluation", failed, len(SHORT))
+
+
+@pytest.fixture(scope="module")
+def store_without_vectors(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile") / "store"
+    documents = [replace(d, id=f"{d.id} {d.title[:100]}") for d in documents_of(SHORT)]
+    rows = [{"id": encodable(d.id), "title": d.title, "text": d.text} for d in documents]
+    path = folder.with_name("documents.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    DocumentStore.build(folder, read_documents(path), StoreOptions(embedder="none"))
+    return folder
+
+
+def test_an_error_is_one_line(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["x"])
+
+    def ends(text):
+        def main(options: Search) -> None:
+            raise UserError(f"{text} is wrong")
+
+        monkeypatch.setattr("sys.argv", ["x", "query"])
+        with pytest.raises(SystemExit) as end:
+            run_script(main)
+        return end.value.code
+
+    survived(
+        "errors, one line", failures(lambda h: is_calm(said := ends(h.text)) and "\n" not in said, SHORT), len(SHORT)
+    )  # fmt: skip
+
+
+def test_statistics_trackers_and_episodes_are_valid_json(tmp_path):
+    def check(hostile):
+        stats = replace(STATS, notes=[hostile.text], stops={hostile.text: 1})
+        path = write_stats(tmp_path, stats)
+        [again] = read_stats(tmp_path)
+        json.loads(path.read_bytes())
+        names = flatten(stats)
+        episode = replace(EPISODE, id=hostile.text, transcript=hostile.text, answer=hostile.text, cause=hostile.text)
+        file = tmp_path / "w.jsonl"
+        file.unlink(missing_ok=True)
+        append_episodes(file, [episode, episode])
+        first, second = read_episodes(file)
+        [(_, row), _] = json_lines(file)
+        wanted = encodable(hostile.text)
+        return (
+            again.notes == [wanted] and first == second and row["answer"] == first.answer == wanted
+            and all(re.fullmatch(r"[\w./-]+", name) for name in names)
+        )  # fmt: skip
+
+    survived("statistics, trackers' names, episodes' files", failures(check, SHORT), len(SHORT))
+
+
+# Clean text
+
+
+def test_clean_text_is_left_alone(protocol):
+    """The sample's pages and questions: not a character changes but white space, which is one space each."""
+    pages = [read_page(path.read_bytes(), None) for path in sorted(PAGES.rglob("*.html"))]
+    texts = [block.text for page in pages for block in page.blocks]
+    for _, row in json_lines(QUESTIONS):
+        texts += [value for value in row.values() if isinstance(value, str)]
+    texts = [text for text in texts if text.strip()]
+    changed = [
+        text
+        for text in texts
+        if not (encodable(text) == printable(text) == text and protocol.harmless(text) == " ".join(text.split()))
+    ]
+    assert len(texts) > 1000
+    survived("clean texts of the sample, unchanged", changed, len(texts))
+    tokenizer = protocol.tokenizer
+    long = max(texts, key=len)
+    assert len(tokenizer(long)["input_ids"]) > 120  # cut as before: the first tokens, whatever comes after
+    cut = protocol.show([Passage("T", long)]).removeprefix("[1] ")
+    whole = " ".join(f"T: {long}".split())
+    assert cut == tokenizer.decode(tokenizer(whole)["input_ids"][: protocol.passage_tokens]).rstrip()
+    spans = chunk_document(Document("d", "t", long), lambda parts: [len(p.split()) for p in parts], 50, 10)
+    assert text_of(None, spans) == long

@@ -1,0 +1,26 @@
+"""Attention over slots: the form for GPUs gives what the form for CPUs gives."""
+
+import pytest
+import torch
+
+from forage.engines.slot_cache import Prefill
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 7), (3, 7), (6, 7), (0, 1)])
+def test_both_forms_of_a_prefill_agree(start, end):
+    draw = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, end - start, 8, generator=draw)  # three query heads share a head of keys
+    keys, values = (torch.randn(1, 2, end, 8, generator=draw) for _ in range(2))
+    view = Prefill(0, start, end)
+    torch.testing.assert_close(view.attend_on_gpu(query, keys, values, 0.3), view.attend(query, keys, values, 0.3))
+
+
+def test_a_prefill_by_hand():
+    """Keys of 0 make all tokens alike, so each position's output is the mean of the values up to it."""
+    values = torch.tensor([1.0, 2.0, 6.0]).view(1, 1, 3, 1)
+    nothing = torch.zeros(1, 1, 3, 1)
+    for start, expected in ((0, [1.0, 1.5, 3.0]), (1, [1.5, 3.0])):
+        view = Prefill(0, start, 3)
+        for attend in (view.attend, view.attend_on_gpu):
+            found = attend(nothing[:, :, start:], nothing, values, 1.0)
+            assert found.flatten().tolist() == pytest.approx(expected)

@@ -1,0 +1,119 @@
+"""Steps and their episodes: after a rollback nothing counts that a discarded adapter played ahead."""
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from forage.agent.episode import append_episodes, read_episodes
+from forage.agent.options import AgentSettings
+from forage.grpo import players
+from forage.grpo.guidance import open_guide
+from forage.grpo.learner import Learner
+from forage.grpo.options import GuardOptions
+from forage.grpo.players import write_plans
+from forage.grpo.run import Run
+from forage.policy.adapters import sampled_by
+from forage.rollout.plans import Played, open_plans
+from forage.rollout.rollout import open_rollout
+from forage.rollout.worker import load_newest, play_plan
+from forage.runs.stats import read_stats
+from tests.factories import EPISODE
+from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def run_at(options, step, guarded_from=0):
+    guide = open_guide(options.guidance, 0, [])
+    return Run(options, AgentSettings(), step, {}, guarded_from, 0, [], [f"q{n}" for n in range(6)], [], guide)
+
+
+def by(version, plan):
+    """A plan's episodes, played with this adapter."""
+    return [
+        replace(EPISODE, id=f"{name}/{n}", question_id=name, adapter=f"run-v{version:06d}", reward=n)
+        for name in plan.questions for n in range(plan.num_rollouts)
+    ]  # fmt: skip
+
+
+def test_what_was_played_ahead_before_a_rollback_is_asked_for_again(tiny, tmp_path):
+    options = tiny_options(tiny, tmp_path / "run", max_steps=9, rollouts="service", max_staleness=2)
+    write_plans(run_at(options, 3))
+    before = open_plans(options.run_dir)
+    assert [plan.name for plan in before] == ["000003", "000004", "000005"]
+    for plan in before[1:]:  # workers play ahead; then step 3 finds that the run collapsed
+        append_episodes(options.run_dir / "episodes" / plan.name / "w.jsonl", by(3, plan))
+        assert Played(options.run_dir, plan).missing() == []
+    again = write_plans(run_at(options, 4, guarded_from=4))
+    after = open_plans(options.run_dir)
+    assert after[1:3] == [replace(plan, oldest=4) for plan in before[1:]]  # the same questions, newer episodes
+    assert again == after[1]
+    assert {plan.oldest for plan in after[1:]} == {4}  # that of step 6, which is new, too
+    assert Played(options.run_dir, again).missing() == list(again.questions)
+    append_episodes(options.run_dir / "episodes" / again.name / "w.jsonl", by(4, again))
+    assert {e.adapter for e in Played(options.run_dir, again).episodes()} == {"run-v000004"}
+    write_plans(run_at(options, 4, guarded_from=4))  # a resumed run leaves them as they are
+    assert open_plans(options.run_dir) == after
+
+
+@contextmanager
+def playing_ahead(options, settings, make_rewards, embedder, rank=0):
+    """Plays each plan, and then what a worker that is one step ahead would play with the same adapter."""
+    with asyncio.Runner() as runner:
+        opened = open_rollout(options.rollout, settings, make_rewards, embedder)
+        rollout = runner.run(opened.__aenter__())
+
+        async def play(plan):
+            await load_newest(rollout, options.run_dir)
+            await play_plan(rollout, options.run_dir, plan, "trainer")
+            for other in open_plans(options.run_dir):
+                if other.version > plan.version:
+                    await play_plan(rollout, options.run_dir, other, "worker")
+            return Played(options.run_dir, plan).episodes()
+
+        yield lambda plan: runner.run(play(plan))
+        runner.run(opened.__aexit__(None, None, None))
+
+
+def test_a_run_that_rolled_back_learns_from_restored_adapters_only(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(players, "open_players", playing_ahead)
+    guard = GuardOptions(on_collapse="rollback", min_entropy=100.0, window=2, rollback_steps=1)  # always a collapse
+    options = tiny_options(
+        tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=guard, rollouts="service", max_staleness=1
+    )
+    train(options)
+    stats = read_stats(options.run_dir)
+    assert "went back to adapter v000000" in stats[1].notes[0]
+    assert adapter_bytes(options.run_dir, 2) == adapter_bytes(options.run_dir, 0)
+    played = list(read_episodes(options.run_dir / "episodes" / "000002" / "worker.jsonl"))
+    assert {sampled_by(episode.adapter)[0] for episode in played} == {1}  # ahead, by the collapsed policy
+    learnt = read_episodes(options.run_dir / "episodes" / "000002" / "trainer.jsonl")
+    learnt = {episode.id: episode for episode in learnt}
+    assert {sampled_by(episode.adapter)[0] for episode in learnt.values()} == {2}
+    assert [row.adapter for row in stats] == ["v000000", "v000000", "v000002", "v000002"]
+    assert sorted(stats[2].rewards["even"]) == sorted(episode.rewards["even"] for episode in learnt.values())
+    assert stats[2].episodes["count"] == 12
+
+    # Killed right before the rollback's checkpoint, with plans and episodes of the next step, it comes to the same.
+    killed, real = replace(options, run_dir=tmp_path / "killed" / "run"), Learner.save
+
+    def save(self, state, step, extra):
+        if step == 2:
+            raise KeyboardInterrupt
+        real(self, state, step, extra)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            train(killed)
+    assert [plan.name for plan in open_plans(killed.run_dir)] == ["000001", "000002"]
+    train(killed)
+    assert stats_of(killed.run_dir) == stats_of(options.run_dir)
+
+    # And stopped right after that checkpoint, with nothing played ahead.
+    parts = replace(options, run_dir=tmp_path / "parts" / "run")
+    train(replace(parts, max_steps=2))
+    train(parts)
+    assert stats_of(parts.run_dir) == stats_of(options.run_dir)

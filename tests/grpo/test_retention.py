@@ -1,0 +1,156 @@
+"""Pruned runs come to what whole ones come to; what evaluations, rollbacks and workers need stays."""
+
+import asyncio
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import grpo_train
+from forage.agent.options import SearchOptions
+from forage.engines.options import EngineOptions
+from forage.errors import UserError
+from forage.grpo import training
+from forage.grpo.options import GuardOptions, KeepOptions, TrainOptions, UpdateOptions
+from forage.grpo.retention import kept_versions, tidy
+from forage.optimizer import MemoryOptions, OptimizerOptions
+from forage.policy.adapters import adapter_path, versions, weights_digest
+from forage.rollout.options import RolloutOptions
+from forage.rollout.worker import load_newest
+from forage.runs.stats import read_stats, same_run
+from tests.options import with_options
+from tests.tiny import rewards_of_tokens
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def options_of(tiny, run_dir, **more):
+    rollout = RolloutOptions(
+        data=tiny / "data", policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=2, num_rollouts=3,
+        search=SearchOptions(mode="sparse", max_turn_tokens=8, max_turns=2),
+    )  # fmt: skip
+    options = TrainOptions(
+        rollout, UpdateOptions(optimizer=OptimizerOptions(0.01), memory=MemoryOptions(token_budget=600)),
+        guard=GuardOptions(on_collapse="warn", rollback_steps=1), keep=KeepOptions(keep_adapters=1), run_dir=run_dir,
+        max_steps=6, eval_every=4, eval_questions=1,
+    )  # fmt: skip
+    return with_options(options, **more)
+
+
+def test_what_is_kept_by_hand(tiny, tmp_path):
+    options = options_of(tiny, tmp_path, keep_adapters=7, keep_every=8)
+    assert kept_versions(range(21), options, {10}) == {0, 8, 10, 14, 15, 16, 17, 18, 19, 20}
+    few = with_options(options, keep_adapters=1, keep_every=0)
+    assert kept_versions(range(21), few, ()) == {0, 19, 20}
+    assert kept_versions(range(21), with_options(few, rollback_steps=4), ()) == {0, 16, 17, 18, 19, 20}
+    assert kept_versions(range(21), with_options(few, max_staleness=2), ()) == {0, 17, 18, 19, 20}
+    assert kept_versions(range(21), with_options(options, keep_adapters=0), ()) == set(range(21))
+    assert kept_versions([], options, ()) == set()
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
+    """A run that keeps everything."""
+    options = options_of(tiny, tmp_path_factory.mktemp("whole") / "run", keep_adapters=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forage.runs.plots.FIGURES", {})
+        grpo_train.main(options, rewards_of_tokens)
+    return options.run_dir
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_run_without_pruning_keeps_every_adapter_and_compresses_its_episodes(whole):
+    assert versions(whole) == [0, 1, 2, 3, 4, 5, 6]
+    for folder in (whole / "episodes").iterdir():
+        assert [path.name for path in folder.glob("*.jsonl*")] == ["trainer.jsonl.gz"]
+
+
+@pytest.mark.parametrize("killed_in", ["save_checkpoint", "tidy"])
+def test_a_pruned_and_killed_run_ends_as_a_whole_one(whole, tiny, tmp_path, monkeypatch, killed_in):
+    """0, 4 and 6 were evaluated, 5 and 6 are the last two."""
+    options = options_of(tiny, tmp_path / "run")
+    if killed_in == "tidy":
+        monkeypatch.setattr(training, "tidy", lambda options, step: stop() if step == 5 else tidy(options, step))
+    else:
+        real = training.Learner.save
+        monkeypatch.setattr(training.Learner, "save", lambda self, *a: stop() if a[1] == 5 else real(self, *a))
+    with pytest.raises(KeyboardInterrupt):
+        grpo_train.main(options, rewards_of_tokens)
+    monkeypatch.undo()
+    monkeypatch.setattr("forage.runs.plots.FIGURES", {})
+    grpo_train.main(options, rewards_of_tokens)
+    assert versions(options.run_dir) == [0, 4, 5, 6]
+    assert names(options.run_dir / "adapters") == ["v000000", "v000004", "v000005", "v000006"]
+    assert same_run(read_stats(whole), read_stats(options.run_dir))
+    for version in versions(options.run_dir):
+        digests = {weights_digest(adapter_path(run, version)) for run in (whole, options.run_dir)}
+        assert len(digests) == 1
+    assert not list((options.run_dir / "episodes").rglob("*.jsonl"))
+
+
+def test_a_resumed_run_does_not_lose_many_adapters_at_once(whole, tiny, tmp_path):
+    """As one would that an earlier version began."""
+    shutil.copytree(whole, tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace(str(whole), str(tmp_path / "run")))
+    options = options_of(tiny, tmp_path / "run", max_steps=7)
+    with pytest.raises(UserError, match="holds 3 adapters that --keep-adapters 1 would remove; give --keep-adapters 0"):
+        grpo_train.main(options, rewards_of_tokens)
+    assert versions(options.run_dir) == [0, 1, 2, 3, 4, 5, 6]
+    grpo_train.main(with_options(options, keep_adapters=0), rewards_of_tokens)
+    assert versions(options.run_dir) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def stop():
+    raise KeyboardInterrupt
+
+
+def test_a_rollback_goes_to_the_nearest_adapter_that_is_left(whole, tiny, tmp_path):
+    """--rollback-steps was raised after older adapters had been removed."""
+    shutil.copytree(whole, tmp_path / "run")
+    options = options_of(tiny, tmp_path / "run", on_collapse="rollback", rollback_steps=1)
+    tidy(options, 6)
+    assert versions(options.run_dir) == [0, 4, 5, 6]
+    learner = SimpleNamespace(rank=0, loaded=[])
+    learner.load_adapter = learner.loaded.append
+    stats = read_stats(whole)[-1]
+    run = SimpleNamespace(
+        options=with_options(options, rollback_steps=3), step=6, guarded_from=0, rollbacks=0, history=[], digests={}
+    )
+    training.guard(run, learner, replace(stats, notes=["loss is nan"]))
+    assert learner.loaded == [adapter_path(options.run_dir, 4)]
+
+
+class SlowEngine:
+    """The first load takes so long that the trainer publishes a newer adapter and removes this one."""
+
+    def __init__(self, run_dir, error, removes=True):
+        self.run_dir, self.error, self.removes, self.asked = run_dir, error, removes, []
+
+    async def load_adapter(self, name, folder):
+        self.asked.append(name)
+        if len(self.asked) == 1:
+            adapter_path(self.run_dir, 8).mkdir(parents=True)
+            if self.removes:
+                folder.rmdir()
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("gone"), ValueError("no adapter_config.json"), UserError("404")])
+def test_a_worker_takes_the_newest_if_its_adapter_is_removed_while_it_loads(tmp_path, error):
+    run_dir = tmp_path / "run"
+    adapter_path(run_dir, 7).mkdir(parents=True)
+    engine = SlowEngine(run_dir, error)
+    asyncio.run(load_newest(SimpleNamespace(engine=engine, options=None), run_dir))
+    assert engine.asked == ["run-v000007", "run-v000008"]
+
+
+def test_another_failure_to_load_is_told(tmp_path):
+    adapter_path(tmp_path, 7).mkdir(parents=True)
+    engine = SlowEngine(tmp_path, UserError("the server can't load it"), removes=False)
+    with pytest.raises(UserError, match="can't load"):
+        asyncio.run(load_newest(SimpleNamespace(engine=engine, options=None), tmp_path))

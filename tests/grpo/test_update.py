@@ -1,0 +1,118 @@
+"""An update that runs out of memory goes on where it was: no epoch is repeated, whatever the micro-batches become."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from forage.agent.episode import read_episodes
+from forage.errors import UserError
+from forage.grpo.learner import Learner
+from forage.grpo.losses import ScoredBatch, count_totals, loss_terms, policy_loss
+from forage.grpo.update import UpdateContext, prepare, update
+from forage.policy.card import read_policy_card
+from forage.policy.packing import pack, values_like
+from forage.policy.policy import load_policy
+from tests.tiny_training import tiny_options, train
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+LARGE, SMALL = 440, 220
+
+
+@pytest.fixture(scope="module")
+def episodes(tiny, tmp_path_factory):
+    """A real step's, rewarded so that all of them have a gradient."""
+    run_dir = tmp_path_factory.mktemp("episodes") / "run"
+    train(tiny_options(tiny, run_dir, max_steps=1, eval_every=0))
+    played = read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl")
+    return [
+        replace(episode, reward=reward, rewards=dict.fromkeys(episode.rewards, reward))
+        for episode, reward in zip(played, (0.0, 0.1, 0.3, 0.9) * 3, strict=True)
+    ]
+
+
+class Watched(Learner):
+    """A learner that notes what it computes and runs out of memory when told."""
+
+    def __init__(self, tiny, short_in=None):
+        super().__init__(load_policy(read_policy_card(tiny / "policy")))
+        self.short_in, self.updates, self.sizes = short_in, 0, [[]]
+
+    def score(self, batch, temperature):
+        if self.updates == self.short_in and len(self.sizes[-1]) == 1 and batch.tokens > SMALL:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        self.sizes[-1].append(batch.tokens)
+        return super().score(batch, temperature)
+
+    def step(self, learning_rate, max_norm):
+        self.updates += 1
+        self.sizes.append([])
+        return super().step(learning_rate, max_norm)
+
+    def weights_now(self):
+        return {name: weight.detach().clone() for name, weight in self.policy.named_parameters()}
+
+
+def updated(learner, tiny, episodes, budget, epochs):
+    options = tiny_options(tiny, tiny / "unused", token_budget=budget, share_prompts=False, epochs=epochs).update
+    figures = update(learner, prepare(episodes, options), UpdateContext(options, 0.01, 1.0, share_prompts=False))
+    return figures, learner.weights_now()
+
+
+def test_out_of_memory_in_the_second_epoch_repeats_no_update(tiny, episodes, capsys):
+    learner = Watched(tiny, short_in=1)
+    figures, weights = updated(learner, tiny, episodes, LARGE, epochs=2)
+    assert learner.updates == 2
+    assert "out of memory: continuing with micro-batches of 220 tokens" in capsys.readouterr().out
+    assert figures["tokens"] == sum(episode.sampled for episode in episodes)
+    # As near as the packing allows: sums of the same numbers in another order.
+    for budget in (LARGE, SMALL):
+        other_figures, others = updated(Watched(tiny), tiny, episodes, budget, epochs=2)
+        assert figures["ratio_mean"] == pytest.approx(other_figures["ratio_mean"], rel=1e-4)
+        for name, weight in weights.items():
+            assert (weight - others[name]).abs().mean() < 1e-4, name
+
+
+def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny, episodes):
+    """Bit for bit, with another way to keep them: by hand, epoch 1 with 440 tokens, epoch 2 with 220."""
+    learner = Watched(tiny, short_in=1)
+    _, weights = updated(learner, tiny, episodes, LARGE, epochs=2)
+    assert learner.sizes[1][1:] == [batch.tokens for batch in pack(episodes, SMALL)]
+
+    by_hand, totals = Learner(load_policy(read_policy_card(tiny / "policy"))), count_totals(episodes)
+    options = tiny_options(tiny, tiny / "unused").update
+    advantages_N = prepare(episodes, options).advantages_N
+    before = {}  # by episode and position
+    for budget in (LARGE, SMALL):
+        for part in pack(episodes, budget):
+            scores = by_hand.score(part, 1.0)
+            places = list(zip(part.sequence_BT.flatten().tolist(), part.positions_BT.flatten().tolist(), strict=True))
+            if budget == LARGE:
+                sampled = part.sampled_BT.flatten().tolist()
+                values = zip(places, scores.logprobs_BT.flatten().tolist(), sampled, strict=True)
+                before |= {place: value for place, value, counts in values if counts}
+            old_BT = torch.tensor([before.get(place, 0.0) for place in places]).view(part.ids_BT.shape)
+            sampler_BT = values_like(part, [episode.logprobs for episode in episodes])
+            scored = ScoredBatch(part, advantages_N, scores.logprobs_BT, old_BT, sampler_BT)
+            policy_loss(loss_terms(scored, options.loss, totals), options.loss).backward()
+        by_hand.step(0.01, options.optimizer.max_norm)
+    for name, weight in by_hand.policy.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_out_of_memory_in_the_first_epoch_is_as_if_the_smaller_budget_had_been_given(tiny, episodes):
+    _, weights = updated(Watched(tiny, short_in=0), tiny, episodes, LARGE, epochs=3)
+    _, others = updated(Watched(tiny), tiny, episodes, SMALL, epochs=3)
+    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+
+
+def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatch):
+    """Half of the weights may have been changed, so nothing can be repeated; the checkpoint has them all."""
+
+    def short(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    learner = Watched(tiny)
+    monkeypatch.setattr(learner, "step", short)
+    with pytest.raises(UserError, match=r"out of memory in the optimizer.*--sharding"):
+        updated(learner, tiny, episodes, LARGE, epochs=1)

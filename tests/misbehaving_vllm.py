@@ -1,0 +1,146 @@
+"""A real HTTP server on loopback that answers as vLLM does, or fails and lies in the ways it is told to."""
+
+import json
+import math
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+LOGITS = {"token_id:7": 3.0, "token_id:5": 2.0, "token_id:2": 1.0, "token_id:9": 0.0, "token_id:1": -2.0}
+HTML = b"<html><body>Welcome to the proxy</body></html>"
+
+
+def listed(mode, temperature):
+    """The likeliest tokens and what a server says of them; there are no others."""
+    scaled = {token: logit / (1 if mode.startswith("raw") else temperature) for token, logit in LOGITS.items()}
+    total = 0 if mode.endswith("logits") else math.log(sum(map(math.exp, scaled.values())))
+    return {token: logit - total for token, logit in scaled.items()}
+
+
+class Listener(ThreadingHTTPServer):
+    request_queue_size = 64  # the default of 5 overflows in a burst of 40 on a busy machine
+
+    def handle_error(self, request, client_address):
+        """Clients that leave in the middle are what is tested."""
+
+
+class MisbehavingVLLM:
+    """`plan` holds what the next completions do, after which all succeed: a status, or one of
+
+    cut (half a body), hang (nothing for a second), drip (a byte at a time, for ever), html (a proxy's page), redirect,
+    or a dictionary of changes to the choice.
+    """
+
+    def __init__(self):
+        self.adapters, self.plan, self.bodies, self.probes, self.base = [], [], [], [], "policy"
+        self.raced = self.refused = self.ignores_adapters = False
+        self.folders, self.card = {}, {"root": "", "max_model_len": 4096}
+        self.busy, self.loading, self.mode, self.listing = 0, [], "processed_logprobs", None
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_): ...
+
+            def say(self, status, value, **headers):
+                text = value if isinstance(value, bytes) else json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                for name, header in headers.items():
+                    self.send_header(name, header)
+                self.end_headers()
+                self.wfile.write(text)
+
+            def do_GET(self):
+                if fake.busy:
+                    fake.busy -= 1
+                    return self.say(503, {"error": "starting"})
+                if fake.listing is not None:
+                    return self.say(200, fake.listing)
+                base = {"id": fake.base, "parent": None, **fake.card}
+                return self.say(200, {"data": [base, *({"id": a, "parent": fake.base} for a in fake.adapters)]})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/v1/load_lora_adapter":
+                    return self.load(body)
+                if self.path == "/v1/unload_lora_adapter":
+                    fake.adapters.remove(body["lora_name"])
+                    return self.say(200, "ok")
+                if body["logprobs"]:
+                    fake.probes.append(body)
+                    return self.complete(body, {"logprobs": {"top_logprobs": [listed(fake.mode, body["temperature"])]}})
+                if body["prompt"][0] == 11:  # the comparison of an adapter with the base
+                    odd = not fake.ignores_adapters and body["model"] != fake.base
+                    changes = {"token_ids": [5] * 8, "finish_reason": "length"}
+                    return self.complete(body, changes | {"logprobs": {"token_logprobs": [-0.1 - odd] * 8}})
+                fake.bodies.append(body)
+                plan = fake.plan.pop(0) if fake.plan else {}
+                return self.act(plan, body)
+
+            def load(self, body):
+                if fake.loading:
+                    return self.say(fake.loading.pop(0), {"error": {"message": "not now"}})
+                known = body["lora_name"] in fake.adapters
+                if not known and not fake.refused:
+                    fake.adapters.append(body["lora_name"])
+                    fake.folders[body["lora_name"]] = body["lora_path"]
+                if known or fake.raced or fake.refused:  # raced: another worker's request came first
+                    return self.say(400, {"error": {"message": "has already been loaded"}})
+                return self.say(200, "ok")
+
+            def act(self, plan, body):
+                if isinstance(plan, dict):
+                    return self.complete(body, plan)
+                if isinstance(plan, int):
+                    return self.say(plan, {"error": {"message": f"status\n{plan}"}})
+                return getattr(self, plan)()
+
+            def complete(self, body, changes):
+                if body["model"] not in (fake.base, *fake.adapters):
+                    return self.say(404, {"error": {"message": "no such model"}})
+                choice = {"token_ids": [5, 2], "logprobs": {"token_logprobs": [-0.5, -0.25]}, "finish_reason": "stop"}
+                choice |= {"prompt_token_ids": body["prompt"]} | changes
+                return self.say(200, {"choices": [choice]})
+
+            def cut(self):
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b'{"choices"')
+                self.wfile.flush()
+
+            def hang(self):
+                time.sleep(1)
+                self.say(200, {"choices": []})
+
+            def drip(self):
+                self.send_response(200)
+                self.end_headers()
+                while True:  # ends by the error of writing to a client that has left
+                    self.wfile.write(b" ")
+                    time.sleep(0.02)
+
+            def html(self):
+                self.say(200, HTML)
+
+            def redirect(self):
+                self.say(307, b"", Location="http://elsewhere:8100/v1/completions")
+
+        self.handler, self.port = Handler, 0
+        self.start()
+
+    def start(self):
+        self.server = Listener(("127.0.0.1", self.port), self.handler)
+        self.port = self.server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()

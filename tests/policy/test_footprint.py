@@ -1,0 +1,110 @@
+"""Bytes of each stage, counted by hand for a model of two layers; adapters against peft's own."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from forage.policy import footprint as fp
+from forage.policy.footprint import Batch, Lora, training
+from forage.policy.shapes import KNOWN, ModelShape
+
+# hidden 64, MLP 128, 4 heads of 16 with 2 for keys: queries 64, keys 32. Linear layers: 64 x 64 x 2 + 64 x 32 x 2
+# + 64 x 128 x 3 = 36,864 weights a layer. The rest: 2 x 256 x 64 + 5 x 64 = 33,088.
+SMALL = ModelShape(2, 64, 128, 4, 2, 16, 256, False)
+SEVEN = KNOWN["Qwen2.5-7B"]
+
+
+def test_weights():
+    assert SMALL.linear_parameters == 73_728
+    assert SMALL.other_parameters == 33_088
+    assert fp.weight_bytes(SMALL, "bf16") == 2 * (73_728 + 33_088)
+    # half a byte each, a byte of scale for 64, and 4 bytes for 256 of those scales
+    assert fp.weight_bytes(SMALL, "nf4") == 36_864 + 1_152 + 18 + 66_176
+    assert fp.weight_bytes(SMALL, "nf4", fp.SERVED_NF4) == 36_864 + 4_608 + 66_176
+    assert fp.kv_bytes(SMALL) == 2 * 2 * 32 * 2
+    assert fp.kv_bytes(SEVEN) == 56 * 1024
+
+
+@pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj")])
+def test_adapters_are_as_large_as_peft_makes_them(targets):
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    lora = LoraConfig(r=8, target_modules=list(targets) or "all-linear", task_type="CAUSAL_LM")
+    policy = get_peft_model(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), lora)
+    trained = [weight for weight in policy.parameters() if weight.requires_grad]
+    assert {weight.dtype for weight in trained} == {torch.float32}  # as the footprint takes for granted
+    assert Lora(8, targets).parameters(SMALL) == sum(weight.numel() for weight in trained)
+
+
+def test_what_a_layer_keeps_by_hand():
+    # A token: two norms in fp32 512; inputs of q, k, v, gate and up in fp32 1,280, of o 256, of down 512, and 7 x 16
+    # fp32 between A and B 448; query and output 256, sums of 4 heads 16, key and value 128; three of the MLP 768.
+    assert fp.layer_bytes(SMALL, Lora(16), Batch(1, 10)) == 10 * 4_176
+    # Padded: keys and values for all heads, 256 in place of 128, and a mask of 2 rows x 10 x 10 in bf16.
+    assert fp.layer_bytes(SMALL, Lora(16), Batch(2, 10, padded=True)) == 20 * 4_304 + 400
+    # Not adapted, a layer keeps no copy of its input, and nothing between A and B.
+    assert fp.layer_bytes(SMALL, Lora(16, ("q_proj",)), Batch(1, 10)) == 10 * (512 + 256 + 64 + 400 + 768)
+
+
+def test_a_prefix_is_computed_once_but_each_row_has_its_keys():
+    shared, plain = Batch(3, 10, 30), Batch(3, 40, padded=True)
+    assert (shared.computed, plain.computed) == (60, 120)
+    assert fp.layer_bytes(SMALL, Lora(), shared) < fp.layer_bytes(SMALL, Lora(), plain)
+    tokens = 60 * (4_176 - 128)
+    repeated = 3 * 40 * (256 + 128)  # for all heads, and as they are until the forward pass ends
+    assert fp.layer_bytes(SMALL, Lora(), shared) == tokens + repeated + 30 * 128 + 2 * 3 * 10 * 40
+
+
+def test_an_update_holds_its_parts():
+    found = training(SMALL, Lora(), "bf16", Batch(1, 10), checkpointing=False, device="cpu")
+    adapter = 4 * Lora().parameters(SMALL)
+    assert (found.weights, found.adapters, found.gradients) == (213_632, adapter, adapter)
+    assert (found.optimizer, found.context) == (2 * adapter, 0)
+    kept, ends, work = 2 * 10 * 4_176, 10 * 10 * 64, 10 * (8 * 128 + 10 * 64)
+    logits = 16 * 256 * 10  # larger than `work`, so the peak is in the head
+    assert (found.activations, found.logits) == (kept + ends, logits)
+    assert work < logits
+    small_head = ModelShape(2, 64, 128, 4, 2, 16, 32, False)
+    found = training(small_head, Lora(), "bf16", Batch(1, 10), checkpointing=False, device="cpu")
+    assert (found.activations, found.logits) == (kept + ends + work, 0)
+
+
+def test_checkpointing_keeps_a_layers_input_and_one_layer():
+    batch = Batch(4, 1024)
+    kept = training(SEVEN, Lora(), "nf4", batch, checkpointing=False)
+    again = training(SEVEN, Lora(), "nf4", batch, checkpointing=True)
+    layer = fp.layer_bytes(SEVEN, Lora(), batch)
+    inputs = 28 * 4096 * 2 * 3584
+    work = 4096 * (4 * 18944 + 10 * 3584)
+    assert again.activations == inputs + layer + work + 4096 * 10 * 3584
+    assert kept.activations + kept.logits > again.activations + 26 * (layer - inputs / 28)
+
+
+def test_several_processes_share_what_they_hold():
+    one, four = (training(SEVEN, Lora(), "nf4", Batch(1, 64), checkpointing=True, processes=n) for n in (1, 4))
+    assert four.gradients == one.gradients / 4
+    assert four.weights == pytest.approx(one.weights * (1 / 4 + 1 / 28))
+    assert four.activations == one.activations
+
+
+def test_the_batch_that_packing_makes():
+    assert Batch.of(4096, 1024) == Batch(4, 1024, 0, True)
+    assert Batch.of(1024, 1024) == Batch(1, 1024)
+    assert Batch.of(500, 1024) == Batch(1, 1024)  # a longer episode gets a batch of its own
+    assert Batch.of(4096, 1024, 600) == Batch(8, 424, 600, True)
+    assert Batch.of(1024, 1024, 600) == Batch(1, 424, 600)
+    assert Batch.of(1024, 1024, 600).masked
+
+
+def test_sampling():
+    merged = fp.local_sampling(SEVEN, Lora(), "nf4", slots=16, longest=2048, merged=True)
+    beside = fp.local_sampling(SEVEN, Lora(), "nf4", slots=16, longest=2048, merged=False)
+    assert merged.weights == 2 * (SEVEN.parameters + SEVEN.linear_parameters)  # the originals too
+    assert beside.weights == fp.weight_bytes(SEVEN, "nf4")
+    assert merged.kv_cache == beside.kv_cache == 16 * 2049 * 56 * 1024
+    server = fp.serving(SEVEN, Lora(), "bf16", kv_tokens=2048, sequences=4, batched_tokens=2048)
+    assert (server.weights, server.kv_cache) == (2 * SEVEN.parameters, 2048 * 56 * 1024)
+    assert server.adapters == 2 * 2 * Lora().parameters(SEVEN)

@@ -1,0 +1,92 @@
+"""Two folders hold the same base if their weights and configuration say so, whatever they are called."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from forage.errors import UserError
+from forage.policy.card import read_policy_card, write_policy_card
+from forage.policy.identity import architecture, base_digest, folder_of, same_base
+from forage.policy.policy import load_base
+from tests.tiny import make_policy
+
+
+def change_weight(folder, name, place, by):
+    model = LlamaForCausalLM.from_pretrained(folder)
+    model.get_parameter(name).data.view(-1)[place] += by
+    model.save_pretrained(folder)
+
+
+@pytest.fixture
+def copied(tiny_base, tmp_path):
+    return shutil.copytree(tiny_base, tmp_path / "copy")
+
+
+def test_a_copy_a_link_shards_and_another_type_are_the_same(tiny_base, copied, tmp_path):
+    (tmp_path / "link").symlink_to(tiny_base)
+    LlamaForCausalLM.from_pretrained(tiny_base).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    LlamaForCausalLM.from_pretrained(tiny_base).bfloat16().save_pretrained(tmp_path / "bf16")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    for folder in (copied, tmp_path / "link", tmp_path / "shards", tmp_path / "bf16"):
+        assert same_base(str(folder), str(tiny_base))
+        assert base_digest(folder) == base_digest(tiny_base)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight",
+     "model.norm.weight", "lm_head.weight"],
+)  # fmt: skip
+def test_other_weights_are_noticed_in_any_tensor(tiny_base, copied, weight):
+    change_weight(copied, weight, 0, 0.5)
+    assert not same_base(str(copied), str(tiny_base))
+
+
+@pytest.mark.parametrize("change", [{"rope_parameters": {"rope_theta": 7.0}}, {"rms_norm_eps": 0.1}, {"sliding": 1}])
+def test_another_configuration_of_the_same_weights_is_another_base(tiny_base, copied, change):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | change))
+    assert not same_base(str(copied), str(tiny_base))
+
+
+def test_what_saving_again_may_change_is_left_out():
+    config = {"dtype": "float32", "transformers_version": "5", "inner": {"torch_dtype": "float16", "heads": 4}}
+    assert architecture(config) == {"inner": {"heads": 4}}
+
+
+def test_what_is_not_here_is_never_the_same_but_for_its_name(tiny_base):
+    assert folder_of("someone/model") is None
+    assert folder_of("/no/such/folder") is None
+    assert not same_base("someone/model", str(tiny_base))
+    assert not same_base(str(tiny_base), "someone/model")
+    assert same_base("someone/model", "someone/model")
+    assert same_base(str(tiny_base), "someone/model", base_digest(tiny_base))  # known by its digest
+
+
+def test_a_policys_base_that_was_changed_in_place_is_not_loaded(tiny_base, copied, tmp_path):
+    make_policy(tmp_path / "policy", copied)
+    card = read_policy_card(tmp_path / "policy")
+    write_policy_card(replace(card, full_base_digest=base_digest(copied)), tmp_path / "policy")
+    load_base(read_policy_card(tmp_path / "policy"))
+    change_weight(copied, "model.norm.weight", 3, 0.5)
+    with pytest.raises(UserError, match=r"has other weights than when .*policy was made from it; put those back"):
+        load_base(read_policy_card(tmp_path / "policy"))
+
+
+def test_a_base_that_was_moved_is_found_once_the_card_names_its_place(tiny_base, copied, tmp_path):
+    make_policy(tmp_path / "policy", copied)
+    card = read_policy_card(tmp_path / "policy")
+    write_policy_card(replace(card, full_base_digest=base_digest(copied)), tmp_path / "policy")
+    moved = copied.rename(tmp_path / "moved")
+    path = tmp_path / "policy" / "model.json"
+    with pytest.raises(UserError, match="which is gone; put it back, or write its new place there"):
+        read_policy_card(tmp_path / "policy")
+    path.write_text(path.read_text().replace(str(copied), str(moved)))  # as the error says
+    assert torch.equal(
+        load_base(read_policy_card(tmp_path / "policy")).lm_head.weight,
+        LlamaForCausalLM.from_pretrained(tiny_base).lm_head.weight,
+    )

@@ -1,0 +1,95 @@
+"""Defaults for the GPU of this process: filled in only where they were left out, and only on a GPU."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from forage.optimizer import MemoryOptions
+from forage.policy import room
+from forage.policy.adapters import newest_adapter
+from forage.policy.card import PolicyCard
+from forage.policy.footprint import CONTEXT, GIB, Lora
+from forage.policy.memory import RESERVE, Work
+from forage.policy.room import filled_in, fitted, lora_of
+from forage.policy.shapes import KNOWN, shape_of
+from tests.tiny import make_base, make_policy
+
+SEVEN = KNOWN["Qwen2.5-7B"]
+LEFT_OUT = MemoryOptions()
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8, "target_modules": ["q_proj", "v_proj"]}))
+    return tmp_path
+
+
+def card(folder, base="Qwen/Qwen2.5-7B-Instruct", dtype="bfloat16"):
+    return PolicyCard(folder, base, base, True, dtype)
+
+
+def with_gpu(monkeypatch, free):
+    """A stand-in for a GPU of 24 GiB, of which so many are free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIB, 24 * GIB))
+
+
+def test_a_cpu_changes_nothing(adapter):
+    assert not torch.cuda.is_available()
+    assert fitted(LEFT_OUT, card(adapter), adapter, 2048, plays=False) is LEFT_OUT
+
+
+def test_a_gpu_fills_in_what_was_left_out(adapter, monkeypatch, capsys):
+    with_gpu(monkeypatch, 23)
+    found = fitted(LEFT_OUT, card(adapter), adapter, 2048, plays=False)
+    assert found.token_budget >= 2048
+    assert found.gradient_checkpointing is not None
+    assert "memory: micro-batches of" in capsys.readouterr().out
+    given = MemoryOptions(3000, True)
+    assert fitted(given, card(adapter), adapter, 2048, plays=False) is given
+
+
+def test_a_server_on_the_card_and_an_engine_in_the_process_take_their_part(adapter, monkeypatch):
+    with_gpu(monkeypatch, 23)
+    alone = fitted(MemoryOptions(gradient_checkpointing=True), card(adapter), adapter, 2048, plays=False)
+    plays = fitted(MemoryOptions(gradient_checkpointing=True), card(adapter), adapter, 2048, plays=True)
+    with_gpu(monkeypatch, 10)
+    beside = fitted(MemoryOptions(gradient_checkpointing=True), card(adapter), adapter, 2048, plays=False)
+    assert alone.token_budget > max(plays.token_budget, beside.token_budget)
+
+
+def test_what_is_free(monkeypatch):
+    with_gpu(monkeypatch, 12)
+    assert room.free_bytes() == 12 * GIB + CONTEXT - RESERVE * 24 * GIB
+
+
+def test_too_little_room_gives_the_smallest_and_says_so(capsys):
+    found = filled_in(LEFT_OUT, SEVEN, Work(), 3 * GIB)
+    assert found == MemoryOptions(2048, True)
+    assert "may not fit into 3.0 GiB" in capsys.readouterr().out
+    assert filled_in(MemoryOptions(gradient_checkpointing=False), SEVEN, Work(), 3 * GIB) == MemoryOptions(2048, False)
+
+
+def test_a_model_that_cannot_be_planned_keeps_todays_defaults(adapter, monkeypatch, tmp_path, capsys):
+    with_gpu(monkeypatch, 23)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    assert fitted(LEFT_OUT, card(adapter, str(tmp_path)), adapter, 2048, plays=False) is LEFT_OUT
+    assert "is a mixtral model" in capsys.readouterr().out
+    assert fitted(LEFT_OUT, card(adapter, dtype="float32"), adapter, 2048, plays=False) is LEFT_OUT  # planned for bf16
+
+
+def test_a_real_adapter_has_its_size(tmp_path):
+    policy = make_policy(tmp_path / "policy", make_base(tmp_path / "base"))
+    folder = newest_adapter(policy)
+    with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+        size = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    assert lora_of(folder).parameters(shape_of(str(tmp_path / "base"))) == size
+
+
+def test_the_adapter_is_read(adapter):
+    assert lora_of(adapter).rank == 8
+    assert set(lora_of(adapter).targets) == {"q_proj", "v_proj"}
+    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4, "target_modules": "all-linear"}))
+    assert lora_of(adapter) == Lora(4)

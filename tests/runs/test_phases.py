@@ -1,0 +1,79 @@
+"""Stopwatches by name, by hand."""
+
+import asyncio
+
+import pytest
+
+from forage.runs.phases import Phases
+from tests.factories import Clock
+
+
+def test_phases_by_hand():
+    clock = Clock()
+    phases = Phases(clock)
+    assert phases.now() is None
+    with phases("rollout"):
+        clock.seconds = 2
+        with phases("search"):
+            clock.seconds = 5
+            assert phases.now() == ("search", 3)
+        assert phases.now() == ("rollout", 5)
+        clock.seconds = 10
+    with phases("search"):
+        clock.seconds = 11
+    clock.seconds = 20
+    assert phases.take() == {"rollout": 10, "search": 4}
+    assert phases.take() == {}
+
+
+def test_a_name_that_runs_twice_at_once_counts_once():
+    clock = Clock()
+    phases = Phases(clock)
+    outer, inner = phases("search"), phases("search")
+    outer.__enter__()
+    clock.seconds = 2
+    inner.__enter__()
+    clock.seconds = 5
+    outer.__exit__(None, None, None)  # not in the order of their beginning, as asyncio's tasks end
+    clock.seconds = 7
+    inner.__exit__(None, None, None)
+    assert phases.take() == {"search": 7}
+
+
+def test_asyncio_tasks_share_a_stop_watch():
+    clock = Clock()
+    phases = Phases(clock)
+
+    async def one(name, until):
+        with phases(name):
+            while clock.seconds < until:
+                await asyncio.sleep(0)
+
+    async def all_of_them():
+        tasks = [asyncio.create_task(one(*args)) for args in (("a", 3), ("a", 5), ("b", 4))]
+        for second in range(1, 6):
+            await asyncio.sleep(0)
+            clock.seconds = second
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(all_of_them())
+    assert phases.take() == {"a": 5, "b": 4}
+
+
+def test_what_still_runs_is_taken_up_to_now_and_an_error_stops_the_watch():
+    clock = Clock()
+    phases = Phases(clock)
+
+    def breaks():
+        with phases("step"):
+            clock.seconds = 4
+            assert phases.take() == {"step": 4}
+            clock.seconds = 6
+            assert phases.now() == ("step", 6)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        breaks()
+    assert phases.take() == {"step": 2}
+    assert phases.now() is None

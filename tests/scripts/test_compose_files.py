@@ -1,0 +1,89 @@
+"""The compose files, read without Docker: which service gets which settings, and that no service gets another's key."""
+
+import os
+import re
+import subprocess
+
+import pytest
+import yaml
+
+from tests import ROOT
+
+# The services that use each key.
+KEYS = {"VLLM_API_KEY": {"vllm", "rollout"}, "HF_TOKEN": {"prepare"}, "WANDB_API_KEY": {"train"}}
+FILES = (["docker-compose.yml"], ["docker-compose.yml", "docker-compose.cpu.yml"])
+
+
+class Loader(yaml.SafeLoader):
+    """YAML with Compose's tag `!reset`, which empties what an earlier file says."""
+
+
+Loader.add_constructor("!reset", lambda loader, node: None)
+
+
+def services_of(files):
+    """Each service's settings; a later file adds to an earlier one."""
+    services = {}
+    for file in files:
+        for name, service in yaml.load((ROOT / file).read_text(), Loader)["services"].items():
+            before = services.setdefault(name, {})
+            both = {**(before.get("environment") or {}), **(service.get("environment") or {})}
+            services[name] = {**before, **service, "environment": both}
+    return services
+
+
+def resolved(environment, settings):
+    """What a container sees, by Compose's rules: `NAME:` passes NAME on if it is set; ${NAME:-default} is replaced."""
+    seen = {}
+    for name, value in environment.items():
+        if value is not None:
+            seen[name] = re.sub(r"\$\{(\w+)(?::[-?]([^}]*))?\}", lambda m: settings.get(m[1]) or m[2] or "", str(value))
+        elif name in settings:
+            seen[name] = settings[name]
+    return seen
+
+
+def settings_of_the_example():
+    lines = re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    return {name: f"own-{name.lower()}" for name in lines}
+
+
+@pytest.mark.parametrize("files", FILES, ids=["GPU", "CPU"])
+def test_no_service_gets_a_key_that_it_does_not_use(files):
+    settings, services = settings_of_the_example(), services_of(files)
+    assert settings.keys() >= KEYS.keys()
+    assert set(services) == {"prepare", "vllm", "rollout", "train", "tensorboard", "chroma"}
+    for name, service in services.items():
+        assert "env_file" not in service  # it would hand over all of .env
+        seen = resolved(service["environment"], settings)
+        for key, users in KEYS.items():
+            has = settings[key] in str(seen) + str(service.get("command")) + str(service.get("entrypoint"))
+            assert has == (name in users), f"{name}: {key}"
+
+
+@pytest.mark.parametrize("service", ["prepare", "rollout", "train"])
+def test_every_setting_reaches_the_services_as_it_reaches_terminals(service, tmp_path):
+    """scripts/stack.sh in a container, which has no .env, prints the commands that it prints beside one."""
+    settings = {name: value for name, value in settings_of_the_example().items() if name not in KEYS}
+    settings |= {"VLLM_URLS": "http://one:1 http://two:2", "TRAIN_PROCESSES": "2"}
+    (tmp_path / "env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    inside = resolved(services_of(FILES[0])[service]["environment"], settings)
+    shown = commands({"ENV_FILE": str(tmp_path / "none")} | inside)
+    in_terminals = commands({"ENV_FILE": str(tmp_path / "env")})
+    assert shown[service] == in_terminals[service]
+
+
+def test_settings_that_are_not_set_stay_at_their_defaults(tmp_path):
+    inside = resolved(services_of(FILES[0])["train"]["environment"], {"VLLM_API_KEY": "x"})
+    assert inside == {"CUDA_VISIBLE_DEVICES": "1", "WANDB_API_KEY": ""}
+
+
+def commands(environment):
+    """What `stack.sh show` prints for each service."""
+    plain = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    done = subprocess.run(
+        ["bash", ROOT / "scripts" / "stack.sh", "show"], capture_output=True, text=True, check=True,
+        env=plain | {"DEVICE": "cuda"} | environment,
+    )  # fmt: skip
+    parts = re.split(r"\n# pane: (\w+)\n", done.stdout)
+    return {"prepare": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}

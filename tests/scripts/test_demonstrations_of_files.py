@@ -1,0 +1,157 @@
+"""--demonstrations of sft_train.py and grpo_train.py: nothing held out, malformed or foreign is learnt from."""
+
+from dataclasses import replace
+
+import pytest
+
+import grpo_train
+import sft_train
+from forage.agent.episode import append_episodes, read_episodes
+from forage.agent.options import AgentSettings, SearchOptions, write_agent
+from forage.agent.protocol import Protocol
+from forage.data.records import read_questions
+from forage.engines.options import EngineOptions
+from forage.errors import UserError
+from forage.evaluation import expert
+from forage.files import write_jsonl
+from forage.grpo.options import GuidanceOptions, TrainOptions
+from forage.rollout.options import RolloutOptions
+from forage.sft.options import SFTOptions
+from tests.options import with_options
+from tests.tiny import make_tokenizer, rewards_of_tokens, teach
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+@pytest.fixture(scope="module")
+def taught(tiny):
+    """The teacher's episodes, by question: q0 to q5 are trained on, q6 and q7 held out."""
+    questions = [q for name in ("train", "eval") for q in read_questions(tiny / "data" / f"{name}.jsonl")]
+    episodes = {episode.question_id: episode for episode in teach(tiny, questions)}
+    assert list(episodes) == [f"q{n}" for n in range(8)]
+    return episodes
+
+
+def imitate(tiny, folder, episodes, **more):
+    """The demonstrations that sft_train.py learns from, of a file of episodes."""
+    append_episodes(folder / "given.jsonl", episodes)
+    options = SFTOptions(
+        data=tiny / "data", policy=tiny / "policy", output_dir=folder / "warm", num_demonstrations=0,
+        demonstrations=(folder / "given.jsonl",), max_steps=2, eval_every=2, batch_size=2, eval_questions=0,
+        eval_share=0.3,
+    )  # fmt: skip
+    sft_train.main(with_options(options, **{"learning_rate": 2e-2, "mode": "sparse"} | more))
+    return [episode.id for episode in read_episodes(folder / "warm" / "demonstrations.jsonl")]
+
+
+def guide(tiny, folder, episodes, **more):
+    """A step of grpo_train.py with a file of episodes."""
+    append_episodes(folder / "given.jsonl", episodes)
+    guided = GuidanceOptions(folder / "given.jsonl", **more)
+    grpo_train.main(one_step(tiny, tiny / "data", folder / "run", guided), rewards_of_tokens)
+
+
+def one_step(tiny, data, run_dir, guided):
+    rollout = RolloutOptions(
+        data=data, policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=2, num_rollouts=2,
+        search=SearchOptions(mode="sparse", max_turn_tokens=12, max_turns=2),
+    )  # fmt: skip
+    return TrainOptions(rollout, guidance=guided, run_dir=run_dir, max_steps=1, eval_every=0)
+
+
+LEARN = pytest.mark.parametrize("learn", [imitate, guide])
+
+
+@LEARN
+def test_held_out_questions_are_refused(tiny, taught, tmp_path, learn):
+    with pytest.raises(UserError, match=r"given.jsonl: 2 of its 4 episodes answer questions of eval.jsonl, such as q6"):
+        learn(tiny, tmp_path, [taught[name] for name in ("q0", "q1", "q6", "q7")])
+    assert not (tmp_path / "warm" / "demonstrations.jsonl").exists()
+
+
+@LEARN
+def test_held_out_questions_are_refused_under_any_id(tiny, taught, tmp_path, learn):
+    """As in a file that was made from another data set: the words of the prompt tell."""
+    renamed = replace(taught["q6"], id="b1/0", question_id="b1")
+    with pytest.raises(UserError, match=r"given.jsonl: 1 of its 3 episodes answer questions of eval.jsonl, such as b1"):
+        learn(tiny, tmp_path, [taught["q0"], taught["q1"], renamed])
+
+
+def test_the_advice_leaves_held_out_questions_out(tiny, taught, tmp_path):
+    append_episodes(tmp_path / "all.jsonl", taught.values())
+    chosen = (tmp_path / "all.jsonl",), tiny / "data", tiny / "policy", tmp_path / "best.jsonl"
+    expert.main(expert.Options(*chosen, by="token_f1", min_score=0.0))
+    learnt = imitate(tiny, tmp_path, list(read_episodes(tmp_path / "best.jsonl")))
+    assert learnt == [f"q{n}/0" for n in range(6)]
+
+
+def test_malformed_episodes_are_left_out_and_counted(tiny, taught, tmp_path, capsys):
+    good = [taught[f"q{n}"] for n in range(4)]
+    turns = tuple(replace(turn, faults=("bad_json",)) for turn in taught["q4"].turns)
+    bad = [replace(taught["q4"], turns=turns), replace(taught["q5"], stop="turns")]
+    assert imitate(tiny, tmp_path, [*good, *bad]) == [f"q{n}/0" for n in range(4)]
+    printed = capsys.readouterr().out
+    assert "given.jsonl: left out 2 malformed episodes (1 with bad_json, 1 ended by turns); --keep-malformed" in printed
+    kept = imitate(tiny, tmp_path / "all", [*good, *bad], keep_malformed=True)
+    assert kept == [f"q{n}/0" for n in range(6)]
+    with pytest.raises(UserError, match=r"all of its episodes are malformed \(1 with bad_json, 1 ended by turns\)"):
+        imitate(tiny, tmp_path / "none", bad)
+
+
+def test_questions_of_neither_split_are_learnt_from_and_told(tiny, taught, tmp_path, capsys):
+    protocol = Protocol(make_tokenizer(), 64)
+    stranger = replace(read_questions(tiny / "data" / "train.jsonl")[5], id="s1", question="What else mends disease 5?")
+    [episode] = teach(tiny, [stranger], protocol=protocol)
+    assert imitate(tiny, tmp_path, [taught["q0"], taught["q1"], taught["q2"], episode])[-1] == "s1/0"
+    told = "the questions of 1 episodes, such as s1, are in neither train.jsonl nor eval.jsonl"
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"ids": (511, 512)}, "has token ids that this policy's tokenizer lacks"),
+        ({"ids": (5, 6)}, "says something else in this policy's tokens"),
+        ({"ids": (5, 6), "transcript": ""}, "does not begin with this policy's prompt"),
+    ],
+)
+def test_episodes_of_another_tokenizer_are_refused(tiny, taught, tmp_path, change, says):
+    wrong = replace(taught["q1"], mask=(0, 0), logprobs=(0.0, 0.0), turns=(), **change)
+    with pytest.raises(UserError, match=rf"given.jsonl: episode q1/0 {says}"):
+        imitate(tiny, tmp_path, [taught["q0"], wrong])
+
+
+def test_a_mask_outside_the_turns_is_refused(tiny, taught, tmp_path):
+    episode = taught["q1"]
+    assert 0 in episode.mask[episode.turns[0].end :]  # the search's result
+    with pytest.raises(UserError, match=r"episode q1/0 marks tokens outside its turns as the policy's own"):
+        imitate(tiny, tmp_path, [taught["q0"], replace(episode, mask=(1,) * len(episode.ids))])
+
+
+def test_episodes_of_other_settings_are_refused_and_the_advice_works(tiny, taught, tmp_path):
+    wide = teach(tiny, read_questions(tiny / "data" / "train.jsonl"), AgentSettings(mode="sparse", k=5))
+    with pytest.raises(UserError, match=r"episode q0/0 needs --k 5, not 3; give that, or play it again"):
+        imitate(tiny, tmp_path, wide)
+    assert len(imitate(tiny, tmp_path / "more", wide, k=5)) == 6
+
+
+def test_the_agents_settings_beside_a_file_count(tiny, taught, tmp_path):
+    """A run folder says how its episodes were played, also where the episodes themselves can't show it."""
+    write_agent(AgentSettings(mode="sparse", passage_tokens=32), tmp_path)
+    with pytest.raises(UserError, match=r"its episodes were played with --passage-tokens 32, not 64; give that, or"):
+        imitate(tiny, tmp_path, list(taught.values())[:4])
+
+
+def test_a_question_on_both_sides_of_the_split_is_refused(tiny, tmp_path):
+    """By its words: collections have their own ids on each side."""
+    train_, held_out = (read_questions(tiny / "data" / f"{name}.jsonl") for name in ("train", "eval"))
+    data = tmp_path / "data"
+    write_jsonl(data / "train.jsonl", [*train_, replace(held_out[0], id="t9", question="what mends Disease 6")])
+    write_jsonl(data / "eval.jsonl", held_out)
+    (data / "store").symlink_to(tiny / "data" / "store")
+    says = r"1 questions of train.jsonl are in eval.jsonl too, such as t9 \('what mends Disease 6'\); make the data"
+    with pytest.raises(UserError, match=says):
+        sft_train.main(SFTOptions(data=data, policy=tiny / "policy", output_dir=tmp_path / "warm"))
+    options = one_step(tiny, data, tmp_path / "run", GuidanceOptions())
+    with pytest.raises(UserError, match=says):
+        grpo_train.main(options, rewards_of_tokens)

@@ -1,0 +1,32 @@
+"""Text from elsewhere, by hand: what files can hold, and what terminals are shown."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forage.text import encodable, encodable_values, one_line, printable
+
+
+def test_halves_of_emoji_become_question_marks():
+    assert encodable("toe \ud83d pain \U0001f9b6") == "toe ? pain \U0001f9b6"
+    assert encodable_values({"\ud800": ["a", {"b": "\udfff", "c": 1.5}], "d": None}) == {
+        "?": ["a", {"b": "?", "c": 1.5}], "d": None,
+    }  # fmt: skip
+
+
+def test_escape_sequences_are_shown_not_sent():
+    assert printable("\x1b[2J\x9b\x07a\tb\nc") == "\\x1b[2J\\x9b\\x07a\tb\nc"
+    assert printable("\u202eabc\u2069") == "\\u202eabc\\u2069"
+    assert one_line("a\nb\r\nc\u2028d") == "a b c d"
+
+
+def test_letters_of_every_script_stay():
+    for text in ("Müller, 3 µg", "می\u200cخواهم", "क्\u200dष", "👩\u200d⚕️", "e\u0301", "[red] <b> $x$"):
+        assert encodable(text) == printable(text) == text
+
+
+@given(st.text())
+def test_whatever_comes_can_be_written_and_is_calm(text):
+    encodable(text).encode()
+    printable(text).encode()
+    assert "\x1b" not in printable(text)
+    assert printable(printable(text)) == printable(text)
