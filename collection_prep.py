@@ -68,14 +68,15 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
+    collection = read(options)
     with filling_folder(options.output_dir, "qrels", "rewriter"):
-        prepare(options)
+        write(collection, options)
 
 
-def prepare(options: Options) -> None:
+def write(collection: Collection, options: Options) -> None:
+    """Write the data folder."""
     from forage.store.document_store import DocumentStore
 
-    collection = read(options)
     for problem in collection.problems[:20]:
         print(one_line(problem))
     out = options.output_dir

@@ -23,7 +23,7 @@ from forage.data.chunking import chunk_ids_by_document
 from forage.data.options import DatasetOptions
 from forage.data.records import Document, Question
 from forage.data.relevance import make_questions, split_by_document
-from forage.data.rewriter_data import export_rewriter_data, import_rewriter_data
+from forage.data.rewriter_data import RewriterData, export_rewriter_data, import_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
@@ -70,19 +70,21 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
-    with filling_folder(options.output_dir, "rewriter"):
-        prepare(options)
-
-
-def prepare(options: Options) -> None:
-    """Write the output folder, eval.jsonl last."""
     if Path(options.dataset.dataset_name).is_dir():
         prepare_rewriter_folder(Path(options.dataset.dataset_name), options)
         return
-    from forage.data.corpus import load_corpus, manifest_rows
-    from forage.store.document_store import DocumentStore
+    from forage.data.corpus import load_corpus
 
     corpus = load_corpus(options.dataset)
+    with filling_folder(options.output_dir, "rewriter"):
+        write_corpus(corpus, options)
+
+
+def write_corpus(corpus: Corpus, options: Options) -> None:
+    """Write the output folder, eval.jsonl last."""
+    from forage.data.corpus import manifest_rows
+    from forage.store.document_store import DocumentStore
+
     library = corpus.library
     write_jsonl(options.output_dir / "documents.jsonl", library.documents)
     write_jsonl(options.output_dir / "manifest.jsonl", manifest_rows(corpus))
@@ -126,9 +128,14 @@ def write_questions(
 
 def prepare_rewriter_folder(folder: Path, options: Options) -> None:
     """Prepare a folder of train.jsonl (its queries are the questions) and pubmed_corpus.json (the documents)."""
+    data = import_rewriter_data(folder / "train.jsonl", folder / "pubmed_corpus.json")
+    with filling_folder(options.output_dir, "rewriter"):
+        write_rewriter_data(data, folder, options)
+
+
+def write_rewriter_data(data: RewriterData, folder: Path, options: Options) -> None:
     from forage.store.document_store import DocumentStore
 
-    data = import_rewriter_data(folder / "train.jsonl", folder / "pubmed_corpus.json")
     for problem in data.problems[:20]:
         print(one_line(problem))
     store = DocumentStore.build(options.output_dir / "store", data.documents, options.store)

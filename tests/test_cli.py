@@ -1,5 +1,7 @@
 """A YAML file's options stand where --config stood, and the command line goes before."""
 
+import os
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Literal
 import pytest
 import tyro
 
-from forage.cli import Flag, flags_of, help_text, refuse_old_names, run, with_config
+from forage.cli import Flag, flags_of, help_text, refuse_old_names, run, run_script, with_config
 from forage.errors import UserError
 from forage.sft.options import SFTOptions
 from tests.here import run_here
@@ -124,6 +126,30 @@ def test_a_flag_of_an_earlier_version_is_answered_with_its_new_name():
     with pytest.raises(UserError, match="--at-once is now --concurrency"):
         refuse_old_names(["--k", "3", "--at_once=4"], {"--at-once": "--concurrency"})
     refuse_old_names(["--k", "3"], {"--at-once": "--concurrency"})
+
+
+def test_sigterm_stops_a_script_as_ctrl_c_does(monkeypatch, capsys):
+    """What the script holds is let go, and the status is the one a shell gives to a process ended by SIGTERM."""
+    before, left = signal.getsignal(signal.SIGTERM), []
+
+    @dataclass
+    class Options:
+        steps: int = 1
+
+    def main(options: Options) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            left.append(signal.getsignal(signal.SIGTERM))
+
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    main.__annotations__["options"] = Options
+    with pytest.raises(SystemExit) as stopped:
+        run_script(main)
+    assert stopped.value.code == 143
+    assert capsys.readouterr().err == "stopped; re-run the same command to resume\n"
+    assert left == [signal.SIG_DFL]  # a second one ends it at once
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -375,7 +376,7 @@ def wait_until_stopped(started):
 def test_of_two_starts_one_gets_a_line_and_nothing_is_damaged(ground, undisturbed, name):
     _, arena, scripts = ground
     script, (whole, changes, _) = scripts[name], undisturbed(name)
-    first = script.start(script.fresh(arena), {changes // 2: signal.SIGSTOP})
+    first = script.start(script.fresh(arena), {changes * 9 // 10: signal.SIGSTOP})
     wait_until_stopped(first)
     second = script.start(arena)
     assert second.wait() == 1, second.said[-3000:]
@@ -384,3 +385,121 @@ def test_of_two_starts_one_gets_a_line_and_nothing_is_damaged(ground, undisturbe
     os.kill(first.pid, signal.SIGCONT)
     assert first.wait() == 0, first.said[-3000:]
     assert differences(whole, script.look(arena)) == []
+
+
+# Several processes
+
+
+class Service:
+    """A trainer and the worker that plays for it, both on one run folder."""
+
+    def __init__(self, given, arena):
+        shared = ("--data", given / "data", "--policy", given / "policy", "--run-dir", arena / "run")
+        play = ("--engine", "local", "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size",
+                "3", "--num-rollouts", "4", "--worker", "a", "--poll", "0.05", "--concurrency", "1")  # fmt: skip
+        module = ("-m", "tests.tiny_training")
+        self.arena, self.commands = arena, {
+            "trainer": (*module, "train", *shared, *TINY, "--max-steps", "3", "--rollouts", "service"),
+            "worker": (*module, "play", *shared, "--follow", *play),
+        }  # fmt: skip
+
+    def run(self, signals):
+        """Start both, start again whichever dies of its signal, and wait for the end; the number of changes of each."""
+        running = {name: start(command, self.arena, signals.get(name)) for name, command in self.commands.items()}
+        waiting = dict(signals)
+        while waiting:  # one may have to start again before the other makes the change at which it dies
+            for name in [name for name in waiting if running[name].process.exitcode is not None]:
+                self.check_stopped(running[name], waiting.pop(name))
+                running[name] = start(self.commands[name], self.arena)
+            time.sleep(0.01)
+        for started in running.values():
+            assert started.wait() == 0, started.said[-3000:]
+        return {name: started.changes for name, started in running.items()}
+
+    def check_stopped(self, started, signals):
+        [sent] = signals.values()
+        if sent == signal.SIGKILL:
+            assert started.wait() == -sent, started.said[-3000:]
+        else:
+            assert started.wait() == 128 + sent, started.said[-3000:]
+            assert started.said.splitlines()[-1] == "stopped; re-run the same command to resume"
+
+    def contents(self):
+        """Without claims, which tell who played when."""
+        return {name: value for name, value in contents(self.arena).items() if "/claims/" not in name}
+
+
+@pytest.fixture(scope="module")
+def service_undisturbed(ground):
+    """(contents, each process's number of changes)"""
+    given, arena, scripts = ground
+    service = Service(given, arena)
+    scripts["grpo"].fresh(arena)
+    changes = service.run({})
+    return service.contents(), changes
+
+
+def outline(found):
+    """What a killed worker can't change: which files there are, how much was played, and the first step's tokens.
+
+    A question that is played beside others than before has log-probabilities that differ in their last bits, and so
+    have the adapters learnt from them.
+    """
+    return {name: outline_of(name, value) for name, value in found.items()}
+
+
+def outline_of(name, value):
+    if "episodes/000000" in name:
+        return {row["id"]: row["ids"] for row in value}
+    if "training_stats" in name:
+        [stats] = value
+        return stats["step"], stats["groups"]["total"], stats["episodes"]["count"], stats["episodes"]["stale"]
+    return "there"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("trainer",), ("worker",), ("trainer", "worker")])
+def test_a_killed_trainer_or_worker_of_a_service_is_started_again(ground, service_undisturbed, names):
+    given, arena, scripts = ground
+    service, draw, (whole, changes) = Service(given, arena), random.Random(17), service_undisturbed
+    for sent in (signal.SIGKILL, signal.SIGTERM):
+        scripts["grpo"].fresh(arena)
+        service.run({name: {draw.randint(1, changes[name] * 3 // 4): sent} for name in names})
+        found = service.contents()
+        if "worker" in names:
+            assert differences(outline(whole), outline(found)) == [], sent
+        else:
+            assert differences(whole, found) == [], sent
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def start_ranks(command, arena, signals=None):
+    """Two trainers as torchrun starts them, in one process group; the first gets the signals."""
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    lead = start(command, arena, signals, shared | {"RANK": "0", "LOCAL_RANK": "0"}, group=0)
+    while os.getpgid(lead.pid) != lead.pid:
+        time.sleep(0.01)
+    return lead, start(command, arena, None, shared | {"RANK": "1", "LOCAL_RANK": "1"}, group=lead.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["fsdp2", "zero3"])
+def test_a_killed_process_group_comes_to_the_end_of_an_undisturbed_one(ground, sharding):
+    _, arena, scripts = ground
+    script = scripts["grpo"]
+    command = (*script.command, "--sharding", sharding)
+    script.fresh(arena)
+    ranks = start_ranks(command, arena)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].said[-3000:]
+    whole, changes = contents(arena), ranks[0].changes
+    script.fresh(arena)
+    died = start_ranks(command, arena, {random.Random(17).randint(changes // 4, changes): "group"})
+    assert [rank.wait() for rank in died] == [-signal.SIGKILL] * 2
+    ranks = start_ranks(command, arena)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].said[-3000:]
+    assert differences(whole, contents(arena)) == []
