@@ -20,7 +20,7 @@ from forage.sole_writer import clear_half_written
 def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
     """Lock a run folder for this process. When an existing run is resumed, only `free` options may change."""
     make_folder(folder)
-    with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir"):
+    with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir", remove=True):
         refuse_without_options(folder)
         for part in ("", "plans", "episodes", "sample"):
             clear_half_written(folder / part)
