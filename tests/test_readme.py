@@ -292,6 +292,14 @@ def test_every_function_beside_an_equation_is_there():
     assert not [name for name in named if f"def {name}(" not in text]
 
 
+def test_every_guarantee_names_a_test_that_exists():
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "guarantees.md").read_text())
+    assert len(named) > 30
+    for path, test in named:
+        text = (ROOT / "tests" / path).read_text()
+        assert f"def {test or 'test_'}" in text, f"{path}::{test}"
+
+
 def test_every_benchmark_is_on_its_page():
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     modules = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()}
