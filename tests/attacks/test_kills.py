@@ -1,5 +1,6 @@
 """Every script, killed at moments chosen at random and started again, comes to the end of an undisturbed run."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -44,9 +45,11 @@ def content(path, without):
         return "empty folder"
     if path.suffix in DRAWN or path.name.endswith(".lock"):
         return "there"
-    if path.suffix not in (".json", ".jsonl"):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    kind = Path(path.name.removesuffix(".gz")).suffix
+    if kind not in (".json", ".jsonl"):
+        return hashlib.sha256(data).hexdigest()
+    texts = data.decode().splitlines() if kind == ".jsonl" else [data.decode()]
     try:
         rows = [stripped(json.loads(text), without) for text in texts]
     except json.JSONDecodeError as error:
