@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from forage.agent.episode import read_episodes
+from forage.agent.episode_files import episode_files
 from forage.errors import UserError
 from forage.grpo.players import plan_step
 from forage.grpo.provenance import check_adapter, check_sampled
@@ -86,7 +87,7 @@ def check_episodes(run: Run) -> None:
     """
     run_dir = run.options.run_dir
     for folder in sorted((run_dir / "episodes").glob("[0-9]*")):
-        number, files = int(folder.name[:6]), sorted(folder.glob("*.jsonl"))
+        number, files = int(folder.name[:6]), episode_files(folder)
         if number < run.step or number > run.options.max_steps or not files:
             continue
         planned = plan_path(run_dir, f"{number:06d}").exists()

@@ -257,13 +257,12 @@ STARTED_OVER = [
     (only_statistics_left, r"training_stats_2.json is of a run that went further"),
     (statistics_of_a_later_step, r"training_stats_3.json is of a run that went further"),
     (evaluations_of_a_later_version, r"evaluations.json is of a run that went further"),
-    (state_of_another_run, r"state is of a run with --policy \S+, not \S+; give that"),
+    (state_of_another_run, r"state is of a run with --seed 1, not 0; give that"),
     (a_later_adapter_of_another_run, r"v000003 is of a run that went further"),
     (half_a_weights_file_in_the_checkpoint, r"state is damaged"),
     (half_a_record_in_the_checkpoint, r"state is damaged"),
     (no_optimizer_in_the_checkpoint, r"state is damaged"),
     (config_removed, r"holds a run but no config.json"),
-    (half_a_config, r"config.json is broken"),
 ]
 
 
@@ -271,6 +270,11 @@ STARTED_OVER = [
 def test_one_line_that_says_how_to_start_over(runs, harm, says):
     harm(runs.run_dir, runs.other)
     refused(runs, says + r".*give another --run-dir, or remove all of \S+run to start over$")
+
+
+def test_half_a_config_is_one_line(runs):
+    half_a_config(runs.run_dir, runs.other)
+    refused(runs, r"config.json is broken .*; put it back, or give another --run-dir$")
 
 
 def test_both_ways_to_start_over_work(runs, tmp_path):
