@@ -88,7 +88,7 @@ def remove_folder(folder: Path) -> None:
     going = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     folder.rename(going)  # an empty folder may be replaced
     sync(folder.parent)
-    shutil.rmtree(going)
+    shutil.rmtree(going, ignore_errors=True)  # what can't be removed now is cleared at the next start
 
 
 def clear_leftovers(parent: Path) -> None:

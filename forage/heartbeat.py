@@ -17,7 +17,8 @@ from pathlib import Path
 def beat() -> None:
     """Touch the file; without HEARTBEAT, do nothing."""
     if path := os.environ.get("HEARTBEAT"):
-        Path(path).touch()
+        if not Path(path).exists():
+            Path(path).touch()
         now = time.monotonic_ns()
         os.utime(path, ns=(now, now))
 

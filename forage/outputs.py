@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forage.errors import UserError
 
-LEFT_BY_WRITERS = (".lock", ".*.part")  # what a killed process of ours may have left in any folder
+LEFT_BY_WRITERS = (".lock", ".*.part", "code.diff")  # what a killed process of ours may have left in any folder
 
 
 def check_apart(option: str, output: Path, reads: Mapping[str, Path | str | None], *, nested: bool = False) -> None:

@@ -18,7 +18,7 @@ def compress(path: Path) -> None:
     whole, packed = path.read_bytes(), path.with_name(f"{path.name}.gz")
     if not packed.exists():
         with replacing(packed) as file:
-            file.buffer.write(gzip.compress(whole, mtime=0))
+            file.buffer.write(gzip.compress(whole, 6, mtime=0))
     if gzip.decompress(packed.read_bytes()) == whole:  # not if a late worker wrote more
         path.unlink()
 

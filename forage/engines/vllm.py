@@ -136,8 +136,7 @@ class VLLMEngine:
         """One attempt at one server."""
         answer = await self._complete(client, body_of(request, served.name if served else self._base))
         if answer.status_code == 404 and served:  # a restarted server has no adapters, and maybe other settings
-            await self._probe(client)
-            await self._load(client, served)
+            await self._load(client, served, probe=True)
             raise UnreadyError("it had lost the adapter")
         return read_sample(choice_of(answer), request, self.wanted.vocabulary if self.wanted else 0)
 
@@ -167,10 +166,13 @@ class VLLMEngine:
                 with contextlib.suppress(UnreadyError):  # a server that is down has none
                     await self._call(client, "POST", "/v1/unload_lora_adapter", json={"lora_name": before.name})
 
-    async def _load(self, client: httpx.AsyncClient, served: Served) -> None:
+    async def _load(self, client: httpx.AsyncClient, served: Served, *, probe: bool = False) -> None:
+        """Load an adapter, after a probe where the server may have been started again with other settings."""
         async with self._loading:
             if await self._has(client, served.name):
                 return
+            if probe:
+                await self._probe(client)
             path = {"lora_name": served.name, "lora_path": str(served.folder)}
             answer = await self._call(client, "POST", "/v1/load_lora_adapter", json=path)
             if answer.status_code != 200 and await self._has(client, served.name):  # another worker loaded it first

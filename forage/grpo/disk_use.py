@@ -20,7 +20,7 @@ class DiskUse:
     """Bytes that a run has still to write."""
 
     adapters: int
-    """How many."""
+    """How many more there will be."""
     adapter: int
     """Bytes of each."""
     episodes: int
@@ -41,12 +41,13 @@ def disk_use(options: TrainOptions, start: Path, step: int, max_tokens: int) -> 
     """`start` is the adapter that training began with, which later ones are as large as."""
     steps, every = range(options.max_steps + 1), options.eval_every
     evaluated = {n for n in steps if every and (n % every == 0 or n == options.max_steps)}
-    new = kept_versions(steps, options, evaluated) - set(versions(options.run_dir))
+    there, kept = set(versions(options.run_dir)), kept_versions(steps, options, evaluated)
+    new = max(0, len(kept - there) - len(there - kept))  # those that go on the way make room
     rollout = options.rollout
     episodes = (options.max_steps - step) * rollout.batch_size * rollout.num_rollouts
     episodes += sum(n >= step for n in evaluated) * options.eval_questions
     size = sum(path.stat().st_size for path in start.iterdir() if path.is_file())
-    return DiskUse(len(new), size, episodes * max_tokens * TOKEN_BYTES)
+    return DiskUse(new, size, episodes * max_tokens * TOKEN_BYTES)
 
 
 def check_room(needs: DiskUse, run_dir: Path) -> None:

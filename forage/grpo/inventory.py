@@ -73,6 +73,8 @@ def check_plans(run: Run) -> None:
 def difference(run: Run, plan: Plan) -> str | None:
     """The first field in which a plan differs from this run's own."""
     own = replace(plan_step(run, int(plan.name)), oldest=plan.oldest)
+    if not own.spare and not plan.spare:
+        own = replace(own, combine=plan.combine, weights=plan.weights)  # they decide about spare questions alone
     varying = run.options.pool or run.options.replace_flat  # what was planned ahead depends on when it was planned
     if varying and {*plan.questions, *plan.spare} <= set(run.questions):
         own = replace(own, questions=plan.questions, spare=plan.spare)

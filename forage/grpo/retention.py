@@ -12,6 +12,7 @@ from forage.agent.episode_files import compress
 from forage.errors import UserError
 from forage.files import remove_folder
 from forage.grpo.options import TrainOptions
+from forage.heartbeat import beat
 from forage.policy.adapters import adapter_path, versions
 from forage.runs.stats import read_evaluations
 
@@ -57,7 +58,10 @@ def compress_episodes(run_dir: Path, step: int) -> None:
     """Compress the episodes of every step before this one, and of finished evaluations."""
     evaluated = read_evaluations(run_dir)
     for path in sorted((run_dir / "episodes").glob("[0-9]*/*.jsonl")):
+        beat()  # an earlier version left many to compress
         number, _, kind = path.parent.name.partition("-")
+        if not number.isdigit():  # somebody's copy
+            continue
         if int(number) in evaluated if kind == "eval" else int(number) < step:
             compress(path)
 

@@ -17,7 +17,7 @@ from forage.grpo.inventory import check_episodes, check_folder
 from forage.grpo.launch import started_processes
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
-from forage.grpo.players import Play, play_step
+from forage.grpo.players import Play, evaluations_so_far, play_step
 from forage.grpo.processes import join_processes
 from forage.grpo.provenance import check_adapter, same_weights
 from forage.grpo.reporting import collect, report_end, show
@@ -34,7 +34,7 @@ from forage.rollout.run_card import RunCard
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.run_folder import plain
-from forage.runs.stats import StepStats, write_stats
+from forage.runs.stats import StepStats, write_evaluations, write_stats
 from forage.runs.trackers import open_tracker
 
 
@@ -87,6 +87,8 @@ def check_start(run: Run, learner: Learner) -> None:
     if not lead:
         return
     check_episodes(run)
+    if evaluated := evaluations_so_far(run):
+        write_evaluations(options.run_dir, evaluated)  # the file may have been deleted; pruning goes by it
     check_pruning(options)
     tidy(options, run.step)
     if run.step < options.max_steps:

@@ -72,7 +72,9 @@ def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) 
     for name, weight in trained.items():
         weight.copy_(weights[name])
     state = optimizer.state_dict()
-    state["state"] = _nested(load_file(newest / "optimizer.safetensors"))
+    # Copied, as load_file maps the file into memory: on NFS, a mapped file can't be removed once it is outdated.
+    moments = {name: value.clone() for name, value in load_file(newest / "optimizer.safetensors").items()}
+    state["state"] = _nested(moments)
     optimizer.load_state_dict(state)
     set_random_states(load_file(newest / "random.safetensors"))
     return int(newest.name), json.loads((newest / "kept.json").read_text())

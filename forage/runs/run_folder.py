@@ -22,7 +22,7 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
     make_folder(folder)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir", remove=True):
         refuse_without_options(folder)
-        for part in ("", "plans", "episodes", "sample"):
+        for part in ("", "plans", "episodes", "sample", "state"):
             clear_half_written(folder / part)
         keep_options(folder, options, free)
         for part in ("adapters", "state"):

@@ -18,7 +18,7 @@ from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.rollout.options import RolloutOptions
 from forage.rollout.worker import load_newest
-from forage.runs.stats import read_stats, same_run
+from forage.runs.stats import read_evaluations, read_stats, same_run
 from tests.options import with_options
 from tests.tiny import rewards_of_tokens
 
@@ -92,12 +92,27 @@ def test_a_pruned_and_killed_run_ends_as_a_whole_one(whole, tiny, tmp_path, monk
     assert not list((options.run_dir / "episodes").rglob("*.jsonl"))
 
 
+def copied(whole, run_dir):
+    shutil.copytree(whole, run_dir)
+    config = run_dir / "config.json"
+    config.write_text(config.read_text().replace(str(whole), str(run_dir)))
+    return run_dir
+
+
+def test_without_evaluations_json_the_evaluated_adapters_stay(whole, tiny, tmp_path):
+    """An error advises to delete it where it is damaged; the steps' statistics know them too."""
+    options = options_of(tiny, copied(whole, tmp_path / "run"), max_steps=7)
+    for version in (1, 2, 3):
+        shutil.rmtree(adapter_path(options.run_dir, version))
+    (options.run_dir / "evaluations.json").unlink()
+    grpo_train.main(options, rewards_of_tokens)
+    assert {0, 4} <= set(versions(options.run_dir))
+    assert {0, 4} <= read_evaluations(options.run_dir).keys()
+
+
 def test_a_resumed_run_does_not_lose_many_adapters_at_once(whole, tiny, tmp_path):
     """As one would that an earlier version began."""
-    shutil.copytree(whole, tmp_path / "run")
-    config = tmp_path / "run" / "config.json"
-    config.write_text(config.read_text().replace(str(whole), str(tmp_path / "run")))
-    options = options_of(tiny, tmp_path / "run", max_steps=7)
+    options = options_of(tiny, copied(whole, tmp_path / "run"), max_steps=7)
     with pytest.raises(UserError, match="holds 3 adapters that --keep-adapters 1 would remove; give --keep-adapters 0"):
         grpo_train.main(options, rewards_of_tokens)
     assert versions(options.run_dir) == [0, 1, 2, 3, 4, 5, 6]
