@@ -20,7 +20,7 @@ from forage.agent.options import AgentSettings, write_agent
 from forage.cli import run_script
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.sft.options import SFTOptions
-from forage.sole_writer import empty_folder, filling_folder
+from forage.sole_writer import clear_superseded, empty_folder, filling_folder
 
 
 def main(options: SFTOptions) -> None:
@@ -30,6 +30,7 @@ def main(options: SFTOptions) -> None:
         options.check()  # again, as another process may have finished the folder before this one held it
         if options.overwrite:
             empty_folder(options.output_dir, mark="config.json")
+        clear_superseded(options.output_dir / "state")
         warm_start(options, settings, card)
 
 

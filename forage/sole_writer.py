@@ -10,11 +10,13 @@ from pathlib import Path
 
 from forage.disk import make_folder
 from forage.errors import UserError
-from forage.files import ASIDE, locked, replacing_folder
+from forage.files import ASIDE, locked, remove_folder, replacing_folder
 
 # The temporary names that forage/files.py gives to what is being written or removed.
 HALF_FILE = re.compile(r"\..+\.\d+\.part")
 HALF_FOLDER = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}")
+# Of a step in state/: its checkpoint, and the random states of several processes.
+OF_STEP = re.compile(r"(?:random-)?(\d{6})(?:\.safetensors)?")
 
 LOCK = ".lock"
 
@@ -62,6 +64,17 @@ def clear_half_written(folder: Path) -> None:
             path.unlink()
         elif HALF_FOLDER.fullmatch(path.name) and path.is_dir():
             shutil.rmtree(path)
+
+
+def clear_superseded(state: Path) -> None:
+    """Remove what is older than the newest checkpoint: a process may be killed when it has just written that one."""
+    steps = {path: int(found[1]) for path in state.glob("*") if (found := OF_STEP.fullmatch(path.name))}
+    newest = max((step for path, step in steps.items() if path.is_dir()), default=0)
+    for path in [path for path, step in steps.items() if step < newest]:
+        if path.is_dir():
+            remove_folder(path)
+        else:
+            path.unlink()
 
 
 def clear_half_made(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from forage.errors import UserError
-from forage.sole_writer import clear_half_written, empty_folder, filling_folder, making_folder
+from forage.sole_writer import clear_half_written, clear_superseded, empty_folder, filling_folder, making_folder
 
 
 def names(folder):
@@ -16,6 +16,19 @@ def test_what_a_killed_process_left_is_cleared_and_nothing_else(tmp_path):
         (tmp_path / name).touch()
     clear_half_written(tmp_path)
     assert names(tmp_path) == [".env", ".git", ".git/config", ".my.notes", "adapters", "adapters/a", "x.part"]
+
+
+def test_only_the_newest_checkpoint_stays(tmp_path):
+    """random-000012 belongs to a checkpoint that was not written any more."""
+    for name in ("000003", "000010", ".000011.a1b2c3d4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kept.json").touch()
+    for name in ("random-000003.safetensors", "random-000010.safetensors", "random-000012.safetensors", "notes"):
+        (tmp_path / name).touch()
+    clear_superseded(tmp_path)
+    left = [".000011.a1b2c3d4", "000010", "notes", "random-000010.safetensors", "random-000012.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    clear_superseded(tmp_path / "state")  # there is none yet
 
 
 def test_a_folder_is_filled_by_one_process_at_a_time(tmp_path):

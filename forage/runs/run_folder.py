@@ -13,7 +13,7 @@ from typing import Any
 from forage.disk import make_folder
 from forage.errors import UserError, flag
 from forage.files import clear_leftovers, locked, replacing
-from forage.sole_writer import clear_half_written
+from forage.sole_writer import clear_half_written, clear_superseded
 
 
 @contextmanager
@@ -22,11 +22,13 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
     make_folder(folder)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir", remove=True):
         refuse_without_options(folder)
-        for part in ("", "plans", "episodes", "sample", "state"):
-            clear_half_written(folder / part)
+        parts = (folder / name for name in ("", "plans", "episodes", "sample", "state"))
+        for part in (*parts, *folder.glob("episodes/*/")):
+            clear_half_written(part)
         keep_options(folder, options, free)
-        for part in ("adapters", "state"):
-            clear_leftovers(folder / part)
+        for name in ("adapters", "state"):
+            clear_leftovers(folder / name)
+        clear_superseded(folder / "state")
         yield
 
 

@@ -77,6 +77,7 @@ def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episod
     if best_row(rows).step == 0:
         raise UserError("the held-out loss never fell; lower --learning-rate or give more --num-demonstrations")
     print(f"the held-out loss was lowest at step {best_row(rows).step}")
+    remove_others(best, best_adapter(best, rows))  # a process killed after its last checkpoint has not come to it
     return load_policy(card, best_adapter(best, rows))
 
 
