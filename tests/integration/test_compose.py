@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from forage.agent.episode import read_episodes
-from forage.policy.adapters import versions
+from forage.agent.episode_files import episode_files
+from forage.machine import has_bf16
+from forage.policy.adapters import sampled_by, versions
 from forage.runs.stats import read_stats
 from tests import ROOT
 
@@ -154,16 +156,18 @@ def test_the_stack_trains_and_outlives_the_death_of_each_container(stack, tmp_pa
     assert [(row.step, row.adapter) for row in stats] == [(step, f"v{step:06d}") for step in range(STEPS)]
     workers = set()
     for row in stats:
-        files = list((run / "episodes" / f"{row.step:06d}").glob("*.jsonl"))
-        workers |= {path.stem for path in files}
+        files = episode_files(run / "episodes" / f"{row.step:06d}")
+        workers |= {path.name.partition(".")[0] for path in files}
         episodes = [episode for path in files for episode in read_episodes(path)]
         twice = [name for name, count in Counter(episode.id for episode in episodes).items() if count > 1]
         assert not twice or row.step in (3, 4, 5)  # what a killed container had half done is played again
         assert row.episodes["count"] == QUESTIONS * SAMPLES  # none lost, none used twice
-        assert {episode.adapter for episode in episodes} == {f"stack-v{row.step:06d}"}
+        assert {sampled_by(episode.adapter)[0] for episode in episodes} == {row.step}
     assert len(workers) == 2
     # The trainer's own log-probabilities are those of the server, so what it served was the adapter that was published.
-    assert max(row.training.get("mismatch_mean_abs", 0) for row in stats) < 0.02
+    # In bf16, which the stack takes where the processor computes in it, each rounds in an order of its own.
+    bound = 0.08 if has_bf16("cpu") else 0.02
+    assert max(row.training.get("mismatch_mean_abs", 0) for row in stats) < bound
     assert max(row.training["grad_norm"] for row in stats) > 0
 
     logs = stack.compose("logs").stdout
