@@ -35,15 +35,15 @@ DRAWN = {".png", ".html", ".md", ".diff"}  # made of files that are compared, an
 
 
 def contents(folder, without=frozenset()):
-    """Everything below a folder but what is measured: each file's JSON, or the digest of its bytes."""
+    """Everything below a folder but locks and what is measured: each file's JSON, or the digest of its bytes."""
     return {str(path.relative_to(folder)): content(path, MEASURED | without) for path in sorted(folder.rglob("*"))
-            if not path.is_dir() or not any(path.iterdir())}  # fmt: skip
+            if not path.name.endswith(".lock") and not (path.is_dir() and any(path.iterdir()))}  # fmt: skip
 
 
 def content(path, without):
     if path.is_dir():
         return "empty folder"
-    if path.suffix in DRAWN or path.name.endswith(".lock"):
+    if path.suffix in DRAWN:
         return "there"
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     kind = Path(path.name.removesuffix(".gz")).suffix
