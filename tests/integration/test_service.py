@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from forage.agent.episode import read_episodes
+from forage.agent.episode_files import episode_files
 from forage.policy.adapters import publish_adapter, versions
 from forage.policy.card import PolicyCard, write_policy_card
 from forage.runs.stats import read_stats
@@ -73,14 +74,14 @@ def test_a_run_with_two_workers_of_which_one_is_killed(start_server, model_folde
     stats = read_stats(folder / "run")
     assert [row.step for row in stats] == list(range(STEPS))
     for row in stats:
-        files = (folder / "run" / "episodes" / f"{row.step:06d}").glob("*.jsonl")
+        files = episode_files(folder / "run" / "episodes" / f"{row.step:06d}")
         episodes = [episode for path in files for episode in read_episodes(path)]
         assert row.episodes["count"] == 12
         assert row.episodes["stale"] == 0
         assert max(Counter(episode.id for episode in episodes).values()) == 1
         assert len({episode.question_id for episode in episodes}) == 3
         # Within the bound, and the trainer's own log-probabilities agree where the adapter was the newest.
-        played_by = {int(episode.adapter.rpartition("-v")[2]) for episode in episodes}
+        played_by = {sampled_by(episode.adapter)[0] for episode in episodes}
         assert played_by <= {row.step, row.step - 1}
     assert stats[0].training["mismatch_mean_abs"] < 0.02
     assert {int(row.adapter[1:]) for row in stats} - {0}, "no later adapter was ever used"
