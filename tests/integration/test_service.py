@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from forage.agent.episode import read_episodes
 from forage.agent.episode_files import episode_files
-from forage.policy.adapters import publish_adapter, versions
+from forage.policy.adapters import publish_adapter, sampled_by, versions
 from forage.policy.card import PolicyCard, write_policy_card
 from forage.runs.stats import read_stats
 from tests import ROOT
