@@ -21,7 +21,7 @@ from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
-GREEDY = Request((11, 22, 33, 44), 64, (2,), sampling=Sampling(0), episode="q/0")
+GREEDY = Request((11, 22, 33, 44), 16, (2,), sampling=Sampling(0), episode="q/0")
 
 
 @pytest.fixture(scope="module")
