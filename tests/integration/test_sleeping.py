@@ -76,26 +76,35 @@ def test_a_server_that_would_free_nothing_is_refused(server):
 
 @pytest.mark.usefixtures("pretending")
 def test_a_step_in_turns(server, adapter):
-    """What is being sampled is finished first; later requests wait; the adapter answers as before."""
+    """The adapter is known after waking, and answers as before."""
 
     async def run():
         async with SleepingEngine(options_of(server)) as engine:
             await engine.load_adapter("run-v000001", adapter)
-            alone = await engine.generate(GREEDY)
-            early = asyncio.create_task(engine.generate(GREEDY))
-            await asyncio.sleep(0.1)
+            before = await engine.generate(GREEDY)
             await engine.sleep()
             assert says_that_it_sleeps(server)
-            assert (await early).ids == alone.ids
+            await engine.wake()
+            assert not says_that_it_sleeps(server)
+            assert await engine.generate(GREEDY) == before
+            await engine.sleep()
+        assert not says_that_it_sleeps(server)  # awake for whoever comes next
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("pretending")
+def test_what_is_being_sampled_is_finished_first_and_later_requests_wait(server):
+    async def run():
+        async with VLLMEngine(options_of(server)) as engine:
+            early = asyncio.create_task(engine.generate(GREEDY))
+            await asyncio.sleep(0.1)
+            await fall_asleep(options_of(server))
             late = asyncio.create_task(engine.generate(GREEDY))
             await asyncio.sleep(1)
             assert not late.done()
-            await engine.wake()
-            assert not says_that_it_sleeps(server)
-            assert (await late).ids == alone.ids
-            assert len(alone.ids) > 1
-            await engine.sleep()
-        assert not says_that_it_sleeps(server)  # awake for whoever comes next
+            httpx.post(f"{server.url}/wake_up")
+            assert (await early).ids == (await late).ids
 
     asyncio.run(run())
 
