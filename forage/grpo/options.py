@@ -36,7 +36,8 @@ class LossOptions:
     constant_length: int = 0
     """With --aggregation constant: the length to divide by, such as the most tokens an episode may sample."""
     beta: float = 0.0
-    """Weight of the KL divergence to the starting policy; 0 computes none and needs no reference."""
+    """Weight of the KL divergence to the starting policy. 0, as in DAPO and Dr. GRPO, computes none and needs no
+    reference; DeepSeekMath takes 0.04 (--preset deepseekmath)."""
     unbiased_kl: bool = False
     """Multiply the KL term by the ratio, which makes its gradient that of the reverse KL (DeepSeek-V3.2, 2512.02556;
     TRL's default). Off: GRPO's k3 estimator."""
