@@ -21,8 +21,9 @@ import tyro
 from document_store import StoreOptions
 from forage.agent.combination import reward_matrix
 from forage.agent.episode import Episode
-from forage.cli import flags_of
+from forage.cli import flags_of, with_preset, with_values
 from forage.data.records import Document, Question, read_questions
+from forage.grpo.presets import PRESETS
 from tests import ROOT
 
 README = ROOT / "README.md"
@@ -130,7 +131,11 @@ def parsed(module, arguments):
 @functools.cache
 def parsed_once(module, arguments):
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    return tyro.cli(options_of(module), args=arguments, config=config)
+    options = options_of(module)
+    arguments = with_preset(arguments, PRESETS if module == "grpo_train" else {})
+    return tyro.cli(
+        options, args=with_values(arguments, options) if isinstance(options, type) else arguments, config=config
+    )
 
 
 def values_of(options):
@@ -237,7 +242,7 @@ def flags():
 def test_flags_in_the_text_exist(page):
     inline = re.findall(r"`[^`]+`", FENCE.sub("", page.read_text()))
     named = {flag for text in inline if not OTHERS.search(text) for flag in re.findall(r"(?<!\S)`?(--[\w-]+)", text)}
-    assert not named - flags() - VLLM_FLAGS
+    assert not named - flags() - VLLM_FLAGS - {"--preset"}
 
 
 def test_the_changelog_names_every_renamed_flag():
