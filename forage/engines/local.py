@@ -53,7 +53,7 @@ class Slot:
 class LocalEngine:
     """Samples with a causal language model with full attention; it owns the model.
 
-    `beside`: an adapter is not merged but stays in layers of its own, as in training. A 4-bit base then stays in 4 bits.
+    `beside`: an adapter is not merged but stays in layers of its own, as in training; a 4-bit base stays in 4 bits.
     `frees`: keys and values are given back whenever no episode is being played; without, they are kept for the next.
     Left open, that is so on a GPU, where an update may need the room.
     """

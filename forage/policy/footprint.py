@@ -199,7 +199,7 @@ def resident(shape: ModelShape, lora: Lora, precision: Precision) -> Footprint:
 def local_sampling(
     shape: ModelShape, lora: Lora, precision: Precision, *, slots: int, longest: int, merged: bool,
 ) -> Footprint:  # fmt: skip
-    """LocalEngine on a GPU. `merged`: the adapter is merged into bf16 weights; what they were is in the host's memory."""
+    """LocalEngine on a GPU. `merged`: the adapter is merged into bf16 weights; the originals wait on the host."""
     weights = weight_bytes(shape, "bf16" if merged else precision)
     room = -(-longest // SLOT_STEP) * SLOT_STEP + 1
     prefill = longest * (BF16 * 4 * shape.intermediate + BF16 * 6 * shape.hidden) + longest**2

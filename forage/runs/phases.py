@@ -16,8 +16,8 @@ class Phases:
     Example: phases("rollout") from second 0 to 10, within it phases("search") from 2 to 5 and another from 4 to 8, give
     {"rollout": 10, "search": 6}.
 
-    `synchronize` is called before a phase's end is measured, to wait for work that it started and that a GPU still does;
-    else that would count as the next phase's. After an error nothing is waited for.
+    `synchronize` is called before a phase's end is measured, to wait for work that a GPU still does for it; else that
+    would count as the next phase's. After an error nothing is waited for.
     """
 
     def __init__(

@@ -65,9 +65,10 @@ class Player:
                 adapter = publish_adapter(self.policy, Path(folder), version)
                 asyncio.run(self._engine.load_adapter(adapter.name, adapter))
             return asyncio.run(self._play(self._engine, questions, samples, seed))
+        asked, way_out = min(SLOTS, samples * len(questions)), "give a lower --max-tokens, or --eval-questions 0"
         slots = engine_slots(
-            self.card, min(SLOTS, samples * len(questions)), self.settings.max_tokens, lora=Lora(0),
-            merged=False, how="the policy in training samples", way_out="give a lower --max-tokens, or --eval-questions 0",
+            self.card, asked, self.settings.max_tokens, lora=Lora(0), merged=False,
+            how="the policy in training samples", way_out=way_out,
         )  # fmt: skip
         with borrowing(self.policy, slots, version_name(version)) as engine:
             return asyncio.run(self._play(engine, questions, samples, seed))
