@@ -352,6 +352,7 @@ def test_on_a_gpu_the_policy_in_training_plays_the_same_episodes(ground, tmp_pat
     """And comes to the same adapter: playing changes nothing of what is trained, and no second base is loaded."""
     settings = {"eval_questions": 2, "rejection_samples": 1, "gradient_checkpointing": True}
     opened, loaded = [], []
+    monkeypatch.setattr("forage.policy.policy.compute_dtype", lambda _: torch.float32)  # bf16 draws other tokens
     monkeypatch.setattr(player, "open_local", lambda *given: opened.append(given) or open_local(*given))
     monkeypatch.setattr(player, "load_policy", lambda card: loaded.append(card) or load_policy(card))
     main(options(ground, tmp_path / "own", **settings))
