@@ -158,7 +158,8 @@ class LocalEngine:
     async def _sample_all(self) -> None:
         while self._waiting or any(slot.request for slot in self.slots):
             while self._waiting and (slot := self._free_slot(self._waiting[0][0])):
-                self._start(slot, *self._waiting.pop(0))
+                self._start(slot, *self._waiting[0])
+                self._waiting.pop(0)  # only now: whoever waits is told of an error
                 self._finish(slot)
             if any(slot.request for slot in self.slots):
                 self._step()

@@ -211,7 +211,8 @@ def test_keys_and_values_are_given_back_when_nothing_is_played():
     assert kept._cache.room == 256  # a CPU keeps the beginning that prompts share
 
 
-def test_out_of_memory_is_told_with_the_way_out(monkeypatch):
+@pytest.mark.parametrize("count", [1, 2])
+def test_out_of_memory_is_told_with_the_way_out(monkeypatch, count):
     engine = LocalEngine(tiny_model(), 7)
 
     def short(*_):
@@ -219,7 +220,7 @@ def test_out_of_memory_is_told_with_the_way_out(monkeypatch):
 
     monkeypatch.setattr(engine._cache, "make_room", short)
     with pytest.raises(UserError, match=r"out of memory while sampling 7 sequences .*2 GiB\); lower --concurrency"):
-        generate(engine, *requests(2))
+        generate(engine, *requests(count))
 
 
 def test_a_cache_that_ran_out_of_memory_half_grown_grows_again(monkeypatch):
