@@ -115,7 +115,7 @@ def plan_step(run: Run, step: int) -> Plan:
     options, rollout = run.options, run.options.rollout
     plan = replace(plan_of(rollout, run.questions, step), oldest=run.guarded_from)
     if (combine := options.update.combine) != "uniform":
-        plan = replace(plan, combine=combine, weights=tuple(run.weights.items()))
+        plan = replace(plan, combine=combine, weights=tuple(run.card.weights.items()))
     if options.pool:
         seed = f"{rollout.seed}/{step}/pool"
         plan = replace(plan, questions=tuple(by_spread(run.questions, run.spreads, rollout.batch_size, seed)))

@@ -56,7 +56,7 @@ class Work:
 
     lora: Lora = field(default_factory=Lora)
     precision: Precision = "nf4"
-    """Of the base in training."""
+    """How the base is kept in training."""
     max_tokens: int = 2048
     """Most tokens of an episode."""
     prompt_tokens: int = 600
@@ -90,7 +90,7 @@ class ServerSettings:
     max_model_len: int
     batched_tokens: int
     share: float
-    """Of the card's memory."""
+    """The part of the card's memory that vLLM takes."""
     kv_cache_bytes: int
     footprint: Footprint
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +26,7 @@ from forage.store.embedder import Embedder, Reranker
 from forage.store.fusion import Ranking, fuse
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import DenseIndex, VectorCollection, text_key
-from forage.text import encodable
+from forage.text import encodable, most_parts
 
 EMBED_GROUP = 512  # chunks embedded between two writes: the most a killed build loses
 PROBE = "The heart pumps blood through the body."
@@ -268,8 +267,7 @@ def embed_texts(chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedd
 def _cut(title: str, room: int, embedder: Embedder) -> str:
     """As many of the title's first words as fit in `room` tokens."""
     words = title.split()
-    fitting = range(1, len(words) + 1)  # by halving: a title may be a megabyte long
-    return " ".join(words[: bisect_right(fitting, room, key=lambda n: embedder.count_tokens([" ".join(words[:n])])[0])])
+    return " ".join(words[: most_parts(words, lambda text: embedder.count_tokens([text])[0], room)])
 
 
 def _chunk(documents: Sequence[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
