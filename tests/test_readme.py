@@ -24,6 +24,7 @@ from forage.agent.episode import Episode
 from forage.cli import flags_of, with_preset, with_values
 from forage.data.records import Document, Question, read_questions
 from forage.grpo.presets import PRESETS
+from forage.policy import memory
 from tests import ROOT
 
 README = ROOT / "README.md"
@@ -229,7 +230,7 @@ def test_make_commands_are_targets_and_scripts_exist(page):
 
 def flags():
     """Every flag of every script, --no-x of switches among them."""
-    found = {"--help", "--help-all", "--config"}
+    found = {"--help", "--help-all", "--config", "--preset"}
     for script in ROOT.glob("*.py"):
         options = options_of(script.stem)
         for one in typing.get_args(options) or (options,):
@@ -242,7 +243,7 @@ def flags():
 def test_flags_in_the_text_exist(page):
     inline = re.findall(r"`[^`]+`", FENCE.sub("", page.read_text()))
     named = {flag for text in inline if not OTHERS.search(text) for flag in re.findall(r"(?<!\S)`?(--[\w-]+)", text)}
-    assert not named - flags() - VLLM_FLAGS - {"--preset"}
+    assert not named - flags() - VLLM_FLAGS
 
 
 def test_the_changelog_names_every_renamed_flag():
@@ -309,6 +310,26 @@ def test_every_benchmark_is_on_its_page():
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     modules = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()}
     assert not [module for module in modules if f"`python -m bench.{module}" not in page]
+
+
+def test_the_table_of_memory_is_what_the_command_prints(capsys):
+    page = (ROOT / "docs" / "training.md").read_text()
+    table = page[page.index("| GiB at the peak |") :].split("\n\n")[0].splitlines()
+    sizes = [int(cell.removesuffix(" GiB")) for cell in cells(table[0])[1:]]
+    rows = {cells(line)[0]: cells(line)[1:] for line in table[2:]}
+    assert sizes == [24, 48, 80]
+    for place, gib in enumerate(sizes):
+        options = memory.Options(gpu_gib=gib)
+        memory.main(options)
+        [total] = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["total"]]
+        assert [row[place] for row in rows.values()] == total
+        shape = memory.shape_of(options.base)
+        work = options.work(shape)
+        assert list(rows) == list(memory.stages(shape, work, memory.plan(shape, gib, work), gib))
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 # Snippets
