@@ -80,7 +80,7 @@ class BenchOptions:
     url: str = ""
     """Measure this server instead; it serves the model in bf16."""
     requests: int = 40
-    """Samples to draw from each server."""
+    """Samples to draw from each server, and to score."""
     tokens: int = 48
     """Most tokens of each."""
     samples: Path = Path("runs/mismatch")
@@ -157,7 +157,8 @@ def sample(bench: BenchOptions, base: str, adapter: Path, head: str) -> list[Sam
             sampled = asyncio.run(draw(bench, base, adapter, url))
         with replacing(path) as file:
             json.dump([asdict(one) for one in sampled], file)
-    return [Sampled(**{name: tuple(value) for name, value in one.items()}) for one in json.loads(path.read_text())]
+    kept = json.loads(path.read_text())[: bench.requests]
+    return [Sampled(**{name: tuple(value) for name, value in one.items()}) for one in kept]
 
 
 @contextmanager
@@ -208,11 +209,13 @@ async def draw(bench: BenchOptions, base: str, adapter: Path, url: str) -> list[
     async with VLLMEngine(EngineOptions(urls=(url,))) as engine, httpx.AsyncClient(base_url=url, timeout=600) as client:
         await engine.load_adapter("mismatch-v000001", adapter)
         samples = await asyncio.gather(*map(engine.generate, requests))
+        served = (await client.get("/v1/models")).raise_for_status().json()["data"]
+        [name] = [model["id"] for model in served if model["id"].startswith(engine.adapter)]
         return [
             Sampled(
                 request.ids, request.ids + sample.ids, (0,) * len(request.ids) + (1,) * len(sample.ids),
                 (0.0,) * len(request.ids) + sample.logprobs,
-                await read_again(client, engine.adapter, request.ids, sample.ids),
+                await read_again(client, name, request.ids, sample.ids),
             )
             for request, sample in zip(requests, samples, strict=True)
         ]  # fmt: skip
@@ -243,10 +246,9 @@ def compare(server: str, base: str, adapter: Path, sampled: Sequence[Sampled]) -
         kept[name] = score(change(policy) or policy, sampled)
         rows.append(apart(server, name, own, kept[name]))
         print(f"{server}, {name}: mean {rows[-1].mean:.4f}", flush=True)
-    policy = load(base, adapter, torch.bfloat16)
+    alone = score(load(base, adapter, torch.bfloat16), sampled, budget=1, shared=False)
     rows += [
-        apart("the trainer, padded", "each by itself", kept[AS_IT_TRAINS], score(policy, sampled, budget=1)),
-        apart("the trainer, padded", "prompts shared", kept[AS_IT_TRAINS], score(policy, sampled, shared=True)),
+        apart("the trainer itself", "each sequence by itself", kept[AS_IT_TRAINS], alone),
         apart("the trainer in fp32", AS_IT_TRAINS, kept[ALL_FP32], kept[AS_IT_TRAINS]),
     ]
     return rows
@@ -260,9 +262,12 @@ def load(base: str, adapter: Path, dtype: torch.dtype) -> Any:
 
 
 @torch.no_grad()
-def score(policy: Any, sampled: Sequence[Sampled], budget: int = 4096, *, shared: bool = False) -> Tensor:
-    """The trainer's log-probabilities of all sampled tokens, one sequence after the other."""
-    batches = pack_shared(sampled, [s.prompt for s in sampled], budget) if shared else pack(sampled, budget)
+def score(policy: Any, sampled: Sequence[Sampled], budget: int = 4096, *, shared: bool = True) -> Tensor:
+    """The trainer's log-probabilities of all sampled tokens, one sequence after the other.
+
+    `shared`: what all prompts begin with is computed once, as in training.
+    """
+    batches = pack_shared(sampled, ["all"] * len(sampled), budget) if shared else pack(sampled, budget)
     found: dict[tuple[int, int], float] = {}
     for batch in batches:
         logprobs_BT = token_logprobs(policy, batch)
@@ -339,14 +344,15 @@ def adapter_merged(policy: Any) -> Any:
 
 
 def attention_in(dtype: torch.dtype | None) -> Callable[..., Any]:
-    """transformers' sdpa in another type; with none, in the values' own."""
+    """transformers' sdpa in another type; with none, in that of the layer's weights."""
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **named: Any) -> Any:
-        inner = dtype or value.dtype
+        own = next(module.parameters()).dtype
+        inner = dtype or own
         found, weights = sdpa_attention_forward(
             module, query.to(inner), key.to(inner), value.to(inner), *arguments, **named
         )
-        return found.to(value.dtype), weights
+        return found.to(own), weights
 
     return attend
 

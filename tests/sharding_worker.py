@@ -51,15 +51,6 @@ def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
     return policy.train()
 
 
-def bf16_policy():
-    """Its base in bf16; logits so large that rounding them shows."""
-    policy = tiny_policy()
-    for name, weight in policy.named_parameters():
-        if "lora_" not in name:
-            weight.data = weight.data.bfloat16() * (6 if "embed" in name else 1)
-    return policy
-
-
 def micro_batches(step):
     """Three, so that one of two processes has one less."""
     draw = torch.Generator().manual_seed(step)
@@ -150,15 +141,6 @@ def put_4_bit_through(sharding, folder):
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def put_bf16_through(sharding, folder):
-    learner = ShardedLearner(bf16_policy(), sharding=sharding, chunk=4)
-    tensors = {"before": learner.score(micro_batches(1)[0], 1.0).logprobs_BT.detach()}
-    norms = [update(learner, step) for step in (1, 2)]
-    if learner.rank == 0:
-        save_file(tensors, folder / "tensors.safetensors")
-        (folder / "found.json").write_text(json.dumps({"norms": norms}))
-
-
 def put_split_through(sharding, folder):
     """Both processes share every row."""
     learner = ShardedLearner(tiny_policy(), sharding=sharding, chunk=4, sequence_parallel=2)
@@ -184,8 +166,7 @@ def main(folder, names):
     for name in names:
         (folder / name).mkdir(exist_ok=True)
         sharding, _, form = name.partition("-")
-        put = {"": put_through, "4bit": put_4_bit_through, "bf16": put_bf16_through, "split": put_split_through}[form]
-        put(sharding, folder / name)
+        {"": put_through, "4bit": put_4_bit_through, "split": put_split_through}[form](sharding, folder / name)
     dist.destroy_process_group()
 
 
