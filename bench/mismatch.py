@@ -58,9 +58,9 @@ ROOT = Path(__file__).resolve().parent.parent
 Head = Literal["bf16", "fp32"]
 HEAD_TYPES: dict[Head, str] = {"bf16": "bfloat16", "fp32": "float32"}
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # DAPO's
-STARTUP = 600  # seconds
+STARTUP, PATIENT = 600, 3600  # seconds
 RANK, SPREAD = 8, 0.05  # of the made adapter: far from zero, so that its part of the rounding shows
-AS_IT_TRAINS = "as it trains"
+AS_IT_TRAINS, SERVER = "as it trains", "server, head in"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class BenchOptions:
     """Most tokens of each."""
     samples: Path = Path("runs/mismatch")
     """Folder of what was sampled, and of the made adapter."""
-    bar: float = 0.03
+    bar: float = 0.04
     """Largest mean difference, of the trainer as it is from the last server."""
     json: Path | None = None
     """File of figures."""
@@ -124,12 +124,12 @@ def main(bench: BenchOptions) -> None:
     rows = []
     for head in ("given",) if bench.url else bench.heads:
         sampled = sample(bench, base, adapter, head)
-        rows += compare(f"head in {head}", base, adapter, sampled)
+        rows += compare(f"{SERVER} {head}", base, adapter, sampled)
         if bench.json:
             with replacing(bench.json) as file:
                 json.dump([asdict(row) for row in rows], file, indent=1)
     Console(width=120).print(table(rows))
-    [mean] = [row.mean for row in rows if row.server == rows[-1].server and row.trainer == AS_IT_TRAINS]
+    mean = next(row.mean for row in reversed(rows) if row.server.startswith(SERVER) and row.trainer == AS_IT_TRAINS)
     finish([Bar(f"mean difference {mean:.4f}, at most {bench.bar}", float(mean <= bench.bar), 1)])
 
 
@@ -206,7 +206,10 @@ async def draw(bench: BenchOptions, base: str, adapter: Path, url: str) -> list[
         Request(tuple(protocol.prompt(asked[n % len(asked)])), bench.tokens, protocol.stop_ids, n, Sampling(), str(n))
         for n in range(bench.requests)
     ]
-    async with VLLMEngine(EngineOptions(urls=(url,))) as engine, httpx.AsyncClient(base_url=url, timeout=600) as client:
+    async with (
+        VLLMEngine(EngineOptions(urls=(url,), timeout=PATIENT)) as engine,
+        httpx.AsyncClient(base_url=url, timeout=PATIENT) as client,
+    ):
         await engine.load_adapter("mismatch-v000001", adapter)
         samples = await asyncio.gather(*map(engine.generate, requests))
         served = (await client.get("/v1/models")).raise_for_status().json()["data"]
@@ -323,7 +326,8 @@ class ExactHead(RoundedHead):
     """An output layer that takes hidden states in fp32."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return nn.functional.linear(hidden.float(), self.weight.float())
+        logits: Tensor = nn.functional.linear(hidden.float(), self.weight.float())
+        return logits
 
 
 def head_in_bf16(policy: Any) -> None:
@@ -385,7 +389,8 @@ def norms_rounded_once(policy: Any) -> None:
     def forward(norm: Any, hidden: Tensor) -> Tensor:
         wide = hidden.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.variance_epsilon)
-        return (wide * scale * norm.weight.float()).to(hidden.dtype)
+        rounded: Tensor = (wide * scale * norm.weight.float()).to(hidden.dtype)
+        return rounded
 
     for module in policy.modules():
         if hasattr(module, "variance_epsilon"):

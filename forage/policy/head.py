@@ -44,7 +44,7 @@ def _widened(linear: nn.Linear) -> Iterator[None]:
         logits: Tensor = _Product.apply(hidden, weight)  # type: ignore[no-untyped-call]
         return logits if linear.bias is None else logits + linear.bias
 
-    linear.forward = forward  # type: ignore[method-assign]
+    linear.forward = forward  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
