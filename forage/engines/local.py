@@ -26,6 +26,7 @@ from forage.engines.base import EngineError, Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, SlotCache, check_attention
 from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
+from forage.policy.head import fp32_logits
 from forage.policy.logprobs import decoder_and_head
 
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
@@ -257,7 +258,7 @@ class LocalEngine:
         temperatures = torch.tensor(
             [request.sampling.temperature or 1.0 for request in requests], device=hidden_SD.device
         )
-        logprobs_SV = (head(hidden_SD).float() / temperatures[:, None]).log_softmax(-1)
+        logprobs_SV = (fp32_logits(head, hidden_SD) / temperatures[:, None]).log_softmax(-1)
         draws = below_one([float(torch.rand((), dtype=torch.float64, generator=slot.random)) for slot in slots])
         chosen_S = inverse_cdf(logprobs_SV, draws.to(hidden_SD.device))
         greedy = torch.tensor([request.sampling.temperature == 0 for request in requests], device=hidden_SD.device)
