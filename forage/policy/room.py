@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -12,12 +13,17 @@ from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.optimizer import MemoryOptions
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import CONTEXT, GIB, Lora
+from forage.policy.footprint import BF16, CONTEXT, GIB, Footprint, Lora, resident
 from forage.policy.memory import RESERVE, Work, engine, training_settings
 from forage.policy.shapes import ModelShape, shape_of
 
+Offload = Literal["none", "optimizer", "all"]
+LIVE = 300_000_000  # stage3_max_live_parameters of forage/grpo/deepspeed/zero3.json
 
-def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: int, *, plays: bool) -> MemoryOptions:
+
+def fitted(
+    memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: int, *, plays: bool, offload: Offload = "none"
+) -> MemoryOptions:
     """What --token-budget and --gradient-checkpointing leave out, filled in for the GPU; unchanged on a CPU.
 
     `plays`: a LocalEngine will be in this process too.
@@ -31,7 +37,14 @@ def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: i
     work = Work(lora_of(adapter), "nf4" if card.quantized else "bf16", max_tokens)
     # An adapter is merged into a bf16 base, and stays beside a 4-bit one.
     player = replace(engine(shape, work, merged=not card.quantized), context=0)
-    return filled_in(memory, shape, work, free_bytes() - (player.total if plays else 0))
+    room = free_bytes() - (player.total if plays else 0) + spared(resident(shape, work.lora, work.precision), offload)
+    return filled_in(memory, shape, work, room)
+
+
+def spared(kept: Footprint, offload: Offload) -> float:
+    """What of a policy and its optimizer is not on the GPU."""
+    weights = max(0.0, kept.weights - BF16 * LIVE) if offload == "all" else 0.0
+    return weights + (kept.optimizer if offload != "none" else 0.0)
 
 
 def planned_shape(base: str) -> ModelShape | None:
