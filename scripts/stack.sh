@@ -37,6 +37,7 @@ read_settings() { # file
 settings=${ENV_FILE:-.env}
 read_settings "$settings"
 
+[ "${SERVE:-auto}" != auto ] || unset SERVE # left to the plan
 PY=${PY:-.venv/bin/python}
 # The device is found out where this runs, whatever the image was built for; docker compose says which its files are for.
 DEVICE=${DEVICE:-$(nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)}
