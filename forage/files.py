@@ -76,11 +76,23 @@ def _put(partial: Path, folder: Path, *, overwrite: bool) -> None:
 def _exchange(partial: Path, folder: Path) -> None:
     """Swap the two; where the file system can't do that at one stroke, the old one stands aside in between."""
     if not exchange(partial, folder):
-        aside = folder.with_name(f".{folder.name}{ASIDE}")
+        aside = aside_of(folder)
         folder.rename(aside)
         partial.rename(folder)
         sync(folder.parent)
         aside.rename(partial)
+
+
+def aside_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}{ASIDE}")
+
+
+def restore_aside(folder: Path) -> None:
+    """Give a folder its name back if it stood aside for one that never came."""
+    aside = aside_of(folder)
+    if aside.exists() and not folder.exists():
+        aside.rename(folder)
+        sync(folder.parent)
 
 
 def remove_folder(folder: Path) -> None:
@@ -94,11 +106,9 @@ def remove_folder(folder: Path) -> None:
 def clear_leftovers(parent: Path) -> None:
     """Remove the hidden folders that killed processes left; one that stood aside for a new one takes its name again."""
     for left_over in parent.glob(".*"):
-        folder = parent / left_over.name[1:].removesuffix(ASIDE)
-        if left_over.name.endswith(ASIDE) and not folder.exists():
-            left_over.rename(folder)
-            sync(parent)
-        elif left_over.is_dir():
+        if left_over.name.endswith(ASIDE):
+            restore_aside(parent / left_over.name[1:].removesuffix(ASIDE))
+        if left_over.is_dir():
             shutil.rmtree(left_over, ignore_errors=True)
 
 

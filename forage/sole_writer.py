@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forage.disk import make_folder
 from forage.errors import UserError
-from forage.files import ASIDE, locked, remove_folder, replacing_folder
+from forage.files import aside_of, locked, remove_folder, replacing_folder, restore_aside
 
 # The temporary names that forage/files.py gives to what is being written or removed.
 HALF_FILE = re.compile(r"\..+\.\d+\.part")
@@ -79,10 +79,8 @@ def clear_superseded(state: Path) -> None:
 
 def clear_half_made(folder: Path) -> None:
     """Remove what killed processes left half-written beside a folder; an older one that stood aside takes its place."""
-    aside = folder.with_name(f".{folder.name}{ASIDE}")
-    if aside.exists() and not folder.exists():
-        aside.rename(folder)
+    restore_aside(folder)
     for path in folder.parent.glob(".*"):
         half = HALF_FOLDER.fullmatch(path.name)
-        if path.is_dir() and (path == aside or (half and half["name"] == folder.name)):
+        if path.is_dir() and (path == aside_of(folder) or (half and half["name"] == folder.name)):
             shutil.rmtree(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 # Control characters except tab and line break, what overrides the direction of text, and halves of emoji. What joins
@@ -32,6 +34,11 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """`printable` without line breaks."""
     return printable(" ".join(text.splitlines()))
+
+
+def most_parts(parts: Sequence[str], count: Callable[[str], int], most: int) -> int:
+    """How many of the first parts, joined by blanks, count no more than `most`; by halving, as texts may be huge."""
+    return bisect_right(range(1, len(parts) + 1), most, key=lambda number: count(" ".join(parts[:number])))
 
 
 def _shown(found: re.Match[str]) -> str:

@@ -127,6 +127,8 @@ prepare_served=("$PY" -m forage.policy.served_base "$SHARED/models/policy" "$SHA
 vllm=("scripts/vllm_$(default gpu cpu).sh" ${VLLM_ARGS:-})
 rollout=("$PY" grpo_rollout.py --follow "${play[@]}")
 [ "$processes" = 1 ] && train=("$PY") || train=("$PY" -m torch.distributed.run --nproc-per-node "$processes")
+# A trainer that takes turns with the server measures its room itself.
+[[ " ${TRAIN_ARGS:-} " != *" --vllm-sleep "* ]] || PLAN_TRAIN_ARGS=
 train+=(grpo_train.py "${play[@]}" --rollouts service --max-steps "${MAX_STEPS:-200}" --learning-rate "${LEARNING_RATE:-5e-5}"
   --eval-every "${EVAL_EVERY:-$(default 10 0)}" --report-to "${REPORT_TO:-none}" --sharding "$sharding"
   --offload "$OFFLOAD" ${PLAN_TRAIN_ARGS:-} ${TRAIN_ARGS:-})

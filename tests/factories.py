@@ -6,6 +6,7 @@ import numpy as np
 
 from forage.agent.episode import Episode, Search, Turn
 from forage.data.records import Question
+from forage.rollout.run_card import RunCard
 from forage.runs.stats import StepStats
 
 # The example of Episode's docstring, the prompt's tokens 1 to 3.
@@ -32,6 +33,11 @@ STATS = StepStats(
     notes=["half of the groups were flat"],
     seconds={"rollout": 20.5, "step": 31.0},
     memory_gib=1.5,
+)  # fmt: skip
+
+RUN_CARD = RunCard(
+    adapter="v000000", adapter_weights="0123456789abcdef", data={}, embedder="", embedder_weights="", rewards={},
+    weights={}, num_rollouts=2, batch_size=2, seed=0, temperature=1.0, top_p=1.0, top_k=0,
 )  # fmt: skip
 
 QUESTION = Question("q1", "What is gout?", "A disease.")

@@ -67,7 +67,7 @@ def make_learner(policy: Any, sharding: Sharding) -> ShardedLearner:
 
 
 def gradient_norm(scale: Scale, learner: Learner) -> float:
-    """Of an update with the first group's episodes."""
+    """The norm in an update with the first group's episodes."""
     batch = prepare(made_episodes(scale)[: scale.group], OPTIONS)
     context = UpdateContext(OPTIONS, RATE, 1.0, share_prompts=False)
     return update_within(scale.budget, learner, batch, context)["grad_norm"]

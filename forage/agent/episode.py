@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from forage.disk import append
 from forage.errors import UserError
+from forage.files import replacing
 from forage.text import encodable
 
 # answer: the policy gave one; no_action: two turns in a row neither searched nor answered; turns, tokens, turn_tokens:
@@ -112,6 +113,11 @@ def from_json(line: str | bytes) -> Episode:
     for name in ("ids", "mask", "logprobs"):
         row[name] = tuple(row[name])
     return Episode(**row)
+
+
+def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
+    with replacing(path) as file:
+        file.writelines(f"{to_json(episode)}\n" for episode in episodes)
 
 
 def append_episodes(path: Path, episodes: Iterable[Episode]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import dropwhile
@@ -18,6 +17,7 @@ from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import Request, Sample
 from forage.metrics import reciprocal_rank
+from forage.text import most_parts
 
 # Words of a question that a query does not need.
 IDLE = frozenset(
@@ -130,11 +130,6 @@ def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
         if fitting:
             return " ".join(parts[:fitting])
     return " ".join(answer.split()[:1])
-
-
-def most_parts(parts: Sequence[str], count: Callable[[str], int], most: int) -> int:
-    """How many of the first parts fit together into `most` tokens, by halving: some answers are a megabyte long."""
-    return bisect_right(range(1, len(parts) + 1), most, key=lambda number: count(" ".join(parts[:number])))
 
 
 def readable(answer: str, passage: str) -> str:

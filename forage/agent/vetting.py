@@ -15,8 +15,9 @@ from pathlib import Path
 from forage.agent.episode import Episode, read_episodes
 from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_agent
 from forage.agent.protocol import Protocol
-from forage.data.records import Question
+from forage.data.records import Question, read_questions
 from forage.data.relevance import question_key
+from forage.data.splits import read_held_out
 from forage.errors import UserError, flag
 
 
@@ -29,6 +30,12 @@ class Vetting:
     train: Sequence[Question]
     held_out: Sequence[Question]
     keep_malformed: bool = False
+
+    @classmethod
+    def over(cls, data: Path, protocol: Protocol, settings: AgentSettings, *, keep_malformed: bool) -> Vetting:
+        """With the questions of a data folder."""
+        train, held_out = read_questions(data / "train.jsonl"), read_held_out(data)
+        return cls(protocol, settings, train, held_out, keep_malformed)
 
     def read(self, path: Path) -> list[Episode]:
         """The episodes of a file that are fit to learn from; prints how many are not, and why."""

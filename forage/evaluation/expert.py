@@ -33,7 +33,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from forage.agent.episode import Episode, Turn, read_episodes, to_json
+from forage.agent.episode import Episode, Turn, read_episodes, write_episodes
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
 from forage.data.records import Question, read_questions
@@ -41,7 +41,6 @@ from forage.data.splits import check_disjoint, read_held_out
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.outcomes import FUSED
 from forage.evaluation.scorers import Scorer, agreement, confidence, hit_agreement, support
-from forage.files import replacing
 from forage.metrics import token_f1
 from forage.outputs import check_apart
 from forage.policy.card import read_policy_card
@@ -89,8 +88,7 @@ def main(options: Options) -> None:
     print(f"kept {len(best)} of {len(episodes)} episodes" + (f"; left out: {causes}" if causes else ""))
     if not best:
         raise UserError(f"no episode reaches {options.by} {options.min_score}; lower --min-score, or give other files")
-    with replacing(options.out) as file:
-        file.writelines(to_json(episode) + "\n" for episode in best)
+    write_episodes(options.out, best)
     print(f"learn from them: python sft_train.py --num-demonstrations 0 --demonstrations {options.out}")
 
 

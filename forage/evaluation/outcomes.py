@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forage.agent.agent import Agent
-from forage.agent.episode import Episode, append_episodes, read_episodes, to_json
+from forage.agent.episode import Episode, append_episodes, read_episodes, write_episodes
 from forage.data.records import Question
 from forage.disk import append
 from forage.errors import UserError
@@ -120,8 +120,7 @@ class OutcomeLog:
             with replacing(self.outcomes) as file:
                 file.write(whole.decode())
         if any(episode.question_id not in done for episode in self._tried()):
-            with replacing(self.episodes) as file:
-                file.writelines(to_json(e) + "\n" for e in self._tried() if e.question_id in done)
+            write_episodes(self.episodes, (e for e in self._tried() if e.question_id in done))
         return set(done)
 
     def append(self, outcome: Outcome, latency: float, seconds: float) -> None:

@@ -29,10 +29,9 @@ def keep_options(options: EvaluationOptions) -> None:
     """Record the options that must not change in config.json."""
     path = options.output_dir / "config.json"
     kept = {name: value for name, value in plain(options).items() if name not in FREE}
-    if path.exists():
-        now, before = flat(kept), flat(read_config(path, kept, "another --output-dir"))
-        if name := changed(now, before):
-            refuse(options.output_dir, name.rpartition(".")[2], before[name], now[name])
+    before = read_config(path, kept, "another --output-dir") if path.exists() else {}
+    if words := changed(flat(kept), flat(before)):
+        refuse(options.output_dir, words)
     with replacing(path) as file:
         json.dump(kept, file, indent=1)
 
@@ -42,9 +41,9 @@ def keep_agent(settings: AgentSettings, out: Path) -> None:
     if (out / AGENT_FILE).exists():
         before = read_agent(out)
         if name := difference(before, settings):
-            refuse(out, name, getattr(before, name), getattr(settings, name))
+            refuse(out, f"{flag(name)} {getattr(before, name)}, not {getattr(settings, name)}")
     write_agent(settings, out)
 
 
-def refuse(out: Path, name: str, before: object, now: object) -> None:
-    raise UserError(f"{out} was begun with {flag(name)} {before}, not {now}; give that, or another --output-dir")
+def refuse(out: Path, words: str) -> None:
+    raise UserError(f"{out} was begun with {words}; give that, or another --output-dir")

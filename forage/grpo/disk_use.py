@@ -12,7 +12,7 @@ from forage.grpo.retention import kept_versions
 from forage.policy.adapters import versions
 
 TOKEN_BYTES = 8
-"""Of a compressed episode, per token. Where a third of the tokens were sampled, 6.3 were measured."""
+"""What a token takes in a compressed episode. Where a third of the tokens were sampled, 6.3 were measured."""
 
 
 @dataclass(frozen=True)

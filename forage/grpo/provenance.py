@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from forage.agent.episode import Episode
 from forage.errors import UserError
 from forage.grpo.run import Run
-from forage.policy.adapters import DIGITS, adapter_path, newest_adapter, sampled_by, version_name, weights_digest
+from forage.policy.adapters import DIGITS, adapter_path, sampled_by, version_name, weights_digest
 
 
 def check_adapter(run: Run, version: int) -> None:
@@ -52,9 +52,8 @@ def check_sampled(run: Run, episodes: Iterable[Episode]) -> None:
 
 def digests_of(run: Run, version: int) -> set[str]:
     """The digests that episodes of a version may name."""
-    folder, name = run.options.run_dir, version_name(version)
     # Checkpoints of earlier versions of this program name no digests.
-    folders = [adapter_path(folder, version)] if name not in run.digests else []
+    published = run.digests.get(version_name(version)) or weights_digest(adapter_path(run.options.run_dir, version))
     # A worker may have played before the trainer published its first adapter.
-    folders += [newest_adapter(run.options.rollout.policy)] if version == 0 else []
-    return {digest[:DIGITS] for digest in (run.digests.get(name, ""), *map(weights_digest, folders)) if digest}
+    start = run.card.adapter_weights if version == 0 else ""
+    return {digest[:DIGITS] for digest in (published, start) if digest}

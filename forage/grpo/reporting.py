@@ -17,7 +17,6 @@ from forage.grpo.players import PlayedStep
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
 from forage.policy.adapters import adapter_path, sampled_by, version_name
-from forage.rollout.run_card import RunCard
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
@@ -94,13 +93,13 @@ def show(run: Run, stats: StepStats, tracker: Tracker, view: TrainView, schedule
             draw_report(run.options.run_dir, run.history)
 
 
-def report_end(run: Run, card: RunCard) -> None:
+def report_end(run: Run) -> None:
     """Print the held-out rewards before and after training, of those that mean the same in both."""
     known = read_evaluations(run.options.run_dir)
     print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
     if len(known) > 1:
         first, last = known[min(known)], known[max(known)]
-        both = comparable(card, [name for name in first if name in last], min(known))
+        both = comparable(run.card, [name for name in first if name in last], min(known))
         print(f"{len(run.eval_questions)} held-out questions    before    after    (95 % interval)")
         for name in both:
             before, after = first[name], last[name]

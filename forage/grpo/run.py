@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,16 @@ from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.vetting import Vetting
-from forage.data.records import read_answerable, read_questions
-from forage.data.splits import read_held_out, read_training_questions
-from forage.errors import UserError, first_line, flag
+from forage.data.records import read_answerable
+from forage.data.splits import read_training_questions
+from forage.errors import UserError, first_line
 from forage.grpo.guidance import Guide, open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.update import TrainingBatch
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
+from forage.rollout.run_card import RunCard
 from forage.rollout.spread import spread
 from forage.runs.phases import Phases
 from forage.runs.run_folder import changed, flat, plain, start_over
@@ -47,8 +47,7 @@ class Run:
     questions: list[str]
     eval_questions: list[str]
     guide: Guide
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each reward; those left out have 1."""
+    card: RunCard
     digests: dict[str, str] = field(default_factory=dict)
     """By adapter, such as v000007, the digest of the weights that this run published."""
     phases: Phases = field(default_factory=Phases)
@@ -63,10 +62,10 @@ class Run:
         self.step += 1
         self.history.append(stats)
         for question, group in batch.groups().items():
-            self.spreads[question] = spread(group, self.options.update.combine, self.weights)
+            self.spreads[question] = spread(group, self.options.update.combine, self.card.weights)
 
 
-def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner, weights: Mapping[str, float]) -> Run:
+def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner, card: RunCard) -> Run:
     """Resume the run from its last checkpoint, or start a new one."""
     step, saved = load_checkpoint(options, learner)
     history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
@@ -80,7 +79,7 @@ def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner, w
         print(f"resuming from step {step}")
     return Run(
         options, settings, step, **{name: saved[name] for name in KEPT if name in saved}, history=history,
-        questions=train_questions, eval_questions=chosen, guide=guide, weights=weights,
+        questions=train_questions, eval_questions=chosen, guide=guide, card=card,
     )  # fmt: skip
 
 
@@ -91,9 +90,7 @@ def load_checkpoint(options: TrainOptions, learner: Learner) -> tuple[int, dict[
         step, saved = learner.load(state) or (0, {"spreads": {}, "guarded_from": 0, "rollbacks": 0})
     except (SafetensorError, ValueError, KeyError, FileNotFoundError) as error:
         raise UserError(f"{state} is damaged ({first_line(error)}); {start_over(options.run_dir)}") from error
-    before, now = saved.get("options", {}), fixed_options(options)
-    if name := changed(now, before):
-        difference = f"{flag(name.rpartition('.')[2])} {before[name]}, not {now[name]}"
+    if difference := changed(fixed_options(options), saved.get("options", {})):
         raise UserError(f"{state} is of a run with {difference}; give that, or {start_over(options.run_dir)}")
     return step, saved
 
@@ -107,6 +104,5 @@ def fixed_options(options: TrainOptions) -> dict[str, Any]:
 def vetted(path: Path, options: TrainOptions, settings: AgentSettings) -> list[Episode]:
     """The demonstrations of a file that this run's policy may learn from."""
     protocol = Protocol(load_tokenizer(read_policy_card(options.rollout.policy)), settings.passage_tokens)
-    data = options.rollout.data
-    train, held_out = read_questions(data / "train.jsonl"), read_held_out(data)
-    return Vetting(protocol, settings, train, held_out, options.guidance.keep_malformed).read(path)
+    keep_malformed = options.guidance.keep_malformed
+    return Vetting.over(options.rollout.data, protocol, settings, keep_malformed=keep_malformed).read(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import torch
 
 from forage.agent.options import AgentSettings
-from forage.engines.choice import answers
+from forage.engines.choice import answers, with_key
+from forage.engines.sleeping import fall_asleep
 from forage.errors import UserError
 from forage.grpo.disk_use import check_room, disk_use
 from forage.grpo.guards import fault_of
@@ -25,12 +27,12 @@ from forage.grpo.retention import check_pruning, tidy
 from forage.grpo.run import Run, open_run
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
-from forage.policy.adapters import adapter_path, newest_adapter, versions, weights_digest
+from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.policy.card import PolicyCard
 from forage.policy.policy import load_policy
 from forage.policy.room import fitted
 from forage.rollout.plans import plan_path
-from forage.rollout.run_card import RunCard
+from forage.rollout.run_card import RunCard, adapter_of
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.run_folder import plain
@@ -40,7 +42,7 @@ from forage.runs.trackers import open_tracker
 
 def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play, card: RunCard) -> None:
     """Train from the last checkpoint to the last step."""
-    run, run_dir, lead = open_run(options, settings, learner, card.weights), options.run_dir, learner.rank == 0
+    run, run_dir, lead = open_run(options, settings, learner, card), options.run_dir, learner.rank == 0
     rollout, schedule = options.rollout, PlotSchedule()
     check_start(run, learner)
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
@@ -75,7 +77,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
     if lead and run.history:
         tidy(options, run.step)
         draw_report(run_dir, run.history)  # with the last evaluation
-        report_end(run, card)
+        report_end(run)
 
 
 def check_start(run: Run, learner: Learner) -> None:
@@ -92,7 +94,7 @@ def check_start(run: Run, learner: Learner) -> None:
     check_pruning(options)
     tidy(options, run.step)
     if run.step < options.max_steps:
-        start = newest_adapter(options.rollout.policy)
+        start = adapter_of(options.rollout.policy, run.card)
         check_room(disk_use(options, start, run.step, run.settings.max_tokens), options.run_dir)
 
 
@@ -104,6 +106,8 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
     if started_processes() > 1:
         return options
     engine = options.rollout.engine
+    if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
+        asyncio.run(fall_asleep(with_key(engine)))
     plays = options.rollouts == "own" and (
         engine.engine == "local" or (engine.engine == "auto" and not answers(engine))
     )

@@ -31,6 +31,7 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions, UpdateOptions
+from forage.policy.checkpoint import random_states, set_random_states
 from forage.policy.packing import TokenBatch, pack, pack_shared, values_like
 from forage.runs.phases import Phases
 
@@ -174,7 +175,7 @@ def learn_within_memory(
     Epochs before it stay as they are: each has already changed the policy.
     """
     longest = max(len(episode.ids) for episode in (*taught.episodes, *context.demonstrations.episodes))
-    states = random_states(learner.device)
+    states = random_states()
     while True:
         try:
             return learn_epoch(budget, learner, taught, old, context), budget
@@ -186,7 +187,7 @@ def learn_within_memory(
                     "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"
                 ) from error
         torch.cuda.empty_cache()
-        set_random_states(states, learner.device)  # the epoch draws the dropout it would have drawn
+        set_random_states(states)  # the epoch draws the dropout it would have drawn
         budget = max(budget // 2, longest)
         print(f"out of memory: continuing with micro-batches of {budget} tokens", flush=True)
 
@@ -217,17 +218,6 @@ def step(learner: Learner, context: UpdateContext) -> float:
             f"out of memory in the optimizer ({first_line(error)}); share its state between several processes "
             "(--sharding) or keep it on the CPU (--offload optimizer), then re-run the same command to resume"
         ) from error
-
-
-def random_states(device: torch.device) -> list[Tensor]:
-    """Of the CPU, and of the GPU if the policy is on one."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def set_random_states(states: Sequence[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
 
 
 def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisodes:

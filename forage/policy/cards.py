@@ -120,8 +120,8 @@ def planned(options: Options, cards: Cards) -> tuple[Cards, MemoryPlan]:
     if cards.shared and found.arrangement != "awake":
         raise Unplannable(
             f"a card of {gib:.1f} GiB does not hold vLLM and trainer of {options.base} at the same time; take a second "
-            "GPU, a smaller BASE_MODEL or MAX_TOKENS, or train without the stack and in turns "
-            f"(python -m forage.policy.memory --base {options.base} --gpu-gib {gib:.1f} says how)"
+            "GPU, a smaller BASE_MODEL or MAX_TOKENS, or train in turns without the stack (grpo_train.py --vllm-sleep; "
+            f"python -m forage.policy.memory --base {options.base} --gpu-gib {gib:.1f} says with what)"
         )
     if cards.shared and options.vllm_gpu_memory:
         found = replace(found, training=beside(options.vllm_gpu_memory, shape, work, gib))

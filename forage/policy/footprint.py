@@ -67,7 +67,7 @@ class Batch:
 
     rows: int
     tokens: int
-    """Of each row, without the prefix."""
+    """Length of each row, without the prefix."""
     prefix: int = 0
     padded: bool = False
     """Rows of different lengths need a mask, as does a prefix."""

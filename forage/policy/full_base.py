@@ -69,16 +69,12 @@ def check_same(name: str, adapter: Adapter) -> None:
 def hub_folder(name: str) -> Path:
     """The hub's cached copy of a model, downloaded first if it isn't complete."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-        check_folder(folder)
-    except (LocalEntryNotFoundError, UserError) as error:
+    folder = folder_of(name)
+    if folder is None:
         if not hub_reachable():
-            raise UserError(f"model {name!r} is not complete in the cache, and the hub can't be reached") from error
-        other_formats = [f"*{ending}" for ending in WEIGHT_ENDINGS[1:-1]]
-        folder = Path(snapshot_download(name, ignore_patterns=other_formats))
+            raise UserError(f"model {name!r} is not complete in the cache, and the hub can't be reached")
+        folder = Path(snapshot_download(name, ignore_patterns=[f"*{ending}" for ending in WEIGHT_ENDINGS[1:-1]]))
         check_folder(folder)
     return folder
 

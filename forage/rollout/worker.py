@@ -24,7 +24,7 @@ from forage.rollout.options import RUN_FILE, RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.play_options import PlayOptions
 from forage.rollout.rollout import Rollout, open_rollout
-from forage.rollout.run_card import Part, RunCard, disagreement, make_run_card, read_run_card
+from forage.rollout.run_card import Part, RunCard, adapter_of, disagreement, make_run_card, read_run_card
 from forage.rollout.view import RolloutView
 from forage.rollout.worker_name import named_worker
 
@@ -137,8 +137,9 @@ def next_plan(run_dir: Path, max_staleness: int, done: set[Plan]) -> Plan | None
 async def load_newest(rollout: Rollout, run_dir: Path) -> None:
     """Sample with the newest adapter of the run, or with the policy's own if the run has none yet."""
     while True:
-        adapter = newest_adapter(run_dir if versions(run_dir) else rollout.options.policy)
-        version = int(adapter.name[1:]) if versions(run_dir) else 0
+        own = bool(versions(run_dir))
+        adapter = newest_adapter(run_dir) if own else adapter_of(rollout.options.policy, read_run_card(run_dir))
+        version = int(adapter.name[1:]) if own else 0
         try:
             name = served_name(run_dir.name, version, weights_digest(adapter))
             return await rollout.engine.load_adapter(name, adapter)

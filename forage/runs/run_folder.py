@@ -51,12 +51,8 @@ def keep_options(folder: Path, options: Any, free: Sequence[str] = (), way_out: 
     path = folder / "config.json"
     now = plain(options)
     if path.exists():
-        before = read_config(path, now, way_out)
-        old_values, new_values = flat(before), {name: value for name, value in flat(now).items() if name not in free}
-        name = changed(new_values, old_values)
-        if name:
-            option = flag(name.rpartition(".")[2])
-            difference = f"{option} {old_values[name]}, not {new_values[name]}"
+        fixed = {name: value for name, value in flat(now).items() if name not in free}
+        if difference := changed(fixed, flat(read_config(path, now, way_out))):
             raise UserError(f"{folder} was begun with {difference}; give that, or {way_out}")
     else:
         with replacing(folder / "code.diff") as file:
@@ -87,9 +83,13 @@ def plain(options: Any) -> dict[str, Any]:
     return values
 
 
-def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """The first option that differs from before; options that `before` lacks are newer than it and don't count."""
-    return next((name for name, value in now.items() if name in before and value != before[name]), None)
+def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """Words for the first option that differs from before; options that `before` lacks are newer and don't count.
+
+    Example: {"update.epochs": 2} after {"update.epochs": 1} gives "--epochs 1, not 2"; nothing changed gives "".
+    """
+    names = (name for name, value in now.items() if name in before and value != before[name])
+    return next((f"{flag(name.rpartition('.')[2])} {before[name]}, not {now[name]}" for name in names), "")
 
 
 def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:

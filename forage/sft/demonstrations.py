@@ -6,13 +6,12 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from forage.agent.episode import Episode, read_episodes, to_json
+from forage.agent.episode import Episode, read_episodes, write_episodes
 from forage.agent.teacher import accepted, beginnings, best_beginnings, demonstrate
 from forage.agent.vetting import Vetting
-from forage.data.records import Question, read_questions
-from forage.data.splits import read_held_out, read_training_questions
+from forage.data.records import Question
+from forage.data.splits import read_training_questions
 from forage.errors import UserError
-from forage.files import replacing
 from forage.metrics import token_f1
 from forage.policy.adapters import newest_adapter
 from forage.sft.options import SFTOptions
@@ -23,9 +22,7 @@ def get_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
     """Load the demonstrations of an interrupted run, or make and save new ones."""
     path = options.output_dir / "demonstrations.jsonl"
     if not path.exists():
-        made = make_demonstrations(options, player)
-        with replacing(path) as file:
-            file.writelines(f"{to_json(episode)}\n" for episode in made)
+        write_episodes(path, make_demonstrations(options, player))
     demonstrations = list(read_episodes(path))
     vetting_of(options, player).check(path, demonstrations)
     if len(demonstrations) < 2:
@@ -48,9 +45,7 @@ def make_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
 
 
 def vetting_of(options: SFTOptions, player: Player) -> Vetting:
-    """What episodes of files are held against."""
-    train, held_out = read_questions(options.data / "train.jsonl"), read_held_out(options.data)
-    return Vetting(player.protocol, player.settings, train, held_out, options.keep_malformed)
+    return Vetting.over(options.data, player.protocol, player.settings, keep_malformed=options.keep_malformed)
 
 
 def typical_beginnings(options: SFTOptions, questions: Sequence[Question], player: Player) -> dict[str, str] | None:

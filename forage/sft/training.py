@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from forage.agent.episode import Episode, to_json
+from forage.agent.episode import Episode, write_episodes
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import remove_folder, replacing, write_jsonl
@@ -175,9 +175,7 @@ def measure(
     if questions:
         with tempfile.TemporaryDirectory(prefix=".probe.", dir=player.options.output_dir) as folder:
             episodes = player.play(publish_adapter(policy, Path(folder), step), questions, 1, player.options.seed)
-        path = player.options.output_dir / "probes" / f"{step:06d}.jsonl"
-        with replacing(path) as file:
-            file.writelines(f"{to_json(episode)}\n" for episode in episodes)
+        write_episodes(player.options.output_dir / "probes" / f"{step:06d}.jsonl", episodes)
         well_formed = sum(episode.well_formed for episode in episodes) / len(episodes)
         faults.update(fault for e in episodes if not e.well_formed for fault in set(e.faults or [f"stop: {e.stop}"]))
     return Row(step, time.perf_counter() - started, loss, held_out_loss, well_formed, dict(faults))

@@ -16,7 +16,7 @@ def options_of(run_dir, **keep):
 
 
 def test_what_is_still_to_be_written_by_hand(tmp_path):
-    """Of 0 to 20, 0, 10 and the last seven stay, and 0 is there; from step 5, 15 steps and 2 evaluations are left."""
+    """Among 0 to 20, 0, 10 and the last seven stay, and 0 is there; from 5, 15 steps and 2 evaluations are left."""
     start = tmp_path / "v000000"
     start.mkdir()
     (start / "adapter_model.safetensors").write_bytes(b"x" * 1000)

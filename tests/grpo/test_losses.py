@@ -323,7 +323,7 @@ def test_micro_batches_add_up_to_the_whole(masks, options, budget, padding_free,
 
 
 def test_a_filler_counts_no_episode_again():
-    """Of a process that has one micro-batch less than the others."""
+    """A process with one micro-batch less than the others gets a filler."""
     batch = rows(LONG, SHORT)
     zeros_BT = torch.zeros(batch.ids_BT.shape)
     parts = [

@@ -19,7 +19,7 @@ from forage.rollout.plans import Played, open_plans
 from forage.rollout.rollout import open_rollout
 from forage.rollout.worker import load_newest, play_plan
 from forage.runs.stats import read_stats
-from tests.factories import EPISODE
+from tests.factories import EPISODE, RUN_CARD
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 def run_at(options, step, guarded_from=0):
     guide = open_guide(options.guidance, 0, [])
-    return Run(options, AgentSettings(), step, {}, guarded_from, 0, [], [f"q{n}" for n in range(6)], [], guide)
+    return Run(
+        options, AgentSettings(), step, {}, guarded_from, 0, [], [f"q{n}" for n in range(6)], [], guide, RUN_CARD
+    )
 
 
 def by(version, plan):

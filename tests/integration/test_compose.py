@@ -253,7 +253,7 @@ def test_a_server_that_is_up_asks_for_the_key_on_the_loopback_address_only(stack
 
 
 def test_the_days_commands_of_the_operations_page(stack, tmp_path):
-    """Those of docs/operations.md that the other tests have not run."""
+    """The commands of docs/operations.md that the other tests have not run."""
     for name in ("rewards.png", "report.html"):
         stack.compose("cp", f"train:/shared/runs/stack/{name}", tmp_path / name)
         assert (tmp_path / name).stat().st_size > 1000

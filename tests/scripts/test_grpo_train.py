@@ -30,7 +30,7 @@ from forage.policy.policy import load_policy
 from forage.rollout.plans import Plan, open_plans, plan_of, write_plan
 from forage.runs.plots import FIGURES
 from forage.runs.stats import read_stats
-from tests.factories import EPISODE
+from tests.factories import EPISODE, RUN_CARD
 from tests.options import with_options
 from tests.tiny import rewards_of_tokens
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
@@ -497,7 +497,7 @@ def test_a_missing_policy_or_eval_set_is_told(tiny, tmp_path):
 def test_a_plan_is_made_once_and_spare_questions_are_others(tiny, tmp_path):
     options = tiny_options(tiny, tmp_path / "run", replace_flat=2)
     guide = open_guide(options.guidance, 0, [])
-    run = Run(options, AgentSettings(), 0, {}, 0, 0, [], [f"q{n}" for n in range(6)], [], guide)
+    run = Run(options, AgentSettings(), 0, {}, 0, 0, [], [f"q{n}" for n in range(6)], [], guide, RUN_CARD)
     plan = plan_step(run, 0)
     assert isinstance(plan, Plan)
     assert len({*plan.questions, *plan.spare}) == 5

@@ -114,6 +114,8 @@ def test_what_is_set_goes_before_the_plan(tmp_path, cards):
     assert "--sharding zero3" in train
     assert train.endswith("--token-budget 512")
     assert served.endswith("--serve nf4")
+    [train] = shown(tmp_path / "none", "grpo_train.py", TRAIN_ARGS="--rollouts own --vllm-sleep", **cards())
+    assert "--token-budget" not in train  # it measures the room that a sleeping server leaves
 
 
 def test_the_last_of_two_options_counts():
