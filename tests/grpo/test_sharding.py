@@ -12,16 +12,20 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from forage.errors import UserError
+from forage.grpo import strategies
 from forage.grpo.launch import check_sharding
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
 from forage.grpo.sequence_parallel import check_split
 from forage.policy.adapters import adapter_path
+from forage.policy.four_bit import packed_layers
 from tests import ROOT
 from tests.sharding_worker import micro_batches, one_row, tiny_policy, update
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for two processes that do all the work
 SHARDINGS = ("none", "fsdp2", "zero2", "zero3")
+# Policies of earlier versions stored 4-bit weights as bf16.
+FOUR_BIT = (*(f"{sharding}-4bit" for sharding in SHARDINGS), "fsdp2-4bitbefore", "zero3-4bitbefore")
 SPLIT = ("none-split", "zero2-split", "fsdp2-split")
 
 
@@ -38,7 +42,7 @@ def torchrun(*arguments, processes=2):
 def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharding")
     tiny_policy(checkpointing=False).unload().save_pretrained(folder / "base")
-    torchrun("tests/sharding_worker.py", folder, *SHARDINGS, *(f"{sharding}-4bit" for sharding in SHARDINGS), *SPLIT)
+    torchrun("tests/sharding_worker.py", folder, *SHARDINGS, *FOUR_BIT, *SPLIT)
     return folder
 
 
@@ -100,17 +104,36 @@ def test_scores_norms_and_updates_are_those_of_one_process(ran, alone, sharding)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_over_a_4_bit_base_too(ran, sharding):
+@pytest.mark.parametrize("name", FOUR_BIT)
+def test_over_a_4_bit_base_too(ran, name):
+    """One process has bytes; where weights are sharded, the same bytes are called bf16."""
     learner = Learner(tiny_policy(four_bit=ran / "base"))
+    assert {layer.weight.dtype for layer in packed_layers(learner.policy)} == {torch.uint8}
+    with torch.no_grad():
+        before_BT = learner.score(micro_batches(1)[0], 1.0).logprobs_BT
+    gathered = tensors(ran, name, "")
+    torch.testing.assert_close(gathered.pop("before"), before_BT, atol=1e-6, rtol=1e-6)
     norms = [update(learner, step) for step in (1, 2)]
-    assert found(ran, f"{sharding}-4bit")["norms"] == pytest.approx(norms, rel=1e-5)
+    assert found(ran, name)["norms"] == pytest.approx(norms, rel=1e-5)
     # Gradients are compared by their mean: AdamW's steps are as long for gradients that are nothing but rounding.
     means = {str(n): learner.optimizer.state[weight]["exp_avg"] for n, weight in enumerate(learner.weights)}
-    assert_close(tensors(ran, f"{sharding}-4bit", ""), means)
-    for held_model, _ in found(ran, f"{sharding}-4bit")["held"]:
-        whole = sum(weight.numel() for weight in learner.policy.parameters())
-        assert held_model == pytest.approx(whole / (1 if sharding in ("none", "zero2") else 2), rel=0.1)
+    assert_close(gathered, means)
+    whole = sum(weight.numel() * weight.element_size() for weight in learner.policy.parameters())
+    for held_bytes in found(ran, name)["bytes"]:
+        assert held_bytes == pytest.approx(whole / (1 if name.startswith(("none", "zero2")) else 2), rel=0.1)
+
+
+def test_before_weights_are_sharded_their_scales_are_on_the_processs_device(monkeypatch, tmp_path):
+    """The device meta stands in for a GPU: there DeepSpeed moves the weights itself, but not their scales."""
+    tiny_policy(checkpointing=False).unload().save_pretrained(tmp_path)
+    policy = tiny_policy(four_bit=tmp_path)
+    monkeypatch.setattr(strategies, "process_device", lambda: torch.device("meta"))
+    layers = list(packed_layers(policy))
+    strategies.make_shardable(policy)
+    assert len(layers) == 14
+    assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
+    assert {layer.quant_state.absmax.device.type for layer in layers} == {"meta"}
+    assert {layer.weight.quant_state.state2.absmax.device.type for layer in layers} == {"meta"}
 
 
 @pytest.mark.slow
