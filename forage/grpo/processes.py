@@ -25,7 +25,8 @@ def join_processes() -> None:
     alone: dict[str, Any] = {}
     if started_processes() == 1:
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
-        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # in memory: there is no port to agree on
+        # In memory, so that there is no port to agree on.
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
     if not torch.cuda.is_available():
         dist.init_process_group("gloo", timeout=PATIENCE, **alone)
         return

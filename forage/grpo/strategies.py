@@ -14,8 +14,9 @@ parallelism. Called directly, what the tests shard on CPUs, over gloo, is the co
 
 The loss is already divided by the totals over all processes, so gradients are summed; DeepSpeed and FSDP2 would average
 them. Weights keep the type they were loaded in (a base in bf16, an adapter in fp32), as in one process, so that a run's
-figures don't depend on the sharding. In deepspeed/zero3.json no weight persists: a persistent one would be kept whole
-by every process, and swapping in the reference adapter swaps parts only.
+figures don't depend on the sharding; where a 4-bit base is sharded, its bytes are only called bf16. In
+deepspeed/zero3.json no weight persists: a persistent one would be kept whole by every process, and swapping in the
+reference adapter swaps parts only.
 
 Every process loads the whole base into its own CPU memory before it is sharded (a 7B in bf16: 15 GB each). GPUs only
 ever hold their part, and temporarily one layer (fsdp2) or a few weights (zero3; deepspeed/zero3.json says how many).
@@ -43,6 +44,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from forage.grpo.launch import Offload, Sharding
 from forage.grpo.learner import Scorer
 from forage.grpo.processes import process_device
+from forage.policy.four_bit import move_scales, store_as
 from forage.policy.packing import TokenBatch
 
 CONFIGS = Path(__file__).parent / "deepspeed"
@@ -167,6 +169,7 @@ class FullyShardedDataParallel(Replicated):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        make_shardable(scorer)
         mesh = init_device_mesh(process_device().type, (dist.get_world_size(),))
         for layer in scorer.policy.get_base_model().get_decoder().layers:
             fully_shard(layer, mesh=mesh)
@@ -292,6 +295,7 @@ class Zero3(Zero2):
     """DeepSpeed's ZeRO-3, with torch's AdamW."""
 
     def _partition(self, scorer: Scorer, config: dict[str, Any]) -> None:
+        make_shardable(scorer)
         # Weight by weight, from CPU memory: initialize() would move the whole model to the GPU first.
         _deepspeed().zero.Init(module=scorer, config_dict_or_path=config)
         for buffer in scorer.buffers():
@@ -320,6 +324,12 @@ class Zero3(Zero2):
         self.deepspeed_utils.safe_set_local_fp32_param(weight, value)
         for name, moment in zip(MOMENTS, moments, strict=True):
             self.deepspeed_utils.safe_set_local_optimizer_state(weight, moment, name)
+
+
+def make_shardable(model: nn.Module) -> None:
+    """Call 4-bit weights bf16, and bring their scales to this process's device: DeepSpeed moves only the weights."""
+    store_as(model, torch.bfloat16)
+    move_scales(model, process_device())
 
 
 def _full(tensor: Tensor) -> Tensor:

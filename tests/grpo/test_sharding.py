@@ -15,12 +15,14 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from forage.errors import UserError
+from forage.grpo import strategies
 from forage.grpo.launch import check_sharding
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
 from forage.grpo.options import TrainOptions
 from forage.grpo.sequence_parallel import check_split
 from forage.policy.adapters import adapter_path
+from forage.policy.four_bit import packed_layers
 from tests import ROOT
 from tests.sharding_worker import micro_batches, one_row, prompt_updates, tiny_policy, update
 
@@ -30,6 +32,11 @@ OFFLOADED = ("zero2+optimizer", "zero3+optimizer", "zero3+all")
 SPLIT = ("none-split", "zero2-split", "fsdp2-split")
 PROMPTS = ("none-prompts", "zero2-prompts", "zero3-prompts", "zero3+all-prompts")
 BOTH = [(processes, name) for processes in (2, 1) for name in (*SHARDINGS, *OFFLOADED)]
+# Policies of earlier versions stored 4-bit weights as bf16.
+FOUR_BIT = [
+    *((processes, f"{name}-4bit") for processes, name in BOTH),
+    *((processes, name) for processes in (2, 1) for name in ("fsdp2-4bitbefore", "zero3-4bitbefore")),
+]
 TITLES = {
     "none": "plain data parallelism", "fsdp2": "FSDP2", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
     "zero2+optimizer": "ZeRO-2, optimizer on the CPU", "zero3+optimizer": "ZeRO-3, optimizer on the CPU",
@@ -52,9 +59,8 @@ def ran(tmp_path_factory):
     folders = {processes: tmp_path_factory.mktemp("sharding") for processes in (1, 2)}
     for processes, folder in folders.items():
         tiny_policy(checkpointing=False).unload().save_pretrained(folder / "base")
-        names = [name for count, name in BOTH if count == processes]
-        more = SPLIT if processes == 2 else PROMPTS
-        start(folder, *names, *(f"{name}-4bit" for name in names), *more, processes=processes)
+        names = [name for count, name in (*BOTH, *FOUR_BIT) if count == processes]
+        start(folder, *names, *(SPLIT if processes == 2 else PROMPTS), processes=processes)
     return folders
 
 
@@ -116,17 +122,36 @@ def test_scores_norms_and_updates_are_those_of_one_process(ran, alone, processes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "name"), BOTH)
+@pytest.mark.parametrize(("processes", "name"), FOUR_BIT)
 def test_over_a_4_bit_base_too(ran, processes, name):
+    """The plain learner has bytes; where weights are sharded, the same bytes are called bf16."""
     learner = Learner(tiny_policy(four_bit=ran[processes] / "base"))
+    assert {layer.weight.dtype for layer in packed_layers(learner.policy)} == {torch.uint8}
+    with torch.no_grad():
+        before_BT = learner.score(micro_batches(1)[0], 1.0).logprobs_BT
+    gathered = tensors(ran[processes], name, "")
+    torch.testing.assert_close(gathered.pop("before"), before_BT, atol=1e-6, rtol=1e-6)
     norms = [update(learner, step) for step in (1, 2)]
-    assert found(ran[processes], f"{name}-4bit")["norms"] == pytest.approx(norms, rel=1e-5)
+    assert found(ran[processes], name)["norms"] == pytest.approx(norms, rel=1e-5)
     # Gradients are compared by their mean: AdamW's steps are as long for gradients that are nothing but rounding.
     means = {str(n): learner.optimizer.state[weight]["exp_avg"] for n, weight in enumerate(learner.weights)}
-    assert_close(tensors(ran[processes], f"{name}-4bit", ""), means)
-    for held_model, _ in found(ran[processes], f"{name}-4bit")["held"]:
-        whole = sum(weight.numel() for weight in learner.policy.parameters())
-        assert held_model == pytest.approx(whole / (processes if in_parts(name) else 1), rel=0.1)
+    assert_close(gathered, means)
+    whole = sum(weight.numel() * weight.element_size() for weight in learner.policy.parameters())
+    for held_bytes in found(ran[processes], name)["bytes"]:
+        assert held_bytes == pytest.approx(whole / (processes if in_parts(name) else 1), rel=0.1)
+
+
+def test_before_weights_are_sharded_their_scales_are_on_the_processs_device(monkeypatch, tmp_path):
+    """The device meta stands in for a GPU: there DeepSpeed moves the weights itself, but not their scales."""
+    tiny_policy(checkpointing=False).unload().save_pretrained(tmp_path)
+    policy = tiny_policy(four_bit=tmp_path)
+    monkeypatch.setattr(strategies, "process_device", lambda: torch.device("meta"))
+    layers = list(packed_layers(policy))
+    strategies.make_shardable(policy)
+    assert len(layers) == 14
+    assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
+    assert {layer.quant_state.absmax.device.type for layer in layers} == {"meta"}
+    assert {layer.weight.quant_state.state2.absmax.device.type for layer in layers} == {"meta"}
 
 
 @pytest.mark.slow
