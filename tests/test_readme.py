@@ -23,6 +23,7 @@ from forage.agent.combination import reward_matrix
 from forage.agent.episode import Episode
 from forage.cli import flags_of
 from forage.data.records import Document, Question, read_questions
+from forage.policy import memory
 from tests import ROOT
 
 README = ROOT / "README.md"
@@ -305,6 +306,26 @@ def test_every_benchmark_is_on_its_page():
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     modules = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()}
     assert not [module for module in modules if f"`python -m bench.{module}" not in page]
+
+
+def test_the_table_of_memory_is_what_the_command_prints(capsys):
+    page = (ROOT / "docs" / "training.md").read_text()
+    table = page[page.index("| GiB at the peak |") :].split("\n\n")[0].splitlines()
+    sizes = [int(cell.removesuffix(" GiB")) for cell in cells(table[0])[1:]]
+    rows = {cells(line)[0]: cells(line)[1:] for line in table[2:]}
+    assert sizes == [24, 48, 80]
+    for place, gib in enumerate(sizes):
+        options = memory.Options(gpu_gib=gib)
+        memory.main(options)
+        [total] = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["total"]]
+        assert [row[place] for row in rows.values()] == total
+        shape = memory.shape_of(options.base)
+        work = options.work(shape)
+        assert list(rows) == list(memory.stages(shape, work, memory.plan(shape, gib, work), gib))
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 # Snippets
