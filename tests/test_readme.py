@@ -226,7 +226,7 @@ def test_make_commands_are_targets_and_scripts_exist(page):
 
 def flags():
     """Every flag of every script and of MODULES, --no-x of switches among them."""
-    found = {"--help", "--help-all", "--config"}
+    found = {"--help", "--help-all", "--config", "--preset"}
     for script in (*(path.stem for path in ROOT.glob("*.py")), *MODULES):
         options = options_of(script)
         for one in typing.get_args(options) or (options,):
