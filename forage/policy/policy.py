@@ -52,6 +52,9 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
         return model.dequantize().to(dtype)
     if card.quantized:
         store_as(model, torch.uint8)  # earlier versions stored bf16
+        for weight in model.parameters():  # transformers leaves those of a 4-bit base as they are stored
+            if weight.is_floating_point():
+                weight.data = weight.data.to(dtype)
         keep_trainable(model)
     return model
 

@@ -110,6 +110,7 @@ def test_forward_and_backward_pass_and_the_unpacked_base_have_the_same_weights(m
     card = replace(read_policy_card(made), dtype=dtype)
     whole = load_base(card, dequantize=True)
     base, kind = load_base(card), getattr(torch, dtype)
+    assert {weight.dtype for weight in base.parameters()} == {torch.uint8, kind}
     checked = 0
     for name, layer in base.named_modules():
         if layer in set(packed_layers(base)):
@@ -122,6 +123,7 @@ def test_forward_and_backward_pass_and_the_unpacked_base_have_the_same_weights(m
             assert torch.equal(rows_OI.grad, weight_OI)
             checked += 1
     assert checked == 2 * 7
+    torch.testing.assert_close(scores(base), scores(whole), atol=1e-6, rtol=1e-6)
 
 
 def test_every_scale_goes_to_the_device(made):
