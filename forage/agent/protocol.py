@@ -19,25 +19,12 @@ from functools import cached_property
 from typing import Any
 
 from forage.agent.control import ControlTokens, control_tokens
+from forage.agent.prompts import RULE, TASK, worded
 from forage.errors import UserError
 from forage.text import encodable
 
 TOOL_NAME = "search"
-SEARCH_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": TOOL_NAME,
-        "description": "Finds passages of a medical library.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "description": "What to look for, in a few words."}},
-            "required": ["query"],
-        },
-    },
-}
-TASK = (
-    "Answer the medical question from a library: search it first, then write the answer between <answer> and </answer>."
-)
+TOOL_DESCRIPTION = "Finds passages of a {subject}library."
 # Used where the chat template can't describe tools in this form; other templates describe them as in training.
 # It is short because it is part of every prompt.
 TOOL_TEXT = (
@@ -155,6 +142,9 @@ class Protocol:
     passage_tokens: int = 120
     """Each passage of a response is cut to this many tokens."""
     task: str = TASK
+    """The system prompt begins with it; RULE follows."""
+    instruction: str = ""
+    """Said instead of the task and RULE."""
     _delimiters: tuple[str, str, str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -188,8 +178,9 @@ class Protocol:
     def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
         """Render a conversation; the template itself describes the tool if it can, else the system prompt does."""
         if self._describes_tools:
-            return self._apply([{"role": "system", "content": self.task}, *messages], generation, tools=[SEARCH_TOOL])
-        text = f"{self.task}\n{TOOL_TEXT}"
+            told = {"role": "system", "content": self._instruction}
+            return self._apply([told, *messages], generation, tools=[self.tool])
+        text = self.system_prompt
         rendered = self._apply([{"role": "system", "content": text}, *messages], generation)
         if text in rendered:
             return rendered
@@ -200,9 +191,34 @@ class Protocol:
     @cached_property
     def _describes_tools(self) -> bool:
         """Whether the template describes tools with Hermes calls; others, such as Llama 3's, have another format."""
-        messages = [{"role": "system", "content": self.task}, {"role": "user", "content": QUESTION_SLOT}]
-        own = self._apply(messages, True, tools=[SEARCH_TOOL])
-        return "<tool_call>" in own and SEARCH_TOOL["function"]["description"] in own
+        messages = [{"role": "system", "content": self._instruction}, {"role": "user", "content": QUESTION_SLOT}]
+        own = self._apply(messages, True, tools=[self.tool])
+        return "<tool_call>" in own and self.tool["function"]["description"] in own
+
+    @property
+    def _instruction(self) -> str:
+        return self.instruction or self.task + RULE
+
+    @property
+    def system_prompt(self) -> str:
+        """What the policy is told first; a template that describes the tool itself says so in its own words."""
+        return self._instruction if self._describes_tools else f"{self._instruction}\n{TOOL_TEXT}"
+
+    @property
+    def tool(self) -> dict[str, Any]:
+        """The search tool, for templates that describe tools."""
+        return {
+            "type": "function",
+            "function": {
+                "name": TOOL_NAME,
+                "description": worded(TOOL_DESCRIPTION, self.task),
+                "parameters": {
+                    "type": "object",
+                    "properties": {"query": {"type": "string", "description": "What to look for, in a few words."}},
+                    "required": ["query"],
+                },
+            },
+        }
 
     def _apply(self, messages: list[dict[str, str]], generation: bool, **more: Any) -> str:
         from jinja2.exceptions import TemplateError

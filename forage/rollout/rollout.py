@@ -123,7 +123,7 @@ async def open_rollout(
     options.check()
     card = read_policy_card(options.policy)
     store = DocumentStore.open(options.data / "store")
-    protocol = Protocol(load_tokenizer(card), settings.passage_tokens)
+    protocol = Protocol(load_tokenizer(card), settings.passage_tokens, settings.task)
     async with open_engine(options.engine, card, options.concurrent_episodes, settings.max_tokens) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
         yield Rollout(options, settings, engine, protocol, store, make_rewards(opened))
