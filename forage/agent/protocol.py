@@ -21,7 +21,7 @@ from typing import Any
 from forage.agent.control import ControlTokens, control_tokens
 from forage.agent.prompts import RULE, TASK, worded
 from forage.errors import UserError
-from forage.text import encodable
+from forage.text import encodable, titled
 
 TOOL_NAME = "search"
 TOOL_DESCRIPTION = "Finds passages of a {subject}library."
@@ -177,19 +177,22 @@ class Protocol:
 
     def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
         """Render a conversation; the template itself describes the tool if it can, else the system prompt does."""
-        if self._describes_tools:
-            told = {"role": "system", "content": self._instruction}
-            return self._apply([told, *messages], generation, tools=[self.tool])
-        text = self.system_prompt
-        rendered = self._apply([{"role": "system", "content": text}, *messages], generation)
-        if text in rendered:
-            return rendered
-        # Some templates have no system turn; then the text goes before the first question.
-        first = {"role": "user", "content": f"{text}\n\n{messages[0]['content']}"}
-        return self._apply([first, *messages[1:]], generation)
+        more = {"tools": [self.tool]} if self.describes_tools else {}
+        return self._apply([*self.opening(messages[0]["content"]), *messages[1:]], generation, **more)
+
+    def opening(self, question: str) -> list[dict[str, str]]:
+        """The messages with which a conversation begins. Where a template has no system turn, the question says it."""
+        if self._has_system_turn:
+            return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
+        return [{"role": "user", "content": f"{self.system_prompt}\n\n{question}"}]
 
     @cached_property
-    def _describes_tools(self) -> bool:
+    def _has_system_turn(self) -> bool:
+        messages = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": QUESTION_SLOT}]
+        return self.describes_tools or self.system_prompt in self._apply(messages, True)
+
+    @cached_property
+    def describes_tools(self) -> bool:
         """Whether the template describes tools with Hermes calls; others, such as Llama 3's, have another format."""
         messages = [{"role": "system", "content": self._instruction}, {"role": "user", "content": QUESTION_SLOT}]
         own = self._apply(messages, True, tools=[self.tool])
@@ -202,7 +205,7 @@ class Protocol:
     @property
     def system_prompt(self) -> str:
         """What the policy is told first; a template that describes the tool itself says so in its own words."""
-        return self._instruction if self._describes_tools else f"{self._instruction}\n{TOOL_TEXT}"
+        return self._instruction if self.describes_tools else f"{self._instruction}\n{TOOL_TEXT}"
 
     @property
     def tool(self) -> dict[str, Any]:
@@ -301,7 +304,7 @@ class Protocol:
         return "\n".join(shown) or "nothing found"
 
     def _shown(self, passage: Passage) -> str:
-        text = " ".join(f"{passage.title}: {passage.text}".split())
+        text = " ".join(titled(passage.title, passage.text).split())
         return self._cut(self.harmless(text[: self._passage_room]))
 
     def harmless(self, text: str) -> str:

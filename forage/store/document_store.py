@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from forage.data.chunking import Chunk, chunk_document
-from forage.data.records import Document
+from forage.data.records import Document, as_document
 from forage.disk import make_folder
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
@@ -90,13 +91,20 @@ class DocumentStore:
 
     @classmethod
     def build(
-        cls, path: Path | str, documents: Sequence[Document], options: StoreOptions | None = None
+        cls,
+        path: Path | str,
+        documents: Iterable[Document | str | Mapping[str, Any]],
+        options: StoreOptions | None = None,
     ) -> DocumentStore:
         """Make the store at `path`, or bring it up to date; only chunks without a vector are embedded.
 
-        So the same call resumes a killed build, and adding a document costs only its own chunks.
+        So the same call resumes a killed build, and adding a document costs only its own chunks. A document may also be
+        a text, or a dictionary with "text" and maybe "id" and "title"; without an id, it has its place as one, from 0.
         """
         path, options = Path(path), options or StoreOptions()
+        if isinstance(documents, str | Mapping):
+            raise UserError("build takes a list of documents; give [document] for a single one")
+        documents = [as_document(document, number) for number, document in enumerate(documents)]
         if not documents:
             raise UserError("no documents to build a store from")
         check_place(path)
@@ -146,21 +154,30 @@ class DocumentStore:
 
     # Searching
 
+    @overload
+    def search(self, queries: str, k: int = 5, mode: Mode = "hybrid", **more: Any) -> list[Hit]: ...
+    @overload
+    def search(self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", **more: Any) -> list[list[Hit]]: ...
     def search(
         self,
-        queries: Sequence[str],
+        queries: str | Sequence[str],
         k: int = 5,
         mode: Mode = "hybrid",
         *,
         fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
         query_vectors: NDArray[np.float32] | None = None,
         reranker: Reranker | None = None,
-    ) -> list[list[Hit]]:
+    ) -> list[Hit] | list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank query.
+
+        A list of queries gives a list of hits for each; a single text gives its hits.
 
         `query_vectors` are the queries' embeddings, if the caller has them already. A `reranker` reorders the first
         `fusion.depth` results of any mode.
         """
+        if isinstance(queries, str):
+            more = {"fusion": fusion, "query_vectors": query_vectors, "reranker": reranker}
+            return self.search([queries], k, mode, **more)[0]
         wanted = max(k, fusion.depth) if reranker else k
         rankings = self.rank(queries, wanted, mode, fusion=fusion, query_vectors=query_vectors)
         if reranker:
@@ -177,6 +194,8 @@ class DocumentStore:
         query_vectors: NDArray[np.float32] | None = None,
     ) -> list[Ranking]:
         """Like `search`, but returns chunk numbers and scores. Equal queries in a batch are ranked once."""
+        if isinstance(queries, str):
+            raise UserError("rank takes a list of queries; give [query] for a single one")
         if k < 1:
             raise UserError(f"k {k} must be at least 1")
         fusion.check()

@@ -246,6 +246,11 @@ def test_harmless_text_has_no_control_token(protocol, text):
     assert not set(ids) & set(tokenizer.added_tokens_decoder)
 
 
+def test_a_passage_without_a_title_is_shown_without_one(tiny_protocol):
+    passages = [Passage("", "Water it."), Passage("Garlic", "Plant it.")]
+    assert tiny_protocol.show(passages) == "[1] Water it.\n[2] Garlic: Plant it."
+
+
 def test_passages_are_numbered_and_cut_to_their_tokens(tokenizer):
     protocol = Protocol(tokenizer, passage_tokens=4)
     assert protocol.show([]) == "nothing found"
