@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from forage.cli import run_script
 from forage.data.chunking import chunk_ids_by_document
 from forage.data.options import DatasetOptions
-from forage.data.records import Document, Question
+from forage.data.records import Question
 from forage.data.relevance import make_questions, split_by_document
 from forage.data.rewriter_data import RewriterData, export_rewriter_data, import_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
@@ -33,7 +33,7 @@ from forage.store.options import StoreOptions
 from forage.text import one_line
 
 if TYPE_CHECKING:
-    from forage.data.corpus import Corpus
+    from forage.data.corpus import Corpus, Dataset
     from forage.store.document_store import DocumentStore
 
 TOP = (
@@ -96,18 +96,19 @@ def write_corpus(corpus: Corpus, options: Options) -> None:
 
 def load_or_scrape_documents(
     dataset_name: str, cache_dir: Path | str, content_dir: Path | str, batch_size: int = 100, skip_existing: bool = True
-) -> list[Document]:
-    """The documents of a data set: its pages where they can be fetched, its own answers for the rest."""
-    scraping = ScrapeOptions(batch_size=batch_size)
-    scraping.check()
-    from forage.data.corpus import load_corpus
+) -> Dataset:
+    """A data set's documents, its pages where they can be fetched and its own answers for the rest, and its questions.
 
-    return load_corpus(
-        DatasetOptions(
-            dataset_name, cache_dir=Path(cache_dir), content_dir=Path(content_dir), skip_existing=skip_existing,
-            scraping=scraping,
-        )
-    ).library.documents  # fmt: skip
+    `dataset.documents` and `dataset.questions` are lists of the records of forage/data/records.py.
+    """
+    options = DatasetOptions(
+        dataset_name, cache_dir=Path(cache_dir), content_dir=Path(content_dir), skip_existing=skip_existing,
+        scraping=ScrapeOptions(batch_size=batch_size),
+    )  # fmt: skip
+    options.scraping.check()
+    from forage.data.corpus import dataset_of, load_corpus
+
+    return dataset_of(load_corpus(options))
 
 
 def write_questions(

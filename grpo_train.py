@@ -20,6 +20,7 @@ from forage.agent.options import write_agent
 from forage.cli import run_script
 from forage.grpo.launch import process_rank
 from forage.grpo.options import FREE, TrainOptions
+from forage.grpo.presets import PRESETS
 from grpo_rollout import get_reward_functions
 
 
@@ -66,4 +67,4 @@ RENAMED = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, renamed=RENAMED)
+    run_script(main, __doc__, top=TOP, renamed=RENAMED, presets=PRESETS)

@@ -14,10 +14,10 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -40,15 +40,17 @@ def run_script(
     *,
     top: Sequence[str] = (),
     renamed: Mapping[str, str] | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Parse the command line into the dataclass that main takes, and call main with it.
 
-    `top` are the flags that --help shows; `renamed` maps flags of earlier versions to their new names. A UserError, or
-    a full or read-only disk, ends the script with one line and status 1.
+    `top` are the flags that --help shows; `renamed` maps flags of earlier versions to their new names; `presets` are
+    the options that each `--preset NAME` stands for. A UserError, or a full or read-only disk, ends the script with one
+    line and status 1.
     """
     try:
         with sigterm_unwinds():
-            run(main, sys.argv[1:], description or "", top, renamed or {})
+            run(main, sys.argv[1:], description or "", top, renamed or {}, presets or {})
     except UserError as error:
         sys.exit(f"error: {one_line(str(error))}")
     except OSError as error:
@@ -88,14 +90,14 @@ def sigterm_unwinds() -> Iterator[None]:
 
 def run(
     main: Callable[..., Any], arguments: Sequence[str], description: str, top: Sequence[str],
-    renamed: Mapping[str, str],
+    renamed: Mapping[str, str], presets: Mapping[str, Mapping[str, Any]],
 ) -> None:  # fmt: skip
     options = next(iter(get_type_hints(main).values()))  # document_store.py: a union of dataclasses, one per subcommand
     if isinstance(options, type) and {"-h", "--help", "--help-all"} & set(arguments):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--help-all | head` ends quietly
-        print(help_text(options, description, () if "--help-all" in arguments else top))
+        print(help_text(options, description, () if "--help-all" in arguments else top, presets))
         return
-    arguments = with_config(arguments)
+    arguments = with_preset(with_config(arguments), presets)
     refuse_old_names(arguments, renamed)
     if isinstance(options, type):
         arguments = with_values(arguments, options)
@@ -152,7 +154,7 @@ class Flag:
     group: str
 
 
-def help_text(options: type, description: str, top: Sequence[str]) -> str:
+def help_text(options: type, description: str, top: Sequence[str], presets: Iterable[str] = ()) -> str:
     """The help with the flags of `top` in that order, or with all flags by group if `top` is empty."""
     flags = list(flags_of(options))
     script = Path(sys.argv[0]).name
@@ -168,6 +170,8 @@ def help_text(options: type, description: str, top: Sequence[str]) -> str:
             heading = f"{group.rstrip('.')}:"
             parts.append("\n".join([heading, *(_entry(flag) for flag in flags if flag.group == group)]))
         parts.append("--config FILE reads any of these from a YAML file, a line `max_steps: 100` each.")
+    if presets:
+        parts.append(f"--preset {'|'.join(presets)} sets what that method is known for; other flags win over it.")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -268,8 +272,33 @@ def with_config(arguments: Sequence[str]) -> list[str]:
     if place + 1 == len(arguments):
         raise UserError("--config needs the path of a YAML file")
     rest = [*arguments[:place], *arguments[place + 2 :]]
-    given = {argument.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for argument in rest}
-    return [*_from_file(Path(arguments[place + 1]), given), *rest]
+    return [*_from_file(Path(arguments[place + 1]), _given(rest)), *rest]
+
+
+def with_preset(arguments: Sequence[str], presets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Replace `--preset NAME` by its options; all other flags win.
+
+    Example: ["--preset", "dapo", "--beta", "0.01"], where dapo sets beta to 0 and clip_high to 0.28, becomes
+    ["--clip-high", "0.28", "--beta", "0.01"].
+    """
+    places = [place for place, argument in enumerate(arguments) if argument.split("=")[0] == "--preset"]
+    if not places or not presets:
+        return list(arguments)
+    *_, place = places
+    flag, _, name = arguments[place].partition("=")
+    rest = [*arguments[:place], *arguments[place + (1 if name else 2) :]]
+    name = name or " ".join(arguments[place + 1 : place + 2])
+    if name not in presets:
+        raise UserError(f"{flag} {name} is unknown; give one of {', '.join(presets)}")
+    given = _given(rest)
+    options = ((f"--{option.replace('_', '-')}", value) for option, value in presets[name].items())
+    chosen = [_as_arguments(option, value) for option, value in options if option not in given]
+    return [*chain.from_iterable(chosen), *rest]
+
+
+def _given(arguments: Sequence[str]) -> set[str]:
+    """The flags among the arguments. Example: ["--no-pool", "--k=3"] gives {"--pool", "--k"}."""
+    return {argument.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for argument in arguments}
 
 
 def _from_file(path: Path, given: set[str]) -> Iterator[str]:

@@ -28,7 +28,11 @@ class MisbehavingVLLM:
     """`plan` holds what the next completions do, after which all succeed: a status, or one of
 
     cut (half a body), hang (nothing for a second), drip (a byte at a time, for ever), html (a proxy's page), redirect,
-    or a dictionary of changes to the choice.
+    or a dictionary of changes to the choice. `says` makes the choice of a completion otherwise, from the body.
+
+    `sleep_mode` is True with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, False with the latter alone (then it says
+    that it sleeps and frees nothing, as the real server does), None without both. `turns` lists what happened in turn.
+    While it sleeps, completions wait; loading an adapter ends a real server, so here it does too.
     """
 
     def __init__(self):
@@ -36,6 +40,10 @@ class MisbehavingVLLM:
         self.raced = self.refused = self.ignores_adapters = False
         self.folders, self.card = {}, {"root": "", "max_model_len": 4096}
         self.busy, self.loading, self.mode, self.listing = 0, [], "processed_logprobs", None
+        self.says = lambda body: {}
+        self.sleep_mode, self.asleep, self.turns, self.refusals, self.deaf = None, False, [], [], 0
+        self.spoils = self.spoilt_base = False  # waking spoils the adapters' memory, or the base's too
+        self.spoilt, self.awake = set(), threading.Condition()
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,30 +62,66 @@ class MisbehavingVLLM:
                 if fake.busy:
                     fake.busy -= 1
                     return self.say(503, {"error": "starting"})
+                if self.path == "/is_sleeping" and fake.sleep_mode is not None:
+                    return self.say(200, {"is_sleeping": fake.asleep})
+                if self.path.startswith("/server_info") and fake.sleep_mode is not None:
+                    return self.say(200, {"vllm_config": {"model_config": {"enable_sleep_mode": fake.sleep_mode}}})
+                if self.path == "/health":
+                    return self.say(200, "")
+                if self.path != "/v1/models":
+                    return self.say(404, {"detail": "Not Found"})
                 if fake.listing is not None:
                     return self.say(200, fake.listing)
                 base = {"id": fake.base, "parent": None, **fake.card}
                 return self.say(200, {"data": [base, *({"id": a, "parent": fake.base} for a in fake.adapters)]})
 
             def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
+                if self.path.startswith(("/sleep", "/wake_up")):
+                    return self.turn()
+                if self.path == "/v1/completions" and fake.asleep:
+                    with fake.awake:
+                        fake.awake.wait_for(lambda: not fake.asleep)
                 if self.path == "/v1/load_lora_adapter":
                     return self.load(body)
                 if self.path == "/v1/unload_lora_adapter":
                     fake.adapters.remove(body["lora_name"])
+                    fake.turns.append("unload")
                     return self.say(200, "ok")
                 if body["logprobs"]:
                     fake.probes.append(body)
                     return self.complete(body, {"logprobs": {"top_logprobs": [listed(fake.mode, body["temperature"])]}})
                 if body["prompt"][0] == 11:  # the comparison of an adapter with the base
                     odd = not fake.ignores_adapters and body["model"] != fake.base
+                    odd += (body["model"] in fake.spoilt) / 8 + fake.spoilt_base / 16
                     changes = {"token_ids": [5] * 8, "finish_reason": "length"}
                     return self.complete(body, changes | {"logprobs": {"token_logprobs": [-0.1 - odd] * 8}})
                 fake.bodies.append(body)
+                fake.turns.append("completion")
                 plan = fake.plan.pop(0) if fake.plan else {}
                 return self.act(plan, body)
 
+            def turn(self):
+                if fake.sleep_mode is None:
+                    return self.say(404, {"detail": "Not Found"})
+                if fake.refusals:
+                    return self.say(fake.refusals.pop(0), {"error": {"message": "CUDA error: out of memory"}})
+                fake.turns.append(self.path)
+                if fake.deaf:  # says yes and does nothing
+                    fake.deaf -= 1
+                    return self.say(200, {"status": "?"})
+                if self.path == "/wake_up" and fake.asleep:
+                    fake.spoilt = set(fake.adapters) if fake.spoils else set()
+                with fake.awake:
+                    fake.asleep = self.path != "/wake_up"
+                    fake.awake.notify_all()
+                return self.say(200, {"status": "sleeping" if fake.asleep else "awake"})
+
             def load(self, body):
+                fake.turns.append("load")
+                fake.spoilt.discard(body["lora_name"])
+                if fake.asleep:
+                    return self.say(500, {"error": {"message": "EngineDeadError"}})
                 if fake.loading:
                     return self.say(fake.loading.pop(0), {"error": {"message": "not now"}})
                 known = body["lora_name"] in fake.adapters
@@ -99,7 +143,7 @@ class MisbehavingVLLM:
                 if body["model"] not in (fake.base, *fake.adapters):
                     return self.say(404, {"error": {"message": "no such model"}})
                 choice = {"token_ids": [5, 2], "logprobs": {"token_logprobs": [-0.5, -0.25]}, "finish_reason": "stop"}
-                choice |= {"prompt_token_ids": body["prompt"]} | changes
+                choice |= {"prompt_token_ids": body["prompt"]} | (changes or fake.says(body))
                 return self.say(200, {"choices": [choice]})
 
             def cut(self):

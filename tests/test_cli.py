@@ -169,7 +169,7 @@ def test_an_option_that_may_be_left_to_the_script_is_a_flag_too(arguments, chose
     def main(options: SFTOptions) -> None:
         seen.append(options.memory.gradient_checkpointing)
 
-    run(main, arguments, "", (), {})
+    run(main, arguments, "", (), {}, {})
     assert seen == [chosen]
     assert "--[no-]gradient-checkpointing" in [flag.name for flag in flags_of(SFTOptions)]
 

@@ -37,7 +37,7 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
 # Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
 OTHERS = re.compile(r"docker|python -m|scripts/")
-VLLM_FLAGS = {"--enable-lora", "--max-lora-rank"}
+VLLM_FLAGS = {"--enable-lora", "--enable-sleep-mode", "--max-lora-rank"}
 # What the reader brings.
 YOURS = {
     "medquad.jsonl.gz", "qa.jsonl", "my_model", "scifact", "docs.jsonl", "topics.tsv", "qrels.txt", "runs/lockstep",

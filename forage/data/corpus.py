@@ -10,9 +10,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from forage.data.chunking import Chunk
 from forage.data.documents import Library, PageText, assemble, page_text
 from forage.data.options import DatasetOptions
 from forage.data.qa_rows import QARow, read_records, to_rows
+from forage.data.records import Document, Question
+from forage.data.relevance import make_questions
 from forage.data.sample import QUESTIONS, sample_sites
 from forage.data.scraping.boilerplate import drop_boilerplate
 from forage.data.scraping.content_folder import PageRecord
@@ -28,6 +31,23 @@ class Corpus:
     lacking: Counter[str]
     pages: dict[str, PageRecord]
     library: Library
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Documents, and the questions that they answer."""
+
+    documents: list[Document]
+    questions: list[Question]
+    """Each names its documents; which chunks answer it is known once a store has cut them (make_questions)."""
+
+
+def dataset_of(corpus: Corpus) -> Dataset:
+    """The questions are held against whole documents: there is no store yet whose chunks could be."""
+    library = corpus.library
+    whole = [Chunk(d.id, d.title, d.text, 0, len(d.text), 0, 1) for d in library.documents]
+    questions, _ = make_questions(corpus.rows, library.doc_of_row, whole)
+    return Dataset(library.documents, [replace(question, relevant_chunk_ids=()) for question in questions])
 
 
 def load_corpus(options: DatasetOptions) -> Corpus:

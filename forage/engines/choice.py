@@ -12,18 +12,24 @@ import httpx
 from forage.engines.base import Engine
 from forage.engines.options import EngineOptions
 from forage.engines.served import Wanted
+from forage.engines.sleeping import SleepingEngine
 from forage.engines.vllm import VLLMEngine
 from forage.policy.card import PolicyCard
 from forage.policy.policy import load_base, vocabulary_of
 
 
 @asynccontextmanager
-async def open_engine(options: EngineOptions, card: PolicyCard, slots: int, tokens: int) -> AsyncIterator[Engine]:
-    """vLLM servers, or this process with `slots` sequences at a time (at most 64). `tokens`: an episode's most."""
-    if not options.api_key:
-        options = replace(options, api_key=os.environ.get("VLLM_API_KEY", ""))
+async def open_engine(
+    options: EngineOptions, card: PolicyCard, slots: int, tokens: int, *, sleeps: bool = False
+) -> AsyncIterator[Engine]:  # fmt: skip
+    """vLLM servers, or this process with `slots` sequences at a time (at most 64). `tokens`: an episode's most.
+
+    `sleeps`: the caller lets the servers sleep (SleepingEngine).
+    """
+    options = with_key(options)
     if options.engine == "vllm" or (options.engine == "auto" and answers(options)):
-        async with VLLMEngine(options, Wanted(card, vocabulary_of(card), tokens)) as engine:
+        kind = SleepingEngine if sleeps else VLLMEngine
+        async with kind(options, Wanted(card, vocabulary_of(card), tokens)) as engine:
             yield engine
     else:
         if options.engine == "auto":
@@ -31,6 +37,11 @@ async def open_engine(options: EngineOptions, card: PolicyCard, slots: int, toke
         from forage.engines.local import LocalEngine  # imports torch, which takes seconds
 
         yield LocalEngine(load_base(card, dequantize=True), min(64, slots))
+
+
+def with_key(options: EngineOptions) -> EngineOptions:
+    """The options with the servers' API key, which may be in the environment."""
+    return options if options.api_key else replace(options, api_key=os.environ.get("VLLM_API_KEY", ""))
 
 
 def answers(options: EngineOptions) -> bool:

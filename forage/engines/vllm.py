@@ -22,6 +22,7 @@ from forage.engines.completion import UnreadyError, body_of, choice_of, message_
 from forage.engines.options import EngineOptions
 from forage.engines.probe import COLD, COMPARED, PROMPTS, check_differences, difference, listed_logprobs, probe_body
 from forage.engines.served import Wanted, check_served
+from forage.engines.sleep_routes import IS_SLEEPING, asleep_of, waking
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.policy.adapters import changes_tokens, weights_digest
@@ -47,6 +48,7 @@ class VLLMEngine:
         self._base = ""
         self._served: dict[str, Served] = {}
         self._plain: dict[httpx.AsyncClient, Sample] = {}  # what each server's base answers to COMPARED
+        self._waited: set[httpx.AsyncClient] = set()  # servers that were found asleep
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         try:
@@ -65,10 +67,14 @@ class VLLMEngine:
             raise UserError(f"the servers serve different models: {', '.join(sorted(set(bases)))}")
         self._base = bases[0]
         for client in self._clients:
+            await self._patiently(client, self._ready, "can't be used", "if no trainer runs that wakes it, restart it")
             await self._patiently(client, self._probe, "can't be probed")
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         for client in self._clients:
             await client.aclose()
 
@@ -89,6 +95,21 @@ class VLLMEngine:
                     check_served(base, self.wanted, f"the server at {client.base_url}")
                 return str(base["id"])
             await asyncio.sleep(1)
+
+    async def _ready(self, client: httpx.AsyncClient) -> None:
+        """A server that sleeps belongs to a trainer, on whose GPU it would wake; until then it answers nothing."""
+        if await self._asleep(client):
+            if client not in self._waited:
+                self._waited.add(client)
+                print(
+                    f"{client.base_url} is asleep: waiting until the trainer that put it to sleep wakes it; if that "
+                    f"was killed: {waking(client)}",
+                    flush=True,
+                )
+            raise UnreadyError("it is asleep")
+
+    async def _asleep(self, client: httpx.AsyncClient) -> bool:
+        return asleep_of(await self._call(client, "GET", IS_SLEEPING)) is True  # most servers lack the route
 
     async def _probe(self, client: httpx.AsyncClient) -> None:
         """Refuse a server whose log-probabilities are not those of the distribution that it samples from."""
@@ -171,6 +192,8 @@ class VLLMEngine:
         async with self._loading:
             if await self._has(client, served.name):
                 return
+            if await self._asleep(client):  # its memory for adapters is not there, and writing to it would end it
+                raise UnreadyError("it is asleep")
             if probe:
                 await self._probe(client)
             path = {"lora_name": served.name, "lora_path": str(served.folder)}
@@ -233,7 +256,9 @@ class VLLMEngine:
             raise UnreadyError(f"status {answer.status_code}")
         return answer
 
-    async def _patiently(self, client: httpx.AsyncClient, action: Any, what: str) -> None:
+    async def _patiently(
+        self, client: httpx.AsyncClient, action: Any, what: str, way_out: str = "restart it"
+    ) -> None:  # fmt: skip
         """Do something on a server, waiting if it is restarting."""
         deadline = time.monotonic() + self.options.patience
         while True:
@@ -242,7 +267,7 @@ class VLLMEngine:
                 return
             except UnreadyError as error:
                 if time.monotonic() > deadline:
-                    why = f"{client.base_url} doesn't answer ({error}), so it {what}; restart it"
+                    why = f"{client.base_url} doesn't answer ({error}), so it {what}; {way_out}"
                     raise UserError(why) from error
             beat()
             await asyncio.sleep(0.5)

@@ -17,7 +17,8 @@ from forage.policy.merging import CARD_MARK
 from forage.policy.peft_adapter import Adapter
 from forage.rollout.run_card import read_run_card
 from forage.runs.run_folder import flat
-from forage.runs.stats import Interval, read_evaluations
+from forage.runs.stats import read_evaluations
+from forage.statistics import Interval
 
 
 def model_card(

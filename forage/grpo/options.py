@@ -9,7 +9,7 @@ from typing import Literal
 from forage.agent.combination import Method
 from forage.agent.options import AgentSettings
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
-from forage.grpo.launch import Sharding, check_sharding
+from forage.grpo.launch import Sharding, check_sharding, started_processes
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart
 from forage.rollout.options import RolloutOptions
@@ -36,7 +36,8 @@ class LossOptions:
     constant_length: int = 0
     """With --aggregation constant: the length to divide by, such as the most tokens an episode may sample."""
     beta: float = 0.0
-    """Weight of the KL divergence to the starting policy; 0 computes none and needs no reference."""
+    """Weight of the KL divergence to the starting policy. 0, as in DAPO and Dr. GRPO, computes none and needs no
+    reference; DeepSeekMath takes 0.04 (--preset deepseekmath)."""
     unbiased_kl: bool = False
     """Multiply the KL term by the ratio, which makes its gradient that of the reverse KL (DeepSeek-V3.2, 2512.02556;
     TRL's default). Off: GRPO's k3 estimator."""
@@ -196,6 +197,9 @@ class TrainOptions:
     max_staleness: int = 0
     """With --rollouts service: how many steps workers may play ahead of the newest adapter. Older episodes are
     dropped."""
+    vllm_sleep: bool = False
+    """Let the vLLM server sleep except while episodes are played, so that trainer and server can each use the whole of
+    one GPU in turn; only with --rollouts own (docs/operations.md)."""
     sharding: Sharding = "none"
     """With several processes: each holds only its part of gradients and optimizer state (zero2), of the weights too
     (zero3, fsdp2), or the whole of all (none)."""
@@ -227,6 +231,19 @@ class TrainOptions:
             raise UserError("--temperature 0 plays the same episode every time; training needs more than 0")
         if self.max_staleness and self.rollouts == "own":
             raise UserError("--max-staleness needs workers that play ahead: give --rollouts service")
+        if self.vllm_sleep:
+            self.check_sleep()
+
+    def check_sleep(self) -> None:
+        """Refuse to put a server to sleep that someone else may be using, or that isn't there."""
+        if self.rollouts == "service":
+            raise UserError(
+                "--vllm-sleep works in lock-step only, as workers would find their server asleep; give --rollouts own"
+            )
+        if self.rollout.engine.engine != "vllm":
+            raise UserError("--vllm-sleep needs a vLLM server; give --engine vllm")
+        if started_processes() > 1:
+            raise UserError("--vllm-sleep is for one GPU; start one process, or leave it out")
 
     def check_with(self, settings: AgentSettings) -> None:
         """Refuse what does not fit how the agent plays."""
@@ -242,7 +259,7 @@ class TrainOptions:
 
 # Options that may change when a run is resumed; with any other change it would be another run.
 FREE = (
-    "max_steps", "report_to", "override_rewards", "max_staleness", "sharding", "sequence_parallel",
+    "max_steps", "report_to", "override_rewards", "max_staleness", "vllm_sleep", "sharding", "sequence_parallel",
     "update.memory.token_budget", "update.memory.gradient_checkpointing", "update.share_prompts",
     "update.optimizer.learning_rate",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",

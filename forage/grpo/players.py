@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from forage.agent.combination import MakeRewards, names_of_rewards
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
+from forage.engines.sleeping import SleepingEngine
 from forage.grpo.options import TrainOptions
 from forage.grpo.provenance import check_sampled
 from forage.grpo.run import Run
@@ -22,6 +26,7 @@ from forage.rollout.plans import Plan, Played, plan_of, plan_path, read_plan, wr
 from forage.rollout.rollout import Rollout, open_rollout
 from forage.rollout.worker import load_newest, play_plan
 from forage.rollout.worker_name import TRAINER
+from forage.runs.phases import Phases
 from forage.runs.stats import read_evaluations, write_evaluations
 from forage.schedule import by_spread
 from forage.statistics import Interval, bootstrapped
@@ -48,12 +53,45 @@ def open_players(
         yield lambda plan: wait_for_workers(options.run_dir, plan)
         return
     with asyncio.Runner() as runner:  # one event loop for all steps: connections and tasks can't move to another
-        opened = open_rollout(options.rollout, settings, make_rewards, embedder)
+        opened = open_rollout(options.rollout, settings, make_rewards, embedder, sleeps=options.vllm_sleep)
+        give_back_memory(options)
         rollout = runner.run(opened.__aenter__())
         try:
-            yield lambda plan: runner.run(play_here(rollout, options.run_dir, plan))
+            yield OwnPlay(runner, rollout, options)
         finally:
+            give_back_memory(options)
             runner.run(opened.__aexit__(None, None, None))
+
+
+@dataclass(frozen=True)
+class OwnPlay:
+    """Plays plans in this process; with --vllm-sleep, the servers sleep between steps."""
+
+    runner: asyncio.Runner
+    rollout: Rollout
+    options: TrainOptions
+
+    def __call__(self, plan: Plan) -> list[Episode]:
+        return self.runner.run(play_here(self.rollout, self.options.run_dir, plan))
+
+    def wake(self, phases: Phases) -> None:
+        if isinstance(self.rollout.engine, SleepingEngine):
+            with phases("wake"):
+                give_back_memory(self.options)
+                self.runner.run(self.rollout.engine.wake())
+
+    def sleep(self, phases: Phases) -> None:
+        if isinstance(self.rollout.engine, SleepingEngine):
+            with phases("sleep"):
+                self.runner.run(self.rollout.engine.sleep())
+
+
+def give_back_memory(options: TrainOptions) -> None:
+    """Leave the GPU all memory that this process has no use for now, as a server is about to wake there."""
+    if options.vllm_sleep:
+        if torch.cuda.is_available():
+            gc.collect()  # takes a second, so not for nothing
+        torch.cuda.empty_cache()
 
 
 async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
@@ -83,6 +121,8 @@ def wait_for_workers(run_dir: Path, plan: Plan, poll: float = 0.5, say_every: fl
 def play_step(run: Run, play: Play) -> PlayedStep | None:
     """Plan, evaluate if that is due, and get the step's episodes; None after the last step."""
     options, plan = run.options, write_plans(run)
+    if isinstance(play, OwnPlay):
+        play.wake(run.phases)
     evaluate(run, play)
     if plan is None:
         return None
@@ -90,6 +130,8 @@ def play_step(run: Run, play: Play) -> PlayedStep | None:
         episodes = play(plan)
         check_sampled(run, episodes)
         episodes, stale = usable(episodes, run.step, options.max_staleness)
+    if isinstance(play, OwnPlay):
+        play.sleep(run.phases)
     return PlayedStep(plan, episodes, stale)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import torch
 
 from forage.agent.options import AgentSettings
-from forage.engines.choice import answers
+from forage.engines.choice import answers, with_key
+from forage.engines.sleeping import fall_asleep
 from forage.errors import UserError
 from forage.grpo.disk_use import check_room, disk_use
 from forage.grpo.guards import fault_of
@@ -104,6 +106,8 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
     if started_processes() > 1:
         return options
     engine = options.rollout.engine
+    if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
+        asyncio.run(fall_asleep(with_key(engine)))
     plays = options.rollouts == "own" and (
         engine.engine == "local" or (engine.engine == "auto" and not answers(engine))
     )

@@ -339,7 +339,7 @@ def verdict(stage: str, footprint: Footprint, gib: float) -> str:
 
 HOW = {
     "awake": "one card for trainer and server, both awake",
-    "asleep": "one card for trainer and server in turns: --enable-sleep-mode, asleep during updates",
+    "asleep": "one card for trainer and server in turns: the server sleeps during updates",
     "apart": "a card for the server, and the trainer on its own",
 }
 
@@ -348,7 +348,10 @@ def advice(found: MemoryPlan, shape: ModelShape, work: Work) -> str:
     """The flags to give."""
     server, longest = found.server, longest_episode(shape, found.gib, work)
     host = weight_bytes(shape, server.serve, SERVED_NF4) / GIB
-    asleep_needs = [f"  asleep, vLLM keeps its weights in {host:.1f} GiB of the host's memory"]
+    asleep_needs = [
+        "  in turns   grpo_train.py --engine vllm --vllm-sleep; vLLM --enable-sleep-mode, with VLLM_SERVER_DEV_MODE=1",
+        f"             asleep, vLLM keeps its weights in {host:.1f} GiB of the host's memory",
+    ]
     return "\n".join([
         f"{HOW[found.arrangement]} ({found.cards} of {found.gib:g} GiB, of which {RESERVE:.0%} stay free)",
         f"  training   {found.training.flags}",

@@ -117,13 +117,15 @@ def read_split_questions(options: RolloutOptions) -> dict[str, dict[str, Questio
 
 @asynccontextmanager
 async def open_rollout(
-    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str = ""
-) -> AsyncIterator[Rollout]:
+    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str = "", *,
+    sleeps: bool = False,
+) -> AsyncIterator[Rollout]:  # fmt: skip
     """Open everything a rollout needs: the engine, the store, the rewards with the run's embedder."""
     options.check()
     card = read_policy_card(options.policy)
     store = DocumentStore.open(options.data / "store")
     protocol = Protocol(load_tokenizer(card), settings.passage_tokens, settings.task)
-    async with open_engine(options.engine, card, options.concurrent_episodes, settings.max_tokens) as engine:
+    slots, tokens = options.concurrent_episodes, settings.max_tokens
+    async with open_engine(options.engine, card, slots, tokens, sleeps=sleeps) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
         yield Rollout(options, settings, engine, protocol, store, make_rewards(opened))

@@ -1,6 +1,7 @@
 """Plots of a training run, drawn from its statistics alone.
 
-rewards.png shows every reward over the steps: mean, middle half of the episodes, evaluations with their interval.
+rewards.png shows all rewards over the steps in one panel, then each in its own: mean, middle half of the episodes,
+evaluations with their interval.
 reward_distribution.png shows how the distribution of the overall reward changes, training.png what the updates did and
 where the time went.
 """
@@ -41,6 +42,9 @@ STYLE: Any = {
     "grid.color": "#e8e8e8", "lines.solid_capstyle": "round", "savefig.dpi": 150,
     "text.parse_math": False,  # a reward's name may hold a dollar sign
 }  # fmt: skip
+# The rewards of grpo_rollout.py have fixed colours; others get the rest in turn.
+REWARD_COLORS = {"overall": BLUE, "mrr": SKY, "answer_similarity": ORANGE, "format": GREEN}
+OTHER_COLORS = (PURPLE, VERMILION, YELLOW, GREY)
 WIDTH = 12  # inches
 MOST_POINTS = 300  # points of a line, however many steps there are
 MOST_COLUMNS, MOST_RIDGES, MOST_LEVELS = 100, 8, 40  # of the distribution
@@ -101,35 +105,59 @@ def reach_of(steps: int) -> int:
 
 
 def rewards_figure(stats: Sequence[StepStats], final: Mapping[int, Mapping[str, Interval]] | None = None) -> Figure:
-    """The overall reward on top, a panel for each other reward below. `final`: evaluations after the last step."""
+    """All rewards in one panel on top, a panel for each below. `final`: evaluations after the last step."""
     names = list(dict.fromkeys(name for step in stats for name in step.rewards))
-    columns = max(1, min(3, len(names) - 1))
-    rows = math.ceil((len(names) - 1) / columns)
-    figure = Figure(figsize=(WIDTH, 4.4 + 3.0 * rows), layout="constrained")
+    colors = colors_of(names)
+    columns = min(len(names), 4 if len(names) % 3 else 3)
+    rows = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(WIDTH, 4.6 + 3.0 * rows), layout="constrained")
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.35, *[1] * rows])
-    places = [grid[0, :], *(grid[1 + place // columns, place % columns] for place in range(len(names) - 1))]
     summaries = [step.summary for step in stats]
-    for name, place in zip(names, places, strict=True):
-        axes = figure.add_subplot(place)
-        _reward_panel(axes, name, stats, [summary.get(name, {}) for summary in summaries], final or {})
+    _all_rewards_panel(figure.add_subplot(grid[0, :]), colors, stats, summaries)
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(grid[1 + place // columns, place % columns])
+        own = [summary.get(name, {}) for summary in summaries]
+        _reward_panel(axes, name, colors[name], stats, own, final or {})
     handles: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles |= {str(label): line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(handles.values()), list(handles), loc="outside upper right", ncols=len(handles))
+    for axes in figure.axes[1:]:
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(str(label), line)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles))
     return figure
 
 
+def colors_of(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each reward."""
+    others = [name for name in names if name not in REWARD_COLORS]
+    rest = {name: OTHER_COLORS[place % len(OTHER_COLORS)] for place, name in enumerate(others)}
+    return {name: REWARD_COLORS.get(name) or rest[name] for name in names}
+
+
+def _all_rewards_panel(
+    axes: Axes, colors: Mapping[str, str], stats: Sequence[StepStats], summaries: Sequence[Mapping[str, Any]]
+) -> None:
+    bins, reach = Bins.of([step.step for step in stats]), reach_of(len(stats))
+    for name, color in colors.items():
+        mean = np.array([summary.get(name, {}).get("mean", np.nan) for summary in summaries])
+        _smooth(axes, bins, mean, color, name)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(5, len(colors)), borderaxespad=0.2)
+    title = "all rewards"
+    axes.set_title(f"{title}, mean of {2 * reach + 1} steps" if reach else title)
+    _step_axis(axes, bins, room=0.012)
+    _room(axes, 0.1)
+
+
 def _reward_panel(
-    axes: Axes, name: str, stats: Sequence[StepStats], summaries: Sequence[Mapping[str, Any]],
+    axes: Axes, name: str, color: str, stats: Sequence[StepStats], summaries: Sequence[Mapping[str, Any]],
     final: Mapping[int, Mapping[str, Interval]],
 ) -> None:  # fmt: skip
     bins, reach = Bins.of([step.step for step in stats]), reach_of(len(stats))
     mean, p25, p75 = (np.array([s.get(part, np.nan) for s in summaries]) for part in ("mean", "p25", "p75"))
-    _band(axes, bins, running_mean(p25, reach), running_mean(p75, reach), "middle half of the episodes")
-    _line(axes, bins, mean, BLUE, "mean", quiet=reach > 0)
+    _band(axes, bins, running_mean(p25, reach), running_mean(p75, reach), "middle half of the episodes", color)
+    _line(axes, bins, mean, color, "mean", quiet=reach > 0)
     if reach:
         smooth = bins.means(running_mean(mean, reach))
-        axes.plot(bins.x, smooth, color=BLUE, lw=2.4, label=f"mean of {2 * reach + 1} steps")
+        axes.plot(bins.x, smooth, color=color, lw=2.4, label=f"mean of {2 * reach + 1} steps")
     evaluations = {step.step: step.evaluation for step in stats if step.evaluation} | dict(final)
     tested = [(step, evaluation[name]) for step, evaluation in sorted(evaluations.items()) if name in evaluation]
     tested = tested[:: -math.ceil(len(tested) / 40) or None]  # always includes the last one
@@ -345,13 +373,13 @@ def _line(axes: Axes, bins: Bins, values: Sequence[float] | Floats, color: str, 
     axes.plot(bins.x, bins.means(values), color=color, marker=marker, markersize=4, label=label or None, **style)
 
 
-def _band(axes: Axes, bins: Bins, low: Floats, high: Floats, label: str) -> None:
+def _band(axes: Axes, bins: Bins, low: Floats, high: Floats, label: str, color: str = BLUE) -> None:
     """Fill from low to high; a single step gets a width of 0.1."""
     if len(bins.x) == 1:
         x, lower, upper = bins.x + np.array([-0.05, 0.05]), bins.means(low).repeat(2), bins.means(high).repeat(2)
     else:
         x, lower, upper = bins.x, bins.means(low), bins.means(high)
-    axes.fill_between(x, lower, upper, color=BLUE, alpha=0.16, linewidth=0, label=label or None)
+    axes.fill_between(x, lower, upper, color=color, alpha=0.16, linewidth=0, label=label or None)
 
 
 def _stairs(bins: Bins, values: Floats) -> tuple[Floats, Floats]:

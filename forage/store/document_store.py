@@ -25,10 +25,12 @@ from forage.store.bm25 import BM25, Tokenizer
 from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, build_lock, check_place, read_card, write_card
 from forage.store.embedder import Embedder, Reranker
 from forage.store.fusion import Ranking, fuse
+from forage.store.okapi import Okapi
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import DenseIndex, VectorCollection, text_key
 from forage.text import encodable, most_parts
 
+BM25_FILE = "bm25.npz"
 EMBED_GROUP = 512  # chunks embedded between two writes: the most a killed build loses
 PROBE = "The heart pumps blood through the body."
 
@@ -56,7 +58,7 @@ class Embedded:
 class DocumentStore:
     """A searchable store on disk, made by `build` and opened by `open`."""
 
-    def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25) -> None:
+    def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25 | Okapi) -> None:
         self.path = path
         self.card = card
         self.options = card.options
@@ -104,8 +106,8 @@ class DocumentStore:
         path, options = Path(path), options or StoreOptions()
         if isinstance(documents, str | Mapping):
             raise UserError("build takes a list of documents; give [document] for a single one")
-        documents = [as_document(document, number) for number, document in enumerate(documents)]
-        if not documents:
+        whole = [as_document(document, number) for number, document in enumerate(documents)]
+        if not whole:
             raise UserError("no documents to build a store from")
         check_place(path)
         make_folder(path)
@@ -113,13 +115,14 @@ class DocumentStore:
             clear_half_written(path)
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
-            chunks = _chunk(documents, options, embedder)
+            chunks = _chunk(whole, options, embedder)
             name = _collection_name(path, options, embedder)
-            card = StoreCard(FORMAT, False, name, options, documents=len(documents), chunks=len(chunks))
+            card = StoreCard(FORMAT, False, name, options, documents=len(whole), chunks=len(chunks))
             write_card(path, card)
-            store = cls(path, card, chunks, _build_bm25(chunks, options))
+            store = cls(path, card, chunks, _index([search_text(chunk, options) for chunk in chunks], options))
             write_jsonl(path / "chunks.jsonl", chunks)
-            store._bm25.save(path / "bm25.npz")
+            if isinstance(store._bm25, BM25):
+                store._bm25.save(path / BM25_FILE)
             if embedder:
                 texts = embed_texts(chunks, options, embedder)
                 store.embedded = _embed_missing(_open_collection(path, card), texts, embedder)
@@ -139,25 +142,33 @@ class DocumentStore:
         if embedder not in (None, "auto", built_with):
             raise UserError(f"{path} was built with embedder {built_with!r}, not {embedder!r}; rebuild it")
         vectors_inside = built_with != NO_EMBEDDER and not card.options.chroma_url
-        for part in ["chunks.jsonl", "bm25.npz", *(["chroma"] if vectors_inside else [])]:
+        own_index = card.options.bm25 == "own"
+        for part in ["chunks.jsonl", *([BM25_FILE] if own_index else []), *(["chroma"] if vectors_inside else [])]:
             if not (path / part).exists():
                 raise UserError(f"{path}: {part} is missing; re-run the build")
         chunks = read_chunks(path / "chunks.jsonl")
         try:
-            bm25 = BM25.load(path / "bm25.npz")
+            texts = (search_text(chunk, card.options) for chunk in chunks)
+            bm25 = BM25.load(path / BM25_FILE) if own_index else _index(texts, card.options)
         except ValueError as error:
             raise UserError(f"{error}; re-run the build") from error
         if not len(chunks) == bm25.size == card.chunks:
-            counts = f"store.json counts {card.chunks} chunks, chunks.jsonl {len(chunks)}, bm25.npz {bm25.size}"
+            counts = f"store.json counts {card.chunks} chunks, chunks.jsonl {len(chunks)}, {BM25_FILE} {bm25.size}"
             raise UserError(f"{path}: {counts}; re-run the build")
         return cls(path, card, chunks, bm25)
 
     # Searching
 
     @overload
-    def search(self, queries: str, k: int = 5, mode: Mode = "hybrid", **more: Any) -> list[Hit]: ...
+    def search(
+        self, queries: str, k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
+        query_vectors: NDArray[np.float32] | None = None, reranker: Reranker | None = None,
+    ) -> list[Hit]: ...  # fmt: skip
     @overload
-    def search(self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", **more: Any) -> list[list[Hit]]: ...
+    def search(
+        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
+        query_vectors: NDArray[np.float32] | None = None, reranker: Reranker | None = None,
+    ) -> list[list[Hit]]: ...  # fmt: skip
     def search(
         self,
         queries: str | Sequence[str],
@@ -176,8 +187,8 @@ class DocumentStore:
         `fusion.depth` results of any mode.
         """
         if isinstance(queries, str):
-            more = {"fusion": fusion, "query_vectors": query_vectors, "reranker": reranker}
-            return self.search([queries], k, mode, **more)[0]
+            one = [queries]
+            return self.search(one, k, mode, fusion=fusion, query_vectors=query_vectors, reranker=reranker)[0]
         wanted = max(k, fusion.depth) if reranker else k
         rankings = self.rank(queries, wanted, mode, fusion=fusion, query_vectors=query_vectors)
         if reranker:
@@ -232,10 +243,10 @@ class DocumentStore:
         return dense, sparse, Ranking(ids[order], scores[order])
 
     @cached_property
-    def _titles(self) -> tuple[BM25, NDArray[np.int64]]:
+    def _titles(self) -> tuple[BM25 | Okapi, NDArray[np.int64]]:
         """An index of all titles, and the number of each chunk's title."""
         titles = {title: number for number, title in enumerate(dict.fromkeys(chunk.title for chunk in self.chunks))}
-        return BM25.build(map(self._tokenize, titles)), np.array([titles[chunk.title] for chunk in self.chunks])
+        return _index(titles, self.options), np.array([titles[chunk.title] for chunk in self.chunks])
 
     def embed_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """(queries, dimension) vectors, for callers that search with the same queries more than once."""
@@ -312,9 +323,10 @@ def _encodable(document: Document) -> Document:
     return replace(document, title=encodable(document.title), text=encodable(document.text))
 
 
-def _build_bm25(chunks: Sequence[Chunk], options: StoreOptions) -> BM25:
-    tokenize = Tokenizer(options.stem, options.stop_words)
-    return BM25.build(tokenize(search_text(chunk, options)) for chunk in chunks)
+def _index(texts: Iterable[str], options: StoreOptions) -> BM25 | Okapi:
+    """An index by words."""
+    words = map(Tokenizer(options.stem, options.stop_words), texts)
+    return BM25.build(words) if options.bm25 == "own" else Okapi(words)
 
 
 def _collection_name(path: Path, options: StoreOptions, embedder: Embedder | None) -> str:

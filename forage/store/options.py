@@ -27,6 +27,8 @@ class StoreOptions:
     """Reduce words to their English stems for BM25."""
     stop_words: bool = True
     """Leave English stop words out of BM25."""
+    bm25: Literal["own", "rank_bm25"] = "own"
+    """Which BM25 ranks by words: our own, or the package rank_bm25, which has the same scores and is much slower."""
     chroma_url: str = ""
     """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
     exact_up_to: int = 500_000

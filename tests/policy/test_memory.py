@@ -5,9 +5,11 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from forage.cli import flags_of
+from forage.engines.sleep_routes import without_sleep_mode
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.policy.footprint import GIB, Batch, training
@@ -127,6 +129,21 @@ def test_the_flags_exist(capsys):
     assert set(given) <= known
     assert "--gpu-memory-utilization 0." in told
     assert "--kv-cache-memory-bytes" in told
+
+
+def test_the_flags_of_a_card_used_in_turns_exist(capsys):
+    main(Options(gpu_gib=16))
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("in turns"))
+    trainer, server = line.split(";")
+    known = {flag.name.replace("[no-]", "") for flag in flags_of(TrainOptions)}
+    given = [word for word in trainer.split() if word.startswith("--")]
+    assert given == ["--engine", "--vllm-sleep"]
+    assert set(given) <= known
+    # The same that a server without sleep mode is refused with.
+    told = str(without_sleep_mode(httpx.AsyncClient()))
+    assert {"--enable-sleep-mode", "VLLM_SERVER_DEV_MODE=1"} <= set(server.replace(",", "").split()) & set(
+        told.replace(",", "").split()
+    )
 
 
 def test_json_is_the_plan(capsys):

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from forage.runs.plots import (
+    BLUE,
     FIGURES,
+    GREEN,
     MOST_POINTS,
+    ORANGE,
+    PURPLE,
+    SKY,
     Bins,
     draw_plots,
     levels_of,
@@ -62,17 +67,32 @@ def test_phases_add_up_to_the_step():
 
 def test_every_reward_has_a_panel_with_its_means_and_evaluations():
     figure = rewards_figure(run_of(30))
-    assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == ["overall", "mrr"]
-    by_label = {line.get_label(): line for line in figure.axes[1].get_lines()}
+    titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+    assert titles == ["all rewards, mean of 3 steps", "overall", "mrr"]
+    by_label = {line.get_label(): line for line in figure.axes[2].get_lines()}
     assert by_label["mean"].get_ydata().tolist() == [np.mean(step.rewards["mrr"]) for step in run_of(30)]
     assert "mean of 3 steps" in by_label
-    assert [bar.get_label() for bar in figure.axes[1].containers] == ["evaluation, 95 % interval"]
-    assert not figure.axes[0].containers
+    assert [bar.get_label() for bar in figure.axes[2].containers] == ["evaluation, 95 % interval"]
+    assert not figure.axes[1].containers
+
+
+def test_all_rewards_stand_in_one_panel_each_in_its_colour():
+    rewards = {"overall": [0.5], "mrr": [0.25], "answer_similarity": [0.75], "format": [1.0], "brevity": [0.0]}
+    figure = rewards_figure([replace(STATS, step=step, rewards=rewards) for step in range(3)])
+    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    assert {name: line.get_color() for name, line in lines.items()} == {
+        "overall": BLUE, "mrr": SKY, "answer_similarity": ORANGE, "format": GREEN, "brevity": PURPLE,
+    }  # fmt: skip
+    assert {name: line.get_ydata().tolist() for name, line in lines.items()} == {
+        name: values * 3 for name, values in rewards.items()
+    }
+    for name, axes in zip(rewards, figure.axes[1:], strict=True):
+        assert axes.get_lines()[0].get_color() == lines[name].get_color()
 
 
 def test_the_last_evaluation_stands_behind_the_last_step_and_is_seen():
     final = {30: {"mrr": {"mean": 0.9, "low": 0.8, "high": 1.0}}}
-    low, high = rewards_figure(run_of(30), final).axes[1].get_xlim()
+    low, high = rewards_figure(run_of(30), final).axes[2].get_xlim()
     assert low < 0
     assert high > 30.4
 

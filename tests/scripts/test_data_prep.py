@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -186,8 +187,19 @@ def test_the_function_has_exactly_the_promised_parameters(tmp_path):
     parameters = inspect.signature(load_or_scrape_documents).parameters
     assert list(parameters) == ["dataset_name", "cache_dir", "content_dir", "batch_size", "skip_existing"]
     assert (parameters["batch_size"].default, parameters["skip_existing"].default) == (100, True)
-    documents = load_or_scrape_documents("sample", str(tmp_path / "cache"), str(tmp_path / "pages"))
-    assert len(documents) == len({row["document_url"] for row in SAMPLE_ROWS})
+    dataset = load_or_scrape_documents("sample", str(tmp_path / "cache"), str(tmp_path / "pages"))
+    assert len(dataset.documents) == len({row["document_url"] for row in SAMPLE_ROWS})
+    assert {q.question for q in dataset.questions} == {row["question"] for row in SAMPLE_ROWS}
+    texts = {document.id: document.text for document in dataset.documents}
+    assert all(texts[doc_id] for q in dataset.questions for doc_id in q.relevant_doc_ids)
+
+
+def test_the_function_returns_the_questions_that_the_script_writes(prepared, tmp_path):
+    dataset = load_or_scrape_documents("sample", tmp_path / "cache", tmp_path / "pages")
+    written = read_questions(prepared / "train.jsonl") + read_questions(prepared / "eval.jsonl")
+    assert sorted(dataset.questions, key=lambda q: q.id) == [
+        replace(q, relevant_chunk_ids=()) for q in sorted(written, key=lambda q: q.id)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,338 @@
+"""Servers that sleep between rollouts, against a stand-in server: vLLM's build for CPUs refuses --enable-sleep-mode.
+
+tests/integration/test_sleeping.py has the same routes of a real server, which frees nothing. Whether a GPU's memory is
+freed, and is what it was afterwards, has not been seen: what can go wrong there is played by the stand-in.
+"""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from forage.engines.base import Request, Sample, Sampling
+from forage.engines.options import EngineOptions
+from forage.engines.sleeping import SleepingEngine, fall_asleep
+from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError
+from tests.misbehaving_vllm import HTML, MisbehavingVLLM
+
+REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
+RIGHT = Sample((5, 2), (-0.5, -0.25), "stop")
+SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
+
+
+@pytest.fixture
+def fake():
+    with MisbehavingVLLM() as fake:
+        fake.sleep_mode = True
+        yield fake
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """A folder whose weights change tokens."""
+    save_file({"x.lora_B.weight": np.ones(4, np.float32)}, tmp_path / "adapter_model.safetensors")
+    return tmp_path
+
+
+def options_of(*fakes, **more):
+    return EngineOptions(urls=tuple(fake.url for fake in fakes), **{"patience": 5.0} | more)
+
+
+def with_engine(action, *fakes, kind=SleepingEngine, **more):
+    async def run():
+        async with kind(options_of(*fakes, **more)) as engine:
+            return await action(engine)
+
+    return asyncio.run(run())
+
+
+async def slept(engine, adapter):
+    await engine.load_adapter("run-v000001", adapter)
+    await engine.sleep()
+
+
+def test_a_step_in_turns(fake, adapter):
+    async def act(engine):
+        await slept(engine, adapter)
+        assert fake.asleep
+        await engine.wake()
+        assert not fake.asleep
+        return await engine.generate(REQUEST)
+
+    assert with_engine(act, fake) == RIGHT
+    assert fake.turns == ["load", SLEEP, WAKE, "completion"]  # level 1 only; nothing is loaded again without need
+    assert fake.bodies[0]["model"] == fake.adapters[0] == "run-v000001-" + fake.adapters[0][-8:]
+
+
+def test_all_servers_sleep_and_wake(fake, adapter):
+    with MisbehavingVLLM() as other:
+        other.sleep_mode = True
+
+        async def act(engine):
+            await slept(engine, adapter)
+            assert fake.asleep
+            assert other.asleep
+            await engine.wake()
+
+        with_engine(act, fake, other)
+        assert fake.turns == other.turns == ["load", SLEEP, WAKE]
+
+
+@pytest.mark.parametrize("sleep_mode", [None, False])
+def test_a_server_without_sleep_mode_is_refused(fake, sleep_mode):
+    """False: started without the flag, it has the routes, says that it sleeps, and frees nothing."""
+    fake.sleep_mode = sleep_mode
+    told = (
+        rf"{fake.url} has no sleep mode; start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, on a private "
+        r"network only, .* or leave out --vllm-sleep$"
+    )
+    with pytest.raises(UserError, match=told):
+        with_engine(lambda engine: engine.sleep(), fake)
+    with pytest.raises(UserError, match=told):
+        asyncio.run(fall_asleep(options_of(fake)))
+    assert fake.turns == []
+
+
+def test_before_a_policy_is_loaded_the_server_is_put_to_sleep(fake):
+    fake.busy = 2  # it is just starting
+    asyncio.run(fall_asleep(options_of(fake)))
+    assert fake.asleep
+    asyncio.run(fall_asleep(options_of(fake)))  # as a killed trainer left it
+    assert fake.turns == [SLEEP]
+
+
+@pytest.mark.parametrize("busy", [[503], [500, 500]])
+def test_turns_are_tried_again(fake, adapter, busy):
+    """Such as a GPU on which there is no room yet."""
+
+    async def act(engine):
+        fake.refusals = list(busy)
+        await slept(engine, adapter)
+        fake.refusals = list(busy)
+        await engine.wake()
+
+    with_engine(act, fake)
+    assert fake.turns == ["load", SLEEP, WAKE]
+
+
+def test_it_is_asked_until_it_says_so(fake, adapter):
+    async def act(engine):
+        fake.deaf = 2
+        await slept(engine, adapter)
+        assert fake.asleep
+        fake.deaf = 1
+        await engine.wake()
+        assert not fake.asleep
+
+    with_engine(act, fake)
+    assert fake.turns == ["load", *[SLEEP] * 3, *[WAKE] * 2]
+
+
+def test_patience_ends(fake, adapter, capsys):
+    async def act(engine):
+        fake.refusals = [500] * 1000
+        with pytest.raises(UserError, match=r"\(status 500\), so it can't be put to sleep; restart it"):
+            await slept(engine, adapter)
+        fake.asleep = True
+        with pytest.raises(
+            UserError, match=r"\(status 500\), so it can't be woken; free memory on its GPU, or restart"
+        ):
+            await engine.wake()
+
+    with_engine(act, fake, patience=0.2)
+    assert f"may be asleep still (status 500); wake it: curl -X POST {fake.url}/wake_up" in capsys.readouterr().out
+
+
+def test_an_adapter_whose_memory_is_spoilt_is_loaded_again(fake, adapter, capsys):
+    async def act(engine):
+        await slept(engine, adapter)
+        fake.spoils = True
+        await engine.wake()
+        fake.spoils = False
+        await engine.sleep()
+        await engine.wake()
+
+    with_engine(act, fake)
+    assert fake.turns == ["load", SLEEP, WAKE, "unload", "load", SLEEP, WAKE]
+    assert "woke with other weights; loading adapter run-v000001" in capsys.readouterr().out
+
+
+def test_a_base_whose_memory_is_spoilt_ends_in_one_line(fake, adapter):
+    async def act(engine):
+        await slept(engine, adapter)
+        fake.spoilt_base = True
+        await engine.wake()
+
+    with pytest.raises(UserError, match="answers otherwise than before it slept, so its memory was corrupted") as error:
+        with_engine(act, fake)
+    assert "\n" not in str(error.value)
+    assert fake.turns == ["load", SLEEP, WAKE, "unload", "load"]
+
+
+def test_a_base_alone_is_compared_too(fake):
+    async def act(engine):
+        await engine.sleep()
+        fake.spoilt_base = True
+        await engine.wake()
+
+    with pytest.raises(UserError, match="answers otherwise than before it slept"):
+        with_engine(act, fake)
+
+
+def test_a_server_that_dies_asleep_and_comes_back_awake_is_probed_and_loads_its_adapter(fake, adapter):
+    async def act(engine):
+        await slept(engine, adapter)
+        fake.stop()
+        fake.asleep, fake.probes = False, []
+        fake.adapters.clear()
+        threading.Timer(0.7, fake.start).start()
+        await engine.wake()
+        assert len(fake.probes) == 6  # three prompts at two temperatures
+        return await engine.generate(REQUEST)
+
+    assert with_engine(act, fake) == RIGHT
+    assert fake.turns == ["load", SLEEP, "load", "completion"]
+
+
+def test_one_that_comes_back_with_other_settings_is_refused(fake, adapter):
+    async def act(engine, mode, sleep_mode):
+        await slept(engine, adapter)
+        fake.asleep, fake.mode, fake.sleep_mode = False, mode, sleep_mode
+        fake.adapters.clear()
+        await engine.wake()
+
+    with pytest.raises(UserError, match="returns log-probabilities of temperature 1 whatever"):
+        with_engine(lambda engine: act(engine, "raw_logprobs", True), fake)
+    fake.mode = "processed_logprobs"
+    with pytest.raises(UserError, match="has no sleep mode"):
+        with_engine(lambda engine: act(engine, "processed_logprobs", None), fake)
+
+
+def test_a_server_that_lost_its_adapter_before_it_sleeps_gets_it_again(fake, adapter):
+    async def act(engine):
+        await engine.load_adapter("run-v000001", adapter)
+        fake.adapters.clear()
+        await engine.sleep()
+        await engine.wake()
+
+    with_engine(act, fake)
+    assert fake.turns == ["load", "load", SLEEP, WAKE]
+
+
+def test_the_next_start_wakes_what_a_killed_trainer_left_asleep(fake, adapter):
+    fake.asleep = True
+    assert with_engine(lambda engine: engine.generate(REQUEST), fake) == RIGHT
+    assert fake.turns == [WAKE, "completion"]
+
+
+def test_a_trainer_that_ends_leaves_the_server_awake(fake, adapter):
+    with_engine(lambda engine: slept(engine, adapter), fake)
+    assert not fake.asleep
+
+    async def fails(engine):
+        await slept(engine, adapter)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        with_engine(fails, fake)
+    assert not fake.asleep
+
+
+def test_two_trainers_on_one_server_are_refused(fake, adapter):
+    async def act(engine):
+        await engine.load_adapter("run-v000001", adapter)
+        fake.asleep = True  # by the other one
+        await engine.sleep()
+
+    with pytest.raises(UserError, match="is asleep already; give each trainer a server of its own"):
+        with_engine(act, fake)
+
+
+# Others that use the server
+
+
+def test_others_wait_until_the_trainer_wakes_it(fake, capsys):
+    fake.asleep = True
+
+    def wake():
+        fake.turns.append("woken by its trainer")
+        fake.asleep = False
+
+    threading.Timer(0.7, wake).start()
+    assert with_engine(lambda engine: engine.generate(REQUEST), fake, kind=VLLMEngine) == RIGHT
+    assert fake.turns == ["woken by its trainer", "completion"]
+    told = capsys.readouterr().out
+    assert told.count("is asleep: waiting until the trainer that put it to sleep wakes it") == 1
+    assert f"curl -X POST {fake.url}/wake_up" in told
+
+
+def test_others_do_not_wait_for_ever(fake):
+    fake.asleep = True
+    with pytest.raises(
+        UserError, match=r"\(it is asleep\), so it can't be used; if no trainer runs that wakes it, res"
+    ):
+        with_engine(lambda engine: engine.generate(REQUEST), fake, kind=VLLMEngine, patience=0.2)
+    assert fake.asleep
+
+
+def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):
+    async def act(engine):
+        await engine.load_adapter("run-v000001", adapter)
+        async with SleepingEngine(options_of(fake)) as trainer:
+            await trainer.sleep()
+            late = asyncio.create_task(engine.generate(REQUEST))
+            await asyncio.sleep(0.3)
+            assert not late.done()
+            await trainer.wake()
+            return await late
+
+    assert with_engine(act, fake, kind=VLLMEngine) == RIGHT
+    assert fake.turns == ["load", SLEEP, WAKE, "completion"]
+
+
+def test_nothing_is_loaded_on_a_server_that_sleeps(fake, adapter):
+    """Its memory is not there: writing to it would end it."""
+
+    async def act(engine):
+        fake.asleep = True
+        loading = asyncio.create_task(engine.load_adapter("run-v000001", adapter))
+        await asyncio.sleep(0.7)
+        assert fake.turns == []
+        fake.asleep = False
+        await loading
+
+    with_engine(act, fake, kind=VLLMEngine)
+    assert fake.turns == ["load"]
+
+
+# Answers that say nothing
+
+
+def answers_with(monkeypatch, fake, path, value):
+    """Let the stand-in answer this path with a body."""
+    real = fake.handler.do_GET
+
+    def do_GET(handler):
+        return handler.say(200, value) if handler.path.startswith(path) else real(handler)
+
+    monkeypatch.setattr(fake.handler, "do_GET", do_GET)
+
+
+@pytest.mark.parametrize("value", [HTML, {"is_sleeping": "no"}, [], {"status": "awake"}])
+def test_an_answer_that_does_not_say_whether_it_sleeps(fake, adapter, monkeypatch, value):
+    answers_with(monkeypatch, fake, "/is_sleeping", value)
+    assert with_engine(lambda engine: engine.generate(REQUEST), fake, kind=VLLMEngine) == RIGHT  # a server without it
+    with pytest.raises(UserError, match=r"status 200, but no word on whether it sleeps.* can't be used"):
+        with_engine(lambda engine: engine.sleep(), fake, patience=0.2)
+
+
+def test_a_configuration_that_does_not_say_whether_it_can_sleep(fake, monkeypatch):
+    answers_with(monkeypatch, fake, "/server_info", {"vllm_config": "VllmConfig(...)"})
+    with pytest.raises(UserError, match="does not say if it has sleep mode; is its version supported"):
+        with_engine(lambda engine: engine.sleep(), fake)
+    answers_with(monkeypatch, fake, "/server_info", HTML)
+    with pytest.raises(UserError, match="status 200, but no configuration"):
+        with_engine(lambda engine: engine.sleep(), fake, patience=0.2)

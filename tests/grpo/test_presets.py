@@ -1,0 +1,52 @@
+"""--preset NAME stands for a method's options; what is given beside it wins."""
+
+import pytest
+import tyro
+
+from forage.cli import with_config, with_preset
+from forage.errors import UserError
+from forage.grpo.options import TrainOptions
+from forage.grpo.presets import PRESETS
+
+CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+
+
+def options_of(*arguments):
+    return tyro.cli(TrainOptions, args=with_preset(arguments, PRESETS), config=CONFIG)
+
+
+def test_the_example():
+    presets = {"dapo": {"beta": 0.0, "clip_high": 0.28}}
+    assert with_preset(["--preset", "dapo", "--beta", "0.01"], presets) == ["--clip-high", "0.28", "--beta", "0.01"]
+    assert with_preset(["--pool", "--preset=dapo"], presets) == ["--beta", "0.0", "--clip-high", "0.28", "--pool"]
+    assert with_preset(["--pool"], presets) == ["--pool"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_is_options_that_the_script_takes(name):
+    options = options_of("--preset", name)
+    options.check()
+    chosen = {**vars(options), **vars(options.update), **vars(options.update.loss)}
+    assert {option: chosen[option] for option in PRESETS[name]} == PRESETS[name]
+
+
+def test_deepseekmath_is_grpo_as_it_was_first_described():
+    update = options_of("--preset", "deepseekmath").update
+    assert (update.loss.aggregation, update.loss.beta, update.advantage) == ("sequence", 0.04, "grpo")
+    assert update.loss.clip_low == update.loss.clip_high == 0.2
+    assert not update.loss.unbiased_kl
+    assert options_of("--preset", "deepseekmath", "--beta", "0.1").update.loss.beta == 0.1
+
+
+def test_a_config_file_may_name_one(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("preset: gspo\nclip_high: 0.001\n")
+    loss = options_of(*with_config(["--config", str(path)])).update.loss
+    assert (loss.loss, loss.clip_low, loss.clip_high) == ("gspo", 3e-4, 0.001)
+
+
+def test_an_unknown_one_is_told():
+    with pytest.raises(UserError, match="--preset grpo is unknown; give one of deepseekmath, dapo, dr_grpo"):
+        with_preset(["--preset", "grpo"], PRESETS)
+    with pytest.raises(UserError, match="--preset  is unknown"):
+        with_preset(["--preset"], PRESETS)

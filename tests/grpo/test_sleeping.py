@@ -1,0 +1,197 @@
+"""A trainer whose server sleeps during updates, against a stand-in server: vLLM's build for CPUs has no sleep mode."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+
+import pytest
+import torch
+
+from forage.agent.options import AgentSettings
+from forage.engines.options import EngineOptions
+from forage.errors import UserError
+from forage.grpo import training
+from forage.grpo.options import TrainOptions
+from forage.grpo.training import fit_memory
+from forage.optimizer import MemoryOptions
+from forage.policy.adapters import newest_adapter
+from forage.policy.card import PolicyCard, read_policy_card
+from forage.policy.footprint import GIB
+from forage.policy.room import fitted
+from forage.runs.stats import read_stats
+from tests import ROOT
+from tests.misbehaving_vllm import MisbehavingVLLM
+from tests.options import with_options
+from tests.tiny_training import adapter_bytes, stats_of, tiny_args, tiny_options, train
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
+
+
+def noise(body):
+    """Tokens that depend on everything an episode's next turn depends on, the adapter's weights included."""
+    seed = zlib.crc32(f"{body['model']} {body['prompt']} {body['seed']} {body['temperature']}".encode())
+    ids = [3 + seed // 7**place % 500 for place in range(min(5, body["max_tokens"] - 1))]
+    ids = [*ids, body["stop_token_ids"][0]]
+    return {"token_ids": ids, "logprobs": {"token_logprobs": [-(seed % 97) / 97 - 0.1] * len(ids)}}
+
+
+@pytest.fixture
+def fake():
+    with MisbehavingVLLM() as fake:
+        fake.sleep_mode, fake.says = True, noise
+        yield fake
+
+
+def options_of(tiny, run_dir, fake, **more):
+    engine = EngineOptions("vllm", (fake.url,), patience=10.0)
+    return tiny_options(tiny, run_dir, **{"engine": engine, "vllm_sleep": True} | more)
+
+
+def turns_of(fake):
+    """What happened in turn, completions in a row as one."""
+    turns = [turn for place, turn in enumerate(fake.turns) if [turn] != fake.turns[max(0, place - 1) : place]]
+    fake.turns.clear()
+    return turns
+
+
+def test_a_run_in_turns_is_that_of_a_server_that_stays_awake(tiny, tmp_path, fake, monkeypatch):
+    """Equal statistics and adapters; only while nothing is updated is the server awake."""
+    during, real = [], training.update
+
+    def watched(*given):
+        during.append(fake.asleep)
+        return real(*given)
+
+    monkeypatch.setattr(training, "update", watched)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fake.turns.append("memory given back"))
+    in_turns = options_of(tiny, tmp_path / "turns" / "run", fake)
+    train(in_turns)
+    assert during == [True] * 3
+    assert not fake.asleep
+    back, play = "memory given back", ["load", "completion"]
+    assert turns_of(fake) == [
+        SLEEP, back, WAKE,  # the room is measured, the policy loaded, the server probed
+        back, *play, SLEEP,  # step 0, with the evaluation before it
+        back, WAKE, "load", "unload", "completion", SLEEP,
+        back, WAKE, "load", "unload", "completion", SLEEP,  # step 2, with an evaluation
+        back, WAKE, "load", "unload", "completion", back,  # the last evaluation; then awake for whoever comes next
+    ]  # fmt: skip
+    awake = options_of(tiny, tmp_path / "awake" / "run", fake, vllm_sleep=False)
+    train(awake)
+    assert during[3:] == [False] * 3
+    assert not {SLEEP, WAKE, back} & set(fake.turns)
+    assert stats_of(in_turns.run_dir) == stats_of(awake.run_dir)
+    assert adapter_bytes(in_turns.run_dir, 3) == adapter_bytes(awake.run_dir, 3)
+    assert adapter_bytes(in_turns.run_dir, 3) != adapter_bytes(in_turns.run_dir, 0)
+    for stats in read_stats(in_turns.run_dir):
+        assert min(stats.seconds["sleep"], stats.seconds["wake"]) > 0
+    assert not {"sleep", "wake"} & set(read_stats(awake.run_dir)[0].seconds)
+
+
+def test_a_run_may_be_resumed_in_turns_or_awake(tiny, tmp_path, fake):
+    whole, parts = (options_of(tiny, tmp_path / name / "run", fake, eval_every=0) for name in ("whole", "parts"))
+    train(whole)
+    train(with_options(parts, max_steps=1))
+    train(with_options(parts, max_steps=2, vllm_sleep=False))
+    train(parts)
+    assert stats_of(parts.run_dir) == stats_of(whole.run_dir)
+    assert not fake.asleep  # though nothing is played after the last update
+
+
+def test_a_run_that_fails_in_an_update_leaves_the_server_awake(tiny, tmp_path, fake, monkeypatch):
+    def fails(*_):
+        assert fake.asleep
+        raise UserError("out of memory")
+
+    monkeypatch.setattr(training, "update", fails)
+    with pytest.raises(UserError, match="out of memory"):
+        train(options_of(tiny, tmp_path / "run", fake))
+    assert not fake.asleep
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_while_its_server_sleeps_goes_on_exactly(tiny, tmp_path, fake):
+    undisturbed = options_of(tiny, tmp_path / "undisturbed" / "run", fake)
+    train(undisturbed)
+    run_dir = tmp_path / "killed" / "run"
+    flags = ["--engine", "vllm", "--urls", fake.url, "--vllm-sleep", "--max-steps", "3"]
+    command = [sys.executable, "-m", "tests.tiny_training", "train", *tiny_args(tiny, run_dir, *flags)]
+    fake.turns.clear()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        while fake.turns.count(SLEEP) < 2:  # the first time is before a policy is loaded
+            assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert fake.asleep
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    assert not fake.asleep
+    assert stats_of(run_dir) == stats_of(undisturbed.run_dir)
+    assert adapter_bytes(run_dir, 3) == adapter_bytes(undisturbed.run_dir, 3)
+
+
+# Memory
+
+
+def test_micro_batches_fit_the_room_that_a_sleeping_server_leaves(tiny, tmp_path, fake, monkeypatch):
+    """A card of 24 GiB, of which the server leaves 4 free awake, and 22 asleep."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((22 if fake.asleep else 4) * GIB, 24 * GIB))
+    base, adapter = "Qwen/Qwen2.5-7B-Instruct", newest_adapter(tiny / "policy")
+    card = PolicyCard(tmp_path, base, base, True, "bfloat16")
+    options, settings = options_of(tiny, tmp_path / "run", fake, token_budget=None), AgentSettings()
+
+    beside = fit_memory(with_options(options, vllm_sleep=False), card, adapter, settings).update.memory
+    in_turns = fit_memory(options, card, adapter, settings).update.memory
+    assert fake.turns == [SLEEP]
+    assert beside == MemoryOptions(settings.max_tokens, True)  # the smallest, and not even that fits
+    assert in_turns == fitted(MemoryOptions(), card, adapter, settings.max_tokens, plays=False)  # still asleep
+    assert in_turns.token_budget > settings.max_tokens
+
+
+def test_a_server_without_sleep_mode_ends_the_run_before_a_policy_is_loaded(tiny, tmp_path, fake, monkeypatch):
+    fake.sleep_mode = False
+    monkeypatch.setattr(training, "open_learner", lambda *_: pytest.fail("a policy was loaded"))
+    card, adapter = read_policy_card(tiny / "policy"), newest_adapter(tiny / "policy")
+    options = options_of(tiny, tmp_path / "run", fake)
+    with pytest.raises(UserError, match="has no sleep mode"):
+        fit_memory(options, card, adapter, AgentSettings())
+    with pytest.raises(UserError, match="has no sleep mode"):
+        train(options)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"rollouts": "service"}, "--vllm-sleep works in lock-step only.*give --rollouts own"),
+        ({"rollouts": "service", "max_staleness": 1}, "--vllm-sleep works in lock-step only"),
+        ({"max_staleness": 1}, "--max-staleness needs workers"),
+        ({"engine": EngineOptions("local")}, "--vllm-sleep needs a vLLM server; give --engine vllm"),
+        ({"engine": EngineOptions("auto")}, "--vllm-sleep needs a vLLM server; give --engine vllm"),
+    ],
+)
+def test_what_does_not_go_with_sleep_is_refused(tiny, tmp_path, more, told):
+    good = tiny_options(tiny, tmp_path / "run", engine=EngineOptions("vllm"), vllm_sleep=True)
+    good.check()
+    with pytest.raises(UserError, match=told):
+        with_options(good, **more).check()
+
+
+def test_several_processes_are_refused(tiny, tmp_path, monkeypatch):
+    options = tiny_options(tiny, tmp_path / "run", engine=EngineOptions("vllm"), vllm_sleep=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="--vllm-sleep is for one GPU; start one process, or leave it out"):
+        options.check()
+
+
+def test_it_is_off_by_default():
+    assert not TrainOptions().vllm_sleep

@@ -1,0 +1,124 @@
+"""The sleep routes of a real vLLM server for CPUs, which frees nothing: vLLM refuses --enable-sleep-mode there.
+
+With VLLM_SERVER_DEV_MODE=1 it has the routes even so: the scheduler really stops, requests really wait, and it says
+that it sleeps. So all but the memory is real. What a GPU does about the memory has not been seen.
+"""
+
+import asyncio
+
+import httpx
+import numpy as np
+import pytest
+from peft import LoraConfig, get_peft_model
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from forage.engines import sleeping
+from forage.engines.base import Request, Sampling
+from forage.engines.options import EngineOptions
+from forage.engines.sleeping import SleepingEngine, fall_asleep
+from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+GREEDY = Request((11, 22, 33, 44), 16, (2,), sampling=Sampling(0), episode="q/0")
+
+
+@pytest.fixture(scope="module")
+def server(start_server, model_folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        return start_server(model_folder)
+
+
+@pytest.fixture(scope="module")
+def adapter(model_folder, tmp_path_factory):
+    """One that says something else than the base."""
+    folder = tmp_path_factory.mktemp("adapter")
+    policy = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model_folder),
+        LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+    policy.peft_config["default"].base_model_name_or_path = str(model_folder)
+    policy.save_pretrained(folder)
+    weights = load_file(folder / "adapter_model.safetensors")
+    random = np.random.default_rng(0)
+    changed = {name: random.normal(0, 0.05, w.shape).astype(w.dtype) for name, w in weights.items() if "lora_B" in name}
+    save_file(weights | changed, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def pretending(monkeypatch):
+    """As if it had been started with --enable-sleep-mode."""
+    real = sleeping.has_sleep_mode
+
+    def has_sleep_mode(answer, client):
+        assert real(answer, client) is False  # its configuration was read
+        return True
+
+    monkeypatch.setattr(sleeping, "has_sleep_mode", has_sleep_mode)
+
+
+def options_of(server, **more):
+    return EngineOptions(urls=(server.url,), **more)
+
+
+def says_that_it_sleeps(server):
+    return httpx.get(f"{server.url}/is_sleeping").json()["is_sleeping"]
+
+
+def test_a_server_that_would_free_nothing_is_refused(server):
+    with pytest.raises(UserError, match=r"has no sleep mode; start it with --enable-sleep-mode"):
+        asyncio.run(fall_asleep(options_of(server)))
+    assert not says_that_it_sleeps(server)
+
+
+@pytest.mark.usefixtures("pretending")
+def test_a_step_in_turns(server, adapter):
+    """The adapter is known after waking, and answers as before."""
+
+    async def run():
+        async with SleepingEngine(options_of(server)) as engine:
+            await engine.load_adapter("run-v000001", adapter)
+            before = await engine.generate(GREEDY)
+            await engine.sleep()
+            assert says_that_it_sleeps(server)
+            await engine.wake()
+            assert not says_that_it_sleeps(server)
+            assert await engine.generate(GREEDY) == before
+            await engine.sleep()
+        assert not says_that_it_sleeps(server)  # awake for whoever comes next
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("pretending")
+def test_what_is_being_sampled_is_finished_first_and_later_requests_wait(server):
+    async def run():
+        async with VLLMEngine(options_of(server)) as engine:
+            early = asyncio.create_task(engine.generate(GREEDY))
+            await asyncio.sleep(0.1)
+            await fall_asleep(options_of(server))
+            late = asyncio.create_task(engine.generate(GREEDY))
+            await asyncio.sleep(1)
+            assert not late.done()
+            httpx.post(f"{server.url}/wake_up")
+            assert (await early).ids == (await late).ids
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("pretending")
+def test_what_a_killed_trainer_left_asleep_is_woken_by_the_next_and_waited_for_by_others(server):
+    asyncio.run(fall_asleep(options_of(server)))
+    assert says_that_it_sleeps(server)
+
+    async def run(kind, **more):
+        async with kind(options_of(server, **more)) as engine:
+            return await engine.generate(GREEDY)
+
+    with pytest.raises(UserError, match=r"\(it is asleep\), so it can't be used"):
+        asyncio.run(run(VLLMEngine, patience=0.5))
+    assert len(asyncio.run(run(SleepingEngine)).ids) > 1
+    assert not says_that_it_sleeps(server)
