@@ -159,8 +159,8 @@ class DocumentStore:
 
     # Searching
 
-    @overload
-    def search(
+    @overload  # a text is a sequence of texts, too
+    def search(  # type: ignore[overload-overlap]
         self, queries: str, k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
         query_vectors: NDArray[np.float32] | None = None, reranker: Reranker | None = None,
     ) -> list[Hit]: ...  # fmt: skip
