@@ -67,6 +67,17 @@ CALL_FAULTS = {
     "long_query": "the query is too long; use a few words",
     "too_many_calls": "too many calls in one turn; this one was not run",
 }
+# What people read about a fault.
+FAULTS = {name: f"{text[0].upper()}{text[1:]}" for name, text in CALL_FAULTS.items()} | {
+    "no_action": "A turn neither searched nor answered",
+    "forged_response": "A turn contains <tool_response>, which only the tool may write",
+    "answer_not_closed": "The answer is not closed with </answer>",
+    "text_after_answer": "Text follows the answer",
+    "empty_answer": "The answer is empty",
+    "answer_with_call": "A turn calls and answers; what came first counts",
+    "control_token": "A turn contains a token that begins or ends turns",
+    "answer_forced": "The answer was forced, as the turn had none",
+}
 NO_ACTION = "no_action"
 NO_ACTION_TEXT = "neither a call nor an answer was found; search, or write the answer between <answer> and </answer>"
 
