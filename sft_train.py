@@ -57,12 +57,12 @@ def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -
     from forage.sft.training import train
 
     keep_options(options.output_dir, options, ("overwrite",), "another --output-dir, or --overwrite")
-    plays = bool(options.eval_questions or options.rejection_samples)
-    memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=plays)
+    # It plays with the policy in training, between updates, so that an update may have the whole GPU.
+    memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=False)
     options = replace(options, memory=memory)
     player = Player(options, settings, card)
     demonstrations = get_demonstrations(options, player)
-    policy = train(options, card, demonstrations, player)
+    policy = train(options, demonstrations, player)
     write_policy_card(card, options.output_dir)
     write_agent(settings, options.output_dir)
     print(f"{publish_adapter(policy, options.output_dir, 0)} is the warm start")

@@ -61,7 +61,7 @@ prepare_data=("$PY" data_prep.py --dataset-name "${DATASET:-$(default lavita/Med
 quantize=${QUANTIZE:-$(default 1 0)}
 prepare_policy=("$PY" create_lora_model.py --base-model "${BASE_MODEL:-auto}" --models-dir "$SHARED/models" --r "$LORA_RANK"
   --output-dir "$SHARED/models/policy" --overwrite ${POLICY_ARGS:-})
-[ "$quantize" = 1 ] || prepare_policy+=(--no-quantize)
+[ "$quantize" = 1 ] && prepare_policy+=(--quantize) || prepare_policy+=(--no-quantize)
 prepare_warm=("$PY" sft_train.py --data "$data" --policy "$SHARED/models/policy" --output-dir "$SHARED/models/warm"
   --max-steps "$WARM_STEPS" "${search[@]}" "${sampling[@]}" ${WARM_ARGS:-$(default "" "--batch-size 2 --eval-every 12 --eval-questions 0 --answer-tokens 40")})
 # vLLM serves the same base that is trained on, in 4 bits too: in another precision it would be another policy.

@@ -19,6 +19,9 @@ fi
 dtype=float32
 grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo && dtype=bfloat16
 dtype=${DTYPE:-$dtype}
+# The trainer computes logits in fp32 (forage/policy/head.py). In fp32 that is vLLM's own way.
+head=()
+[ "$dtype" != bfloat16 ] || head=(--hf-overrides '{"head_dtype":"float32"}')
 
 export LD_PRELOAD="$PWD/$venv/lib/libiomp5.so${LD_PRELOAD:+:$LD_PRELOAD}"
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True # enables /v1/load_lora_adapter
@@ -36,4 +39,4 @@ echo '#include <Python.h>' | g++ -E -x c++ -I"$headers" - >/dev/null 2>&1 || exp
 exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name policy \
   --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}" --dtype "$dtype" --max-model-len "${MAX_LEN:-2048}" \
   --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 --logprobs-mode processed_logprobs \
-  --no-enable-chunked-prefill --max-num-batched-tokens "$((${MAX_LEN:-2048} > 4096 ? ${MAX_LEN:-2048} : 4096))" "$@"
+  "${head[@]}" --no-enable-chunked-prefill --max-num-batched-tokens "$((${MAX_LEN:-2048} > 4096 ? ${MAX_LEN:-2048} : 4096))" "$@"

@@ -199,8 +199,8 @@ def test_all_rows_on_a_cpu(tmp_path):
     assert -6 < agreement["mean_logprob"] < -1  # tokens as likely as a model's own, not noise
     assert agreement["all_fp32_to_fp32_cpu"]["mean"] < 1e-5
     for head in ("bf16", "fp32"):
-        for pair in ("trainer_to_fp32_cpu", "sampler_to_trainer"):
-            assert 1e-4 < agreement[f"{head}_head_{pair}"]["mean"] < 0.1
+        assert 1e-4 < agreement[f"{head}_head_trainer_to_fp32_cpu"]["mean"] < 0.1
+        assert agreement[f"{head}_head_sampler_to_trainer"]["mean"] < 0.1  # a CPU's kernels may round both alike
     assert agreement["fp32_head_trainer_to_fp32_cpu"]["mean"] < agreement["bf16_head_trainer_to_fp32_cpu"]["mean"]
 
     for name in ("processes", "processes fsdp2"):

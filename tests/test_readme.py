@@ -21,8 +21,10 @@ import tyro
 from document_store import StoreOptions
 from forage.agent.combination import reward_matrix
 from forage.agent.episode import Episode
-from forage.cli import flags_of
+from forage.cli import flags_of, with_preset, with_values
 from forage.data.records import Document, Question, read_questions
+from forage.grpo.presets import PRESETS
+from forage.policy import memory
 from tests import ROOT
 
 README = ROOT / "README.md"
@@ -37,7 +39,7 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
 # Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
 OTHERS = re.compile(r"docker|python -m|scripts/")
-VLLM_FLAGS = {"--enable-lora", "--enable-sleep-mode", "--max-lora-rank"}
+VLLM_FLAGS = {"--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-lora-rank"}
 # What the reader brings.
 YOURS = {
     "medquad.jsonl.gz", "qa.jsonl", "my_model", "scifact", "docs.jsonl", "topics.tsv", "qrels.txt", "runs/lockstep",
@@ -130,7 +132,11 @@ def parsed(module, arguments):
 @functools.cache
 def parsed_once(module, arguments):
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    return tyro.cli(options_of(module), args=arguments, config=config)
+    options = options_of(module)
+    arguments = with_preset(arguments, PRESETS if module == "grpo_train" else {})
+    return tyro.cli(
+        options, args=with_values(arguments, options) if isinstance(options, type) else arguments, config=config
+    )
 
 
 def values_of(options):
@@ -224,7 +230,7 @@ def test_make_commands_are_targets_and_scripts_exist(page):
 
 def flags():
     """Every flag of every script, --no-x of switches among them."""
-    found = {"--help", "--help-all", "--config"}
+    found = {"--help", "--help-all", "--config", "--preset"}
     for script in ROOT.glob("*.py"):
         options = options_of(script.stem)
         for one in typing.get_args(options) or (options,):
@@ -304,6 +310,26 @@ def test_every_benchmark_is_on_its_page():
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     modules = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text()}
     assert not [module for module in modules if f"`python -m bench.{module}" not in page]
+
+
+def test_the_table_of_memory_is_what_the_command_prints(capsys):
+    page = (ROOT / "docs" / "training.md").read_text()
+    table = page[page.index("| GiB at the peak |") :].split("\n\n")[0].splitlines()
+    sizes = [int(cell.removesuffix(" GiB")) for cell in cells(table[0])[1:]]
+    rows = {cells(line)[0]: cells(line)[1:] for line in table[2:]}
+    assert sizes == [24, 48, 80]
+    for place, gib in enumerate(sizes):
+        options = memory.Options(gpu_gib=gib)
+        memory.main(options)
+        [total] = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["total"]]
+        assert [row[place] for row in rows.values()] == total
+        shape = memory.shape_of(options.base)
+        work = options.work(shape)
+        assert list(rows) == list(memory.stages(shape, work, memory.plan(shape, gib, work), gib))
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 # Snippets

@@ -35,15 +35,15 @@ class Sampled:
     logprobs: tuple[float, ...]
 
 
-class HeadInFp32(nn.Module):
-    """An output layer that computes in fp32, whatever the type of its weight."""
+class RoundedHead(nn.Module):
+    """An output layer whose logits are rounded to its weight's type; token_logprobs and LocalEngine keep them fp32."""
 
     def __init__(self, head: Any) -> None:
         super().__init__()
         self.weight = head.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return nn.functional.linear(hidden.float(), self.weight.float())
+        return nn.functional.linear(hidden, self.weight)
 
 
 def measure_agreement(scale: Scale) -> Iterator[dict[str, Any]]:
@@ -52,9 +52,9 @@ def measure_agreement(scale: Scale) -> Iterator[dict[str, Any]]:
     model.get_decoder().norm.weight.data.fill_(PEAK)
     exact = copy.deepcopy(model).to("cpu", torch.float32)
     figures: dict[str, Any] = {}
+    own = model.lm_head
     for head in ("bf16", "fp32"):
-        if head == "fp32":
-            model.lm_head = HeadInFp32(model.lm_head)
+        model.lm_head = RoundedHead(own) if head == "bf16" else own
         sequences = sample(model, scale)
         model.set_attn_implementation("sdpa")  # LocalEngine had set its own
         [batch] = pack(sequences, SEQUENCES * (PROMPT + scale.compared))

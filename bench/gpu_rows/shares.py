@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,17 +22,6 @@ from forage.runs.phases import Phases
 GROUPS = 2  # enough for shares
 
 
-class FinishedPhases(Phases):
-    """Stopwatches that wait for the GPU, so that a phase has the work that it started."""
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        synchronize()
-        with super().__call__(name):
-            yield
-            synchronize()
-
-
 class TimedLearner(Learner):
     """A Learner whose optimizer has a phase of its own."""
 
@@ -49,7 +36,7 @@ class TimedLearner(Learner):
 
 def measure_shares(scale: Scale, *, quantized: bool) -> dict[str, Any]:
     """Shares of an update with activations recomputed. The head's share is part of forward and backward."""
-    phases = FinishedPhases()
+    phases = Phases(synchronize=synchronize)
     learner = TimedLearner(trained_policy(scale.policy, quantized=quantized, checkpointing=True), phases)
     batch = prepare(made_episodes(scale)[: GROUPS * scale.group], OPTIONS)
     context = UpdateContext(OPTIONS, RATE, 1.0, share_prompts=False, phases=phases)

@@ -6,8 +6,10 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import httpx
+import torch
 
 from forage.engines.base import Engine
 from forage.engines.options import EngineOptions
@@ -15,7 +17,12 @@ from forage.engines.served import Wanted
 from forage.engines.sleeping import SleepingEngine
 from forage.engines.vllm import VLLMEngine
 from forage.policy.card import PolicyCard
+from forage.policy.memory import SLOTS
 from forage.policy.policy import load_base, vocabulary_of
+from forage.policy.room import engine_slots, lora_to_come
+
+if TYPE_CHECKING:
+    from forage.engines.local import LocalEngine
 
 
 @asynccontextmanager
@@ -34,9 +41,27 @@ async def open_engine(
     else:
         if options.engine == "auto":
             print(f"engine: this process, as no vLLM server answers at {options.urls[0]}")
-        from forage.engines.local import LocalEngine  # imports torch, which takes seconds
+        yield open_local(card, min(SLOTS, slots), tokens)
 
-        yield LocalEngine(load_base(card, dequantize=True), min(64, slots))
+
+def open_local(card: PolicyCard, slots: int, tokens: int) -> LocalEngine:
+    """An engine in this process with at most so many sequences at a time, each of at most `tokens`.
+
+    On a GPU the adapter stays beside a 4-bit base, which then needs no room in 16 bits. Elsewhere it is merged, which
+    samples faster.
+    """
+    from forage.engines.local import LocalEngine  # imports transformers, which takes seconds
+
+    beside = card.quantized and torch.cuda.is_available()
+    base = load_base(card, dequantize=not beside)
+    how = (
+        "the adapter stays beside the 4-bit base" if beside
+        else "the adapter is merged, and the base's own weights are kept in the host's memory"
+    )  # fmt: skip
+    way_out = "lower --max-tokens, or start a vLLM server"
+    lora = lora_to_come(card)
+    fitting = engine_slots(card, slots, tokens, lora=lora, merged=not beside, how=how, way_out=way_out)
+    return LocalEngine(base, fitting, beside=beside)
 
 
 def with_key(options: EngineOptions) -> EngineOptions:

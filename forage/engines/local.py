@@ -2,7 +2,7 @@
 
 Three things make it several times as fast as `model.generate` on a PEFT model:
 
-- the adapter is merged into the weights while it samples;
+- the adapter is merged into the weights while it samples (but see `beside`);
 - all episodes are decoded in one batch, which requests join and leave at any token;
 - an episode's keys and values stay in its slot, so a turn computes only its new tokens, and a beginning that prompts
   share is computed once and copied.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from torch import Tensor
 
 from forage.engines.base import EngineError, Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, SlotCache, check_attention
-from forage.errors import UserError
+from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
+from forage.policy.head import fp32_logits
 from forage.policy.logprobs import decoder_and_head
+
+KEYS_STEP = 64  # divides GROW, so that the slots are as long
 
 
 @dataclass
@@ -48,16 +52,24 @@ class Slot:
 
 
 class LocalEngine:
-    """Samples with a causal language model with full attention; it owns the model."""
+    """Samples with a causal language model with full attention; it owns the model.
 
-    def __init__(self, model: Any, slots: int = 64) -> None:
+    `beside`: an adapter is not merged but stays in layers of its own, as in training; a 4-bit base stays in 4 bits.
+    `frees`: keys and values are given back whenever no episode is being played; without, they are kept for the next.
+    Left open, that is so on a GPU, where an update may need the room.
+    """
+
+    def __init__(self, model: Any, slots: int = 64, *, beside: bool = False, frees: bool | None = None) -> None:
         check_attention(model)
         self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation(ATTENTION)
-        self.adapter = "base"
+        self.adapter, self.beside = "base", beside
+        self.frees = model.get_input_embeddings().weight.is_cuda if frees is None else frees
         self.slots = [Slot(number) for number in range(slots)]
         self._cache = SlotCache(model.config, slots)
         self._originals: dict[str, Tensor] = {}
+        """Weights of the base that merging changed, in the host's memory: a GPU holds each weight once."""
+        self._unmerged: Any = None
         self._waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
         self._runner: asyncio.Task[None] | None = None
         self._clock = 0
@@ -65,7 +77,7 @@ class LocalEngine:
     # Adapters
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Merge an adapter into the weights; the originals are kept, to be restored bit for bit."""
+        """Merge an adapter into the weights; the originals are kept, to be restored bit for bit. Or keep it beside."""
         silence_library_noise()
         from peft import PeftModel
 
@@ -73,19 +85,29 @@ class LocalEngine:
             raise RuntimeError("the adapter can't change while requests are being sampled")
         self.unload_adapter()
         policy = PeftModel.from_pretrained(self.model, str(folder))
-        for module_name, module in policy.get_base_model().named_modules():
-            if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
-                self._originals[module_name] = module.base_layer.weight.detach().clone()
-        policy.merge_and_unload()
+        if self.beside:
+            self._unmerged = policy.eval()
+        else:
+            self._keep_originals(policy)
+            policy.merge_and_unload()
         self.adapter = name
+
+    def _keep_originals(self, policy: Any) -> None:
+        """Copy the weights that merging is about to change; an earlier adapter's copies serve again."""
+        for name, module in policy.get_base_model().named_modules():
+            if hasattr(module, "lora_A") and hasattr(module, "base_layer") and name not in self._originals:
+                self._originals[name] = module.base_layer.weight.detach().to("cpu", copy=True)
 
     def unload_adapter(self) -> None:
         """Restore the base."""
         for module_name, weight in self._originals.items():
             self.model.get_submodule(module_name).weight.data.copy_(weight)
-        self._originals.clear()
+        if self._unmerged is not None:
+            self._unmerged.unload()
+            self._unmerged = None
         for slot in self.slots:  # keys and values computed by another adapter are useless
             slot.ids, slot.episode = [], ""
+        self._free_idle()
         self.adapter = "base"
 
     # Sampling
@@ -106,6 +128,18 @@ class LocalEngine:
         for slot in self.slots:
             if slot.episode == episode:
                 slot.episode = ""
+        self._free_idle()
+
+    def _free_idle(self) -> None:
+        """Give the keys and values back if nothing is being played."""
+        if self.frees and not self._waiting and not any(slot.request or slot.episode for slot in self.slots):
+            self.forget()
+
+    def forget(self) -> None:
+        """Give all keys and values back, while nothing is being sampled."""
+        for slot in self.slots:
+            slot.ids, slot.episode = [], ""
+        self._cache.drop()
 
     async def _run(self) -> None:
         """Until no request is left, start as many as there are slots for, then sample one token for each.
@@ -113,9 +147,20 @@ class LocalEngine:
         It runs in the event loop's thread: torch has a thread pool per calling thread, and two pools compete for cores.
         """
         await asyncio.sleep(0)  # so that requests made at the same time start together
+        try:
+            await self._sample_all()
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"out of memory while sampling {len(self.slots)} sequences at once in this process "
+                f"({first_line(error)}); lower --concurrency or --max-tokens, or start a vLLM server"
+            ) from error
+        self._free_idle()
+
+    async def _sample_all(self) -> None:
         while self._waiting or any(slot.request for slot in self.slots):
             while self._waiting and (slot := self._free_slot(self._waiting[0][0])):
-                self._start(slot, *self._waiting.pop(0))
+                self._start(slot, *self._waiting[0])
+                self._waiting.pop(0)  # only now: whoever waits is told of an error
                 self._finish(slot)
             if any(slot.request for slot in self.slots):
                 self._step()
@@ -142,7 +187,7 @@ class LocalEngine:
         unkept = [slot for slot in free if not slot.episode]
         return next(iter(own or unkept or sorted(free, key=lambda slot: slot.last_use)), None)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _start(self, slot: Slot, request: Request, future: asyncio.Future[Sample]) -> None:
         """Put a request's tokens into a slot and sample its first token; compute only tokens that no slot holds.
 
@@ -151,9 +196,7 @@ class LocalEngine:
         embedding = self.model.get_input_embeddings().weight
         self._cache.make_room(len(request.ids) + request.max_tokens, embedding)
         # The last token is always computed: the next one is sampled from its output.
-        shared = [common_start(other.ids, request.ids[:-1]) for other in self.slots]
-        source = max(range(len(shared)), key=lambda number: (shared[number], number == slot.number))
-        start = shared[source]
+        source, start = longest_start([other.ids for other in self.slots], request.ids[:-1], slot.number)
         if source != slot.number:
             self._cache.copy(source, slot.number, start)
         self._clock += 1
@@ -169,7 +212,7 @@ class LocalEngine:
         hidden = self._forward(ids, positions, Prefill(slot.number, start, len(request.ids)))
         self._sample([slot], hidden[:, -1])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _step(self) -> None:
         """Compute the token that each slot sampled last, and sample its next."""
         self._compact()
@@ -179,10 +222,11 @@ class LocalEngine:
         for slot in active:
             slot.ids.append(slot.next_token)
         device = self.model.get_input_embeddings().weight.device
-        longest = max(len(slot.ids) for slot in active)
+        # In steps, since a GPU prepares itself for each length anew; what is added is masked.
+        longest = -(-max(len(slot.ids) for slot in active) // KEYS_STEP) * KEYS_STEP
         # An idle slot's token goes to the spare place, so that what the slot keeps for a later turn stays untouched.
         places_S = torch.tensor([len(slot.ids) - 1 if slot.request else self._cache.room for slot in slots]).to(device)
-        positions_S = torch.where(places_S < longest, places_S, 0)
+        positions_S = torch.where(places_S < self._cache.room, places_S, 0)
         ids = torch.tensor([[slot.next_token if slot.request else 0] for slot in slots]).to(device)
         seen_SL = torch.arange(longest, device=device)[None] <= positions_S[:, None]
         unseen_SL = torch.zeros(seen_SL.shape, device=device).masked_fill(~seen_SL, -torch.inf)
@@ -214,7 +258,7 @@ class LocalEngine:
         temperatures = torch.tensor(
             [request.sampling.temperature or 1.0 for request in requests], device=hidden_SD.device
         )
-        logprobs_SV = (head(hidden_SD).float() / temperatures[:, None]).log_softmax(-1)
+        logprobs_SV = (fp32_logits(head, hidden_SD) / temperatures[:, None]).log_softmax(-1)
         draws = below_one([float(torch.rand((), dtype=torch.float64, generator=slot.random)) for slot in slots])
         chosen_S = inverse_cdf(logprobs_SV, draws.to(hidden_SD.device))
         greedy = torch.tensor([request.sampling.temperature == 0 for request in requests], device=hidden_SD.device)
@@ -239,6 +283,40 @@ class LocalEngine:
                     Sample(tuple(slot.sampled), tuple(slot.logprobs), "stop" if stopped else "length")
                 )
             slot.request = slot.future = None
+
+
+@contextmanager
+def borrowing(policy: Any, slots: int, name: str) -> Iterator[LocalEngine]:
+    """An engine that samples with a PEFT policy in training, with the adapter as it is now, under this name.
+
+    Afterwards the policy is as it was: training or not, the same weights trainable, its own attention.
+    """
+    model, training = policy.get_base_model(), policy.training
+    attention, trainable = model.config._attn_implementation, [w for w in policy.parameters() if w.requires_grad]
+    policy.eval()  # no dropout, and activations are not computed again
+    try:
+        engine = LocalEngine(model, slots, beside=True)
+        engine.adapter = name
+        yield engine
+        engine.forget()
+    finally:
+        model.set_attn_implementation(attention)
+        policy.train(training)
+        for weight in trainable:
+            weight.requires_grad_(True)
+
+
+def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int) -> tuple[int, int]:
+    """The slot whose tokens share the longest beginning with those wanted, and its length; on a tie the `own`.
+
+    One token says of most slots that they share no more than was found already, whatever their length.
+    """
+    source, start = own, common_start(held[own], wanted)
+    for number, ids in enumerate(held):
+        if start < min(len(ids), len(wanted)) and ids[start] == wanted[start]:
+            shared = common_start(ids, wanted)
+            source, start = (number, shared) if shared > start else (source, start)
+    return source, start
 
 
 def common_start(held: Sequence[int], wanted: Sequence[int]) -> int:

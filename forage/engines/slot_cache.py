@@ -36,14 +36,16 @@ class SlotCache(Cache):
         layers, slots, heads, width = self.shape
         room = -(-tokens // GROW) * GROW
         for kept in (self.keys, self.values):
-            for layer in range(layers):
+            kept += [like.new_zeros(slots, heads, 1, width) for _ in range(layers - len(kept))]
+            for layer in range(layers):  # one at a time, so that only one is held twice
                 longer = like.new_zeros(slots, heads, room + 1, width)
-                if self.room:
-                    longer[:, :, : self.room] = kept[layer][:, :, : self.room]
-                    kept[layer] = longer
-                else:
-                    kept.append(longer)
+                longer[:, :, : self.room] = kept[layer][:, :, : self.room]
+                kept[layer] = longer
         self.room = room
+
+    def drop(self) -> None:
+        """Give all memory back; what the slots held is lost."""
+        self.keys, self.values, self.room = [], [], 0
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first tokens of one slot into another."""

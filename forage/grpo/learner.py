@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forage.policy.adapters import publish_adapter
+from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
@@ -36,6 +36,8 @@ class Learner:
     """A PEFT policy and its AdamW, in this process."""
 
     rank, world = 0, 1
+    lowered_budget: int | None = None
+    """Most tokens of a micro-batch, once memory has run out with more; kept for the rest of this process."""
 
     def __init__(self, policy: Any, weight_decay: float = 0.0) -> None:
         self.policy, self.scorer = policy, Scorer(policy)
@@ -78,6 +80,11 @@ class Learner:
         self.drop_gradients()
         return norm
 
+    def synchronize(self) -> None:
+        """Wait until a GPU has done what it was given to do."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def drop_gradients(self) -> None:
         """Discard the gradients added so far, without an update."""
         self.optimizer.zero_grad()
@@ -87,9 +94,7 @@ class Learner:
 
     def load_adapter(self, folder: Path) -> None:
         """Roll back to a published adapter, with a fresh optimizer."""
-        from peft import load_peft_weights, set_peft_model_state_dict
-
-        set_peft_model_state_dict(self.policy, load_peft_weights(str(folder), device=str(self.device)))
+        restore_adapter(self.policy, folder)
         self.optimizer.state.clear()
 
     def save(self, folder: Path, step: int, extra: Any) -> None:

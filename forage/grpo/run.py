@@ -80,6 +80,7 @@ def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner, c
     return Run(
         options, settings, step, **{name: saved[name] for name in KEPT if name in saved}, history=history,
         questions=train_questions, eval_questions=chosen, guide=guide, card=card,
+        phases=Phases(synchronize=learner.synchronize),
     )  # fmt: skip
 
 

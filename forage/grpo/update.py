@@ -155,6 +155,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     if not taught.episodes and not context.demonstrations.episodes:
         return {"learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
     budget = context.options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
+    budget = min(budget, learner.lowered_budget or budget)
     old = OldLogprobs(taught.episodes, learner.device)
     for _ in range(context.options.epochs):
         sums, budget = learn_within_memory(budget, learner, taught, old, context)
@@ -172,6 +173,7 @@ def learn_within_memory(
 ) -> tuple[EpochSums, int]:
     """Add an epoch's gradients; when memory runs out, start the epoch over with half the budget, and return that too.
 
+    The learner remembers it, so that later steps don't run out of memory first.
     Epochs before it stay as they are: each has already changed the policy.
     """
     longest = max(len(episode.ids) for episode in (*taught.episodes, *context.demonstrations.episodes))
@@ -188,8 +190,8 @@ def learn_within_memory(
                 ) from error
         torch.cuda.empty_cache()
         set_random_states(states)  # the epoch draws the dropout it would have drawn
-        budget = max(budget // 2, longest)
-        print(f"out of memory: continuing with micro-batches of {budget} tokens", flush=True)
+        budget = learner.lowered_budget = max(budget // 2, longest)
+        print(f"out of memory: continuing with micro-batches of {budget} tokens, in later steps too", flush=True)
 
 
 def learn_epoch(

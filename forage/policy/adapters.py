@@ -84,6 +84,14 @@ def changes_tokens(folder: Path) -> bool:
     return bool(size) and sum(float(part.square().sum()) for part in parts) / size >= LEAST_B**2
 
 
+def restore_adapter(policy: Any, folder: Path) -> None:
+    """Give a PEFT model's adapter the weights of a published one. Nothing else is loaded: no second base."""
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    device = next(policy.parameters()).device
+    set_peft_model_state_dict(policy, load_peft_weights(str(folder), device=str(device)))
+
+
 def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool = False) -> Path:
     """Save a PEFT model's adapter as the given version. It appears complete: no reader sees half of it."""
     target = adapter_path(folder, version)

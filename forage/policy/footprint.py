@@ -7,7 +7,6 @@ part is counted from its code and not measured; the constants below that nobody 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -200,9 +199,8 @@ def resident(shape: ModelShape, lora: Lora, precision: Precision) -> Footprint:
 def local_sampling(
     shape: ModelShape, lora: Lora, precision: Precision, *, slots: int, longest: int, merged: bool,
 ) -> Footprint:  # fmt: skip
-    """LocalEngine. `merged`: the adapter is merged into bf16 weights, of which the originals are kept beside."""
-    changed = shape.layers * sum(math.prod(shape.linears[name]) for name in lora.changed(shape))
-    weights = weight_bytes(shape, "bf16") + BF16 * changed if merged else weight_bytes(shape, precision)
+    """LocalEngine on a GPU. `merged`: the adapter is merged into bf16 weights; the originals wait on the host."""
+    weights = weight_bytes(shape, "bf16" if merged else precision)
     room = -(-longest // SLOT_STEP) * SLOT_STEP + 1
     prefill = longest * (BF16 * 4 * shape.intermediate + BF16 * 6 * shape.hidden) + longest**2
     return Footprint(
@@ -211,6 +209,17 @@ def local_sampling(
         logits=SAMPLING_LOGIT_BYTES * slots * shape.vocabulary, kv_cache=kv_bytes(shape) * slots * room,
         context=CONTEXT,
     )  # fmt: skip
+
+
+def slots_within(
+    room: float, shape: ModelShape, lora: Lora, precision: Precision, *, wanted: int, longest: int, merged: bool,
+) -> int:  # fmt: skip
+    """How many of the `wanted` sequences LocalEngine can sample at once where its loaded base leaves so much room."""
+    none, one = (
+        local_sampling(shape, lora, precision, slots=slots, longest=longest, merged=merged) for slots in (0, 1)
+    )
+    left = room - (none.total - none.weights - none.context)
+    return max(0, min(wanted, int(left // (one.total - none.total))))
 
 
 def serving(

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from forage.errors import UserError
+from forage.policy.head import fp32_logits
 from forage.policy.packing import TokenBatch
 
 # Settings that make a model change its logits after the output layer, which the code here calls directly.
@@ -32,8 +33,8 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
     """Log-probability and entropy at each sampled token.
 
     The output layer runs on `chunk` positions at a time, and again in the backward pass, so that at most
-    (chunk, vocabulary) logits are alive; everything from the logits on is fp32. Positions that predict no sampled token
-    skip it.
+    (chunk, vocabulary) logits are alive; they and everything after them are fp32. Positions that predict no sampled
+    token skip it.
     """
     # A sequence's first token has no token before it to predict it.
     rows, columns = (batch.sampled_BT * (batch.positions_BT > 0))[:, 1:].nonzero(as_tuple=True)
@@ -73,7 +74,7 @@ def _context(decoder: Any, batch: TokenBatch) -> dict[str, Any]:
 
 
 def _chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits_NV: Tensor = head(hidden_ND).float() / temperature
+    logits_NV = fp32_logits(head, hidden_ND) / temperature
     chosen_N = logits_NV.gather(1, tokens_N[:, None]).squeeze(1)
     total_N = logits_NV.logsumexp(dim=1)
     logprobs_N = chosen_N - total_N

@@ -30,6 +30,7 @@ from forage.policy.footprint import (
     resident,
     serving,
     sleeping,
+    slots_within,
     training,
     weight_bytes,
 )
@@ -267,24 +268,36 @@ def stages(shape: ModelShape, work: Work, found: MemoryPlan | None, gib: float) 
     return {
         "warm start, plays": warm_start(shape, work, gib),
         "update": found.training.footprint if found else least(shape, work),
-        "in process, merged": engine(shape, work, merged=True),
-        "in process, beside": engine(shape, work, merged=False),
+        "in process, merged": engine(shape, work, usable(gib), merged=True),
+        "in process, beside": engine(shape, work, usable(gib), merged=False),
         **served,
         "merge (host)": merging(shape),
         **together(shape, gib, work),
     }
 
 
-def engine(shape: ModelShape, work: Work, *, merged: bool) -> Footprint:
-    """LocalEngine with all its slots."""
-    return local_sampling(shape, work.lora, work.precision, slots=SLOTS, longest=work.max_tokens, merged=merged)
+def engine(shape: ModelShape, work: Work, room: float, *, merged: bool) -> Footprint:
+    """LocalEngine with as many slots as fit, at least one."""
+    empty = local_sampling(shape, work.lora, work.precision, slots=0, longest=work.max_tokens, merged=merged)
+    slots = slots_within(
+        room - empty.weights - empty.context, shape, work.lora, work.precision,
+        wanted=SLOTS, longest=work.max_tokens, merged=merged,
+    )  # fmt: skip
+    return local_sampling(
+        shape, work.lora, work.precision, slots=max(1, slots), longest=work.max_tokens, merged=merged
+    )  # fmt: skip
 
 
 def warm_start(shape: ModelShape, work: Work, gib: float) -> Footprint:
-    """sft_train.py, which also plays episodes (--eval-questions) with an engine in the same process."""
-    player = replace(engine(shape, work, merged=work.precision == "bf16"), context=0)
-    trainer = training_settings(shape, work, usable(gib) - player.total)
-    return player + (trainer.footprint if trainer else least(shape, work))
+    """sft_train.py, which plays its probes (--eval-questions) with the policy in training, between updates."""
+    trainer = training_settings(shape, work, usable(gib))
+    updating = trainer.footprint if trainer else least(shape, work)
+    kept = resident(shape, work.lora, work.precision)
+    # The policy is there already: the engine adds what it samples with.
+    player = replace(
+        engine(shape, work, usable(gib) - kept.optimizer, merged=False), weights=0, adapters=0, context=0
+    )  # fmt: skip
+    return max(updating, kept + player, key=lambda footprint: footprint.total)
 
 
 def together(shape: ModelShape, gib: float, work: Work) -> dict[str, Footprint]:

@@ -1,4 +1,4 @@
-"""Defaults for this process's GPU: the micro-batch that fits into the memory that is free."""
+"""What fits into the memory that is free of this process's GPU: the micro-batch, and the sequences sampled at once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import torch
 from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.optimizer import MemoryOptions
+from forage.policy.adapters import newest_adapter, versions
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import CONTEXT, GIB, Lora
-from forage.policy.memory import RESERVE, Work, engine, training_settings
+from forage.policy.footprint import BF16, CONTEXT, FP32, GIB, Lora, Precision, slots_within, weight_bytes
+from forage.policy.memory import RESERVE, Work, training_settings
 from forage.policy.shapes import ModelShape, shape_of
 
 
 def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: int, *, plays: bool) -> MemoryOptions:
     """What --token-budget and --gradient-checkpointing leave out, filled in for the GPU; unchanged on a CPU.
 
-    `plays`: a LocalEngine will be in this process too.
+    `plays`: a LocalEngine with a base of its own will be in this process too. Its keys and values come and go between
+    the updates, and take what is free then; its weights stay.
     """
     chosen = memory.token_budget is not None and memory.gradient_checkpointing is not None
     if chosen or not torch.cuda.is_available() or compute_dtype(card.dtype) != torch.bfloat16:
@@ -29,9 +31,34 @@ def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: i
     if shape is None:
         return memory
     work = Work(lora_of(adapter), "nf4" if card.quantized else "bf16", max_tokens)
-    # An adapter is merged into a bf16 base, and stays beside a 4-bit one.
-    player = replace(engine(shape, work, merged=not card.quantized), context=0)
-    return filled_in(memory, shape, work, free_bytes() - (player.total if plays else 0))
+    return filled_in(memory, shape, work, free_bytes() - (engine_weights(shape, work) if plays else 0))
+
+
+def engine_weights(shape: ModelShape, work: Work) -> float:
+    """What a LocalEngine keeps on the GPU while nothing is played. An adapter is merged into a bf16 base."""
+    adapter = work.lora.parameters(shape) * FP32 if work.precision == "nf4" else 0
+    return weight_bytes(shape, work.precision) + adapter
+
+
+def engine_slots(
+    card: PolicyCard, wanted: int, longest: int, *, lora: Lora, merged: bool, how: str, way_out: str
+) -> int:  # fmt: skip
+    """How many of the `wanted` sequences to sample at once: on a GPU, those that fit beside what is loaded now.
+
+    `lora` is still to be loaded (rank 0: is there already). Of a model that can't be planned, all are taken.
+    """
+    if not torch.cuda.is_available() or (shape := planned_shape(card.base)) is None:
+        return wanted
+    torch.cuda.empty_cache()  # what an update has left to this process counts as free
+    dtype = compute_dtype(card.dtype)
+    room = (free_bytes() - CONTEXT) * BF16 / dtype.itemsize  # the context is there already
+    precision: Precision = "nf4" if card.quantized else "bf16"
+    slots = slots_within(room, shape, lora, precision, wanted=wanted, longest=longest, merged=merged)
+    free = f"{max(0.0, room) * dtype.itemsize / BF16 / GIB:.1f} GiB that are free of this GPU"
+    if not slots:
+        raise UserError(f"not even one sequence of {longest} tokens can be sampled in the {free}; {way_out}")
+    print(f"engine: {slots} of {wanted} sequences of {longest} tokens at once, in the {free}; {how}", flush=True)
+    return slots
 
 
 def planned_shape(base: str) -> ModelShape | None:
@@ -40,6 +67,11 @@ def planned_shape(base: str) -> ModelShape | None:
     except UserError as error:
         print(f"memory: {error}; the defaults stay")
         return None
+
+
+def lora_to_come(card: PolicyCard) -> Lora:
+    """The adapter that will be loaded; a plain model has none."""
+    return lora_of(newest_adapter(card.folder)) if versions(card.folder) else Lora(0)
 
 
 def lora_of(adapter: Path) -> Lora:

@@ -13,14 +13,20 @@ from forage.errors import check_at_least_one
 RUN_FILE = "run.json"
 
 
+def made_last(models: Path = Path("models")) -> Path:
+    """Where the stages before leave a policy: sft_train.py's folder if there is one, else create_lora_model.py's."""
+    return models / "warm" if (models / "warm" / "model.json").is_file() else models / "policy"
+
+
 @dataclass(frozen=True)
 class RolloutOptions:
     """Episodes and their rewards."""
 
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
-    policy: Path = Path("models/policy")
-    """Policy folder of sft_train.py or create_lora_model.py."""
+    policy: Path = field(default_factory=made_last)
+    """Policy folder of sft_train.py or create_lora_model.py. Left out: models/warm if it is there, else
+    models/policy."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     sampling: Sampling = field(default_factory=Sampling)

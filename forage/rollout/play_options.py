@@ -10,7 +10,7 @@ from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
 from forage.errors import UserError, flag
-from forage.rollout.options import RUN_FILE, RolloutOptions
+from forage.rollout.options import RUN_FILE, RolloutOptions, made_last
 
 if TYPE_CHECKING:
     from forage.rollout.run_card import RunCard
@@ -22,8 +22,8 @@ class PlayOptions:
 
     data: Path = Path("data")
     """Folder that data_prep.py wrote; the same data as the trainer's."""
-    policy: Path = Path("models/policy")
-    """Policy folder that the run starts from."""
+    policy: Path = field(default_factory=made_last)
+    """Policy folder that the run starts from. Left out: models/warm if it is there, else models/policy."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     concurrency: int = 8

@@ -15,10 +15,15 @@ class Phases:
 
     Example: phases("rollout") from second 0 to 10, within it phases("search") from 2 to 5 and another from 4 to 8, give
     {"rollout": 10, "search": 6}.
+
+    `synchronize` is called before a phase's end is measured, to wait for work that a GPU still does for it; else that
+    would count as the next phase's. After an error nothing is waited for.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, synchronize: Callable[[], None] = lambda: None
+    ) -> None:
+        self._clock, self._synchronize = clock, synchronize
         self._seconds: dict[str, float] = {}
         self._running: dict[str, tuple[int, float, float]] = {}  # name: (how many, counted since, running since)
         self._lock = threading.Lock()  # the live table is drawn by another thread
@@ -32,6 +37,7 @@ class Phases:
             self._running[name] = (count + 1, since, began)  # now() reports the one entered last
         try:
             yield
+            self._synchronize()
         finally:
             with self._lock:
                 count, since, began = self._running[name]

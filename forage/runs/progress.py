@@ -67,7 +67,8 @@ class TrainView:
     def ended(self, stats: StepStats) -> None:
         """Print the step's line and its warnings."""
         self.history.append(stats)
-        lines = map(one_line, [self.line(), *(f"note: {note}" for note in stats.notes)])
+        notes = [*lessons(stats), *stats.notes]
+        lines = map(one_line, [self.line(), *(f"note: {note}" for note in notes)])
         for line in lines:
             if self._is_live:
                 self._console.print(Text(line))
@@ -121,6 +122,19 @@ class TrainView:
         if self._live:
             self._live.stop()
             self._live = None
+
+
+def lessons(stats: StepStats) -> list[str]:
+    """What kept the step from teaching anything, if something did, and what to do."""
+    total, flat = stats.groups["total"], stats.groups["flat"]
+    if not stats.episodes["well_formed"]:
+        return [
+            "no episode keeps to the protocol (a search, then an answer); teach it first: sft_train.py, then "
+            "--policy models/warm"
+        ]
+    if flat == total:
+        return [f"{flat} of {total} groups flat (all episodes of a question earned the same): nothing learnt"]
+    return []
 
 
 def step_seconds(stats: StepStats) -> float:

@@ -13,7 +13,7 @@ from forage.data.records import Question
 from forage.data.splits import read_training_questions
 from forage.errors import UserError
 from forage.metrics import token_f1
-from forage.policy.adapters import newest_adapter
+from forage.policy.adapters import versions
 from forage.sft.options import SFTOptions
 from forage.sft.player import Player
 
@@ -62,7 +62,7 @@ def typical_beginnings(options: SFTOptions, questions: Sequence[Question], playe
 def sample_own(options: SFTOptions, questions: Sequence[Question], player: Player) -> list[Episode]:
     """Rejection sampling: for each question, the accepted episode of the policy with the best answer."""
     by_id = {question.id: question for question in questions}
-    episodes = player.play(newest_adapter(options.policy), questions, options.rejection_samples, options.seed)
+    episodes = player.play(versions(options.policy)[-1], questions, options.rejection_samples, options.seed)
     best: dict[str, Episode] = {}
     for episode in episodes:
         question = by_id[episode.question_id]

@@ -1,10 +1,15 @@
-"""Player: plays episodes of a policy's adapters while it is being trained."""
+"""Player: plays episodes of a policy while it is being trained."""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.builder import Found
@@ -12,31 +17,63 @@ from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
-from forage.engines.local import LocalEngine
+from forage.engines.base import Engine
+from forage.engines.choice import open_local
+from forage.engines.local import LocalEngine, borrowing
+from forage.policy.adapters import publish_adapter, version_name
 from forage.policy.card import PolicyCard
-from forage.policy.policy import load_base, load_tokenizer
+from forage.policy.footprint import Lora
+from forage.policy.memory import SLOTS
+from forage.policy.policy import load_policy, load_tokenizer
+from forage.policy.room import engine_slots
 from forage.sft.options import SFTOptions
 from forage.store.document_store import DocumentStore
 
 
 class Player:
-    """Plays episodes in this process. The engine is loaded when it is first needed."""
+    """Plays episodes in this process.
+
+    On a GPU it samples with the very policy that is trained: a second base would need its memory again. On a CPU an
+    engine of its own samples, which merges the adapter and is faster; it is loaded when it is first needed.
+    """
 
     def __init__(self, options: SFTOptions, settings: AgentSettings, card: PolicyCard) -> None:
         self.options, self.settings, self.card = options, settings, card
         self.protocol = Protocol(load_tokenizer(card), settings.passage_tokens, settings.task)
         self.store = DocumentStore.open(options.data / "store")
-        self._engine: LocalEngine | None = None
+
+    @property
+    def borrows(self) -> bool:
+        return torch.cuda.is_available()
+
+    @cached_property
+    def policy(self) -> Any:
+        """The policy to train, which begins with the newest adapter of --policy."""
+        return load_policy(self.card)
+
+    @cached_property
+    def _engine(self) -> LocalEngine:
+        return open_local(self.card, SLOTS, self.settings.max_tokens)
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
         return self.store.search(queries, self.settings.k, self.settings.mode)
 
-    def play(self, adapter: Path, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
-        return asyncio.run(self._play(adapter, questions, samples, seed))
+    def play(self, version: int, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
+        """Episodes of the policy as it is now, which is to be called by that version in them."""
+        if not self.borrows:
+            with tempfile.TemporaryDirectory(prefix=".probe.", dir=self.options.output_dir) as folder:
+                adapter = publish_adapter(self.policy, Path(folder), version)
+                asyncio.run(self._engine.load_adapter(adapter.name, adapter))
+            return asyncio.run(self._play(self._engine, questions, samples, seed))
+        asked, way_out = min(SLOTS, samples * len(questions)), "give a lower --max-tokens, or --eval-questions 0"
+        slots = engine_slots(
+            self.card, asked, self.settings.max_tokens, lora=Lora(0), merged=False,
+            how="the policy in training samples", way_out=way_out,
+        )  # fmt: skip
+        with borrowing(self.policy, slots, version_name(version)) as engine:
+            return asyncio.run(self._play(engine, questions, samples, seed))
 
-    async def _play(self, adapter: Path, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
-        self._engine = self._engine or LocalEngine(load_base(self.card, dequantize=True))
-        await self._engine.load_adapter(adapter.name, adapter)
+    async def _play(self, engine: Engine, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
         search = BatchedSearch(self.search)
-        agent = Agent(self._engine, self.protocol, search, self.settings, self.options.sampling)
+        agent = Agent(engine, self.protocol, search, self.settings, self.options.sampling)
         return await asyncio.gather(*(agent.play(q, sample, seed) for q in questions for sample in range(samples)))

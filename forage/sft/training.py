@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,12 +16,10 @@ from forage.agent.episode import Episode, write_episodes
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import remove_folder, replacing, write_jsonl
-from forage.policy.adapters import adapter_path, publish_adapter, versions
-from forage.policy.card import PolicyCard
+from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs
 from forage.policy.packing import pack
-from forage.policy.policy import load_policy
 from forage.schedule import in_rounds
 from forage.sft.options import SFTOptions
 from forage.sft.player import Player
@@ -44,10 +41,10 @@ class Row:
     """What was wrong with the others."""
 
 
-def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episode], player: Player) -> Any:
+def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player) -> Any:
     """The policy with the adapter of the lowest held-out loss."""
-    torch.manual_seed(options.seed)
-    policy = load_policy(card)
+    policy = player.policy
+    torch.manual_seed(options.seed)  # after loading: the player may have done it before
     if checkpoints_activations(options):
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
@@ -78,7 +75,8 @@ def train(options: SFTOptions, card: PolicyCard, demonstrations: Sequence[Episod
         raise UserError("the held-out loss never fell; lower --learning-rate or give more --num-demonstrations")
     print(f"the held-out loss was lowest at step {best_row(rows).step}")
     remove_others(best, best_adapter(best, rows))  # a process killed after its last checkpoint has not come to it
-    return load_policy(card, best_adapter(best, rows))
+    restore_adapter(policy, best_adapter(best, rows))
+    return policy
 
 
 def best_adapter(folder: Path, rows: Sequence[Row]) -> Path:
@@ -173,8 +171,7 @@ def measure(
         held_out_loss = loss_of(policy, held_out, token_budget(player.options), backward=False)
     well_formed, faults = None, Counter[str]()
     if questions:
-        with tempfile.TemporaryDirectory(prefix=".probe.", dir=player.options.output_dir) as folder:
-            episodes = player.play(publish_adapter(policy, Path(folder), step), questions, 1, player.options.seed)
+        episodes = player.play(step, questions, 1, player.options.seed)
         write_episodes(player.options.output_dir / "probes" / f"{step:06d}.jsonl", episodes)
         well_formed = sum(episode.well_formed for episode in episodes) / len(episodes)
         faults.update(fault for e in episodes if not e.well_formed for fault in set(e.faults or [f"stop: {e.stop}"]))

@@ -12,36 +12,15 @@ from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from forage.engines import local
 from forage.engines.base import EngineError, Request, Sampling
-from forage.engines.local import LocalEngine, below_one, common_start, first_above, inverse_cdf
+from forage.engines.local import LocalEngine, below_one, common_start, first_above, inverse_cdf, longest_start
+from forage.engines.slot_cache import Decode
 from forage.errors import UserError
-from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import pack
-from tests.factories import Sequence, tiny_model
+from tests.factories import tiny_model
+from tests.sampling import generate, logprobs_of, requests
 
 GREEDY = Sampling(temperature=0)
-
-
-def generate(engine, *requests):
-    async def run():
-        return await asyncio.gather(*(engine.generate(request) for request in requests))
-
-    return asyncio.run(run())
-
-
-def requests(count, length=7, **settings):
-    draw = np.random.default_rng(0)
-    return [
-        Request(tuple(draw.integers(1, 61, length + number % 4).tolist()), 12, (60,), number, **settings)
-        for number in range(count)
-    ]
-
-
-def logprobs_of(model, request, sample, temperature=1.0):
-    ids = request.ids + sample.ids
-    [batch] = pack([Sequence(ids, (0,) * len(request.ids) + (1,) * len(sample.ids))], len(ids))
-    with torch.no_grad():
-        return token_logprobs(model, batch, temperature=temperature)[0, len(request.ids) :]
 
 
 @pytest.mark.parametrize("slots", [1, 3, 16])
@@ -179,6 +158,55 @@ def test_more_episodes_than_slots_and_turns_that_come_back_late():
         await asyncio.gather(*(episode(number) for number in range(7)))
 
     asyncio.run(run())
+
+
+def shared_by_all(held, wanted, own):
+    """The same by comparing with every slot."""
+    shared = [common_start(ids, wanted) for ids in held]
+    source = max(range(len(shared)), key=lambda number: (shared[number], number == own))
+    return source, shared[source]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=6), st.lists(st.integers(0, 1), max_size=6),
+    st.data(),
+)  # fmt: skip
+def test_the_slot_with_the_longest_beginning_is_found(held, wanted, data):
+    own = data.draw(st.integers(0, len(held) - 1))
+    assert longest_start(held, wanted, own) == shared_by_all(held, wanted, own)
+
+
+def test_few_slots_are_compared_whole(monkeypatch):
+    """64 episodes of a question, 2,000 tokens each: of the others, one token says that they share no more."""
+    compared = []
+    monkeypatch.setattr(local, "common_start", lambda *pair: compared.append(pair) or common_start(*pair))
+    prompt = list(range(600))
+    held = [prompt + [number] * 1400 for number in range(64)]
+    assert longest_start(held, [*held[40], 7, 7], 40) == (40, 2000)
+    assert longest_start(held, [*held[40], 7, 7], 3) == (40, 2000)
+    assert longest_start([*held, []], prompt, 64) == (0, 600)
+    assert len(compared) == 1 + 2 + 2
+
+
+@pytest.mark.parametrize("taken", [62, 63, 64, 127])
+def test_keys_come_in_steps_of_64_with_the_same_figures(monkeypatch, taken):
+    """A GPU prepares itself for each length; what is added is masked, whatever the slot held there before."""
+    seen, real = [], Decode.store
+    monkeypatch.setattr(Decode, "store", lambda view, *new: seen.append(view.unseen_SL.shape[1]) or real(view, *new))
+    draw = np.random.default_rng(1)
+    longer = Request(tuple(draw.integers(1, 61, 200).tolist()), 2, (), 1)
+    request = Request(tuple(draw.integers(1, 61, taken).tolist()), 6, (), 3)
+    engine = LocalEngine(tiny_model(), 1)
+    generate(engine, longer)
+    seen.clear()
+    [sample] = generate(engine, request)  # in the same slot, where the longer one's keys still are
+    assert seen == [64 * math.ceil(length / 64) for length in range(taken + 1, taken + 6) for _ in range(4)]
+    expected = logprobs_of(tiny_model(), request, sample)
+    torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+    monkeypatch.setattr(local, "KEYS_STEP", 1)
+    [exact] = generate(LocalEngine(tiny_model(), 1), request)
+    assert exact.ids == sample.ids
+    torch.testing.assert_close(torch.tensor(sample.logprobs), torch.tensor(exact.logprobs), atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"use_dora": True}, {"use_rslora": True}])

@@ -106,6 +106,22 @@ def test_out_of_memory_in_the_first_epoch_is_as_if_the_smaller_budget_had_been_g
     assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
 
 
+def test_a_lowered_budget_is_remembered(tiny, episodes, capsys):
+    """The next step runs out of memory no more: it begins with what fitted, and is what that budget alone gives."""
+    learner, other = Watched(tiny, short_in=0), Watched(tiny)
+    for _ in range(2):
+        _, weights = updated(learner, tiny, episodes, LARGE, epochs=1)
+        _, others = updated(other, tiny, episodes, SMALL, epochs=1)
+    assert learner.sizes[1] == [batch.tokens for batch in pack(episodes, SMALL)]
+    told = capsys.readouterr().out
+    assert told.count("out of memory") == told.count("continuing with micro-batches of 220 tokens, in later steps") == 1
+    assert learner.lowered_budget == SMALL
+    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+    updated(learner, tiny, episodes, 120, epochs=1)  # a lower one that is asked for stays
+    assert learner.sizes[2] == [batch.tokens for batch in pack(episodes, 120)]
+    assert Watched(tiny).lowered_budget is None  # another run, or the same one resumed
+
+
 def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatch):
     """Half of the weights may have been changed, so nothing can be repeated; the checkpoint has them all."""
 

@@ -18,17 +18,17 @@ STARTUP = 300  # seconds; about 60 on two idle cores
 class Server:
     """A vLLM process that can be killed and started again on its port."""
 
-    def __init__(self, model, log, arguments=()):
+    def __init__(self, model, log, arguments=(), dtype="float32"):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url, self.model, self.log, self.process = f"http://127.0.0.1:{self.port}", model, log, None
-        self.arguments = arguments
+        self.arguments, self.dtype = arguments, dtype
 
     def start(self):
         environment = os.environ | {
             "MODEL": str(self.model), "PORT": str(self.port), "KV_GIB": "1", "LORA_RANK": "8",
-            "DTYPE": "float32",  # as the trainer of these tests, whatever the processor: so what differs is a mistake
+            "DTYPE": self.dtype,
         }  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -70,8 +70,8 @@ def vllm_environment():
 def start_server(vllm_environment, tmp_path_factory):
     servers = []
 
-    def start(model, *arguments):
-        servers.append(Server(model, tmp_path_factory.mktemp("vllm") / "log", arguments))
+    def start(model, *arguments, dtype="float32"):  # as these tests' trainer, so that what differs is a mistake
+        servers.append(Server(model, tmp_path_factory.mktemp("vllm") / "log", arguments, dtype))
         return servers[-1].start().wait()
 
     yield start

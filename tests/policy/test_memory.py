@@ -12,14 +12,13 @@ from forage.cli import flags_of
 from forage.engines.sleep_routes import without_sleep_mode
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions
-from forage.policy.footprint import GIB, Batch, training
+from forage.policy.footprint import GIB, Batch, kv_bytes, local_sampling, resident, training, weight_bytes
 from forage.policy.memory import (
     MIN_SEQUENCES,
     Options,
     Work,
     engine,
     halves,
-    least,
     longest_episode,
     main,
     plan,
@@ -30,6 +29,7 @@ from forage.policy.memory import (
 from forage.policy.shapes import KNOWN
 from tests import ROOT
 
+MIB = 2**20
 SEVEN, SMALL = KNOWN["Qwen2.5-7B"], KNOWN["SmolLM2-135M"]
 WORK = Work()
 
@@ -105,10 +105,30 @@ def test_the_longest_episode_trains_and_a_longer_one_does_not():
     assert fits.total <= usable(24) < over.total
 
 
-def test_the_warm_start_plays_in_the_same_process():
-    """With the engine's copy of the base and its keys and values, a 7B in 4 bits still fits 24 GiB; merged it can't."""
-    assert least(SEVEN, WORK).total + 7 * GIB < warm_start(SEVEN, WORK, 24).total <= usable(24)
-    assert engine(SEVEN, WORK, merged=True).total > 24 * GIB
+@pytest.mark.parametrize("gib", [12, 24, 80])
+def test_the_warm_start_plays_with_the_policy_it_trains(gib):
+    """There is one base, and the larger of an update and of playing with as many slots as fit beside what stays."""
+    found, update = warm_start(SEVEN, WORK, gib), training_settings(SEVEN, WORK, usable(gib)).footprint
+    kept = resident(SEVEN, WORK.lora, "nf4")
+    assert found.weights == weight_bytes(SEVEN, "nf4")
+    assert found.total <= usable(gib)
+    slot = kv_bytes(SEVEN) * 2049 + 28 * SEVEN.vocabulary
+    alone = local_sampling(SEVEN, WORK.lora, "nf4", slots=0, longest=2048, merged=False)
+    once = alone.activations + alone.dequantized
+    slots = min(64, int((usable(gib) - kept.total - once) // slot))
+    assert found.total == pytest.approx(max(update.total, kept.total + once + slots * slot), abs=8 * MIB)
+
+
+def test_an_engine_takes_as_many_slots_as_fit_but_at_least_one():
+    """14.2 GiB of weights leave room for 64 slots of 7 GiB on 48 GiB, for some on 24, for none on 12."""
+    slot = kv_bytes(SEVEN) * 2049
+    slots = [engine(SEVEN, WORK, usable(gib), merged=True).kv_cache / slot for gib in (48, 24, 12)]
+    assert slots[0] == 64
+    assert 50 < slots[1] < 64
+    assert slots[2] == 1
+    assert engine(SEVEN, WORK, usable(24), merged=True).total <= usable(24)
+    assert engine(SEVEN, WORK, usable(12), merged=True).total > usable(12)
+    assert engine(SEVEN, WORK, usable(12), merged=False).total <= usable(12)
 
 
 def test_halves():

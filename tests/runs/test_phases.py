@@ -40,6 +40,31 @@ def test_a_name_that_runs_twice_at_once_counts_once():
     assert phases.take() == {"search": 7}
 
 
+def test_a_phase_has_the_work_that_it_left_to_the_gpu():
+    """A stand-in whose queued work takes its time only when it is waited for, as on a GPU."""
+    clock, queued, waits = Clock(), [], []
+
+    def synchronize():
+        waits.append(phases.now()[0])
+        clock.seconds += sum(queued)
+        queued.clear()
+
+    phases = Phases(clock, synchronize)
+    with phases("update"):
+        queued.append(7)
+        with phases("backward"):
+            clock.seconds += 1
+            queued.append(20)
+    with phases("checkpoint"):
+        clock.seconds += 2
+    assert waits == ["backward", "update", "checkpoint"]
+    assert phases.take() == {"backward": 28, "update": 28, "checkpoint": 2}
+    queued.append(5)
+    with pytest.raises(KeyError), phases("update"):
+        raise KeyError  # a GPU that failed can't be waited for
+    assert len(waits) == 3
+
+
 def test_asyncio_tasks_share_a_stop_watch():
     clock = Clock()
     phases = Phases(clock)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from forage.runs.phases import Phases
-from forage.runs.progress import TrainView, duration, reward_trends, seconds_left
+from forage.runs.progress import TrainView, duration, lessons, reward_trends, seconds_left
 from tests import ROOT
 from tests.factories import STATS, Clock
 
@@ -30,6 +30,16 @@ def test_time_left_by_hand():
     assert seconds_left(steps, 9) == 84
     assert seconds_left(steps, 2) == 0
     assert [duration(s) for s in (0.2, 59.4, 61, 7300, 200_000)] == ["0 s", "59 s", "1 min 1 s", "2 h 1 min", "2 d 7 h"]
+
+
+def test_what_taught_nothing_is_said():
+    learnt = replace(STATS, groups={"total": 2, "flat": 1, "replaced": 0})
+    assert lessons(learnt) == []
+    flat = replace(STATS, groups={"total": 2, "flat": 2, "replaced": 0})
+    assert lessons(flat) == ["2 of 2 groups flat (all episodes of a question earned the same): nothing learnt"]
+    [said] = lessons(replace(flat, episodes=STATS.episodes | {"well_formed": 0.0}))
+    assert said.startswith("no episode keeps to the protocol")
+    assert "sft_train.py" in said
 
 
 def test_trends_by_hand():

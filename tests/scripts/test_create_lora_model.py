@@ -35,12 +35,19 @@ class Created:
 def created(request, tiny, tmp_path_factory, model_folder):
     folder = tmp_path_factory.mktemp("created")
     if request.param == "packaged":
-        main(Options(base_model=PACKAGED_MODEL, models_dir=Path(model_folder).parent, output_dir=folder / "policy"))
+        main(
+            Options(
+                base_model=PACKAGED_MODEL,
+                models_dir=Path(model_folder).parent,
+                output_dir=folder / "policy",
+                quantize=True,
+            )
+        )
         linear = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
         return Created(folder / "policy", Path(model_folder), 134_515_008, linear)
     shutil.copytree(tiny, folder / "tiny")
     AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder / "tiny")
-    main(Options(base_model=str(folder / "tiny"), output_dir=folder / "policy"))
+    main(Options(base_model=str(folder / "tiny"), output_dir=folder / "policy", quantize=True))
     linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
     return Created(folder / "policy", folder / "tiny", linear + 2 * 61 * 32 + 5 * 32, linear)
 
@@ -75,6 +82,21 @@ def test_model_json_names_the_full_base(created):
     }  # fmt: skip
     adapter = json.loads((created.policy / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["r"], adapter["lora_alpha"]) == (full, 16, 32)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_four_bits_are_the_default_with_a_gpu_alone(tiny, tmp_path, monkeypatch, gpu):
+    asked = []
+
+    def create(base, folder, adapter, *, quantize, dtype):
+        asked.append(quantize)
+        return Sizes(1, 1, 1), Sizes(1, 1, 1)
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("forage.policy.creation.create_policy", create)
+    for chosen in (None, True, False):
+        main(Options(base_model=str(tiny), output_dir=tmp_path / str(chosen), quantize=chosen))
+    assert asked == [gpu, True, False]
 
 
 def test_without_quantisation_the_base_stays_where_it_is(tiny, tmp_path, capsys):
@@ -140,6 +162,6 @@ def test_bad_options_are_told_in_one_line_and_leave_nothing(tiny, tmp_path, wron
 
 def test_the_adapters_flags_on_the_command_line(tiny, tmp_path):
     flags = f"--base-model {tiny} --output-dir {tmp_path / 'policy'} --no-quantize --r 2 --target-modules q_proj v_proj"
-    run(main, flags.split(), "", (), {})
+    run(main, flags.split(), "", (), {}, {})
     config = json.loads((tmp_path / "policy" / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])

@@ -31,6 +31,7 @@ from forage.agent.teacher import (
     short_answer,
 )
 from forage.data.records import Document, Question
+from forage.engines.choice import open_local
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.metrics import token_f1
@@ -39,7 +40,8 @@ from forage.policy.card import read_policy_card
 from forage.policy.checkpoint import checkpoints
 from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
-from forage.sft import training
+from forage.policy.policy import load_policy
+from forage.sft import player, training
 from forage.sft.options import SFTOptions
 from forage.sft.training import Row, batch, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
@@ -344,6 +346,31 @@ def test_the_best_adapter_of_an_earlier_versions_run_is_found(tmp_path):
     assert training.best_adapter(tmp_path, rows) == tmp_path / "adapters" / "v000000"
     (tmp_path / "adapters" / "v000020").mkdir(parents=True)
     assert training.best_adapter(tmp_path, rows) == tmp_path / "adapters" / "v000020"
+
+
+def test_on_a_gpu_the_policy_in_training_plays_the_same_episodes(ground, tmp_path, monkeypatch):
+    """And comes to the same adapter: playing changes nothing of what is trained, and no second base is loaded."""
+    settings = {"eval_questions": 2, "rejection_samples": 1, "gradient_checkpointing": True}
+    opened, loaded = [], []
+    monkeypatch.setattr("forage.policy.policy.compute_dtype", lambda _: torch.float32)  # bf16 draws other tokens
+    monkeypatch.setattr(player, "open_local", lambda *given: opened.append(given) or open_local(*given))
+    monkeypatch.setattr(player, "load_policy", lambda card: loaded.append(card) or load_policy(card))
+    main(options(ground, tmp_path / "own", **settings))
+    assert (len(opened), len(loaded)) == (1, 1)
+    monkeypatch.setattr(player.Player, "borrows", True)
+    main(options(ground, tmp_path / "borrowed", **settings))
+    assert (len(opened), len(loaded)) == (1, 2)
+    for step in (0, 2, 4):
+        own, borrowed = (
+            list(read_episodes(tmp_path / name / "probes" / f"{step:06d}.jsonl")) for name in ("own", "borrowed")
+        )
+        assert [episode.ids for episode in own] == [episode.ids for episode in borrowed]
+        assert {episode.adapter for episode in borrowed} == {f"v{step:06d}"}
+        for one, other in zip(own, borrowed, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    first, second = (weights_digest(newest_adapter(tmp_path / name)) for name in ("own", "borrowed"))
+    assert first == second
+    assert not list((tmp_path / "borrowed").glob(".probe.*"))
 
 
 def greedy(model, tokenizer, text):

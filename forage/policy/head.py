@@ -1,0 +1,94 @@
+"""The output layer in fp32: its weight stays in bf16, but its logits are never rounded to bf16.
+
+A logit of 20 in bf16 is a multiple of 1/8. Products of two bf16 numbers are exact in fp32, so only the sum's type has
+to change. Where a matrix product can do that itself (CUDA), it costs nothing; elsewhere the weight is widened a few
+rows at a time, small enough to stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+HALVES = (torch.bfloat16, torch.float16)
+BLOCK = 2**20  # weights widened at a time
+
+
+def fp32_logits(head: Any, hidden_ND: Tensor) -> Tensor:
+    """(N, vocabulary) logits of the output layer in fp32; the gradient of the hidden states is rounded as they are.
+
+    `head` is called as a module, wrapped by an adapter or not, because libraries that shard a model hook into that.
+    """
+    with ExitStack() as stack:
+        for linear in head.modules() if isinstance(head, nn.Module) else ():
+            if isinstance(linear, nn.Linear) and linear.weight.dtype in HALVES:
+                stack.enter_context(_widened(linear))
+        logits_NV: Tensor = head(hidden_ND)
+    return logits_NV.float()
+
+
+@contextmanager
+def _widened(linear: nn.Linear) -> Iterator[None]:
+    own, replaced = linear.forward, "forward" in vars(linear)
+
+    def forward(hidden: Tensor) -> Tensor:
+        # Looked at only now: before a sharded layer is called, its weight is empty. A packed 4-bit weight has another
+        # shape.
+        weight = linear.weight
+        if weight.dtype != hidden.dtype or weight.shape != (linear.out_features, linear.in_features):
+            return own(hidden)
+        logits: Tensor = _Product.apply(hidden, weight)  # type: ignore[no-untyped-call]
+        return logits if linear.bias is None else logits + linear.bias
+
+    linear.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        if replaced:
+            linear.forward = own  # type: ignore[method-assign]
+        else:
+            del linear.forward
+
+
+class _Product(torch.autograd.Function):
+    """hidden_ND @ weight_VD.T in fp32. Backwards it is the product of the two in their own type, as everywhere else."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden_ND, weight_VD)
+        return WAYS[product_way(hidden_ND.device.type)](hidden_ND, weight_VD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        hidden_ND, weight_VD = ctx.saved_tensors
+        gradient_NV = gradients[0].to(weight_VD.dtype)
+        of_hidden, of_weight = ctx.needs_input_grad
+        return gradient_NV @ weight_VD if of_hidden else None, gradient_NV.T @ hidden_ND if of_weight else None
+
+
+Way = Literal["mixed", "blocks"]
+
+
+def product_way(device: str, *, has_mixed: bool = hasattr(torch.ops.aten.mm, "dtype")) -> Way:
+    """mixed: bf16 in, fp32 out, in one product. PyTorch has it on CUDA and ROCm, from version 2.8 on."""
+    return "mixed" if device == "cuda" and has_mixed else "blocks"
+
+
+def _mixed(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
+    return torch.mm(hidden_ND, weight_VD.T, out_dtype=torch.float32)
+
+
+def _blocks(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
+    hidden_ND, rows = hidden_ND.float(), max(1, BLOCK // weight_VD.shape[1])
+    logits_NV = hidden_ND.new_empty(len(hidden_ND), len(weight_VD))
+    for first in range(0, len(weight_VD), rows):
+        block = weight_VD[first : first + rows].float()
+        torch.mm(hidden_ND, block.T, out=logits_NV[:, first : first + rows])
+    return logits_NV
+
+
+WAYS: dict[Way, Callable[[Tensor, Tensor], Tensor]] = {"mixed": _mixed, "blocks": _blocks}

@@ -1,0 +1,325 @@
+"""LocalEngine with the adapter in layers of its own: the merged engine's and the trainer's figures, and no copies."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from forage.engines import choice
+from forage.engines.base import Request
+from forage.engines.local import LocalEngine, borrowing
+from forage.engines.options import EngineOptions
+from forage.errors import UserError
+from forage.policy import room
+from forage.policy.adapters import publish_adapter
+from forage.policy.card import PolicyCard, read_policy_card
+from forage.policy.creation import create_policy
+from forage.policy.footprint import GIB, Lora, kv_bytes, slots_within
+from forage.policy.memory import RESERVE
+from forage.policy.options import AdapterOptions
+from forage.policy.policy import load_base, load_policy
+from forage.policy.room import lora_to_come
+from forage.policy.shapes import KNOWN, shape_of
+from tests.factories import tiny_model
+from tests.sampling import generate, logprobs_of, requests
+from tests.tiny import make_base, make_policy, make_tokenizer
+
+REQUEST = Request((1, 2, 3, 4), 8, (), 3)
+SEVEN = KNOWN["Qwen2.5-7B"]
+
+
+def adapter(folder, model, seed=1, **settings):
+    """An adapter far from zero."""
+    torch.manual_seed(seed)
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, **settings)
+    get_peft_model(model, config).save_pretrained(folder)
+    return folder
+
+
+def load(engine, name, folder):
+    asyncio.run(engine.load_adapter(name, folder))
+    return engine
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True}, {"use_rslora": True}])
+def test_beside_and_merged_sample_the_same(tmp_path, settings):
+    folder = adapter(tmp_path / "v000001", tiny_model(), **settings)
+    asked = requests(6)
+    merged, beside = (load(LocalEngine(tiny_model(), 3, beside=way), "a", folder) for way in (False, True))
+    for one, other in zip(generate(merged, *asked), generate(beside, *asked), strict=True):
+        assert one.ids == other.ids
+        torch.testing.assert_close(torch.tensor(one.logprobs), torch.tensor(other.logprobs), atol=2e-5, rtol=0)
+
+
+def test_beside_a_base_no_weight_is_changed_or_copied(tmp_path):
+    first, second = (adapter(tmp_path / str(seed), tiny_model(), seed) for seed in (1, 2))
+    model = tiny_model()
+    before = {name: (weight.clone(), weight.data_ptr()) for name, weight in model.state_dict().items()}
+    modules = [name for name, _ in model.named_modules()]
+    engine = LocalEngine(model, 2, beside=True)
+    [base] = generate(engine, REQUEST)
+    [one] = generate(load(engine, "one", first), REQUEST)
+    [other] = generate(load(engine, "other", second), REQUEST)
+    assert (engine.adapter, len({base.logprobs, one.logprobs, other.logprobs})) == ("other", 3)
+    held = {weight.data_ptr() for name, weight in model.state_dict().items() if "lora" not in name}
+    assert held == {place for _, place in before.values()}
+    assert [one] == generate(load(engine, "one", first), REQUEST)
+    engine.unload_adapter()
+    assert [name for name, _ in model.named_modules()] == modules
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name][0])
+        assert weight.data_ptr() == before[name][1]
+    assert [base] == generate(engine, REQUEST)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def four_bit(request, tmp_path_factory):
+    """The card of a policy over a 4-bit base, and an adapter far from zero."""
+    folder = tmp_path_factory.mktemp("four_bit")
+    tiny_model().save_pretrained(folder / "base")
+    make_tokenizer().save_pretrained(folder / "base")
+    torch.manual_seed(0)
+    options = AdapterOptions(r=4, alpha=8)
+    create_policy(str(folder / "base"), folder / "policy", options, quantize=True, dtype=request.param)
+    card = read_policy_card(folder / "policy")
+    policy = load_policy(card)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(0, 0.1)
+    return card, publish_adapter(policy, folder / "run", 1)
+
+
+def packed(model):
+    """The bytes of the 4-bit weights."""
+    return {n: w.data.clone().view(torch.uint8) for n, w in model.named_parameters() if hasattr(w, "quant_state")}
+
+
+def in_fp32(model):
+    """Everything but the 4-bit weights in fp32: then only the order of sums tells two computations apart."""
+    for weight in model.parameters():
+        if not hasattr(weight, "quant_state"):
+            weight.data = weight.data.float()
+    for module in model.modules():
+        if hasattr(module, "compute_dtype"):
+            module.compute_dtype = torch.float32
+    return model
+
+
+def test_beside_a_4_bit_base_it_samples_what_the_trainer_scores(four_bit):
+    card, folder = four_bit
+    model = in_fp32(load_base(card))
+    before = packed(model)
+    assert len(before) == 14  # two layers of seven
+    engine, plain, trainer = LocalEngine(model, 3, beside=True), in_fp32(load_base(card)), load_policy(card, folder)
+    in_fp32(trainer)
+    [base] = generate(engine, REQUEST)
+    load(engine, "run-v000001", folder)
+    linear = [weight for name, weight in model.named_parameters() if name.endswith("base_layer.weight")]
+    assert len(linear) == 14
+    assert all(hasattr(weight, "quant_state") for weight in linear)
+    asked = requests(4)
+    for request, sample in zip(asked, generate(engine, *asked), strict=True):
+        scored = logprobs_of(trainer, request, sample)
+        torch.testing.assert_close(torch.tensor(sample.logprobs), scored, atol=2e-5, rtol=0)
+        assert (logprobs_of(plain, request, sample) - scored).abs().max() > 0.1  # the adapter tells
+    engine.unload_adapter()
+    assert all(torch.equal(weight, before[name]) for name, weight in packed(model).items())
+    assert [base] == generate(engine, REQUEST)
+
+
+def test_a_4_bit_base_samples_the_same_beside_and_merged(four_bit):
+    """Merging rounds: the unpacked weights are in bf16, in which 8 bits of a weight remain."""
+    card, folder = four_bit
+    beside, merged = LocalEngine(load_base(card), 3, beside=True), LocalEngine(load_base(card, dequantize=True), 3)
+    samples = generate(load(beside, "a", folder), *requests(4))
+    load(merged, "a", folder).model.set_attn_implementation("sdpa")
+    for request, sample in zip(requests(4), samples, strict=True):
+        scored = logprobs_of(merged.model, request, sample)
+        torch.testing.assert_close(torch.tensor(sample.logprobs), scored, atol=0.05, rtol=0)
+
+
+# Borrowing the policy in training
+
+
+def training_policy(**settings):
+    torch.manual_seed(1)
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, **settings)
+    return get_peft_model(tiny_model(), config)
+
+
+def gradients(policy):
+    torch.manual_seed(5)  # the same dropout
+    policy.zero_grad()
+    policy(input_ids=torch.tensor([[1, 2, 3, 4, 5]])).logits.square().sum().backward()
+    return {name: weight.grad.clone() for name, weight in policy.named_parameters() if weight.grad is not None}
+
+
+def test_a_borrowed_policy_samples_as_it_is_and_is_trained_on_as_if_nothing_had_been():
+    policy = training_policy(lora_dropout=0.5)
+    policy.train()
+    policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    places = {name: weight.data_ptr() for name, weight in policy.named_parameters()}
+    attention, before, state = policy.config._attn_implementation, gradients(policy), torch.get_rng_state()
+    with borrowing(policy, 2, "v000020") as engine:
+        assert (engine.adapter, engine.model) == ("v000020", policy.get_base_model())
+        samples = generate(engine, REQUEST, *requests(3))
+    for request, sample in zip([REQUEST, *requests(3)], samples, strict=True):
+        scored = logprobs_of(training_policy().eval(), request, sample)  # without dropout
+        torch.testing.assert_close(torch.tensor(sample.logprobs), scored, atol=2e-5, rtol=0)
+    assert policy.training
+    assert all(module.training for module in policy.modules())
+    assert policy.config._attn_implementation == attention != "slots"
+    assert {name: weight.data_ptr() for name, weight in policy.named_parameters()} == places
+    after = gradients(policy)
+    assert before.keys() == after.keys()
+    assert all("lora_" in name for name in after)
+    assert all(torch.equal(gradient, after[name]) for name, gradient in before.items())
+    torch.set_rng_state(state)
+
+
+def test_a_borrowed_policy_is_given_back_after_an_error():
+    policy = training_policy()
+    trainable = [name for name, weight in policy.named_parameters() if weight.requires_grad]
+    attention = policy.config._attn_implementation
+    with pytest.raises(KeyError), borrowing(policy.train(), 2, "v000000"):
+        raise KeyError
+    assert policy.training
+    assert [name for name, weight in policy.named_parameters() if weight.requires_grad] == trainable
+    assert policy.config._attn_implementation == attention
+
+
+# Memory
+
+
+def test_keys_and_values_are_given_back_when_nothing_is_played():
+    engine = LocalEngine(tiny_model(), 3, frees=True)
+    first = Request((1, 2, 3), 4, (), 1, episode="a")
+    [sample, _] = generate(engine, first, Request((1, 2, 3), 4, (), 2, episode="b"))
+    assert engine._cache.room == 256
+    engine.release("a")
+    assert engine._cache.room == 256  # episode b goes on
+    engine.release("b")
+    assert (engine._cache.room, engine._cache.keys, engine._cache.values) == (0, [], [])
+    [again] = generate(engine, first)
+    assert again.ids == sample.ids
+    assert again.logprobs == pytest.approx(sample.logprobs, abs=1e-5)
+    kept = LocalEngine(tiny_model(), 3)
+    generate(kept, first)
+    kept.release("a")
+    assert kept._cache.room == 256  # a CPU keeps the beginning that prompts share
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_out_of_memory_is_told_with_the_way_out(monkeypatch, count):
+    engine = LocalEngine(tiny_model(), 7)
+
+    def short(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has ...")
+
+    monkeypatch.setattr(engine._cache, "make_room", short)
+    with pytest.raises(UserError, match=r"out of memory while sampling 7 sequences .*2 GiB\); lower --concurrency"):
+        generate(engine, *requests(count))
+
+
+def test_a_cache_that_ran_out_of_memory_half_grown_grows_again(monkeypatch):
+    engine, like = LocalEngine(tiny_model(), 2), tiny_model().lm_head.weight.data
+    engine._cache.make_room(100, like)
+    [expected] = generate(LocalEngine(tiny_model(), 2), REQUEST)
+    engine._cache.keys[0] = engine._cache.keys[0].new_zeros(2, 2, 513, 8)  # as the first layer had grown already
+    engine._cache.make_room(500, like)
+    assert {tuple(kept.shape) for kept in engine._cache.keys + engine._cache.values} == {(2, 2, 513, 8)}
+    assert [expected] == generate(engine, REQUEST)
+
+
+def test_slots_by_hand():
+    """A slot of a 7B with 2,048 tokens: 56 KiB x 2,049, and 28 bytes of logits for each of 152,064 tokens."""
+    each = 56 * 1024 * 2049 + 28 * 152_064
+    once = 4 * Lora().parameters(SEVEN) + 2048 * (8 * 18944 + 12 * 3584) + 2048**2  # adapter, a prompt's forward pass
+    for slots in (0, 1, 5):
+        for missing, fit in ((0, slots), (1, slots - 1)):
+            room_left = once + slots * each - missing
+            found = slots_within(room_left, SEVEN, Lora(), "bf16", wanted=64, longest=2048, merged=True)
+            assert found == max(0, fit)
+    assert slots_within(900 * GIB, SEVEN, Lora(), "bf16", wanted=64, longest=2048, merged=True) == 64
+    # Beside, the largest 4-bit weight is unpacked: 3584 x 18944 in 16 bits, its scales twice in fp32.
+    unpacked = 3584 * 18944 * (2 + 8 / 64)
+    room_left = once + unpacked + 5 * each
+    assert slots_within(room_left, SEVEN, Lora(), "nf4", wanted=64, longest=2048, merged=False) == 5
+
+
+def test_the_cache_is_as_large_as_planned(tmp_path):
+    shape = shape_of(str(make_base(tmp_path / "base")))
+    engine = LocalEngine(load_base(PolicyCard(tmp_path, str(tmp_path / "base"), "", False, "bfloat16")), 3)
+    generate(engine, Request((1, 2, 3), 4, (), 1))
+    bytes_held = sum(kept.numel() * kept.element_size() for kept in engine._cache.keys + engine._cache.values)
+    assert bytes_held == 3 * 257 * kv_bytes(shape)
+
+
+def with_gpu(monkeypatch, free):
+    """A stand-in for a GPU of 24 GiB, of which so many are free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIB, 24 * GIB))
+
+
+def opened(monkeypatch, card, free, slots=64, tokens=2048):
+    """The engine that a GPU with so much free memory opens, and how its base was loaded."""
+    asked = []
+
+    def loaded(card, *, dequantize):
+        asked.append(dequantize)
+        return tiny_model()
+
+    monkeypatch.setattr(choice, "load_base", loaded)
+    with_gpu(monkeypatch, free)
+    monkeypatch.setattr(room, "compute_dtype", lambda _: torch.bfloat16)
+
+    async def run():
+        async with choice.open_engine(EngineOptions(engine="local"), card, slots, tokens) as engine:
+            return engine
+
+    return asyncio.run(run()), asked
+
+
+def seven(folder, *, quantized):
+    return PolicyCard(folder, "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct", quantized, "bfloat16")
+
+
+@pytest.mark.parametrize(("quantized", "how"), [(True, "beside the 4-bit base"), (False, "is merged")])
+def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, capsys, quantized, how):
+    engine, asked = opened(monkeypatch, seven(tmp_path, quantized=quantized), free=6)
+    assert asked == [not quantized]
+    assert engine.beside is quantized
+    precision, free = "nf4" if quantized else "bf16", (6 - 24 * RESERVE) * GIB
+    expected = slots_within(free, SEVEN, Lora(0), precision, wanted=64, longest=2048, merged=not quantized)
+    assert 16 < len(engine.slots) == expected < 64
+    told = capsys.readouterr().out
+    assert told.count("\n") == 1
+    assert f"engine: {expected} of 64 sequences of 2048 tokens at once, in the 4.1 GiB that are free" in told
+    assert how in told
+
+
+def test_a_gpu_without_room_for_one_sequence_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"not even one sequence of 2048 tokens .* lower --max-tokens"):
+        opened(monkeypatch, seven(tmp_path, quantized=True), free=2)
+
+
+def test_the_adapter_of_the_folder_is_counted(tmp_path, monkeypatch):
+    policy = make_policy(tmp_path / "policy", make_base(tmp_path / "base"))
+    with_gpu(monkeypatch, 23)
+    seen = []
+    monkeypatch.setattr(room, "slots_within", lambda free, shape, lora, *_, **__: seen.append((free, lora.rank)) or 3)
+    card = read_policy_card(policy)
+    assert room.engine_slots(card, 64, 100, lora=lora_to_come(card), merged=True, how="", way_out="") == 3
+    wide = 1 if room.compute_dtype(card.dtype) == torch.bfloat16 else 2  # fp32 takes twice the bytes planned
+    assert seen == [(pytest.approx((23 - 24 * RESERVE) * GIB / wide), 4)]
+
+
+def test_a_cpu_takes_all_slots_and_unpacks(tmp_path, monkeypatch):
+    assert not torch.cuda.is_available()
+    monkeypatch.setattr(choice, "load_base", lambda card, *, dequantize: SimpleNamespace(dequantize=dequantize))
+    monkeypatch.setattr("forage.engines.local.LocalEngine", lambda base, slots, *, beside: (base, slots, beside))
+    base, slots, beside = choice.open_local(seven(tmp_path, quantized=True), 64, 2048)
+    assert (base.dequantize, slots, beside) == (True, 64, False)

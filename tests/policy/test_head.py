@@ -1,0 +1,172 @@
+"""The output layer in fp32: its logits are not rounded to bf16, and its gradients are those of the plain layer."""
+
+import asyncio
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.nn.functional import linear
+
+from forage.engines.base import Request
+from forage.engines.local import LocalEngine
+from forage.policy.head import WAYS, fp32_logits, product_way
+from forage.policy.logprobs import token_scores
+from forage.policy.packing import pack
+from tests.factories import Sequence, tiny_model
+
+
+def head_of(rows, bias=None):
+    head = nn.Linear(len(rows[0]), len(rows), bias=bias is not None, dtype=torch.bfloat16)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor(rows))
+        if bias is not None:
+            head.bias.copy_(torch.tensor(bias))
+    return head
+
+
+def random_head(tokens=61, width=32, dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return nn.Linear(width, tokens, bias=False, dtype=dtype)
+
+
+def test_a_logit_by_hand():
+    """16 + 1/16 has 9 significant bits, and bf16 has 8: between 16 and 32 it knows only multiples of 1/8."""
+    head, hidden = head_of([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([[16.0, 1 / 16]], dtype=torch.bfloat16)
+    assert head(hidden).tolist() == [[16.0, 15.9375]]
+    assert fp32_logits(head, hidden).tolist() == [[16.0625, 15.9375]]
+    assert fp32_logits(head_of([[1.0, 1.0]], [2.0]), hidden).tolist() == [[18.0625]]
+
+
+@pytest.mark.parametrize("block", [1, 32 * 7, 2**20])
+def test_blocks_of_any_size_give_the_exact_logits(monkeypatch, block):
+    monkeypatch.setattr("forage.policy.head.BLOCK", block)
+    head, hidden = random_head(), torch.randn(5, 32).bfloat16()
+    exact = hidden.double() @ head.weight.double().T
+    torch.testing.assert_close(fp32_logits(head, hidden).double(), exact, atol=1e-6, rtol=0)
+    assert (head(hidden).double() - exact).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_gradients_are_the_plain_layers(trained):
+    gradients, upstream = [], torch.randn(5, 61)
+    for logits_of in (fp32_logits, lambda head, hidden: head(hidden).float()):
+        head, hidden = random_head().requires_grad_(trained), torch.ones(5, 32).bfloat16().requires_grad_()
+        logits_of(head, hidden).backward(upstream)
+        assert (head.weight.grad is not None) == trained
+        gradients.append([hidden.grad, *([head.weight.grad] if trained else [])])
+    for ours, plain in zip(*gradients, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert torch.equal(ours, plain)
+
+
+def test_a_bias_has_its_gradient():
+    head = head_of([[1.0, 1.0], [1.0, -1.0]], [0.0, 0.0])
+    fp32_logits(head, torch.ones(3, 2).bfloat16()).backward(torch.tensor([[1.0, 2.0]]).expand(3, 2))
+    assert head.bias.grad.tolist() == [3.0, 6.0]
+
+
+def test_which_product_is_taken():
+    """PyTorch has the mixed one on GPUs only; on the meta device it at least says what comes out."""
+    assert product_way("cuda", has_mixed=True) == "mixed"
+    assert product_way("cuda", has_mixed=False) == product_way("cpu", has_mixed=True) == "blocks"
+    hidden, weight = (torch.empty(n, 4, dtype=torch.bfloat16, device="meta") for n in (3, 5))
+    found = WAYS["mixed"](hidden, weight)
+    assert (found.shape, found.dtype) == ((3, 5), torch.float32)
+    with pytest.raises(NotImplementedError):
+        WAYS["mixed"](torch.ones(3, 4).bfloat16(), torch.ones(5, 4).bfloat16())
+
+
+def test_the_head_is_called_as_a_module_and_left_as_it_was():
+    head, seen = random_head(), []
+    head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape))
+    fp32_logits(head, torch.ones(5, 32).bfloat16())
+    assert seen == [(5, 32)]
+    assert "forward" not in vars(head)
+    with pytest.raises(RuntimeError, match="shapes"):
+        fp32_logits(head, torch.ones(5, 31).bfloat16())
+    assert "forward" not in vars(head)
+
+
+def test_weights_that_come_with_the_call_are_used():
+    """As under ZeRO-3: empty, until a hook gathers them."""
+    head, hidden = random_head(), torch.randn(5, 32).bfloat16()
+    expected, whole = fp32_logits(head, hidden), head.weight.data
+    head.weight.data = torch.empty(0, dtype=torch.bfloat16)
+    head.register_forward_pre_hook(lambda module, inputs: setattr(module.weight, "data", whole))
+    assert torch.equal(fp32_logits(head, hidden), expected)
+
+
+def test_layers_that_are_no_plain_bf16_are_called_as_they_are():
+    wide, hidden = random_head(dtype=torch.float32), torch.randn(5, 32)
+    assert torch.equal(fp32_logits(wide, hidden), wide(hidden))
+
+    class Packed(nn.Linear):
+        """A 4-bit layer: half as many bytes as weights, stored as bf16."""
+
+        def forward(self, hidden):
+            return hidden[:, :3] * 2
+
+    packed = Packed(32, 61, bias=False)
+    packed.weight = nn.Parameter(torch.zeros(488, 1, dtype=torch.bfloat16))
+    assert torch.equal(fp32_logits(packed, hidden.bfloat16()), hidden.bfloat16()[:, :3].float() * 2)
+    assert torch.equal(fp32_logits(lambda given: given + 1, hidden), hidden + 1)
+
+
+def test_a_head_with_an_adapter():
+    """Its base in fp32, and what the adapter adds; the gradients reach the adapter only."""
+    model = tiny_model().bfloat16()
+    policy = get_peft_model(model, LoraConfig(r=4, target_modules=["lm_head"], init_lora_weights=False))
+    head, hidden = policy.get_base_model().get_output_embeddings(), torch.randn(5, 32).bfloat16()
+    a, b = head.lora_A["default"].weight, head.lora_B["default"].weight
+    expected = hidden.float() @ head.base_layer.weight.float().T + hidden.float() @ a.T @ b.T * head.scaling["default"]
+    found = fp32_logits(head, hidden)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    found.sum().backward()
+    assert head.base_layer.weight.grad is None
+    assert a.grad.abs().sum() > 0 < b.grad.abs().sum()
+
+
+def test_a_head_that_is_trained_whole():
+    model = tiny_model().bfloat16()
+    config = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    policy = get_peft_model(model, config, autocast_adapter_dtype=False)
+    head, hidden = policy.get_base_model().get_output_embeddings(), torch.randn(5, 32).bfloat16()
+    trained = head.modules_to_save["default"].weight
+    with torch.no_grad():
+        trained += 1
+    found = fp32_logits(head, hidden)
+    torch.testing.assert_close(found, hidden.float() @ trained.float().T, atol=1e-5, rtol=1e-6)
+    found.sum().backward()
+    assert trained.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_log_probabilities_in_bf16_have_logits_in_fp32(tied):
+    """Against the formula with logits in fp64, from the same hidden states; with rounded logits it would not hold."""
+    model = tiny_model(tie_word_embeddings=tied).bfloat16()
+    model.lm_head.weight.data *= 40
+    ids = tuple(range(3, 20))
+    [batch] = pack([Sequence(ids, (0,) + (1,) * 16)], 64)
+    hidden = model.model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).last_hidden_state[0, :-1]
+    chosen = torch.tensor(ids[1:])[:, None]
+    exact = (hidden.double() @ model.lm_head.weight.double().T).log_softmax(-1)
+    rounded = linear(hidden, model.lm_head.weight).double().log_softmax(-1)
+    found = token_scores(model, batch, chunk=4)
+    torch.testing.assert_close(found.logprobs_BT[0, 1:].double(), exact.gather(1, chosen)[:, 0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.entropy_BT[0, 1:].double(), -(exact.exp() * exact).sum(-1), atol=1e-4, rtol=0)
+    assert (rounded - exact).gather(1, chosen).abs().mean() > 3e-3
+    found.logprobs_BT.sum().backward()
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert model.lm_head.weight.grad.isfinite().all()
+
+
+def test_the_local_engine_samples_with_logits_in_fp32():
+    model = tiny_model().bfloat16()
+    model.lm_head.weight.data *= 40
+    seen = []
+    model.model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output[0, -1]))
+    sample = asyncio.run(LocalEngine(model, 1).generate(Request((1, 2, 3), 12, (), 0)))
+    exact = (torch.stack(seen).double() @ model.lm_head.weight.double().T).log_softmax(-1)
+    own = torch.tensor(sample.logprobs).double()
+    torch.testing.assert_close(own, exact.gather(1, torch.tensor(sample.ids)[:, None])[:, 0], atol=1e-4, rtol=0)
