@@ -28,7 +28,7 @@ from forage.errors import UserError
 from forage.outputs import check_files_apart
 from forage.store.card import PARTS, read_card
 from forage.store.options import Fusion, Mode, StoreOptions
-from forage.text import printable
+from forage.text import printable, titled
 
 # Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
 if TYPE_CHECKING or __name__ != "__main__":
@@ -125,7 +125,7 @@ def print_hits(command: Search) -> None:
     table = Table("", "score", "chunk", "text", title=Text(printable(command.query)))
     table.columns[2].no_wrap = True
     for hit in hits:
-        text = " ".join(f"{hit.title}: {hit.text}".split())[:200]
+        text = " ".join(titled(hit.title, hit.text).split())[:200]
         table.add_row(str(hit.rank), f"{hit.score:.3f}", Text(printable(hit.chunk_id)), Text(printable(text)))
     Console().print(table if hits else f"nothing found for {command.query!r}", markup=False)
 

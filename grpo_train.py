@@ -61,7 +61,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
 
 TOP = (
     "data", "policy", "run-dir", "max-steps", "learning-rate", "batch-size", "num-rollouts", "beta", "combine",
-    "weights", "sharding",
+    "weights", "sharding", "task",
 )  # fmt: skip
 RENAMED = {
     "--at-once": "--concurrency", "--least-share": "--min-share", "--least-entropy": "--min-entropy",

@@ -4,8 +4,8 @@
     python merge_lora.py --base-model X --lora-model runs/a --output-path Z --push-to-hub me/my-model
 
 Reads a PEFT adapter (LoRA, rsLoRA, DoRA, modules saved whole) and the base's safetensors, one file in memory at a time.
-Writes --output-path: the base's files and weight names, its tokenizer and settings, a model card, and the policy's
-agent.json, so that evaluate.py plays the merged model as it was trained.
+Writes --output-path: the base's files and weight names, its tokenizer and settings, a model card (how to ask it,
+and what was measured), and the policy's agent.json, so that evaluate.py plays the merged model as it was trained.
 
 The merge is proved before --output-path appears: log-probabilities on fixed texts must be those of base + adapter. That
 loads both models in fp32, one after the other. Rounding the merged weights changes them a little: --tolerance is about
@@ -66,11 +66,14 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
+    from transformers import AutoTokenizer
+
+    from forage.evaluation.model_card import model_card
     from forage.policy.full_base import find_base
     from forage.policy.merge_proof import prove
     from forage.policy.merging import check_output, find_changes, write_merged
     from forage.policy.peft_adapter import find_adapter, read_adapter
-    from forage.policy.publishing import model_card, push_to_hub
+    from forage.policy.publishing import push_to_hub
 
     output, dtype = options.output_path, options.dtype
     adapter = read_adapter(find_adapter(options.lora_model))
@@ -80,7 +83,8 @@ def main(options: Options) -> None:
     with making_folder(output, overwrite=options.overwrite) as partial:
         write_merged(base, changes, partial, dtype)
         proof = prove(base, adapter.folder, partial, dtype, options.tolerance) if options.prove else None
-        card = model_card(output.name, adapter, base, dtype, proof)
+        tokenizer = AutoTokenizer.from_pretrained(partial) if (partial / "tokenizer_config.json").is_file() else None
+        card = model_card(output.name, adapter, base, dtype, proof, tokenizer)
         (partial / "README.md").write_text(card, encoding="utf-8")
         policy = adapter.folder.parent.parent  # where the adapter is one of a policy's or a run's
         if (policy / AGENT_FILE).is_file():

@@ -31,6 +31,11 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub(_shown, text)
 
 
+def titled(title: str, text: str) -> str:
+    """A text after its title, if it has one. Example: ("Gout", "Rest.") gives "Gout: Rest."."""
+    return f"{title}: {text}" if title.strip() else text
+
+
 def one_line(text: str) -> str:
     """`printable` without line breaks."""
     return printable(" ".join(text.splitlines()))

@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from forage.agent.prompts import REWRITE
-from forage.agent.protocol import TASK, TOOL_TEXT, write_answer, write_call
+from forage.agent.prompts import REWRITE, RULE, TASK
+from forage.agent.protocol import TOOL_TEXT, write_answer, write_call
 from forage.data.records import Document, Question
 from forage.files import write_jsonl
 from forage.policy.adapters import publish_adapter
@@ -30,7 +30,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 # What every prompt says, many times, so that its words become tokens and prompts stay as short as a real model's.
-PROMPTS = f"system\n{TASK}\n{TOOL_TEXT}\nuser\nassistant\n<tool_response>\n[1] \n</tool_response>\n{REWRITE}\n"
+PROMPTS = f"system\n{TASK}{RULE}\n{TOOL_TEXT}\nuser\nassistant\n<tool_response>\n[1] \n</tool_response>\n{REWRITE}\n"
 TURNS = "\n".join([
     "What is gout? What are the symptoms of asthma? How is anemia treated? What causes migraine? What mends disease 1?",
     "Disease 2 is mended by rest and by remedy 3. Gout is a kind of arthritis: crystals in a joint. It hurts at night.",
@@ -133,7 +133,7 @@ def teach(folder, questions, settings=None, protocol=None):
     from forage.agent.teacher import demonstrate
 
     settings = settings or AgentSettings(mode="sparse")
-    protocol = protocol or Protocol(make_tokenizer(), settings.passage_tokens)
+    protocol = protocol or Protocol(make_tokenizer(), settings.passage_tokens, settings.task)
     store = DocumentStore.open(folder / "data" / "store")
 
     def search(queries):

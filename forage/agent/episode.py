@@ -15,9 +15,15 @@ from forage.errors import UserError
 from forage.files import replacing
 from forage.text import encodable
 
-# answer: the policy gave one; no_action: two turns in a row neither searched nor answered; turns, tokens, turn_tokens:
-# a limit was reached; engine: the server failed.
 Stop = Literal["answer", "no_action", "turns", "tokens", "turn_tokens", "engine"]
+STOPS: dict[str, str] = {
+    "answer": "the policy answered",
+    "no_action": "two turns in a row neither searched nor answered",
+    "turns": "the last turn allowed (--max-turns) did not answer",
+    "tokens": "the episode was as long as it may be (--max-tokens)",
+    "turn_tokens": "a turn was as long as it may be (--max-turn-tokens)",
+    "engine": "the server failed",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from forage.agent.prompts import MEDICAL_TASK, TASK
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.files import replacing
 from forage.store.options import Mode
@@ -28,17 +29,23 @@ class AgentSettings:
     max_tokens: int = 2048
     max_calls: int = 2
     max_query: int = 300
+    task: str = TASK
 
     def check(self) -> None:
         check_at_least_one(
-            self, *(field.name for field in fields(self) if field.name not in ("mode", "question_weight"))
+            self, *(field.name for field in fields(self) if field.name not in ("mode", "question_weight", "task"))
         )
+        if not self.task or "<" in self.task:
+            raise UserError(
+                f"--task {self.task!r} must be a sentence without tags, such as {TASK!r}; they are explained after it"
+            )
         check_at_least_zero(self, "question_weight")
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How the agent searches. Options left out come from the policy's agent.json (in brackets: a new policy's)."""
+    """How the agent searches, and its task. Options left out come from the policy's agent.json (in brackets: a new
+    policy's)."""
 
     mode: Mode | None = None
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
@@ -58,6 +65,9 @@ class SearchOptions:
     """Most searches in one turn; any more are refused (2)."""
     max_query: int | None = None
     """Most characters of a query; a longer one is refused (300)."""
+    task: str | None = None
+    """What the policy is told to do, before "search it first, ..."; decided at the first training, for good
+    (Answer the question from a library)."""
     override_agent: bool = False
     """Let these options differ from the policy's agent.json instead of stopping."""
 
@@ -68,13 +78,15 @@ class SearchOptions:
         is another policy with five.
         """
         given = {name: value for name, value in asdict(self).items() if name != "override_agent" and value is not None}
+        if self.task is not None:
+            given["task"] = as_task(self.task)
         folder = next((folder for folder in folders if (folder / AGENT_FILE).is_file()), None)
         known = read_agent(folder) if folder else AgentSettings()
         differs = next((name for name, value in given.items() if value != getattr(known, name)), None)
         if folder and differs and not self.override_agent:
             option = flag(differs)
             raise UserError(
-                f"{option} {given[differs]}: the policy was trained with {getattr(known, differs)}, as "
+                f"{option} {quoted(given[differs])}: the policy was trained with {quoted(getattr(known, differs))}, as "
                 f"{folder / AGENT_FILE} says; leave {option} out, or give --override-agent"
             )
         settings = replace(known, **given)
@@ -104,6 +116,16 @@ class TeacherOptions:
             raise UserError(f"--guess-share {self.guess_share} must lie between 0 and 1")
 
 
+def as_task(text: str) -> str:
+    """A task as a prompt shows it. Example: " Answer the  question. " gives "Answer the question"."""
+    return " ".join(text.split()).rstrip(" .:!")
+
+
+def quoted(value: object) -> str:
+    """A value as the command line takes it. Example: "a b" gives '"a b"', 3 gives '3'."""
+    return f'"{value}"' if isinstance(value, str) and " " in value else str(value)
+
+
 def difference(first: AgentSettings, second: AgentSettings) -> str | None:
     """The first field in which two settings differ."""
     names = (field.name for field in fields(AgentSettings))
@@ -117,7 +139,8 @@ def same_settings(named: Sequence[tuple[str, AgentSettings]]) -> AgentSettings:
         if name := difference(settings, theirs):
             option = flag(name)
             raise UserError(
-                f"{first} plays with {option} {getattr(settings, name)} and {other} with {getattr(theirs, name)}, so "
+                f"{first} plays with {option} {quoted(getattr(settings, name))} and {other} with "
+                f"{quoted(getattr(theirs, name))}, so "
                 f"they can't be compared; give one {option} for both, and --override-agent"
             )
     return settings
@@ -127,7 +150,8 @@ def read_agent(folder: Path) -> AgentSettings:
     path = folder / AGENT_FILE
     try:
         row: dict[str, Any] = json.loads(path.read_text())
-        settings = AgentSettings(**row)
+        # Versions up to 0.3.0 had one task for all, and did not write it down.
+        settings = AgentSettings(**{"task": MEDICAL_TASK} | row)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} can't be read ({error}); mend it, or delete it and give its options again") from error
     settings.check()

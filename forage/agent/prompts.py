@@ -1,4 +1,4 @@
-"""Prompts outside the search protocol: rewriting a query, and writing a pseudo-answer."""
+"""Prompts: the sentence of the task that opens the agent's, and those outside the search protocol."""
 
 from __future__ import annotations
 
@@ -10,9 +10,28 @@ from forage.text import encodable
 
 RewriteMode = Literal["append", "replace"]
 
-REWRITE = "Write a search query for the question: the medical words that a text with the answer contains. Only words."
+TASK = "Answer the question from a library"
+"""The task where --task says nothing else."""
+MEDICAL_TASK = "Answer the medical question from a library"
+"""The task that all policies were given before there was --task. Their other prompts say "medical" too."""
+RULE = ": search it first, then write the answer between <answer> and </answer>."
+
+
+def worded(prompt: str, task: str) -> str:
+    """A prompt in the words of a task. Example: "a {subject}text" is "a medical text" for MEDICAL_TASK, else "a text".
+
+    So what was begun with the only task there was goes on with the prompts there were.
+    """
+    return prompt.replace("{subject}", "medical " if task == MEDICAL_TASK else "")
+
+
+QUERY_WORDS = (
+    "Write a search query for the question: the {subject}words that a text with the answer contains. Only words."
+)
+REWRITE = worded(QUERY_WORDS, TASK)
 # HyDE asks for a document that answers the question, and searches with it: https://arxiv.org/abs/2212.10496.
-PSEUDO_ANSWER = "Write a short passage of a medical text that answers the question."
+PASSAGE = "Write a short passage of a {subject}text that answers the question."
+PSEUDO_ANSWER = worded(PASSAGE, TASK)
 
 
 def final_query(query: str, written: str, mode: RewriteMode, weight: int) -> str:

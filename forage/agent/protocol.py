@@ -19,25 +19,12 @@ from functools import cached_property
 from typing import Any
 
 from forage.agent.control import ControlTokens, control_tokens
+from forage.agent.prompts import RULE, TASK, worded
 from forage.errors import UserError
-from forage.text import encodable
+from forage.text import encodable, titled
 
 TOOL_NAME = "search"
-SEARCH_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": TOOL_NAME,
-        "description": "Finds passages of a medical library.",
-        "parameters": {
-            "type": "object",
-            "properties": {"query": {"type": "string", "description": "What to look for, in a few words."}},
-            "required": ["query"],
-        },
-    },
-}
-TASK = (
-    "Answer the medical question from a library: search it first, then write the answer between <answer> and </answer>."
-)
+TOOL_DESCRIPTION = "Finds passages of a {subject}library."
 # Used where the chat template can't describe tools in this form; other templates describe them as in training.
 # It is short because it is part of every prompt.
 TOOL_TEXT = (
@@ -79,6 +66,17 @@ CALL_FAULTS = {
     "empty_query": "the query is empty",
     "long_query": "the query is too long; use a few words",
     "too_many_calls": "too many calls in one turn; this one was not run",
+}
+# What people read about a fault.
+FAULTS = {name: f"{text[0].upper()}{text[1:]}" for name, text in CALL_FAULTS.items()} | {
+    "no_action": "A turn neither searched nor answered",
+    "forged_response": "A turn contains <tool_response>, which only the tool may write",
+    "answer_not_closed": "The answer is not closed with </answer>",
+    "text_after_answer": "Text follows the answer",
+    "empty_answer": "The answer is empty",
+    "answer_with_call": "A turn calls and answers; what came first counts",
+    "control_token": "A turn contains a token that begins or ends turns",
+    "answer_forced": "The answer was forced, as the turn had none",
 }
 NO_ACTION = "no_action"
 NO_ACTION_TEXT = "neither a call nor an answer was found; search, or write the answer between <answer> and </answer>"
@@ -155,6 +153,9 @@ class Protocol:
     passage_tokens: int = 120
     """Each passage of a response is cut to this many tokens."""
     task: str = TASK
+    """The system prompt begins with it; RULE follows."""
+    instruction: str = ""
+    """Said instead of the task and RULE."""
     _delimiters: tuple[str, str, str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -187,22 +188,51 @@ class Protocol:
 
     def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
         """Render a conversation; the template itself describes the tool if it can, else the system prompt does."""
-        if self._describes_tools:
-            return self._apply([{"role": "system", "content": self.task}, *messages], generation, tools=[SEARCH_TOOL])
-        text = f"{self.task}\n{TOOL_TEXT}"
-        rendered = self._apply([{"role": "system", "content": text}, *messages], generation)
-        if text in rendered:
-            return rendered
-        # Some templates have no system turn; then the text goes before the first question.
-        first = {"role": "user", "content": f"{text}\n\n{messages[0]['content']}"}
-        return self._apply([first, *messages[1:]], generation)
+        more = {"tools": [self.tool]} if self.describes_tools else {}
+        return self._apply([*self.opening(messages[0]["content"]), *messages[1:]], generation, **more)
+
+    def opening(self, question: str) -> list[dict[str, str]]:
+        """The messages with which a conversation begins. Where a template has no system turn, the question says it."""
+        if self._has_system_turn:
+            return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
+        return [{"role": "user", "content": f"{self.system_prompt}\n\n{question}"}]
 
     @cached_property
-    def _describes_tools(self) -> bool:
+    def _has_system_turn(self) -> bool:
+        messages = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": QUESTION_SLOT}]
+        return self.describes_tools or self.system_prompt in self._apply(messages, True)
+
+    @cached_property
+    def describes_tools(self) -> bool:
         """Whether the template describes tools with Hermes calls; others, such as Llama 3's, have another format."""
-        messages = [{"role": "system", "content": self.task}, {"role": "user", "content": QUESTION_SLOT}]
-        own = self._apply(messages, True, tools=[SEARCH_TOOL])
-        return "<tool_call>" in own and SEARCH_TOOL["function"]["description"] in own
+        messages = [{"role": "system", "content": self._instruction}, {"role": "user", "content": QUESTION_SLOT}]
+        own = self._apply(messages, True, tools=[self.tool])
+        return "<tool_call>" in own and self.tool["function"]["description"] in own
+
+    @property
+    def _instruction(self) -> str:
+        return self.instruction or self.task + RULE
+
+    @property
+    def system_prompt(self) -> str:
+        """What the policy is told first; a template that describes the tool itself says so in its own words."""
+        return self._instruction if self.describes_tools else f"{self._instruction}\n{TOOL_TEXT}"
+
+    @property
+    def tool(self) -> dict[str, Any]:
+        """The search tool, for templates that describe tools."""
+        return {
+            "type": "function",
+            "function": {
+                "name": TOOL_NAME,
+                "description": worded(TOOL_DESCRIPTION, self.task),
+                "parameters": {
+                    "type": "object",
+                    "properties": {"query": {"type": "string", "description": "What to look for, in a few words."}},
+                    "required": ["query"],
+                },
+            },
+        }
 
     def _apply(self, messages: list[dict[str, str]], generation: bool, **more: Any) -> str:
         from jinja2.exceptions import TemplateError
@@ -285,7 +315,7 @@ class Protocol:
         return "\n".join(shown) or "nothing found"
 
     def _shown(self, passage: Passage) -> str:
-        text = " ".join(f"{passage.title}: {passage.text}".split())
+        text = " ".join(titled(passage.title, passage.text).split())
         return self._cut(self.harmless(text[: self._passage_room]))
 
     def harmless(self, text: str) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from forage.agent.episode import Episode, read_episodes
-from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_agent
+from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent
 from forage.agent.protocol import Protocol
 from forage.data.records import Question, read_questions
 from forage.data.relevance import question_key
@@ -130,5 +130,5 @@ class Vetting:
         name = difference(self.settings, theirs)
         if not name:
             return ""
-        was, now = getattr(theirs, name), getattr(self.settings, name)
+        was, now = quoted(getattr(theirs, name)), quoted(getattr(self.settings, name))
         return f"its episodes were played with {flag(name)} {was}, not {now}; give that, or play them again"

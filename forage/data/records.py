@@ -6,6 +6,7 @@ documents and chunks that answer it; retrieval rewards compare these ids.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,24 @@ class Question:
     focus: str = ""
     relevant_doc_ids: tuple[str, ...] = ()
     relevant_chunk_ids: tuple[str, ...] = ()
+
+
+def as_document(value: Any, number: int) -> Document:
+    """A text, or a dictionary with a text and maybe other fields of a document, as a Document.
+
+    An id left out is the number. Example: ("Sow in May.", 3) gives Document("3", "", "Sow in May.").
+    """
+    if isinstance(value, Document):
+        return value
+    row = {"text": value} if isinstance(value, str) else value
+    if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
+        raise UserError(
+            f"document {number} is neither a text, nor a dictionary with a text under 'text', nor a Document: "
+            f"{type(value).__name__}"
+        )
+    known = {field.name: row[field.name] for field in fields(Document) if row.get(field.name) is not None}
+    row = {"id": number, "title": ""} | known
+    return Document(**row | {"id": str(row["id"]), "title": str(row["title"])})
 
 
 def clean(text: str) -> str:

@@ -24,14 +24,15 @@ from functools import lru_cache
 
 from forage.agent.agent import Agent, turn_seed
 from forage.agent.episode import Episode, Search, Stop, Turn
-from forage.agent.prompts import PSEUDO_ANSWER, REWRITE, final_query, prompt_tokens
+from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, prompt_tokens, worded
 from forage.agent.protocol import Passage, Protocol, Reading, write_call
 from forage.data.records import Question
 from forage.engines.base import Request, Sample
 from forage.evaluation.outcomes import Outcome
 
 FROM_MEMORY = (
-    "Answer the medical question from what you know, without a search: write the answer between <answer> and </answer>."
+    "Answer the {subject}question from what you know, without a search: write the answer between <answer> and "
+    "</answer>."
 )
 OPENING = "<answer>"
 
@@ -60,14 +61,14 @@ async def hyde(agent: Agent, question: Question, seed: int) -> Outcome:
     The paper averages the vectors of several passages and of the question; here it is one passage, searched together
     with the question's text.
     """
-    passage = await _written(agent, question, PSEUDO_ANSWER, seed)
+    passage = await _written(agent, question, worded(PASSAGE, agent.protocol.task), seed)
     text = f"{question.question} {passage.text}"
     return await _answered(agent, question, seed, await _searched(agent, question, text), passage)
 
 
 async def rewrite(agent: Agent, question: Question, seed: int) -> Outcome:
     """The policy writes a query as train_ppo.py's rewriter does by default, and searches for it with the question."""
-    words = await _written(agent, question, REWRITE, seed)
+    words = await _written(agent, question, worded(QUERY_WORDS, agent.protocol.task), seed)
     text = final_query(question.question, words.text, "append", 3)
     return await _answered(agent, question, seed, await _searched(agent, question, text), words)
 
@@ -75,7 +76,7 @@ async def rewrite(agent: Agent, question: Question, seed: int) -> Outcome:
 @lru_cache(maxsize=4)
 def without_search(protocol: Protocol) -> Protocol:
     """The same protocol with a system turn that asks to answer from memory."""
-    return replace(protocol, task=FROM_MEMORY)
+    return replace(protocol, instruction=worded(FROM_MEMORY, protocol.task))
 
 
 @dataclass(frozen=True)

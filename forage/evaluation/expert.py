@@ -34,6 +34,7 @@ from typing import Annotated, Literal
 import tyro
 
 from forage.agent.episode import Episode, Turn, read_episodes, write_episodes
+from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
 from forage.data.records import Question, read_questions
@@ -75,7 +76,8 @@ def main(options: Options) -> None:
     if not options.files:
         raise UserError("name one or more files of episodes")
     check_apart("--out", options.out, {str(path): path for path in options.files}, nested=True)
-    protocol = Protocol(load_tokenizer(read_policy_card(options.policy)))
+    settings = SearchOptions().settle(options.policy)
+    protocol = Protocol(load_tokenizer(read_policy_card(options.policy)), settings.passage_tokens, settings.task)
     train = read_questions(options.data / "train.jsonl")
     check_disjoint(options.data, train, read_held_out(options.data))
     questions = {question.id: question for question in train}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forage.agent.options import AGENT_FILE, AgentSettings, difference, read_agent, write_agent
+from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent, write_agent
 from forage.errors import UserError, flag
 from forage.evaluation.options import FREE, EvaluationOptions
 from forage.files import replacing
@@ -41,7 +41,7 @@ def keep_agent(settings: AgentSettings, out: Path) -> None:
     if (out / AGENT_FILE).exists():
         before = read_agent(out)
         if name := difference(before, settings):
-            refuse(out, f"{flag(name)} {getattr(before, name)}, not {getattr(settings, name)}")
+            refuse(out, f"{flag(name)} {quoted(getattr(before, name))}, not {quoted(getattr(settings, name))}")
     write_agent(settings, out)
 
 

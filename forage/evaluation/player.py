@@ -38,7 +38,7 @@ async def play_policy(
     policy: Policy, missing: Mapping[str, Sequence[Question]], setting: Setting, systems: Systems
 ) -> None:
     options = setting.options
-    protocol = Protocol(load_tokenizer(policy.card), setting.agent.passage_tokens)
+    protocol = Protocol(load_tokenizer(policy.card), setting.agent.passage_tokens, setting.agent.task)
     async with open_engine(options.engine, policy.card, options.concurrency, setting.agent.max_tokens) as engine:
         await load_adapter(engine, policy)
         search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))

@@ -124,7 +124,7 @@ async def open_rollout(
     options.check()
     card = read_policy_card(options.policy)
     store = DocumentStore.open(options.data / "store")
-    protocol = Protocol(load_tokenizer(card), settings.passage_tokens)
+    protocol = Protocol(load_tokenizer(card), settings.passage_tokens, settings.task)
     slots, tokens = options.concurrent_episodes, settings.max_tokens
     async with open_engine(options.engine, card, slots, tokens, sleeps=sleeps) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)

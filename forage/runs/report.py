@@ -1,5 +1,7 @@
 """Report: draws a run's plots and report.html, one page with the plots, the last statistics and some episodes.
 
+The episodes are the best, the middle and the worst one of the last step, and the worst five of the whole run.
+
     python -m forage.runs.report runs/grpo
 
 Everything comes from the files of the run folder, so it can be drawn again at any time.
@@ -9,22 +11,26 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from forage.agent.episode import Episode, read_episodes
+from forage.agent.episode import STOPS, Episode, read_episodes
 from forage.agent.episode_files import episode_files
+from forage.agent.protocol import FAULTS
 from forage.cli import run_script
+from forage.data.records import Question, read_questions
 from forage.errors import UserError
-from forage.files import replacing
+from forage.files import json_lines, replacing
+from forage.policy.adapters import version_name
 from forage.runs.plots import FIGURES, draw_plots
-from forage.runs.stats import StepStats, read_stats
-from forage.text import encodable
+from forage.runs.stats import StepStats, read_evaluations, read_stats
+from forage.text import encodable, titled
 
 DRAW_EVERY = 20.0  # seconds: drawing takes one or two, which would slow short steps down
 
@@ -49,10 +55,12 @@ class PlotSchedule:
 
 
 def draw_report(run_dir: Path, stats: Sequence[StepStats]) -> None:
-    """Draw the plots and write report.html, with episodes of the last step."""
+    """Draw the plots and write report.html."""
     draw_plots(run_dir, stats)
-    played = episode_files(run_dir / "episodes" / f"{stats[-1].step:06d}")
-    write_report(run_dir, stats, shown_episodes([episode for path in played for episode in read_episodes(path)]))
+    last = chosen_of(episodes_of(run_dir, stats[-1].step))
+    worst = worst_of_run(run_dir, stats, but=[episode for _, episode in last])
+    library = read_library(run_dir, [episode.question_id for _, episode in (*last, *worst)])
+    write_report(run_dir, stats, [shown(place, episode, library) for place, episode in (*last, *worst)])
 
 
 PAGE = """<!doctype html>
@@ -75,6 +83,7 @@ th, td {{ text-align: right; padding: .1em 0 .1em 1.2em; border-top: 1px solid #
 th:first-child {{ text-align: left; padding-left: 0; font-weight: 400 }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: 1em; font-size: 14px }}
 summary {{ cursor: pointer }}
+dt {{ font-weight: 600 }}
 </style>
 <h1>{title}</h1>
 {body}
@@ -82,17 +91,15 @@ summary {{ cursor: pointer }}
 """
 
 
-def write_report(run_dir: Path, stats: Sequence[StepStats], episodes: Iterable[tuple[str, str]]) -> None:
-    """Write report.html: the plots in the folder, the last step's statistics, and episodes as (title, text)."""
+def write_report(run_dir: Path, stats: Sequence[StepStats], episodes: Iterable[Shown]) -> None:
+    """Write report.html: the plots in the folder, the last step's statistics, and episodes."""
     last = stats[-1]
     parts = [f"<p>{len(stats)} steps up to step {last.step}, whose episodes {escaped(last.adapter)} sampled.</p>"]
     parts += [f"<p><b>Note:</b> {escaped(note)}</p>" for note in last.notes]
     parts += [_image(run_dir / name) for name in FIGURES if (run_dir / name).exists()]
-    parts += [f"<h2>Step {last.step}</h2>", '<div class="tables">', *_tables(last), "</div>"]
-    shown = [
-        f"<details><summary>{escaped(title)}</summary><pre>{escaped(text)}</pre></details>" for title, text in episodes
-    ]
-    parts += ["<h2>Episodes</h2>", *shown] if shown else []
+    parts += [f"<h2>Step {last.step}</h2>", '<div class="tables">', *_tables(last), *_evaluations(run_dir), "</div>"]
+    folded = [_folded(episode) for episode in episodes]
+    parts += ["<h2>Episodes</h2>", *folded] if folded else []
     with replacing(run_dir / "report.html") as file:
         file.write(PAGE.format(title=escaped(run_dir.resolve().name), body="\n".join(parts)))
 
@@ -110,11 +117,23 @@ def _image(path: Path) -> str:
 
 def _tables(stats: StepStats) -> list[str]:
     tables: dict[str, Mapping[str, Any]] = {
-        "Rewards": stats.summary, "Evaluation, 95 % interval": stats.evaluation or {}, "Episodes": stats.episodes,
-        "Groups": stats.groups, "Ended by": stats.stops, "Protocol faults": stats.faults,
+        "Rewards": stats.summary, "Episodes": stats.episodes, "Groups": stats.groups,
+        "Ended because": explained(stats.stops, STOPS), "Protocol faults": explained(stats.faults, FAULTS),
         "Update": stats.training, "Seconds": stats.seconds,
     }  # fmt: skip
     return [_table(caption, rows) for caption, rows in tables.items() if rows]
+
+
+def _evaluations(run_dir: Path) -> list[str]:
+    """Tables of the first and the last evaluation; that after the last step is of the run's result."""
+    known = read_evaluations(run_dir)
+    versions = dict.fromkeys((min(known), max(known))) if known else {}
+    return [_table(f"Evaluation of {version_name(number)}, 95 % interval", known[number]) for number in versions]
+
+
+def explained(counts: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+    """Counts under names with their words. Example: {"turns": 2} gives {"turns: the last turn allowed ...": 2}."""
+    return {f"{name}: {words[name]}" if name in words else name: count for name, count in counts.items()}
 
 
 def _table(caption: str, rows: Mapping[str, Any]) -> str:
@@ -129,11 +148,94 @@ def _table(caption: str, rows: Mapping[str, Any]) -> str:
     return f"<table><caption>{escaped(caption)}</caption>{''.join(lines)}</table>"
 
 
-def shown_episodes(episodes: Sequence[Episode]) -> list[tuple[str, str]]:
-    """(title, text) of the episodes with the highest, the middle and the lowest reward."""
+# Episodes
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An episode on the page."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    """Name and text: what people want to know before they read the transcript."""
+    transcript: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """The questions of the episodes shown, and the passages that answer them; empty where the data is gone."""
+
+    questions: Mapping[str, Question]
+    passages: Mapping[str, str]
+
+
+def episodes_of(run_dir: Path, step: int) -> list[Episode]:
+    files = episode_files(run_dir / "episodes" / f"{step:06d}")
+    return [episode for path in files for episode in read_episodes(path)]
+
+
+def chosen_of(episodes: Sequence[Episode]) -> list[tuple[str, Episode]]:
+    """The episodes with the highest, the middle and the lowest reward, and which of these they are."""
     ordered = sorted(episodes, key=lambda episode: (-episode.reward, episode.id))
     places = {0: "best", len(ordered) // 2: "middle", len(ordered) - 1: "worst"} if ordered else {}
-    return [(f"{place}: {_title(ordered[index])}", ordered[index].transcript) for index, place in places.items()]
+    return [(place, ordered[index]) for index, place in places.items()]
+
+
+def worst_of_run(
+    run_dir: Path, stats: Sequence[StepStats], but: Sequence[Episode], count: int = 5
+) -> list[tuple[str, Episode]]:
+    """The episodes with the lowest rewards of the run, of equal ones the latest; those of `but` are shown already.
+
+    The statistics tell in which steps they are, so that only a few steps' files are read.
+    """
+    lowest = sorted((reward, -step.step) for step in stats for reward in step.rewards.get("overall", ()))
+    steps = {-step for _, step in lowest[: count + len(but)]}
+    found = [(step, episode) for step in steps for episode in episodes_of(run_dir, step) if episode not in but]
+    found.sort(key=lambda pair: (pair[1].reward, -pair[0], pair[1].id))
+    return [(f"among the worst of the run, step {step}", episode) for step, episode in found[:count]]
+
+
+def read_library(run_dir: Path, question_ids: Collection[str]) -> Library:
+    """The questions, and the passages that answer them, from the data folder that the run's config.json names."""
+    config = run_dir / "config.json"
+    data = Path(json.loads(config.read_text())["rollout"]["data"]) if config.is_file() else None
+    if data is None or not (data / "train.jsonl").is_file():
+        return Library({}, {})
+    questions = {question.id: question for question in read_questions(data / "train.jsonl")}
+    questions = {name: questions[name] for name in question_ids if name in questions}
+    wanted = {chunk for question in questions.values() for chunk in question.relevant_chunk_ids}
+    chunks = data / "store" / "chunks.jsonl"
+    rows = json_lines(chunks) if wanted and chunks.is_file() else ()
+    named = ((f"{row['doc_id']}#{row['index']}", row) for _, row in rows)
+    return Library(questions, {name: titled(row["title"], row["text"]) for name, row in named if name in wanted})
+
+
+def shown(place: str, episode: Episode, library: Library) -> Shown:
+    """Example of facts: ("Reference answer", "Rest."), ("Wanted passage", "d1#0, found third: Gout: ..."), ..."""
+    facts: list[tuple[str, str]] = []
+    question = library.questions.get(episode.question_id)
+    if question:
+        facts += [("Question", question.question), ("Reference answer", question.answer or "none")]
+        facts += [
+            ("Wanted passage", f"{chunk} ({_rank(chunk, episode)}): {library.passages.get(chunk, 'gone')}")
+            for chunk in question.relevant_chunk_ids
+        ]
+    else:
+        facts.append(("Question", f"{episode.question_id}; the data folder of the run is not here to tell more"))
+    facts += [("Answer", episode.answer or "none"), ("Ended because", STOPS.get(episode.stop, episode.stop))]
+    facts += [("Fault", f"{FAULTS.get(fault, fault)} ({fault})") for fault in dict.fromkeys(episode.faults)]
+    return Shown(f"{place}: {_title(episode)}", facts, episode.transcript)
+
+
+def _rank(chunk: str, episode: Episode) -> str:
+    """Where the policy saw a chunk among all that it saw, each counted once, as the reward mrr counts."""
+    return f"number {episode.hits.index(chunk) + 1} of what it saw" if chunk in episode.hits else "not found"
+
+
+def _folded(episode: Shown) -> str:
+    facts = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>" for name, text in episode.facts)
+    transcript = f"<dl>{facts}</dl><pre>{escaped(episode.transcript)}</pre>"
+    return f"<details><summary>{escaped(episode.title)}</summary>{transcript}</details>"
 
 
 def _title(episode: Episode) -> str:

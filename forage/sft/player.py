@@ -39,7 +39,7 @@ class Player:
 
     def __init__(self, options: SFTOptions, settings: AgentSettings, card: PolicyCard) -> None:
         self.options, self.settings, self.card = options, settings, card
-        self.protocol = Protocol(load_tokenizer(card), settings.passage_tokens)
+        self.protocol = Protocol(load_tokenizer(card), settings.passage_tokens, settings.task)
         self.store = DocumentStore.open(options.data / "store")
 
     @property

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from forage.data.chunking import Chunk, chunk_document
-from forage.data.records import Document
+from forage.data.records import Document, as_document
 from forage.disk import make_folder
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
@@ -92,14 +93,21 @@ class DocumentStore:
 
     @classmethod
     def build(
-        cls, path: Path | str, documents: Sequence[Document], options: StoreOptions | None = None
+        cls,
+        path: Path | str,
+        documents: Iterable[Document | str | Mapping[str, Any]],
+        options: StoreOptions | None = None,
     ) -> DocumentStore:
         """Make the store at `path`, or bring it up to date; only chunks without a vector are embedded.
 
-        So the same call resumes a killed build, and adding a document costs only its own chunks.
+        So the same call resumes a killed build, and adding a document costs only its own chunks. A document may also be
+        a text, or a dictionary with "text" and maybe "id" and "title"; without an id, it has its place as one, from 0.
         """
         path, options = Path(path), options or StoreOptions()
-        if not documents:
+        if isinstance(documents, str | Mapping):
+            raise UserError("build takes a list of documents; give [document] for a single one")
+        whole = [as_document(document, number) for number, document in enumerate(documents)]
+        if not whole:
             raise UserError("no documents to build a store from")
         check_place(path)
         make_folder(path)
@@ -107,9 +115,9 @@ class DocumentStore:
             clear_half_written(path)
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
-            chunks = _chunk(documents, options, embedder)
+            chunks = _chunk(whole, options, embedder)
             name = _collection_name(path, options, embedder)
-            card = StoreCard(FORMAT, False, name, options, documents=len(documents), chunks=len(chunks))
+            card = StoreCard(FORMAT, False, name, options, documents=len(whole), chunks=len(chunks))
             write_card(path, card)
             store = cls(path, card, chunks, _index([search_text(chunk, options) for chunk in chunks], options))
             write_jsonl(path / "chunks.jsonl", chunks)
@@ -151,21 +159,36 @@ class DocumentStore:
 
     # Searching
 
+    @overload  # a text is a sequence of texts, too
+    def search(  # type: ignore[overload-overlap]
+        self, queries: str, k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
+        query_vectors: NDArray[np.float32] | None = None, reranker: Reranker | None = None,
+    ) -> list[Hit]: ...  # fmt: skip
+    @overload
+    def search(
+        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
+        query_vectors: NDArray[np.float32] | None = None, reranker: Reranker | None = None,
+    ) -> list[list[Hit]]: ...  # fmt: skip
     def search(
         self,
-        queries: Sequence[str],
+        queries: str | Sequence[str],
         k: int = 5,
         mode: Mode = "hybrid",
         *,
         fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
         query_vectors: NDArray[np.float32] | None = None,
         reranker: Reranker | None = None,
-    ) -> list[list[Hit]]:
+    ) -> list[Hit] | list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank query.
+
+        A list of queries gives a list of hits for each; a single text gives its hits.
 
         `query_vectors` are the queries' embeddings, if the caller has them already. A `reranker` reorders the first
         `fusion.depth` results of any mode.
         """
+        if isinstance(queries, str):
+            one = [queries]
+            return self.search(one, k, mode, fusion=fusion, query_vectors=query_vectors, reranker=reranker)[0]
         wanted = max(k, fusion.depth) if reranker else k
         rankings = self.rank(queries, wanted, mode, fusion=fusion, query_vectors=query_vectors)
         if reranker:
@@ -182,6 +205,8 @@ class DocumentStore:
         query_vectors: NDArray[np.float32] | None = None,
     ) -> list[Ranking]:
         """Like `search`, but returns chunk numbers and scores. Equal queries in a batch are ranked once."""
+        if isinstance(queries, str):
+            raise UserError("rank takes a list of queries; give [query] for a single one")
         if k < 1:
             raise UserError(f"k {k} must be at least 1")
         fusion.check()

@@ -17,7 +17,7 @@ def policy(tmp_path):
 def test_what_is_written_is_read(policy):
     assert json.loads((policy / "agent.json").read_text()) == {
         "mode": "sparse", "k": 5, "passage_tokens": 64, "question_weight": 0, "max_turns": 4, "max_turn_tokens": 160,
-        "max_tokens": 2048, "max_calls": 2, "max_query": 300,
+        "max_tokens": 2048, "max_calls": 2, "max_query": 300, "task": "Answer the question from a library",
     }  # fmt: skip
     assert read_agent(policy) == AgentSettings(mode="sparse", k=5)
 
@@ -43,11 +43,42 @@ def test_a_disagreement_is_one_line_that_says_who_said_what(policy):
     assert SearchOptions(k=3, override_agent=True).settle(policy) == AgentSettings(mode="sparse", k=3)
 
 
+GARDEN = "Answer the question about gardening"
+
+
+def test_a_policy_keeps_its_task(policy, tmp_path):
+    new = SearchOptions(task=f" {GARDEN}.\n").settle(tmp_path / "new")
+    assert new.task == GARDEN  # what follows in the prompt is ": search it first, ..."
+    write_agent(new, tmp_path / "garden")
+    assert SearchOptions().settle(tmp_path / "garden") == new
+    assert SearchOptions(task=GARDEN).settle(tmp_path / "garden") == new
+    with pytest.raises(UserError) as told:
+        SearchOptions(task=GARDEN).settle(policy)
+    assert str(told.value) == (
+        f'--task "{GARDEN}": the policy was trained with "Answer the question from a library", as {policy}/agent.json '
+        "says; leave --task out, or give --override-agent"
+    )
+    with pytest.raises(UserError, match=f'a plays with --task "{GARDEN}" and b with "Answer the question from a li'):
+        same_settings([("a", new), ("b", AgentSettings())])
+
+
+def test_a_policy_of_an_earlier_version_has_the_task_they_all_had(policy):
+    row = json.loads((policy / "agent.json").read_text())
+    del row["task"]
+    (policy / "agent.json").write_text(json.dumps(row))
+    settings = SearchOptions().settle(policy)
+    assert settings == AgentSettings(mode="sparse", k=5, task="Answer the medical question from a library")
+    write_agent(settings, policy)
+    assert read_agent(policy) == settings
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (SearchOptions(k=0), "--k 0 must be at least 1"),
         (SearchOptions(question_weight=-1), "--question-weight -1 must be at least 0"),
+        (SearchOptions(task=" . "), "--task '' must be a sentence without tags, such as 'Answer the question from"),
+        (SearchOptions(task="Write <answer>"), "--task 'Write <answer>' must be a sentence without tags"),
         (SearchOptions(max_turn_tokens=0), "--max-turn-tokens 0 must be at least 1"),
     ],
 )

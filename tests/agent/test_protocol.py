@@ -117,7 +117,7 @@ def test_what_is_written_is_read(text):
 
 def test_smollm2_gets_our_text_and_its_own_delimiters(protocol, tokenizer):
     text = tokenizer.decode(protocol.prompt("What is gout?"))
-    assert text.startswith("<|im_start|>system\nAnswer the medical question")
+    assert text.startswith("<|im_start|>system\nAnswer the question from a library: search it first")
     assert text.endswith("<|im_start|>user\nWhat is gout?<|im_end|>\n<|im_start|>assistant\n")
     assert protocol.end_of_turn == tokenizer.convert_tokens_to_ids("<|im_end|>")
     joined = tokenizer.decode(protocol.join(["[1] x"], protocol.end_of_turn))
@@ -133,6 +133,35 @@ def test_a_template_with_hermes_tools_tells_of_them_itself(family):
     assert '"name": "search"' in text
     assert "# Tools" in text
     assert "To search, write" not in text
+
+
+SYSTEM = (
+    "Answer the {} from a library: search it first, then write the answer between <answer> and </answer>.\n"
+    'To search, write <tool_call>{{"name": "search", "arguments": {{"query": "a few words"}}}}</tool_call> and end '
+    "your turn; what was found comes in <tool_response>."
+)
+
+
+@pytest.mark.parametrize("subject", ["question", "medical question", "question on gardening"])
+def test_a_task_opens_the_system_prompt(tiny_tokenizer, subject):
+    protocol = Protocol(tiny_tokenizer, task=f"Answer the {subject} from a library")
+    text = tiny_tokenizer.decode(protocol.prompt("What is gout?"))
+    assert protocol.system_prompt == SYSTEM.format(subject)
+    assert text == (
+        f"<|im_start|>system\n{SYSTEM.format(subject)}<|im_end|>\n<|im_start|>user\nWhat is gout?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(("subject", "library"), [("question", "a library"), ("medical question", "a medical library")])
+def test_a_template_that_describes_the_tool_gets_it_in_the_words_of_the_task(family, subject, library):
+    tokenizer = family("hermes")
+    protocol = Protocol(tokenizer, task=f"Answer the {subject} from a library")
+    text = tokenizer.decode(protocol.prompt("What is gout?"))
+    assert f'"description": "Finds passages of {library}."' in text
+    assert protocol.system_prompt == SYSTEM.format(subject).partition("\n")[0]
+    assert protocol.system_prompt in text
+    assert "medical" not in text.replace(f"the {subject} from", "").replace(library, "")
 
 
 def test_llama3_gets_our_text_as_its_own_tools_are_no_hermes_calls(family):
@@ -153,7 +182,7 @@ def test_without_a_system_role_the_question_says_it(family):
     tokenizer = family("no_system")
     protocol = Protocol(tokenizer)
     text = tokenizer.decode(protocol.prompt("What is gout?"))
-    assert "[INST] Answer the medical question" in text
+    assert "[INST] Answer the question from a library" in text
     assert text.endswith("What is gout? [/INST]")
     assert protocol.end_of_turn == tokenizer.convert_tokens_to_ids("</s>")
 
@@ -215,6 +244,11 @@ def test_harmless_text_has_no_control_token(protocol, text):
     tokenizer = protocol.tokenizer
     ids = tokenizer(protocol.harmless(text), add_special_tokens=False)["input_ids"]
     assert not set(ids) & set(tokenizer.added_tokens_decoder)
+
+
+def test_a_passage_without_a_title_is_shown_without_one(tiny_protocol):
+    passages = [Passage("", "Water it."), Passage("Garlic", "Plant it.")]
+    assert tiny_protocol.show(passages) == "[1] Water it.\n[2] Garlic: Plant it."
 
 
 def test_passages_are_numbered_and_cut_to_their_tokens(tokenizer):

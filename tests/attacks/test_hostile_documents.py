@@ -44,7 +44,7 @@ from forage.files import json_lines, write_jsonl
 from forage.policy.packing import pack
 from forage.rollout.view import RolloutView
 from forage.runs.progress import Phases, TrainView
-from forage.runs.report import shown_episodes, write_report
+from forage.runs.report import Library, shown, write_report
 from forage.runs.stats import read_stats, write_stats
 from forage.runs.trackers import flatten
 from forage.store.document_store import DocumentStore
@@ -421,7 +421,7 @@ def test_the_report_has_no_element_that_a_text_made(tmp_path):
         counts, rewards = {text: 1}, {"overall": [1.0], text: [0.5]}
         stats = [replace(STATS, adapter=text, notes=[text], stops=counts, faults=counts, rewards=rewards)]
         episode = replace(EPISODE, id=text, transcript=text, answer=text)
-        write_report(tmp_path, stats, shown_episodes([episode]))
+        write_report(tmp_path, stats, [shown("best", episode, Library({}, {}))])
         return Page(tmp_path / "report.html")
 
     wanted = report("x")

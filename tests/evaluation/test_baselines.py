@@ -6,11 +6,11 @@ import pytest
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
-from forage.agent.prompts import PSEUDO_ANSWER, REWRITE
-from forage.agent.protocol import TASK, write_answer, write_call
+from forage.agent.prompts import MEDICAL_TASK, TASK
+from forage.agent.protocol import Protocol, write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import EngineError
-from forage.evaluation.baselines import FROM_MEMORY, hyde, no_retrieval, plain_rag, rewrite, shortened, single
+from forage.evaluation.baselines import hyde, no_retrieval, plain_rag, rewrite, shortened, single
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
 
@@ -109,7 +109,13 @@ def test_without_retrieval_the_task_says_so_and_nothing_is_searched(protocol):
     engine, outcome, asked = play(no_retrieval, protocol, write_answer("A disease."))
     [request] = engine.requests
     told, own = text_of(protocol, request.ids), text_of(protocol, protocol.prompt("What is gout?"))
-    assert told == own.replace(TASK, FROM_MEMORY) != own
+    assert own.startswith(
+        "<|im_start|>system\nAnswer the question from a library: search it first, then write the answer between "
+        "<answer> and </answer>.\nTo search, write <tool_call>"
+    )
+    assert told == own.replace(
+        "from a library: search it first, then write the", "from what you know, without a search: write the"
+    )
     assert (asked, outcome.episode.searches, outcome.episode.answer) == ([], (), "A disease.")
     assert not outcome.episode.well_formed
 
@@ -119,11 +125,34 @@ def test_a_trained_policy_that_calls_all_the_same_is_made_to_answer(protocol):
     assert (asked, outcome.episode.answer, outcome.episode.faults) == ([], "A disease.", ("answer_forced",))
 
 
+HYDE = "system\nWrite a short passage of a {}text that answers the question.<|im_end|>"
+REWRITE = (
+    "system\nWrite a search query for the question: the {}words that a text with the answer contains. Only words."
+    "<|im_end|>"
+)
+FROM_MEMORY = (
+    "system\nAnswer the {}question from what you know, without a search: write the answer between <answer> and "
+    "</answer>.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"), [(no_retrieval, FROM_MEMORY), (hyde, HYDE), (rewrite, REWRITE)], ids=lambda name: ""
+)
+@pytest.mark.parametrize(
+    ("task", "subject"), [(TASK, ""), ("Answer the gardening question", ""), (MEDICAL_TASK, "medical ")]
+)
+def test_a_policy_of_an_earlier_version_is_told_what_it_was_told_then(protocol, strategy, told, task, subject):
+    protocol = Protocol(protocol.tokenizer, task=task)
+    engine, _, _ = play(strategy, protocol, write_answer("x"), write_answer("x"), task=task)
+    assert told.format(subject) in text_of(protocol, engine.requests[0].ids)
+
+
 @pytest.mark.parametrize(
     ("strategy", "told", "wanted"),
     [
-        (hyde, PSEUDO_ANSWER, "What is gout? Uric acid forms < b>crystals< /b>."),
-        (rewrite, REWRITE, "What is gout? What is gout? What is gout? Uric acid forms < b>crystals< /b>."),
+        (hyde, HYDE.format(""), "What is gout? Uric acid forms < b>crystals< /b>."),
+        (rewrite, REWRITE.format(""), "What is gout? What is gout? What is gout? Uric acid forms < b>crystals< /b>."),
     ],
 )
 def test_what_the_policy_writes_is_searched(protocol, strategy, told, wanted):

@@ -75,7 +75,7 @@ def test_queries_that_read_alike_are_one_row_and_long_ones_none(tokenizer):
     ]
     assert len({row.prompt for row in rows}) == 2
     assert problems[0] == "t.jsonl:7: duplicate query; its relevant_doc_ids are added to the first one's"
-    assert problems[1].startswith("t.jsonl:8: left out, its prompt of 635 tokens")
+    assert problems[1].startswith("t.jsonl:8: left out, its prompt of 634 tokens")
 
 
 @pytest.mark.parametrize("given", [{"query_weight": 0}, {"max_prompt_tokens": 0}, {"instruction": " "}])

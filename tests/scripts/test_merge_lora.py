@@ -26,12 +26,12 @@ from transformers import (
 
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.errors import UserError
+from forage.evaluation.model_card import numbers
 from forage.policy import merging, publishing
 from forage.policy.card import PolicyCard, write_policy_card
 from forage.policy.identity import base_digest
 from forage.policy.merging import lora_scale
 from forage.policy.peft_adapter import find_adapter
-from forage.policy.publishing import numbers
 from merge_lora import Options, main
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?"

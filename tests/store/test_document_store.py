@@ -53,6 +53,39 @@ def test_each_mode_finds_what_was_asked_for(store, mode, fusion):
     assert [hit.score for hit in hits[0]] == sorted((hit.score for hit in hits[0]), reverse=True)
 
 
+def test_a_text_is_one_query_and_not_a_list_of_letters(store):
+    hits = store.search("swollen toe", 2)
+    assert [hits] == store.search(["swollen toe"], 2)
+    assert (hits[0].doc_id, store.search(" "), store.search([])) == ("gout", [], [])
+    assert store.search("night", 1, "sparse", fusion=Fusion("rrf")) == store.search(["night"], 1, "sparse")[0]
+    with pytest.raises(UserError, match=r"rank takes a list of queries; give \[query\]"):
+        store.rank("toe", 1)
+
+
+def test_texts_and_dictionaries_are_documents(tmp_path):
+    plain = ["Sow carrots in May.", {"text": "Plant garlic in October.", "title": "Garlic", "url": "u", "price": 3}]
+    named = [{"id": 7, "text": "Water tomatoes daily."}, Document("own", "Beans", "Beans climb.")]
+    store = DocumentStore.build(tmp_path, iter([*plain, *named]), StoreOptions(embedder="none"))
+    found = [store.search(word, 1, "sparse")[0] for word in ("carrots", "garlic", "tomatoes", "beans")]
+    assert [(hit.doc_id, hit.title) for hit in found] == [("0", ""), ("1", "Garlic"), ("7", ""), ("own", "Beans")]
+    assert found[0].text == "Sow carrots in May."
+
+
+@pytest.mark.parametrize(
+    ("documents", "says"),
+    [
+        (["a", 3], "document 1 is neither a text, nor a dictionary with a text under 'text', nor a Document: int"),
+        ([{"title": "Garlic"}], "document 0 is neither a text, nor a dictionary"),
+        ("one text", r"build takes a list of documents; give \[document\] for a single one"),
+        (["a", {"id": "0", "text": "b"}], "document id '0' occurs twice"),
+    ],
+)
+def test_what_is_no_document_is_told_by_its_place(tmp_path, documents, says):
+    with pytest.raises(UserError, match=says):
+        DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder="none"))
+    assert not (tmp_path / "store" / "store.json").exists()
+
+
 def test_dense_understands_words_that_are_not_there(store):
     assert store.search(["wheezing"], 1, "sparse") == [[]]
     assert ids(store.search(["wheezing"], 1, "dense")) == [["asthma"]]

@@ -27,6 +27,7 @@ from itertools import combinations
 
 from forage.agent.agent import Agent
 from forage.agent.episode import Episode
+from forage.agent.prompts import worded
 from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.outcomes import Outcome
@@ -36,7 +37,7 @@ from forage.evaluation.strategies.best_of_n import candidates
 from forage.evaluation.strategies.self_consistency import plain
 
 DISTINGUISH = (
-    "Two answers to a medical question differ. Write one search query, a few words, that finds a text which tells "
+    "Two answers to a {subject}question differ. Write one search query, a few words, that finds a text which tells "
     "which of them is right. Only the query."
 )
 
@@ -93,7 +94,9 @@ class SStar:
         if not (one.answer and other.answer):
             return float(bool(one.answer)), Aside()
         text = f"Question: {question.question} Answer 1: {one.answer} Answer 2: {other.answer}"
-        aside = await ask(agent, f"{question.id}/pair{name}", DISTINGUISH, text, self.query_tokens, seed)
+        aside = await ask(
+            agent, f"{question.id}/pair{name}", worded(DISTINGUISH, agent.protocol.task), text, self.query_tokens, seed
+        )
         only_one, only_other = differing(one.answer, other.answer)
         query = aside.text or f"{question.question} {only_one} {only_other}"
         hits = await agent.search(query[: agent.settings.max_query])

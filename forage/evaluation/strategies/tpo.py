@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from forage.agent.agent import Agent
 from forage.agent.episode import Episode
+from forage.agent.prompts import worded
 from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.outcomes import Outcome
@@ -28,7 +29,7 @@ from forage.evaluation.strategies.asides import Aside, ask
 from forage.evaluation.strategies.best_of_n import candidates
 
 CRITIQUE = (
-    "Two answers to a medical question: the first is better, the second worse. Say in one or two sentences what the "
+    "Two answers to a {subject}question: the first is better, the second worse. Say in one or two sentences what the "
     "first does well, what it lacks, and how it should be changed."
 )
 
@@ -53,7 +54,8 @@ class TPO:
             best, worst = await self._best_and_worst(agent, question, tried)
             text = criticised(question, best, worst)
             name = f"{question.id}/critique{round_}"
-            asides.append(await ask(agent, name, CRITIQUE, text, self.critique_tokens, seed))
+            instruction = worded(CRITIQUE, agent.protocol.task)
+            asides.append(await ask(agent, name, instruction, text, self.critique_tokens, seed))
             if not asides[-1].text:  # no critique to revise by
                 break
             asked = with_critique(question, best, asides[-1].text)

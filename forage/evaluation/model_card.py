@@ -1,0 +1,224 @@
+"""Model card: README.md of a merged model: how to ask it, what its run measured, and how it was made."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
+from forage.agent.protocol import Protocol
+from forage.policy.adapters import version_name
+from forage.policy.full_base import FullBase
+from forage.policy.merge_proof import Proof
+from forage.policy.merging import CARD_MARK
+from forage.policy.peft_adapter import Adapter
+from forage.rollout.run_card import read_run_card
+from forage.runs.run_folder import flat
+from forage.runs.stats import read_evaluations
+from forage.statistics import Interval
+
+
+def model_card(
+    title: str, adapter: Adapter, base: FullBase, dtype: str, proof: Proof | None, tokenizer: Any | None = None
+) -> str:
+    """README.md. It will be published, so it shows only the last parts of this machine's paths.
+
+    Without a tokenizer, or one with a chat template, the model can't be asked as its policy was, and the card doesn't
+    say how.
+    """
+    name = base.name if base.folder != Path(base.name) else base.folder.resolve().name
+    policy = adapter.folder.resolve().parent.parent  # where the adapter is one of a policy's or a run's
+    licence = licence_of(base.folder)
+    known = f"license: {licence}\n" if licence else ""
+    parts = [
+        f"---\nbase_model: {name}\nlibrary_name: transformers\npipeline_tag: text-generation\n{known}---\n\n"
+        f"# {title}\n\nA LoRA adapter {CARD_MARK}."
+    ]
+    if tokenizer is not None and tokenizer.chat_template and (policy / AGENT_FILE).is_file():
+        settings = read_agent(policy)
+        parts.append(usage(title, Protocol(tokenizer, settings.passage_tokens, settings.task), settings))
+    parts += [part for part in (evaluations(policy, adapter.folder.name), rights(policy, licence)) if part]
+    return "\n\n".join([*parts, making(adapter, name, dtype, proof), *run_figures(adapter.folder.resolve())]) + "\n"
+
+
+# How to ask it
+
+USAGE = Template("""## How to ask it
+
+The model searches and answers in turns, and does so only after the system prompt that it was trained with:
+
+```
+$system
+```
+
+It searches by writing `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>`. What was found comes
+in a user turn, between `<tool_response>` and `</tool_response>`. It was trained with a $mode search that shows $k
+passages of up to $passage_tokens tokens, each as `[1] title: text`.$described
+
+```python
+$code
+```""")
+DESCRIBED = " The chat template describes the tool beside the system prompt, so give it `tools`."
+CODE = Template(r"""import json
+import re
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+MODEL = "$title"  # its folder, or its name on the hub
+SYSTEM = '''$system'''
+${tools}LIBRARY = ["Garlic: plant the cloves in October.", "Carrots: sow them from March on.", "Beans: sow in May."]
+
+
+def search(query):
+    '''Your search goes here: the texts of the $k best passages.'''
+    words = set(query.lower().split())
+    return sorted(LIBRARY, key=lambda text: -len(words & set(text.lower().split())))[:$k]
+
+
+def respond(call):
+    try:
+        query = json.loads(call)["arguments"]["query"]
+    except (ValueError, KeyError, TypeError):
+        return "error: the call is not valid JSON"
+    return "\n".join(f"[{number}] {text}" for number, text in enumerate(search($searched), 1))
+
+
+tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
+question = "When is garlic planted?"
+messages = [$opening]
+for turn in range($max_turns):
+    prompt = tokenizer.apply_chat_template(messages, ${given}add_generation_prompt=True, tokenize=False)
+    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    said = model.generate(ids, max_new_tokens=$max_turn_tokens, do_sample=False)[0, ids.shape[1] :]
+    text = tokenizer.decode(said, skip_special_tokens=True)
+    print(text)
+    calls = re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)
+    if "<answer>" in text or not calls:
+        break
+    found = "\n".join(f"<tool_response>\n{respond(call)}\n</tool_response>" for call in calls)
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": found}]""")
+
+
+def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
+    """The system prompt, and code that asks the model as training did."""
+    tools = f"TOOLS = [{json.dumps(protocol.tool)}]\n" if protocol.describes_tools else ""
+    has_system = [message["role"] for message in protocol.opening("")] == ["system", "user"]
+    opening = '{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}'
+    merged = r'{"role": "user", "content": f"{SYSTEM}\n\n{question}"}'
+    searched = f'" ".join([question] * {settings.question_weight} + [query])' if settings.question_weight else "query"
+    code = CODE.substitute(
+        title=title, system=protocol.system_prompt, tools=tools, k=settings.k, searched=searched,
+        opening=opening if has_system else merged, given="tools=TOOLS, " if tools else "",
+        max_turns=settings.max_turns, max_turn_tokens=settings.max_turn_tokens,
+    )  # fmt: skip
+    return USAGE.substitute(
+        system=protocol.system_prompt, mode=settings.mode, k=settings.k, passage_tokens=settings.passage_tokens,
+        described=DESCRIBED if tools else "", code=code,
+    )  # fmt: skip
+
+
+# What was measured
+
+
+def evaluations(run: Path, version: str) -> str:
+    """The held-out rewards at the run's start and at this adapter, or the last before it; empty if it has none."""
+    rows = {number: row for number, row in read_evaluations(run).items() if number <= number_of(version)}
+    if not rows:
+        return ""
+    first, last = min(rows), max(rows)
+    card, config = read_run_card(run), run_config(run)
+    since = card.since if card else {}
+    names = [name for name in rows[first] if name in rows[last] and since.get(name, 0) <= first]
+    most = f" ({config['eval_questions']} at most)" if "eval_questions" in config else ""
+    sampled = f"sampled at temperature {config['eval_temperature']}" if config.get("eval_temperature") else "greedily"
+    lines = [f"## What was measured\n\nRewards on held-out questions{most}, answered {sampled}, with 95 % intervals:\n"]
+    if first == last:
+        lines += [f"| | {version_name(last)} |", "|---|---|"]
+        lines += [f"| {name} | {interval(rows[last][name])} |" for name in names]
+    else:
+        lines += [f"| | before ({version_name(first)}) | after ({version_name(last)}) |", "|---|---|---|"]
+        lines += [f"| {name} | {interval(rows[first][name])} | {interval(rows[last][name])} |" for name in names]
+    return "\n".join(lines)
+
+
+def number_of(version: str) -> int:
+    """Example: v000012 gives 12."""
+    return int(version[1:]) if re.fullmatch(r"v\d+", version) else 0
+
+
+def interval(row: Interval) -> str:
+    return f"{row['mean']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+
+
+# Licence and data
+
+
+def licence_of(base: Path) -> str:
+    """The licence that the base's own card names."""
+    path = base / "README.md"
+    head = path.read_text(encoding="utf-8", errors="replace").split("---")[1:2] if path.is_file() else []
+    found = re.search(r"^license:\s*(\S+)", head[0], re.MULTILINE) if head else None
+    return found[1] if found else ""
+
+
+def rights(run: Path, licence: str) -> str:
+    """What licence and data are known. The data's own licence is for its owner to add."""
+    base = f"The base's licence is {licence}." if licence else "The base's licence holds for this model, too."
+    data = Path(run_config(run).get("data", "")).name
+    learnt = f" It learnt from the training questions of `{data}`, whose licence may hold, too." if data else ""
+    return f"## Licence and data\n\n{base}{learnt}"
+
+
+def run_config(run: Path) -> dict[str, Any]:
+    """All options of the adapter's run by their own names; empty if it is of no run."""
+    path = run / "config.json"
+    options = flat(json.loads(path.read_text())) if path.is_file() else {}
+    return {name.rpartition(".")[2]: value for name, value in options.items()}
+
+
+# How it was made
+
+
+def making(adapter: Adapter, base: str, dtype: str, proof: Proof | None) -> str:
+    config = adapter.config
+    kind = ("rsLoRA" if config.get("use_rslora") else "LoRA") + (" with DoRA" if config.get("use_dora") else "")
+    modules = config.get("target_modules")
+    rows = {
+        "base": base,
+        "adapter": "/".join(adapter.folder.resolve().parts[-3:]),
+        "kind": kind,
+        "r, alpha": f"{config['r']}, {config['lora_alpha']}",
+        "modules": modules if isinstance(modules, str) else " ".join(sorted({m.split(".")[-1] for m in modules or ()})),
+        "weights": dtype,
+        "proof": str(proof or "not made (--no-prove)"),
+    }
+    return f"## How it was made\n\n{table(rows)}"
+
+
+def run_figures(adapter: Path) -> list[str]:
+    """Tables of the last step's statistics and of the settings of the adapter's run, if it lies in a run folder."""
+    if adapter.parent.name != "adapters":
+        return []
+    run = adapter.parent.parent
+    stats = sorted(run.glob("training_stats_*.json"), key=lambda path: (len(path.name), path.name))
+    said = dict.fromkeys(stats[-1:], "the last step of training, a batch and no measurement")
+    said |= dict.fromkeys(run.glob("config.json"), "the run's settings")
+    return [f"`{path.name}`: {what}\n\n{table(numbers(json.loads(path.read_text())))}" for path, what in said.items()]
+
+
+def table(rows: dict[str, Any]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def numbers(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The numbers in a JSON record, nested ones as outer.inner. Texts are left out: they may be paths."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            found |= numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            found[prefix + name] = f"{value:.4g}" if isinstance(value, float) else value
+    return found

@@ -1,0 +1,125 @@
+"""The merged model's card: its code asks the model as training did, and its table is the held-out evaluation's."""
+
+import contextlib
+import io
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from forage.agent.options import AgentSettings, write_agent
+from forage.agent.protocol import Passage, Protocol, write_answer, write_call
+from forage.evaluation.model_card import usage
+from merge_lora import Options, main
+
+GARDEN = AgentSettings(task="Answer the question about gardening", k=2, max_turns=3, max_turn_tokens=8)
+TURNS = (write_call("When plant garlic"), "I think. " + write_call("sow beans") + '<tool_call>{"name": </tool_call>',
+         "It says so. " + write_answer("In October."))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def merged(tiny, tmp_path_factory):
+    """A merged model of a run with evaluations, in a folder of the name garden."""
+    folder = tmp_path_factory.mktemp("card")
+    run = folder / "run"
+    shutil.copytree(tiny / "policy" / "adapters" / "v000000", run / "adapters" / "v000008")
+    write_agent(GARDEN, run)
+    scores = {"mean": 0.25, "low": 0.125, "high": 0.5}
+    better = {"mean": 0.75, "low": 0.5, "high": 1.0}
+    rows = {0: {"overall": scores, "mrr": scores}, 8: {"overall": better, "mrr": better}, 9: {"overall": scores}}
+    (run / "evaluations.json").write_text(json.dumps(rows))
+    options = {"rollout": {"data": "/home/someone/plants"}, "eval_questions": 32, "eval_temperature": 0.0}
+    (run / "config.json").write_text(json.dumps(options))
+    (run / "training_stats_7.json").write_text('{"step": 7, "reward": {"mean": 0.9}}')
+    main(Options(lora_model=run, output_path=folder / "garden", base_model=str(tiny / "base"), dtype="float32",
+                 prove=False))  # fmt: skip
+    return folder / "garden"
+
+
+def code_of(card):
+    return card.partition("```python\n")[2].partition("\n```")[0]
+
+
+def run_code(merged, monkeypatch):
+    monkeypatch.chdir(merged.parent)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code_of((merged / "README.md").read_text()), "card", "exec"), {})
+    return printed.getvalue()
+
+
+def test_the_code_runs_as_it_stands(merged, monkeypatch):
+    """The tiny model's words are noise, so it neither searches nor answers, and ends after its first turn."""
+    protocol = Protocol(AutoTokenizer.from_pretrained(merged), GARDEN.passage_tokens, GARDEN.task)
+    prompt = torch.tensor([protocol.prompt("When is garlic planted?")])
+    model = LlamaForCausalLM.from_pretrained(merged)
+    said = model.generate(prompt, max_new_tokens=8, do_sample=False)[0, prompt.shape[1] :]
+    wanted = protocol.tokenizer.decode(said, skip_special_tokens=True)
+    assert len(wanted) > 8
+    assert run_code(merged, monkeypatch) == f"{wanted}\n"
+
+
+def test_the_code_asks_token_for_token_as_training_did(merged, monkeypatch):
+    protocol = Protocol(AutoTokenizer.from_pretrained(merged), GARDEN.passage_tokens, GARDEN.task)
+    asked, turns = [], iter(TURNS)
+
+    def generate(self, ids, max_new_tokens, do_sample):
+        asked.append((ids[0].tolist(), max_new_tokens, do_sample))
+        return torch.cat([ids, torch.tensor([protocol.turn_ids(next(turns))])], dim=1)
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", generate)
+    assert run_code(merged, monkeypatch) == "".join(f"{turn}\n" for turn in TURNS)
+    first = protocol.prompt("When is garlic planted?")
+    garlic, carrots, beans = (
+        Passage("Garlic", "plant the cloves in October."), Passage("Carrots", "sow them from March on."),
+        Passage("Beans", "sow in May."),
+    )  # fmt: skip
+    turn = protocol.turn_ids(TURNS[0])
+    second = first + turn + protocol.join([protocol.show([garlic, carrots])], turn[-1])
+    turn = protocol.turn_ids(TURNS[1])
+    results = [protocol.show([carrots, beans]), "error: the call is not valid JSON"]
+    third = second + turn + protocol.join(results, turn[-1])
+    assert asked == [(ids, 8, False) for ids in (first, second, third)]
+
+
+def test_the_card_shows_the_held_out_evaluations_of_its_adapter(merged):
+    card = (merged / "README.md").read_text()
+    assert (
+        "Rewards on held-out questions (32 at most), answered greedily, with 95 % intervals:\n\n"
+        "| | before (v000000) | after (v000008) |\n|---|---|---|\n"
+        "| overall | 0.250 (0.125 to 0.500) | 0.750 (0.500 to 1.000) |\n"
+        "| mrr | 0.250 (0.125 to 0.500) | 0.750 (0.500 to 1.000) |\n"
+    ) in card
+    wanted = [
+        "# garden", "## How to ask it", "Answer the question about gardening: search it first", "```python",
+        "## What was measured", "## Licence and data\n\nThe base's licence holds for this model, too. It learnt from "
+        "the training questions of `plants`", "## How it was made", "| kind | LoRA |",
+        "`training_stats_7.json`: the last step of training, a batch and no measurement", "| reward.mean | 0.9 |",
+    ]  # fmt: skip
+    places = [card.find(text) for text in wanted]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "someone" not in card
+
+
+def test_a_template_that_describes_the_tool_is_given_it(tiny_tokenizer):
+    tiny_tokenizer.chat_template = "{{ tools | tojson if tools }}<tool_call>" + tiny_tokenizer.chat_template
+    text = usage("garden", Protocol(tiny_tokenizer), AgentSettings(question_weight=2))
+    code = text.partition("```python\n")[2]
+    assert "so give it `tools`" in text
+    assert 'TOOLS = [{"type": "function", "function": {"name": "search"' in code
+    assert "apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True" in code
+    assert 'search(" ".join([question] * 2 + [query]))' in code
+    assert "To search, write" not in text
+
+
+def test_a_template_without_a_system_turn_says_it_in_the_question(tiny_tokenizer):
+    tiny_tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content "
+        "+ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    text = usage("garden", Protocol(tiny_tokenizer), AgentSettings())
+    assert r'messages = [{"role": "user", "content": f"{SYSTEM}\n\n{question}"}]' in text
