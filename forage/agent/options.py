@@ -11,9 +11,10 @@ from typing import Any, Literal
 from forage.agent.prompts import MEDICAL_TASK, TASK
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.files import replacing
-from forage.store.options import Mode
+from forage.store.options import Fusion, Mode
 
 AGENT_FILE = "agent.json"
+COUNTS = ("k", "passage_tokens", "max_turns", "max_turn_tokens", "max_tokens", "max_calls", "max_query")
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,17 @@ class AgentSettings:
     max_calls: int = 2
     max_query: int = 300
     task: str = TASK
+    dense_weight: float = Fusion.dense_weight
+    title_weight: float = Fusion.title_weight
+
+    @property
+    def fusion(self) -> Fusion:
+        """How hybrid search weighs its rankings."""
+        return Fusion(dense_weight=self.dense_weight, title_weight=self.title_weight)
 
     def check(self) -> None:
-        check_at_least_one(
-            self, *(field.name for field in fields(self) if field.name not in ("mode", "question_weight", "task"))
-        )
+        check_at_least_one(self, *COUNTS)
+        self.fusion.check()
         if not self.task or "<" in self.task:
             raise UserError(
                 f"--task {self.task!r} must be a sentence without tags, such as {TASK!r}; they are explained after it"
@@ -68,6 +75,11 @@ class SearchOptions:
     task: str | None = None
     """What the policy is told to do, before "search it first, ..."; decided at the first training, for good
     (Answer the question from a library)."""
+    dense_weight: float | None = None
+    """With --mode hybrid: weight of the ranking by meaning. The ranking by words gets the rest: 1 less this and
+    --title-weight (0.4)."""
+    title_weight: float | None = None
+    """With --mode hybrid: weight of how well the query's words match the document's title (0.5)."""
     override_agent: bool = False
     """Let these options differ from the policy's agent.json instead of stopping."""
 

@@ -59,7 +59,7 @@ class Setting:
         return partial(get_answer_similarity, embedder=self.embedder)
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
-        return self.store.search(queries, self.agent.k, self.agent.mode)
+        return self.store.search(queries, self.agent.k, self.agent.mode, fusion=self.agent.fusion)
 
 
 # Rewards that a measure of the same name computes too.

@@ -74,7 +74,7 @@ class Rollout:
         return self.reward([blank, replace(blank, id="trial/1", answer="yes")], [question] * 2)[1]
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
-        return self.store.search(queries, self.settings.k, self.settings.mode)
+        return self.store.search(queries, self.settings.k, self.settings.mode, fusion=self.settings.fusion)
 
     async def play(self, question: Question, plan: Plan, view: RolloutView) -> list[Episode]:
         """A question's group of episodes, rewarded."""

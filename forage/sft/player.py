@@ -56,7 +56,7 @@ class Player:
         return open_local(self.card, SLOTS, self.settings.max_tokens)
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
-        return self.store.search(queries, self.settings.k, self.settings.mode)
+        return self.store.search(queries, self.settings.k, self.settings.mode, fusion=self.settings.fusion)
 
     def play(self, version: int, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
         """Episodes of the policy as it is now, which is to be called by that version in them."""

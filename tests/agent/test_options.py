@@ -1,11 +1,16 @@
 """agent.json: how a policy plays is kept beside it, taken from there, and refused where it is contradicted."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from forage.agent.options import AgentSettings, SearchOptions, difference, read_agent, same_settings, write_agent
 from forage.errors import UserError
+from forage.evaluation.setting import Setting
+from forage.rollout.rollout import Rollout
+from forage.sft.player import Player
+from forage.store.options import Fusion
 
 
 @pytest.fixture
@@ -18,6 +23,7 @@ def test_what_is_written_is_read(policy):
     assert json.loads((policy / "agent.json").read_text()) == {
         "mode": "sparse", "k": 5, "passage_tokens": 64, "question_weight": 0, "max_turns": 4, "max_turn_tokens": 160,
         "max_tokens": 2048, "max_calls": 2, "max_query": 300, "task": "Answer the question from a library",
+        "dense_weight": 0.4, "title_weight": 0.5,
     }  # fmt: skip
     assert read_agent(policy) == AgentSettings(mode="sparse", k=5)
 
@@ -101,3 +107,27 @@ def test_policies_that_play_differently_are_not_compared():
     assert same_settings([("a", three), ("b", three)]) == three
     with pytest.raises(UserError, match="a plays with --k 3 and b with 5, so they can't be compared"):
         same_settings([("a", three), ("b", five)])
+
+
+@pytest.mark.parametrize("searcher", [Rollout, Player, Setting])
+def test_hybrid_search_weighs_as_the_policy_does(searcher):
+    """In rollouts, in the warm start's probes and in evaluations."""
+    settings, asked = AgentSettings(dense_weight=0.7, title_weight=0.1), []
+
+    class Store:
+        def search(self, queries, k, mode, **more):
+            asked.append((queries, k, mode, more))
+
+    searcher.search(SimpleNamespace(store=Store(), settings=settings, agent=settings), ["gout"])
+    assert asked == [(["gout"], 3, "hybrid", {"fusion": Fusion(dense_weight=0.7, title_weight=0.1)})]
+
+
+def test_weights_are_kept_with_the_policy_and_checked(tmp_path):
+    write_agent(SearchOptions(dense_weight=0.2).settle(tmp_path), tmp_path)
+    assert SearchOptions().settle(tmp_path).fusion.weights == pytest.approx((0.2, 0.3, 0.5))
+    with pytest.raises(UserError, match=r"--dense-weight 0\.5: the policy was trained with 0\.2"):
+        SearchOptions(dense_weight=0.5).settle(tmp_path)
+    with pytest.raises(UserError, match=r"--dense-weight 0\.8 and --title-weight 0\.5 must be at least 0 and together"):
+        SearchOptions(dense_weight=0.8).settle(tmp_path / "new")
+    (tmp_path / "agent.json").write_text('{"mode": "hybrid"}')  # of a version that had no weights
+    assert SearchOptions().settle(tmp_path).fusion == Fusion()

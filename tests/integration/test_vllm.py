@@ -22,13 +22,11 @@ from forage.engines.served import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.card import PolicyCard
-from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import pack
 from tests.bounds import mismatch_bound
+from tests.integration.agreement import QUESTIONS, differences, requests_of
 from tests.scripted_engine import search_many
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
-QUESTIONS = ["What is gout?", "What are the symptoms of asthma?", "How is anemia treated?", "What causes migraine?"]
 GREEDY = Sampling(temperature=0)
 
 
@@ -78,32 +76,6 @@ def with_engine(server, action, **options):
             return await action(engine)
 
     return asyncio.run(run())
-
-
-def requests_of(protocol, count=8, tokens=24, sampling=None):
-    return [
-        Request(
-            tuple(protocol.prompt(QUESTIONS[n % 4])), tokens, protocol.stop_ids, n, sampling or Sampling(), f"{n}/0"
-        )
-        for n in range(count)
-    ]
-
-
-def differences(model, requests, samples, temperature=1.0):
-    """Absolute differences of the server's log-probabilities from the trainer's own, token by token."""
-
-    class Tokens:
-        def __init__(self, request, sample):
-            self.ids = request.ids + sample.ids
-            self.mask = (0,) * len(request.ids) + (1,) * len(sample.ids)
-
-    found = []
-    for request, sample in zip(requests, samples, strict=True):
-        [batch] = pack([Tokens(request, sample)], 1)
-        with torch.no_grad():
-            own = token_logprobs(model, batch, temperature=temperature)[0, len(request.ids) :]
-        found.append((own - torch.tensor(sample.logprobs)).abs())
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("adapted", [False, True])

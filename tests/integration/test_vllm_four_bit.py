@@ -16,7 +16,7 @@ from forage.policy.creation import create_policy
 from forage.policy.options import AdapterOptions
 from forage.policy.policy import load_policy
 from forage.policy.served_base import Options, serve_base
-from tests.integration.test_vllm import differences, requests_of
+from tests.integration.agreement import differences, requests_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 # --serve, what trainer and server compute in, and the bound of the mean difference. The plugin serves in bf16 only. In

@@ -1,13 +1,11 @@
 """Packed bytes stay the same whatever they are called, and their scales go where they go."""
 
-import json
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from bitsandbytes.functional import QuantState, dequantize_4bit
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from forage.errors import UserError
 from forage.policy.card import read_policy_card
@@ -18,6 +16,7 @@ from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
 from forage.policy.policy import load_base, load_policy
 from tests.factories import Sequence
+from tests.policy.stored_before import as_stored_before
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +31,6 @@ def made(tmp_path_factory, tiny_base):
 def made_before(made):
     """The same policy as version 0.3.0 wrote it."""
     return as_stored_before(made, made.parent / "before")
-
-
-def as_stored_before(policy, folder):
-    """A copy of a policy whose packed bytes are called bf16."""
-    shutil.copytree(policy, folder)
-    file, config = folder / "base" / "model.safetensors", folder / "base" / "config.json"
-    tensors = load_file(file)
-    packed = [name.partition(".quant_state.")[0] for name in tensors if ".quant_state." in name]
-    for name in packed:
-        assert tensors[name].dtype == torch.uint8
-        tensors[name] = tensors[name].flatten().view(torch.bfloat16).view(-1, 1)
-    save_file(tensors, file, metadata={"format": "pt"})
-    fields = json.loads(config.read_text())
-    fields["quantization_config"]["bnb_4bit_quant_storage"] = "bfloat16"
-    config.write_text(json.dumps(fields))
-    return folder
 
 
 def raw(model):

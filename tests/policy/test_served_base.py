@@ -21,7 +21,7 @@ from forage.policy.options import AdapterOptions
 from forage.policy.policy import load_base
 from forage.policy.served_base import Options, chosen, main, serve_base
 from forage.policy.serving_copy import is_copy_of
-from tests.policy.test_four_bit import as_stored_before
+from tests.policy.stored_before import as_stored_before
 from tests.tiny import make_base, make_model, make_tokenizer
 
 
