@@ -98,6 +98,10 @@ WARM_STEPS=${WARM_STEPS:-$(default 100 24)}
 # stages take it from there; what .env sets is passed to them as well, so that a contradiction is an error.
 search_said=(${K:+--k "$K"} ${PASSAGE_TOKENS:+--passage-tokens "$PASSAGE_TOKENS"} ${MODE:+--mode "$MODE"}
   ${MAX_TURNS:+--max-turns "$MAX_TURNS"} ${MAX_TURN_TOKENS:+--max-turn-tokens "$MAX_TURN_TOKENS"} ${MAX_TOKENS:+--max-tokens "$MAX_TOKENS"})
+# Both default data sets are medical.
+task=${TASK:-}
+[ -n "$task" ] || [ -n "${DATASET:-}" ] || task="Answer the medical question from a library"
+[ -z "${TASK:-}" ] || search_said+=(--task "$TASK")
 LORA_RANK=${LORA_RANK:-16} MAX_TOKENS=${MAX_TOKENS:-2048} OFFLOAD=${OFFLOAD:-none}
 # DeepSpeed in any case. For one process ZeRO-2: there is nothing to share out, and the weights stay where they are used.
 processes=${TRAIN_PROCESSES:-1}
@@ -105,7 +109,7 @@ processes=${TRAIN_PROCESSES:-1}
 
 search=(--k "${K:-3}" --passage-tokens "${PASSAGE_TOKENS:-$(default 120 32)}" --mode "${MODE:-$(default hybrid sparse)}"
   --max-turns "${MAX_TURNS:-$(default 4 3)}" --max-turn-tokens "${MAX_TURN_TOKENS:-$(default 512 64)}"
-  --max-tokens "$MAX_TOKENS")
+  --max-tokens "$MAX_TOKENS" ${task:+--task "$task"})
 [ "$WARM_STEPS" = 0 ] && search_said=("${search[@]}")
 sampling=(--temperature "${TEMPERATURE:-1.0}")
 play=(--data "$data" --policy "$policy" --run-dir "$run" --engine vllm --urls ${VLLM_URLS:-http://127.0.0.1:8100}

@@ -147,7 +147,10 @@ def test_lines_of_env_are_read_as_docker_reads_them(tmp_path, cards):
     env_file.write_text("".join(f"{line.removeprefix('# ')}\n" for line in example.splitlines() if "=" in line))
     text = shown(env_file, **cards())
     plain = shown(tmp_path / "none", CHROMA_URL="http://chroma:8000", **cards())
-    told = " --k 3 --passage-tokens 120 --mode hybrid --max-turns 4 --max-turn-tokens 512 --max-tokens 2048"
+    told = (
+        " --k 3 --passage-tokens 120 --mode hybrid --max-turns 4 --max-turn-tokens 512 --max-tokens 2048"
+        " --task Answer the medical question from a library"
+    )
     assert text.count(told) == 3  # warm start, rollout and training; without .env the policy tells the latter two
     assert plain.count(told) == 1
     assert text.replace(told, "") == plain.replace(told, "")
@@ -365,3 +368,11 @@ def test_every_knob_is_explained():
     own = {"PY", "VLLM_PY", "DEVICE", "SHARED", "ENV_FILE", "OMP_WAIT_POLICY"}  # set by images and compose themselves
     own |= {"PLAN_TRAIN_ARGS", "PLAN_SHARED"}  # by prepare
     assert read - own == explained
+
+
+def test_only_the_default_data_sets_are_medical(tmp_path):
+    task = " --task Answer the medical question from a library"
+    assert task in stack("show", tmp_path / "none").stdout
+    assert "--task" not in stack("show", tmp_path / "none", DATASET="garden.jsonl").stdout
+    told = stack("show", tmp_path / "none", DATASET="garden.jsonl", TASK="Answer the gardener").stdout
+    assert told.count(" --task Answer the gardener") == 3
