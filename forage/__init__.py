@@ -1,12 +1,13 @@
 """Forage trains a language model to search.
 
-A script that a Python without its packages starts says so in one line. It is said here, as each script imports this
-package first.
+A script that a Python without its packages starts says so in one line, and so does one that is stopped while it still
+imports. Both are said here, as each script imports this package first.
 """
 
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 
 NEEDED = ("numpy", "rich", "torch", "transformers", "tyro", "yaml")  # parts of requirements.txt that every script needs
 
@@ -20,7 +21,16 @@ def is_script(arguments: list[str]) -> bool:
     return len(arguments) > 1 and Path(arguments[1]).suffix == ".py" and Path(arguments[1]).resolve().parent == here
 
 
+def say_stopped(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C while a script is still importing, in one line; later forage.cli says it."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write("stopped; re-run the same command to resume\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
 if is_script(sys.orig_argv):
+    sys.excepthook = say_stopped
     missing = next((name for name in NEEDED if find_spec(name) is None), "")
     if missing:
         sys.exit(

@@ -1,6 +1,7 @@
 """A script started by a Python without its packages says so in one line, whichever script it is."""
 
 import os
+import signal
 import subprocess
 import sys
 import venv
@@ -33,6 +34,27 @@ def test_the_wrong_python_is_told_with_the_way_out(bare, command):
         f"error: {bare} lacks the package numpy; make .venv with `make setup` and run `source .venv/bin/activate` in "
         "each terminal, or call .venv/bin/python\n"
     )
+
+
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
+    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "document_store.py", "info"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGINT  # a shell calls it 130
+    assert (done.stdout, done.stderr) == ("", "stopped; re-run the same command to resume\n")
+
+
+def test_other_errors_keep_their_traceback(tmp_path):
+    (tmp_path / "tyro.py").write_text("raise ValueError('odd')")
+    done = subprocess.run(
+        [sys.executable, "document_store.py", "info"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ValueError: odd\n")
 
 
 def test_only_our_own_commands_are_stopped(tmp_path):
