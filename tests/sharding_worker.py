@@ -1,4 +1,10 @@
-"""What every process of tests/test_sharding.py does: torchrun tests/sharding_worker.py FOLDER SHARDING..."""
+"""What every process of tests/grpo/test_sharding.py does.
+
+    torchrun tests/sharding_worker.py FOLDER NAME...      two processes
+    python -m tests.sharding_worker FOLDER NAME...        one, by itself
+
+A name is a sharding, with +OFFLOAD and -FORM where wanted: zero3, zero3+all, zero3+all-4bit, none-split.
+"""
 
 import json
 import sys
@@ -14,7 +20,7 @@ from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 from forage.grpo.learner import Learner
 from forage.grpo.processes import join_processes
 from forage.grpo.sharding import ShardedLearner
-from forage.policy.packing import pack
+from forage.policy.packing import pack, pack_shared
 
 RATE, MAX_NORM = 0.01, 0.5
 TOTAL = 40
@@ -26,13 +32,13 @@ class Tokens:
     mask: tuple
 
 
-def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
+def tiny_policy(seed=1, *, checkpointing=True, four_bit=None, stored_as=torch.uint8):
     """Rank 3, so that two processes can't share its rows evenly. `four_bit` is a base's folder."""
     torch.manual_seed(0)
     if four_bit:
         bits = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_quant_storage=torch.bfloat16, bnb_4bit_compute_dtype=torch.float32,
+            bnb_4bit_quant_storage=stored_as, bnb_4bit_compute_dtype=torch.float32,
         )  # fmt: skip
         base = LlamaForCausalLM.from_pretrained(four_bit, dtype=torch.float32, quantization_config=bits)
     else:
@@ -76,21 +82,44 @@ def update(learner, step):
     return learner.step(RATE, MAX_NORM)
 
 
+def prompt_updates(learner):
+    """Norms of two updates, each by two batches of three rows behind one prompt."""
+    draw = torch.Generator().manual_seed(7)
+    norms = []
+    for _ in range(2):
+        batches = []
+        for _ in range(2):
+            prompt, *rests = (torch.randint(1, 61, (length,), generator=draw).tolist() for length in (9, 4, 6, 3))
+            rows = [Tokens((*prompt, *rest), (0,) * 9 + (1,) * len(rest)) for rest in rests]
+            batches += pack_shared(rows, ["one"] * 3, budget=300)
+        assert all(batch.prefix_P is not None for batch in batches)
+        for batch in batches:
+            loss = -learner.score(batch, 1.0).logprobs_BT.sum() / TOTAL
+            learner.backward(loss, last=batch is batches[-1])
+        norms.append(learner.step(RATE, MAX_NORM))
+    return norms
+
+
+def own_parts(learner, sharding):
+    """What this process holds of each weight."""
+    for weight in learner.policy.parameters():
+        yield weight.ds_tensor if sharding == "zero3" else weight.to_local() if sharding == "fsdp2" else weight
+
+
 def held(learner, sharding):
     """How many numbers this process holds of the whole model, and of AdamW's state."""
-    model = sum(
-        weight.ds_tensor.numel() if sharding == "zero3" else weight.to_local().numel() if sharding == "fsdp2"
-        else weight.numel() for weight in learner.policy.parameters()
-    )  # fmt: skip
+    model = sum(part.numel() for part in own_parts(learner, sharding))
     state = [s["exp_avg"] for s in learner.strategy.states]
     return model, sum((m.to_local() if sharding == "fsdp2" else m).numel() for m in state)
 
 
-def put_through(sharding, folder):
+def put_through(sharding, offload, folder):
     start, first = folder.parent / "start", micro_batches(1)[0]
-    learner = ShardedLearner(tiny_policy(), sharding=sharding, chunk=4)  # chunks that are not as many for each
+    kind = {"sharding": sharding, "offload": offload, "chunk": 4}  # chunks that are not as many for each
+    learner = ShardedLearner(tiny_policy(), **kind)
     learner.keep_reference(start)
-    found, tensors = {"held": learner.all_gather(held(learner, sharding))}, {}
+    found = {"held": learner.all_gather(held(learner, sharding)), "title": learner.strategy.title}
+    tensors = {}
     with torch.no_grad():
         tensors["before"] = learner.score(first, 1.0).logprobs_BT
     found["norms"] = [update(learner, 1)]
@@ -110,7 +139,7 @@ def put_through(sharding, folder):
     tensors |= {f"second.{name}": weight for name, weight in second.items()}
     learner.publish(folder, 2)
 
-    again = ShardedLearner(tiny_policy(seed=2), sharding=sharding, chunk=4)
+    again = ShardedLearner(tiny_policy(seed=2), **kind)
     found["nothing yet"] = again.load(folder / "nothing")
     found["loaded"] = again.load(folder / "state")
     found["random"] = all(learner.all_gather(torch.equal(torch.rand(3), drawn)))
@@ -131,19 +160,28 @@ def put_through(sharding, folder):
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def put_4_bit_through(sharding, folder):
-    learner = ShardedLearner(tiny_policy(four_bit=folder.parent / "base"), sharding=sharding)
+def put_4_bit_through(sharding, offload, folder, stored_as=torch.uint8):
+    policy = tiny_policy(four_bit=folder.parent / "base", stored_as=stored_as)
+    learner = ShardedLearner(policy, sharding=sharding, offload=offload)
+    with torch.no_grad():
+        before_BT = learner.score(micro_batches(1)[0], 1.0).logprobs_BT
     norms = [update(learner, step) for step in (1, 2)]
-    found = {"norms": norms, "held": learner.all_gather(held(learner, sharding))}
+    held_bytes = sum(part.numel() * part.element_size() for part in own_parts(learner, sharding))
+    found = {"norms": norms, "bytes": learner.all_gather(held_bytes)}
     tensors = {str(number): values[1] for number, values in enumerate(learner.strategy.gather())}
+    tensors["before"] = before_BT
     if learner.rank == 0:
         save_file(tensors, folder / "tensors.safetensors")
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def put_split_through(sharding, folder):
+def put_4_bit_of_before_through(sharding, offload, folder):
+    put_4_bit_through(sharding, offload, folder, torch.bfloat16)
+
+
+def put_split_through(sharding, offload, folder):
     """Both processes share every row."""
-    learner = ShardedLearner(tiny_policy(), sharding=sharding, chunk=4, sequence_parallel=2)
+    learner = ShardedLearner(tiny_policy(), sharding=sharding, offload=offload, chunk=4, sequence_parallel=2)
     batches = micro_batches(1)
     assert len(learner.shard(batches)) == len(batches)
     tensors = {"before": learner.score(batches[0], 1.0).logprobs_BT.detach()}
@@ -157,6 +195,18 @@ def put_split_through(sharding, folder):
         (folder / "found.json").write_text(json.dumps(found))
 
 
+def put_prompts_through(sharding, offload, folder):
+    """One process, which computes the prompt of several rows once."""
+    learner = ShardedLearner(tiny_policy(checkpointing=False), sharding=sharding, offload=offload)
+    (folder / "found.json").write_text(json.dumps({"norms": prompt_updates(learner)}))
+
+
+FORMS = {
+    "": put_through, "4bit": put_4_bit_through, "4bitbefore": put_4_bit_of_before_through, "split": put_split_through,
+    "prompts": put_prompts_through,
+}  # fmt: skip
+
+
 def main(folder, names):
     torch.set_num_threads(1)
     join_processes()
@@ -165,8 +215,9 @@ def main(folder, names):
     dist.barrier()
     for name in names:
         (folder / name).mkdir(exist_ok=True)
-        sharding, _, form = name.partition("-")
-        {"": put_through, "4bit": put_4_bit_through, "split": put_split_through}[form](sharding, folder / name)
+        kind, _, form = name.partition("-")
+        sharding, _, offload = kind.partition("+")
+        FORMS[form](sharding, offload or "none", folder / name)
     dist.destroy_process_group()
 
 

@@ -39,6 +39,7 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
 # Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
 OTHERS = re.compile(r"docker|python -m|scripts/")
+MODULES = ("forage.policy.memory", "forage.policy.served_base")  # that a user runs, with flags of their own
 VLLM_FLAGS = {"--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-lora-rank"}
 # What the reader brings.
 YOURS = {
@@ -229,10 +230,10 @@ def test_make_commands_are_targets_and_scripts_exist(page):
 
 
 def flags():
-    """Every flag of every script, --no-x of switches among them."""
+    """Every flag of every script and of MODULES, --no-x of switches among them."""
     found = {"--help", "--help-all", "--config", "--preset"}
-    for script in ROOT.glob("*.py"):
-        options = options_of(script.stem)
+    for script in (*(path.stem for path in ROOT.glob("*.py")), *MODULES):
+        options = options_of(script)
         for one in typing.get_args(options) or (options,):
             names = [flag.name for flag in flags_of(one)]
             found |= {name.replace("[no-]", kept) for name in names for kept in ("", "no-")}

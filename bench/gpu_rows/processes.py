@@ -21,9 +21,7 @@ from bench.gpu_rows.update import OPTIONS, RATE
 from bench.gpu_rows.within import update_within
 from forage.grpo.launch import Sharding
 from forage.grpo.learner import Learner
-from forage.grpo.lockstep import LockstepScorer
 from forage.grpo.sharding import ShardedLearner
-from forage.grpo.strategies import CONFIGS, make_strategy
 from forage.grpo.update import UpdateContext, prepare
 
 
@@ -59,11 +57,7 @@ def one_process() -> Iterator[dict[str, Any]]:
 
 
 def make_learner(policy: Any, sharding: Sharding) -> ShardedLearner:
-    """A ShardedLearner. grpo_train.py refuses to shard over one process, so the strategy is put in afterwards."""
-    learner = ShardedLearner(policy)
-    if sharding != "none":
-        learner.strategy = make_strategy(LockstepScorer(policy), 0.0, sharding, CONFIGS)
-    return learner
+    return ShardedLearner(policy, sharding=sharding)
 
 
 def gradient_norm(scale: Scale, learner: Learner) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from forage.errors import UserError
 from forage.policy.card import PolicyCard
 from forage.policy.identity import same_base
+from forage.policy.serving_copy import is_copy_of
 
 
 @dataclass(frozen=True)
@@ -41,5 +42,7 @@ def check_root(root: str, card: PolicyCard, server: str) -> None:
     served = Path(root)
     elsewhere = served.is_absolute() and not served.exists()
     if not root or elsewhere or same_base(root, card.base, card.base_digest):
+        return
+    if card.quantized and is_copy_of(served, Path(card.base)):
         return
     raise UserError(f"{server} serves {served}, not {card.base}; start it with that model, or give --engine local")

@@ -8,6 +8,8 @@ from typing import Literal
 from forage.errors import UserError
 
 Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
+Offload = Literal["none", "optimizer", "all"]
+OFFLOADS: dict[Offload, tuple[Sharding, ...]] = {"optimizer": ("zero2", "zero3"), "all": ("zero3",)}
 
 
 def started_processes() -> int:
@@ -20,11 +22,16 @@ def process_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def check_sharding(sharding: Sharding, sequence_parallel: int = 1) -> None:
-    """Fail before anything is loaded. A 4-bit base works with all shardings, since it is stored as bf16."""
-    if (sharding != "none" or sequence_parallel > 1) and started_processes() == 1:
-        option = f"--sharding {sharding}" if sharding != "none" else f"--sequence-parallel {sequence_parallel}"
-        raise UserError(f"{option} needs processes to share the work; start with torchrun --nproc-per-node 2")
+def check_sharding(sharding: Sharding, sequence_parallel: int = 1, offload: Offload = "none") -> None:
+    """Fail before anything is loaded. One process may be sharded too, and so may a 4-bit base."""
+    if sequence_parallel > 1 and started_processes() == 1:
+        raise UserError(
+            f"--sequence-parallel {sequence_parallel} needs processes to share the work; start with torchrun "
+            "--nproc-per-node 2"
+        )
     if sharding == "zero3" and sequence_parallel > 1:
         # With deepspeed 0.19 this hangs: one process waits for a layer's weights, the other for its tokens.
         raise UserError("--sequence-parallel does not work with --sharding zero3; give --sharding fsdp2")
+    if offload != "none" and sharding not in OFFLOADS[offload]:
+        possible = " or ".join(OFFLOADS[offload])
+        raise UserError(f"--offload {offload} does not work with --sharding {sharding}; give --sharding {possible}")

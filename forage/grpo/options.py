@@ -9,7 +9,7 @@ from typing import Literal
 from forage.agent.combination import Method
 from forage.agent.options import AgentSettings
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
-from forage.grpo.launch import Sharding, check_sharding, started_processes
+from forage.grpo.launch import Offload, Sharding, check_sharding, started_processes
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart
 from forage.rollout.options import RolloutOptions
@@ -94,8 +94,8 @@ class UpdateOptions:
     overlong_margin: int = 256
     """With --overlong punish: how many tokens before --max-tokens the penalty begins."""
     share_prompts: bool = True
-    """Compute the prompt of a group's episodes only once. Has no effect with --gradient-checkpointing, --sharding or
-    --sequence-parallel."""
+    """Compute the prompt of a group's episodes only once. Has no effect with --gradient-checkpointing, --sharding
+    fsdp2, --sequence-parallel, or where several processes shard."""
 
     def check(self) -> None:
         for part in (self.loss, self.optimizer, self.memory):
@@ -201,8 +201,10 @@ class TrainOptions:
     """Let the vLLM server sleep except while episodes are played, so that trainer and server can each use the whole of
     one GPU in turn; only with --rollouts own (docs/operations.md)."""
     sharding: Sharding = "none"
-    """With several processes: each holds only its part of gradients and optimizer state (zero2), of the weights too
-    (zero3, fsdp2), or the whole of all (none)."""
+    """DeepSpeed's ZeRO-2 or ZeRO-3, or FSDP2. Each process holds only its part of gradients and optimizer state
+    (zero2), of the weights too (zero3, fsdp2), or the whole of all (none). One process may be sharded too."""
+    offload: Offload = "none"
+    """Keep the optimizer's state in the CPU's memory (with zero2, zero3), or the weights too (all; with zero3)."""
     sequence_parallel: int = 1
     """Number of processes that split the tokens of one long episode (Ulysses); not with zero3."""
     eval_every: int = 10
@@ -220,7 +222,7 @@ class TrainOptions:
         """Fail before anything is loaded."""
         for part in (self.rollout, self.update, self.guidance, self.guard, self.keep):
             part.check()
-        check_sharding(self.sharding, self.sequence_parallel)
+        check_sharding(self.sharding, self.sequence_parallel, self.offload)
         reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
         check_apart("--run-dir", self.run_dir, reads, nested=True)
         check_at_least_one(self, "max_steps")
@@ -253,13 +255,16 @@ class TrainOptions:
 
     @property
     def prompts_shared(self) -> bool:
-        update, whole = self.update, self.sharding == "none" and self.sequence_parallel == 1
-        return update.share_prompts and not update.memory.gradient_checkpointing and whole
+        update = self.update
+        apart = started_processes() > 1 and self.sharding != "none"
+        split = apart or self.sequence_parallel > 1 or self.sharding == "fsdp2"
+        return update.share_prompts and not update.memory.gradient_checkpointing and not split
 
 
 # Options that may change when a run is resumed; with any other change it would be another run.
 FREE = (
     "max_steps", "report_to", "override_rewards", "max_staleness", "vllm_sleep", "sharding", "sequence_parallel",
+    "offload",
     "update.memory.token_budget", "update.memory.gradient_checkpointing", "update.share_prompts",
     "update.optimizer.learning_rate",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from forage.errors import UserError
 from forage.files import replacing
-from forage.grpo.launch import Sharding, check_sharding
+from forage.grpo.launch import Offload, Sharding, check_sharding
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
 from forage.grpo.processes import process_device
@@ -66,19 +66,20 @@ class ShardedLearner(Learner):
         weight_decay: float = 0.0,
         sharding: Sharding = "none",
         sequence_parallel: int = 1,
+        offload: Offload = "none",
         configs: Path = CONFIGS,
         chunk: int = 256,
     ) -> None:
         self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), process_device()
         self.policy, self.names = policy, list(trained_weights(policy))
-        check_sharding(sharding, sequence_parallel)
+        check_sharding(sharding, sequence_parallel, offload)
         self.sequence_parallel, shared = sequence_parallel, None
         if sequence_parallel > 1:
             check_split(policy.config, sequence_parallel, self.world)
             group, _ = dist.new_subgroups(sequence_parallel)  # type: ignore[no-untyped-call]
             shared = SequenceParallelPolicy(policy, group)
         scorer = LockstepScorer(policy, same_chunks=sharding == "zero3", chunk=chunk, shared=shared)
-        self.strategy = make_strategy(scorer, weight_decay, sharding, configs)
+        self.strategy = make_strategy(scorer, weight_decay, sharding, offload, configs)
         self._reference: list[Tensor] = []
         torch.manual_seed(torch.initial_seed() + self.rank)  # each process draws its own dropout
 

@@ -14,11 +14,15 @@ parallelism. Called directly, what the tests shard on CPUs, over gloo, is the co
 
 The loss is already divided by the totals over all processes, so gradients are summed; DeepSpeed and FSDP2 would average
 them. Weights keep the type they were loaded in (a base in bf16, an adapter in fp32), as in one process, so that a run's
-figures don't depend on the sharding. In deepspeed/zero3.json no weight persists: a persistent one would be kept whole
-by every process, and swapping in the reference adapter swaps parts only.
+figures don't depend on the sharding; where a 4-bit base is sharded, its bytes are only called bf16. In
+deepspeed/zero3.json no weight persists: a persistent one would be kept whole by every process, and swapping in the
+reference adapter swaps parts only.
 
 Every process loads the whole base into its own CPU memory before it is sharded (a 7B in bf16: 15 GB each). GPUs only
-ever hold their part, and temporarily one layer (fsdp2) or one weight (zero3).
+ever hold their part, and temporarily one layer (fsdp2) or a few weights (zero3; deepspeed/zero3.json says how many).
+
+One process may be sharded too. Then zero2 is the plain Learner with DeepSpeed's bookkeeping, and zero3 can keep the
+weights in the CPU's memory (--offload all).
 """
 
 from __future__ import annotations
@@ -37,22 +41,41 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from forage.grpo.launch import Sharding
+from forage.grpo.launch import Offload, Sharding
 from forage.grpo.learner import Scorer
 from forage.grpo.processes import process_device
+from forage.policy.four_bit import move_scales, store_as
 from forage.policy.packing import TokenBatch
 
 CONFIGS = Path(__file__).parent / "deepspeed"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state for each weight, besides the number of updates
 
 
-def make_strategy(scorer: Scorer, weight_decay: float, sharding: Sharding, configs: Path) -> Replicated | Zero2:
+def make_strategy(
+    scorer: Scorer, weight_decay: float, sharding: Sharding, offload: Offload, configs: Path
+) -> Replicated | Zero2:
     if sharding == "none":
         return Replicated(scorer, weight_decay)
     if sharding == "fsdp2":
         return FullyShardedDataParallel(scorer, weight_decay)
-    strategy, name = (Zero2, "zero2.json") if sharding == "zero2" else (Zero3, "zero3.json")
-    return strategy(scorer, weight_decay, json.loads((configs / name).read_text()))
+    strategy = Zero2 if sharding == "zero2" else Zero3
+    return strategy(scorer, weight_decay, with_offload(json.loads((configs / f"{sharding}.json").read_text()), offload))
+
+
+def with_offload(config: dict[str, Any], offload: Offload) -> dict[str, Any]:
+    """DeepSpeed's configuration with AdamW and its state on the CPU ("optimizer"), or the weights too ("all").
+
+    The update is torch's own AdamW there as well: DeepSpeed's would be compiled at the first start.
+    """
+    on_cpu, moved = {"device": "cpu", "pin_memory": True}, dict[str, Any]()
+    if offload != "none":
+        moved["offload_optimizer"] = on_cpu
+    if offload == "all":
+        moved["offload_param"] = on_cpu
+    return config | {
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": config["zero_optimization"] | moved,
+    }
 
 
 def trained_weights(module: nn.Module) -> dict[str, Any]:
@@ -66,6 +89,8 @@ def fresh_state(weight: Tensor) -> dict[str, Tensor]:
 
 class Replicated:
     """Plain data parallelism: every process holds the whole model, and gradients are summed before an update."""
+
+    title = "plain data parallelism"
 
     def __init__(self, scorer: Scorer, weight_decay: float) -> None:
         self.scorer: Any = scorer.to(process_device())
@@ -138,10 +163,13 @@ class Replicated:
 class FullyShardedDataParallel(Replicated):
     """FSDP2: each decoder layer is gathered when it is needed; the rest (embeddings, norm, head) as one."""
 
+    title = "FSDP2"
+
     def __init__(self, scorer: Scorer, weight_decay: float) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        make_shardable(scorer)
         mesh = init_device_mesh(process_device().type, (dist.get_world_size(),))
         for layer in scorer.policy.get_base_model().get_decoder().layers:
             fully_shard(layer, mesh=mesh)
@@ -186,6 +214,8 @@ class Zero2:
         optimizer = torch.optim.AdamW(self.weights, lr=0.0, weight_decay=weight_decay)
         self.engine, *_ = deepspeed.initialize(model=scorer, optimizer=optimizer, config=config)
         self.scorer, self.zero, self.deepspeed_utils = self.engine, self.engine.optimizer, deepspeed.utils
+        version, stage = deepspeed.__version__, self.engine.zero_optimization_stage()
+        self.title = ", ".join([f"DeepSpeed {version} ZeRO-{stage}", *_offloaded(self.zero)])
         self.states: list[dict[str, Tensor]] = []
         self._make_states()
 
@@ -255,10 +285,17 @@ class Zero2:
             self.deepspeed_utils.safe_set_full_optimizer_state(weight, moment, name)
 
 
+def _offloaded(zero: Any) -> list[str]:
+    """What DeepSpeed says it keeps on the CPU; the first attribute is ZeRO-2's, the others are ZeRO-3's."""
+    attributes = {"cpu_offload": "optimizer", "offload_optimizer": "optimizer", "offload_param": "weights"}
+    return [f"{part} on the CPU" for attribute, part in attributes.items() if getattr(zero, attribute, False)]
+
+
 class Zero3(Zero2):
     """DeepSpeed's ZeRO-3, with torch's AdamW."""
 
     def _partition(self, scorer: Scorer, config: dict[str, Any]) -> None:
+        make_shardable(scorer)
         # Weight by weight, from CPU memory: initialize() would move the whole model to the GPU first.
         _deepspeed().zero.Init(module=scorer, config_dict_or_path=config)
         for buffer in scorer.buffers():
@@ -287,6 +324,12 @@ class Zero3(Zero2):
         self.deepspeed_utils.safe_set_local_fp32_param(weight, value)
         for name, moment in zip(MOMENTS, moments, strict=True):
             self.deepspeed_utils.safe_set_local_optimizer_state(weight, moment, name)
+
+
+def make_shardable(model: nn.Module) -> None:
+    """Call 4-bit weights bf16, and bring their scales to this process's device: DeepSpeed moves only the weights."""
+    store_as(model, torch.bfloat16)
+    move_scales(model, process_device())
 
 
 def _full(tensor: Tensor) -> Tensor:

@@ -111,14 +111,14 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
     plays = options.rollouts == "own" and (
         engine.engine == "local" or (engine.engine == "auto" and not answers(engine))
     )
-    memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays)
+    memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays, offload=options.offload)
     return replace(options, update=replace(options.update, memory=memory))
 
 
 def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
-    """The policy and its optimizer, in this process or across all processes that the launcher started."""
-    several = started_processes() > 1
-    if several:
+    """The policy and its optimizer: plain in this process, or sharded, across all processes that were started."""
+    shared_out = started_processes() > 1 or options.sharding != "none"
+    if shared_out:
         join_processes()
     # A model that is to be sharded must not be whole on every GPU first.
     policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
@@ -127,9 +127,11 @@ def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learne
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     weight_decay = options.update.optimizer.weight_decay
     learner = (
-        ShardedLearner(policy, weight_decay, options.sharding, options.sequence_parallel) if several
-        else Learner(policy, weight_decay)
+        ShardedLearner(policy, weight_decay, options.sharding, options.sequence_parallel, options.offload)
+        if shared_out else Learner(policy, weight_decay)
     )  # fmt: skip
+    if isinstance(learner, ShardedLearner) and learner.rank == 0:
+        print(f"training by {learner.strategy.title}, processes: {learner.world}", flush=True)
     if options.update.loss.beta:
         learner.keep_reference(start)
     return learner

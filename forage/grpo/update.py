@@ -218,7 +218,7 @@ def step(learner: Learner, context: UpdateContext) -> float:
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"out of memory in the optimizer ({first_line(error)}); share its state between several processes "
-            "(--sharding), or free memory on the GPU, then re-run the same command to resume"
+            "(--sharding) or keep it on the CPU (--offload optimizer), then re-run the same command to resume"
         ) from error
 
 

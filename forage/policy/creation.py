@@ -62,13 +62,14 @@ def create_policy(
 def nf4() -> Any:
     """4-bit NormalFloat, https://arxiv.org/abs/2305.14314, with double quantisation.
 
-    The packed weights are stored as bf16, like the other weights: FSDP2 and ZeRO-3 shard only weights of one type.
+    The packed weights are stored as bytes, which is what vLLM and other tools read; four_bit.py views them as bf16 for
+    FSDP2 and ZeRO-3.
     """
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_storage=torch.bfloat16,
+        bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_storage=torch.uint8,
     )  # fmt: skip
 
 

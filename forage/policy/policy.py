@@ -12,6 +12,7 @@ from forage.library_noise import silence_library_noise
 from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import PolicyCard
+from forage.policy.four_bit import store_as, unpack_to
 from forage.policy.identity import base_digest, folder_of
 
 
@@ -45,9 +46,15 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(card.base, config=config, dtype=dtype, device_map=device)
+    if card.quantized:
+        unpack_to(model, dtype)
     if card.quantized and dequantize:
         return model.dequantize().to(dtype)
     if card.quantized:
+        store_as(model, torch.uint8)  # earlier versions stored bf16
+        for weight in model.parameters():  # transformers leaves those of a 4-bit base as they are stored
+            if weight.is_floating_point():
+                weight.data = weight.data.to(dtype)
         keep_trainable(model)
     return model
 

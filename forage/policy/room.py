@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -13,12 +14,28 @@ from forage.machine import compute_dtype
 from forage.optimizer import MemoryOptions
 from forage.policy.adapters import newest_adapter, versions
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import BF16, CONTEXT, FP32, GIB, Lora, Precision, slots_within, weight_bytes
+from forage.policy.footprint import (
+    BF16,
+    CONTEXT,
+    FP32,
+    GIB,
+    Footprint,
+    Lora,
+    Precision,
+    resident,
+    slots_within,
+    weight_bytes,
+)
 from forage.policy.memory import RESERVE, Work, training_settings
 from forage.policy.shapes import ModelShape, shape_of
 
+Offload = Literal["none", "optimizer", "all"]
+LIVE = 300_000_000  # stage3_max_live_parameters of forage/grpo/deepspeed/zero3.json
 
-def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: int, *, plays: bool) -> MemoryOptions:
+
+def fitted(
+    memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: int, *, plays: bool, offload: Offload = "none"
+) -> MemoryOptions:
     """What --token-budget and --gradient-checkpointing leave out, filled in for the GPU; unchanged on a CPU.
 
     `plays`: a LocalEngine with a base of its own will be in this process too. Its keys and values come and go between
@@ -31,7 +48,14 @@ def fitted(memory: MemoryOptions, card: PolicyCard, adapter: Path, max_tokens: i
     if shape is None:
         return memory
     work = Work(lora_of(adapter), "nf4" if card.quantized else "bf16", max_tokens)
-    return filled_in(memory, shape, work, free_bytes() - (engine_weights(shape, work) if plays else 0))
+    room = free_bytes() - (engine_weights(shape, work) if plays else 0)
+    return filled_in(memory, shape, work, room + spared(resident(shape, work.lora, work.precision), offload))
+
+
+def spared(kept: Footprint, offload: Offload) -> float:
+    """What of a policy and its optimizer is not on the GPU."""
+    weights = max(0.0, kept.weights - BF16 * LIVE) if offload == "all" else 0.0
+    return weights + (kept.optimizer if offload != "none" else 0.0)
 
 
 def engine_weights(shape: ModelShape, work: Work) -> float:

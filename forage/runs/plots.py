@@ -116,7 +116,7 @@ def rewards_figure(stats: Sequence[StepStats], final: Mapping[int, Mapping[str, 
     _all_rewards_panel(figure.add_subplot(grid[0, :]), colors, stats, summaries)
     for place, name in enumerate(names):
         axes = figure.add_subplot(grid[1 + place // columns, place % columns])
-        own = [summary.get(name, {}) for summary in summaries]
+        own: list[Mapping[str, Any]] = [summary.get(name, {}) for summary in summaries]
         _reward_panel(axes, name, colors[name], stats, own, final or {})
     handles: dict[str, Any] = {}
     for axes in figure.axes[1:]:
@@ -138,8 +138,7 @@ def _all_rewards_panel(
 ) -> None:
     bins, reach = Bins.of([step.step for step in stats]), reach_of(len(stats))
     for name, color in colors.items():
-        mean = np.array([summary.get(name, {}).get("mean", np.nan) for summary in summaries])
-        _smooth(axes, bins, mean, color, name)
+        _smooth(axes, bins, [summary.get(name, {}).get("mean", np.nan) for summary in summaries], color, name)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=min(5, len(colors)), borderaxespad=0.2)
     title = "all rewards"
     axes.set_title(f"{title}, mean of {2 * reach + 1} steps" if reach else title)

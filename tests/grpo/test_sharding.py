@@ -1,4 +1,7 @@
-"""Two processes that share a policy come to what one process comes to, and each really holds only its part."""
+"""A policy that is sharded, by two processes or by one, comes to what a plain Learner comes to.
+
+And each process really holds only its part.
+"""
 
 import json
 import os
@@ -12,34 +15,53 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from forage.errors import UserError
+from forage.grpo import strategies
 from forage.grpo.launch import check_sharding
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
+from forage.grpo.options import TrainOptions
 from forage.grpo.sequence_parallel import check_split
 from forage.policy.adapters import adapter_path
+from forage.policy.four_bit import packed_layers
 from tests import ROOT
-from tests.sharding_worker import micro_batches, one_row, tiny_policy, update
+from tests.sharding_worker import micro_batches, one_row, prompt_updates, tiny_policy, update
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for two processes that do all the work
 SHARDINGS = ("none", "fsdp2", "zero2", "zero3")
+OFFLOADED = ("zero2+optimizer", "zero3+optimizer", "zero3+all")
 SPLIT = ("none-split", "zero2-split", "fsdp2-split")
+PROMPTS = ("none-prompts", "zero2-prompts", "zero3-prompts", "zero3+all-prompts")
+BOTH = [(processes, name) for processes in (2, 1) for name in (*SHARDINGS, *OFFLOADED)]
+# Policies of earlier versions stored 4-bit weights as bf16.
+FOUR_BIT = [
+    *((processes, f"{name}-4bit") for processes, name in BOTH),
+    *((processes, name) for processes in (2, 1) for name in ("fsdp2-4bitbefore", "zero3-4bitbefore")),
+]
+TITLES = {
+    "none": "plain data parallelism", "fsdp2": "FSDP2", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
+    "zero2+optimizer": "ZeRO-2, optimizer on the CPU", "zero3+optimizer": "ZeRO-3, optimizer on the CPU",
+    "zero3+all": "ZeRO-3, optimizer on the CPU, weights on the CPU",
+}  # fmt: skip
 
 
-def torchrun(*arguments, processes=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+def start(folder, *names, processes):
+    """One process is started as users start it, without a launcher."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    command = [sys.executable, "-m", *(launcher if processes > 1 else []), "tests.sharding_worker", folder, *names]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800
-    )
+    done = subprocess.run([*map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharding")
-    tiny_policy(checkpointing=False).unload().save_pretrained(folder / "base")
-    torchrun("tests/sharding_worker.py", folder, *SHARDINGS, *(f"{sharding}-4bit" for sharding in SHARDINGS), *SPLIT)
-    return folder
+    """By the number of processes, the folder with what they found."""
+    folders = {processes: tmp_path_factory.mktemp("sharding") for processes in (1, 2)}
+    for processes, folder in folders.items():
+        tiny_policy(checkpointing=False).unload().save_pretrained(folder / "base")
+        names = [name for count, name in (*BOTH, *FOUR_BIT) if count == processes]
+        start(folder, *names, *(SPLIT if processes == 2 else PROMPTS), processes=processes)
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +77,18 @@ def alone():
     return before, norms, adapters
 
 
-def found(ran, sharding):
-    return json.loads((ran / sharding / "found.json").read_text())
+def found(folder, name):
+    return json.loads((folder / name / "found.json").read_text())
 
 
-def tensors(ran, sharding, prefix):
-    there = load_file(ran / sharding / "tensors.safetensors")
+def tensors(folder, name, prefix):
+    there = load_file(folder / name / "tensors.safetensors")
     return {name.removeprefix(prefix): tensor for name, tensor in there.items() if name.startswith(prefix)}
+
+
+def in_parts(name):
+    """Whether each process has only its part of the weights."""
+    return name.startswith(("zero3", "fsdp2"))
 
 
 def assert_close(got, expected):
@@ -71,75 +98,89 @@ def assert_close(got, expected):
 
 
 @pytest.mark.slow
-def test_each_process_holds_its_part(ran):
+@pytest.mark.parametrize(("processes", "name"), BOTH)
+def test_each_process_holds_its_part(ran, processes, name):
     policy = tiny_policy()
     model = sum(weight.numel() for weight in policy.parameters())
     trained = sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
-    for sharding in SHARDINGS:
-        for held_model, held_state in found(ran, sharding)["held"]:
-            if sharding in ("none", "zero2"):
-                assert held_model == model
-            else:
-                assert held_model == pytest.approx(model / 2, rel=0.05)
-            if sharding == "none":
-                assert held_state == trained
-            else:
-                assert held_state == pytest.approx(trained / 2, rel=0.2)
+    for held_model, held_state in found(ran[processes], name)["held"]:
+        assert held_model == pytest.approx(model / (processes if in_parts(name) else 1), rel=0.05)
+        assert held_state == pytest.approx(trained / (1 if name == "none" else processes), rel=0.2)
+    assert found(ran[processes], name)["title"].endswith(TITLES[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_scores_norms_and_updates_are_those_of_one_process(ran, alone, sharding):
+@pytest.mark.parametrize(("processes", "name"), BOTH)
+def test_scores_norms_and_updates_are_those_of_one_process(ran, alone, processes, name):
     before, norms, (first, second) = alone
-    torch.testing.assert_close(tensors(ran, sharding, "before")[""], before, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(tensors(ran, sharding, "reference")[""], before, atol=1e-6, rtol=1e-6)
-    assert found(ran, sharding)["norms"] == pytest.approx(norms, rel=1e-5)
-    assert_close(tensors(ran, sharding, "first."), first)
-    assert_close(tensors(ran, sharding, "second."), second)
-    assert_close(tensors(ran, sharding, "rolled back."), first)
+    torch.testing.assert_close(tensors(ran[processes], name, "before")[""], before, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(tensors(ran[processes], name, "reference")[""], before, atol=1e-6, rtol=1e-6)
+    assert found(ran[processes], name)["norms"] == pytest.approx(norms, rel=1e-5)
+    assert_close(tensors(ran[processes], name, "first."), first)
+    assert_close(tensors(ran[processes], name, "second."), second)
+    assert_close(tensors(ran[processes], name, "rolled back."), first)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_over_a_4_bit_base_too(ran, sharding):
-    learner = Learner(tiny_policy(four_bit=ran / "base"))
+@pytest.mark.parametrize(("processes", "name"), FOUR_BIT)
+def test_over_a_4_bit_base_too(ran, processes, name):
+    """The plain learner has bytes; where weights are sharded, the same bytes are called bf16."""
+    learner = Learner(tiny_policy(four_bit=ran[processes] / "base"))
+    assert {layer.weight.dtype for layer in packed_layers(learner.policy)} == {torch.uint8}
+    with torch.no_grad():
+        before_BT = learner.score(micro_batches(1)[0], 1.0).logprobs_BT
+    gathered = tensors(ran[processes], name, "")
+    torch.testing.assert_close(gathered.pop("before"), before_BT, atol=1e-6, rtol=1e-6)
     norms = [update(learner, step) for step in (1, 2)]
-    assert found(ran, f"{sharding}-4bit")["norms"] == pytest.approx(norms, rel=1e-5)
+    assert found(ran[processes], name)["norms"] == pytest.approx(norms, rel=1e-5)
     # Gradients are compared by their mean: AdamW's steps are as long for gradients that are nothing but rounding.
     means = {str(n): learner.optimizer.state[weight]["exp_avg"] for n, weight in enumerate(learner.weights)}
-    assert_close(tensors(ran, f"{sharding}-4bit", ""), means)
-    for held_model, _ in found(ran, f"{sharding}-4bit")["held"]:
-        whole = sum(weight.numel() for weight in learner.policy.parameters())
-        assert held_model == pytest.approx(whole / (1 if sharding in ("none", "zero2") else 2), rel=0.1)
+    assert_close(gathered, means)
+    whole = sum(weight.numel() * weight.element_size() for weight in learner.policy.parameters())
+    for held_bytes in found(ran[processes], name)["bytes"]:
+        assert held_bytes == pytest.approx(whole / (processes if in_parts(name) else 1), rel=0.1)
+
+
+def test_before_weights_are_sharded_their_scales_are_on_the_processs_device(monkeypatch, tmp_path):
+    """The device meta stands in for a GPU: there DeepSpeed moves the weights itself, but not their scales."""
+    tiny_policy(checkpointing=False).unload().save_pretrained(tmp_path)
+    policy = tiny_policy(four_bit=tmp_path)
+    monkeypatch.setattr(strategies, "process_device", lambda: torch.device("meta"))
+    layers = list(packed_layers(policy))
+    strategies.make_shardable(policy)
+    assert len(layers) == 14
+    assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
+    assert {layer.quant_state.absmax.device.type for layer in layers} == {"meta"}
+    assert {layer.weight.quant_state.state2.absmax.device.type for layer in layers} == {"meta"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_a_checkpoint_goes_on_exactly_under_the_same_sharding_and_as_one_process(ran, alone, sharding):
-    assert found(ran, sharding)["nothing yet"] is None
-    assert found(ran, sharding)["loaded"] == [1, {"extra": 1}]
-    assert found(ran, sharding)["resumed"]
-    assert found(ran, sharding)["random"]
+@pytest.mark.parametrize(("processes", "name"), BOTH)
+def test_a_checkpoint_goes_on_exactly_under_the_same_sharding_and_as_one_process(ran, alone, processes, name):
+    assert found(ran[processes], name)["nothing yet"] is None
+    assert found(ran[processes], name)["loaded"] == [1, {"extra": 1}]
+    assert found(ran[processes], name)["resumed"]
+    assert found(ran[processes], name)["random"]
     learner = Learner(tiny_policy(seed=3))
-    assert learner.load(ran / sharding / "state") == (1, {"extra": 1})
+    assert learner.load(ran[processes] / name / "state") == (1, {"extra": 1})
     update(learner, 2)
     assert_close(get_peft_model_state_dict(learner.policy), alone[2][1])
-    kinds = {path.suffix for path in (ran / sharding).rglob("*") if path.is_file()}
+    kinds = {path.suffix for path in (ran[processes] / name).rglob("*") if path.is_file()}
     assert kinds == {".safetensors", ".json"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_the_published_adapter_is_a_whole_one(ran, alone, sharding):
+@pytest.mark.parametrize(("processes", "name"), BOTH)
+def test_the_published_adapter_is_a_whole_one(ran, alone, processes, name):
     base = tiny_policy(checkpointing=False).unload()
-    policy = PeftModel.from_pretrained(base, adapter_path(ran / sharding, 2))
+    policy = PeftModel.from_pretrained(base, adapter_path(ran[processes] / name, 2))
     assert_close(get_peft_model_state_dict(policy), alone[2][1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", SHARDINGS)
-def test_a_gradient_that_is_none_changes_nothing_and_is_told(ran, sharding):
-    assert found(ran, sharding)["bad norm"] in ("nan", "inf")
+@pytest.mark.parametrize(("processes", "name"), BOTH)
+def test_a_gradient_that_is_none_changes_nothing_and_is_told(ran, processes, name):
+    assert found(ran[processes], name)["bad norm"] in ("nan", "inf")
 
 
 @pytest.mark.slow
@@ -148,13 +189,13 @@ def test_rows_shared_by_processes_come_to_the_same(ran, alone, name):
     before, norms, adapters = alone
     learner = Learner(tiny_policy())
     scores = learner.score(micro_batches(1)[0], 1.0)
-    torch.testing.assert_close(tensors(ran, name, "before")[""], before, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(tensors(ran, name, "entropy")[""], scores.entropy_BT.detach(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(tensors(ran[2], name, "before")[""], before, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(tensors(ran[2], name, "entropy")[""], scores.entropy_BT.detach(), atol=1e-6, rtol=1e-6)
     row_BT = learner.score(one_row(), 1.0).logprobs_BT.detach()
-    torch.testing.assert_close(tensors(ran, name, "one row")[""], row_BT, atol=1e-6, rtol=1e-6)
-    assert found(ran, name)["norms"] == pytest.approx(norms, rel=1e-5)
-    assert_close(tensors(ran, name, "second."), adapters[1])
-    assert found(ran, name)["sums"] == 3
+    torch.testing.assert_close(tensors(ran[2], name, "one row")[""], row_BT, atol=1e-6, rtol=1e-6)
+    assert found(ran[2], name)["norms"] == pytest.approx(norms, rel=1e-5)
+    assert_close(tensors(ran[2], name, "second."), adapters[1])
+    assert found(ran[2], name)["sums"] == 3
 
 
 def test_rows_that_cannot_be_shared_are_refused():
@@ -170,7 +211,7 @@ def test_rows_that_cannot_be_shared_are_refused():
 
 @pytest.mark.slow
 def test_between_processes(ran):
-    there = found(ran, "none")
+    there = found(ran[2], "none")
     assert there["sums"] == {"terminated": [1.0, 2.0], "kl_max": [1.0, 1.0], "kl_min": [0.0, 1.0]}
     assert there["same"] == [{"from": 0}, {"from": 0}]
 
@@ -185,14 +226,35 @@ def test_a_batch_of_which_nothing_counts_scores_zero_and_still_has_a_backward_pa
     )
 
 
-def test_sharding_without_processes_is_refused(monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROMPTS)
+def test_one_process_computes_shared_prompts_once(ran, name):
+    plain = Learner(tiny_policy(checkpointing=False))
+    assert found(ran[1], name)["norms"] == pytest.approx(prompt_updates(plain), rel=1e-5)
+
+
+def test_what_can_not_be_sharded_is_refused(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(UserError, match="--sharding zero3 needs processes to share the work; start with torchrun"):
-        check_sharding("zero3")
-    with pytest.raises(UserError, match="--sequence-parallel 2 needs processes"):
+    with pytest.raises(UserError, match="--sequence-parallel 2 needs processes to share the work; start with torchrun"):
         check_sharding("none", 2)
-    check_sharding("none")
+    for sharding in SHARDINGS:
+        check_sharding(sharding)
+    for offload, sharding, possible in (
+        ("optimizer", "none", "zero2 or zero3"), ("optimizer", "fsdp2", "zero2 or zero3"), ("all", "zero2", "zero3"),
+    ):  # fmt: skip
+        says = f"--offload {offload} does not work with --sharding {sharding}; give --sharding {possible}$"
+        with pytest.raises(UserError, match=says):
+            check_sharding(sharding, offload=offload)
     monkeypatch.setenv("WORLD_SIZE", "2")
     says = "--sequence-parallel does not work with --sharding zero3; give --sharding fsdp2"
     with pytest.raises(UserError, match=says):
         check_sharding("zero3", 2)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "processes", "shared"),
+    [("none", 1, True), ("zero3", 1, True), ("fsdp2", 1, False), ("none", 2, True), ("zero2", 2, False)],
+)
+def test_prompts_are_shared_where_no_process_waits_for_another(monkeypatch, sharding, processes, shared):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    assert TrainOptions(sharding=sharding).prompts_shared == shared

@@ -1,4 +1,5 @@
-"""grpo_train.py on two processes, sharded each way, against one process: the same figures, the same adapter."""
+"""grpo_train.py sharded each way, on two processes and on one, against the plain learner: the same figures, the same
+adapter."""
 
 import subprocess
 import sys
@@ -49,10 +50,17 @@ def alone(folder):
     return run(folder, "alone")
 
 
+WAYS = [
+    (2, "none", "none"), (2, "zero2", "none"), (2, "zero3", "none"), (2, "fsdp2", "none"), (2, "zero3", "all"),
+    (1, "zero2", "optimizer"), (1, "zero3", "none"), (1, "zero3", "all"), (1, "fsdp2", "none"),
+]  # fmt: skip
+
+
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("sharding", ["none", "zero2", "zero3", "fsdp2"])
-def test_two_processes_do_what_one_does(folder, alone, sharding):
-    together = run(folder, sharding, "--sharding", sharding, processes=2)
+@pytest.mark.parametrize(("processes", "sharding", "offload"), WAYS)
+def test_sharded_it_does_what_the_plain_learner_does(folder, alone, processes, sharding, offload):
+    name = f"{sharding}-{offload}-{processes}"
+    together = run(folder, name, "--sharding", sharding, "--offload", offload, processes=processes)
     one, two = read_stats(alone), read_stats(together)
     assert len(one) == len(two) == STEPS
     assert one[0].rewards == two[0].rewards  # the first step's episodes are by the same adapter
@@ -65,7 +73,7 @@ def test_two_processes_do_what_one_does(folder, alone, sharding):
         assert (ours[name] - weight).abs().mean() < 1e-4, name
         assert torch.isfinite(ours[name]).all()
     assert one[1].training["grad_norm"] == pytest.approx(two[1].training["grad_norm"], rel=0.05)
-    # And the run goes on in one process from what several left.
+    # And the run goes on with the plain learner from what was left.
     assert (together / "state" / f"{STEPS:06d}" / "model.safetensors").exists()
-    again = run(folder, sharding, "--max-steps", str(STEPS + 1))
+    again = run(folder, name, "--max-steps", str(STEPS + 1))
     assert [row.step for row in read_stats(again)] == list(range(STEPS + 1))

@@ -131,7 +131,7 @@ def test_in_bf16_sampler_and_trainer_differ_by_rounding_only(start_server, base,
         await engine.load_adapter("bf16-v000001", adapters / "v000001")
         return await asyncio.gather(*(engine.generate(request) for request in requests))
 
-    server = start_server(base, dtype="bfloat16")
+    server = start_server(base, DTYPE="bfloat16")
     try:
         samples = with_engine(server, act)
     finally:

@@ -7,13 +7,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from forage.grpo.strategies import CONFIGS
 from forage.optimizer import MemoryOptions
 from forage.policy import room
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import CONTEXT, GIB, Lora, weight_bytes
+from forage.policy.footprint import CONTEXT, GIB, Lora, resident, weight_bytes
 from forage.policy.memory import RESERVE, Work
-from forage.policy.room import filled_in, fitted, lora_of
+from forage.policy.room import LIVE, filled_in, fitted, lora_of, spared
 from forage.policy.shapes import KNOWN, shape_of
 from tests.tiny import make_base, make_policy
 
@@ -101,3 +102,19 @@ def test_the_adapter_is_read(adapter):
     assert set(lora_of(adapter).targets) == {"q_proj", "v_proj"}
     (adapter / "adapter_config.json").write_text(json.dumps({"r": 4, "target_modules": "all-linear"}))
     assert lora_of(adapter) == Lora(4)
+
+
+def test_what_is_kept_on_the_cpu_leaves_room(adapter, monkeypatch):
+    """Worked out by hand: 8 bytes of state for a weight of the adapter; all weights but 300 million in bf16."""
+    kept = resident(SEVEN, Lora(8), "bf16")
+    assert spared(kept, "none") == 0
+    assert spared(kept, "optimizer") == 8 * Lora(8).parameters(SEVEN)
+    assert spared(kept, "all") == kept.optimizer + kept.weights - 2 * 300_000_000
+    with_gpu(monkeypatch, 12)
+    budgets = [
+        fitted(MemoryOptions(gradient_checkpointing=True), card(adapter), adapter, 1024, plays=False, offload=offload)
+        for offload in ("none", "all")
+    ]
+    assert budgets[1].token_budget > budgets[0].token_budget
+    config = json.loads((CONFIGS / "zero3.json").read_text())["zero_optimization"]
+    assert config["stage3_max_live_parameters"] == LIVE

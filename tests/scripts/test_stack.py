@@ -1,9 +1,20 @@
-"""scripts/stack.sh: what it runs follows from .env and the environment, and no line of .env is ever run."""
+"""scripts/stack.sh: what it runs follows from .env, the environment and the GPUs, and no line of .env is ever run."""
 
+import json
 import os
+import re
+import shutil
 import subprocess
 
+import pytest
+import yaml
+
+from forage.cli import run
+from forage.grpo.options import TrainOptions
 from tests import ROOT
+
+CARD = "24564"  # MiB, as nvidia-smi says it of a card of 24 GB
+VLLM_PY = ROOT / ".venv-vllm" / "bin" / "python"
 
 
 def stack(verb, env_file, **settings):
@@ -14,16 +25,54 @@ def stack(verb, env_file, **settings):
     )  # fmt: skip
 
 
+def script(path, text):
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def cards(tmp_path):
+    """Settings of a machine with GPUs, by a stand-in for nvidia-smi; cards(n) has n of them."""
+
+    def with_cards(count=1):
+        folder = tmp_path / f"bin{count}"
+        folder.mkdir(exist_ok=True)
+        script(folder / "nvidia-smi", f"for card in $(seq {count}); do echo {CARD}; done")
+        return {"PATH": f"{folder}:{os.environ['PATH']}", "DEVICE": "cuda"}
+
+    return with_cards
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Stand-in for Python beside a GPU: it plans as the real one does, finds CUDA, and shows what else it is asked."""
+    real = ROOT / ".venv" / "bin" / "python"
+    return script(
+        tmp_path / "python",
+        f"""case "$*" in
+  "-m forage.policy.cards"* | "-m forage.stack_settings"*) exec {real} "$@" ;;
+  -) cat >/dev/null ;; # the search for CUDA
+  -c*) echo "asked $*" ;; # for a server's health
+  *) echo "gpus=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER $*" ;;
+esac""",
+    )
+
+
+def shown(env_file, *names, **settings):
+    done = stack("show", env_file, **settings)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    return [next(line for line in lines if name in line) for name in names] if names else done.stdout
+
+
 def test_all_processes_agree_on_how_episodes_are_played(tmp_path):
     env_file = tmp_path / "env"
     env_file.write_text(
         "# a remark\nMAX_STEPS=12\nTRAIN_ARGS=--beta 0.01 --advantage rloo\nNUM_ROLLOUTS=4\n"
         f"VLLM_ARGS=$(touch {tmp_path}/run)\n"
     )
-    shown = stack("show", env_file, NUM_ROLLOUTS="6")
-    assert shown.returncode == 0, shown.stderr
-    train = next(line for line in shown.stdout.splitlines() if "grpo_train.py" in line)
-    rollout = next(line for line in shown.stdout.splitlines() if "grpo_rollout.py" in line)
+    train, rollout = shown(env_file, "grpo_train.py", "grpo_rollout.py", NUM_ROLLOUTS="6")
     assert "--max-steps 12" in train
     assert train.endswith("--beta 0.01 --advantage rloo")
     shared = rollout.split("--data ")[1].split()  # the same options, word for word
@@ -32,64 +81,273 @@ def test_all_processes_agree_on_how_episodes_are_played(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_gpu_has_other_defaults_and_several_processes_are_sharded(tmp_path):
-    on_gpu = stack("show", tmp_path / "none", DEVICE="cuda", TRAIN_PROCESSES="4").stdout
-    assert "--nproc-per-node 4 grpo_train.py" in on_gpu
-    assert "--sharding zero3" in on_gpu
+def test_deepspeed_trains_whatever_the_number_of_processes(tmp_path):
+    none = tmp_path / "none"
+    for settings, sharding in (
+        ({}, "zero2 --offload none"), ({"TRAIN_PROCESSES": "2"}, "zero3 --offload none"),
+        ({"SHARDING": "zero3"}, "zero3 --offload none"), ({"OFFLOAD": "all"}, "zero3 --offload all"),
+        ({"SHARDING": "none"}, "none --offload none"), ({"TRAIN_PROCESSES": "4", "SHARDING": "fsdp2"}, "fsdp2"),
+        ({"OFFLOAD": "optimizer"}, "zero2 --offload optimizer"),
+    ):  # fmt: skip
+        [train] = shown(none, "grpo_train.py", **settings)
+        assert f"--sharding {sharding}" in train
+        assert ("torch.distributed.run" in train) == ("TRAIN_PROCESSES" in settings)
+
+
+def test_a_gpu_has_other_defaults(tmp_path, cards):
+    on_gpu = shown(tmp_path / "none", **cards())
     assert "--no-quantize" not in on_gpu
-    assert "--gpu-memory-utilization 0.85" in on_gpu
-    without = stack("show", tmp_path / "none").stdout
-    assert "--sharding" not in without
+    assert "--serve nf4" in on_gpu
+    assert "scripts/vllm_gpu.sh" in on_gpu
+    assert "--token-budget 4096 --gradient-checkpointing" in on_gpu
+    without = shown(tmp_path / "none")
     assert "--no-quantize" in without
+    assert "--token-budget" not in without
+    assert "scripts/vllm_cpu.sh" in without
 
 
-def test_lines_of_env_are_read_as_docker_reads_them(tmp_path):
+def test_what_is_set_goes_before_the_plan(tmp_path, cards):
+    env_file = tmp_path / "env"
+    env_file.write_text("TRAIN_GPUS=2,3\nSERVE=nf4\nTRAIN_ARGS=--token-budget 512\n")
+    train, served = shown(env_file, "grpo_train.py", "served_base", **cards(4))
+    assert "--nproc-per-node 2 grpo_train.py" in train  # both of them, though .env does not say TRAIN_PROCESSES
+    assert "--sharding zero3" in train
+    assert train.endswith("--token-budget 512")
+    assert served.endswith("--serve nf4")
+    [train] = shown(tmp_path / "none", "grpo_train.py", TRAIN_ARGS="--rollouts own --vllm-sleep", **cards())
+    assert "--token-budget" not in train  # it measures the room that a sleeping server leaves
+
+
+def test_the_last_of_two_options_counts():
+    """So TRAIN_ARGS goes before the plan."""
+    found = []
+
+    def keep(options: TrainOptions) -> None:
+        found.append(options)
+
+    plan = ["--token-budget", "4096", "--gradient-checkpointing", "--sharding", "zero2"]
+    run(keep, [*plan, "--token-budget", "512", "--no-gradient-checkpointing", "--sharding", "none"], "", (), {}, {})
+    memory = found[0].update.memory
+    assert (memory.token_budget, memory.gradient_checkpointing, found[0].sharding) == (512, False, "none")
+
+
+def test_lines_of_env_are_read_as_docker_reads_them(tmp_path, cards):
     env_file = tmp_path / "env"
     env_file.write_bytes(
         b"RUN=\"second\"\r\nBATCH_SIZE=16   # questions\nROLLOUT_ARGS='--seed 4 --concurrency 5'\n"
         b"NUM_ROLLOUTS=6  \nMAX_STEPS=5"  # the last line, without an end
     )
-    shown = stack("show", env_file).stdout
-    assert "--run-dir ./runs/second --engine" in shown
-    assert "--batch-size 16 --num-rollouts 6 " in shown
-    assert "--seed 4 --concurrency 5" in shown
-    assert "--max-steps 5 " in shown
+    text = shown(env_file)
+    assert "--run-dir ./runs/second --engine" in text
+    assert "--batch-size 16 --num-rollouts 6 " in text
+    assert "--seed 4 --concurrency 5" in text
+    assert "--max-steps 5 " in text
     # Each line of the example may be taken as it stands.
     example = (ROOT / ".env.example").read_text()
     env_file.write_text("".join(f"{line.removeprefix('# ')}\n" for line in example.splitlines() if "=" in line))
-    shown = stack("show", env_file, DEVICE="cuda").stdout
-    plain = stack("show", tmp_path / "none", DEVICE="cuda", CHROMA_URL="http://chroma:8000").stdout
+    text = shown(env_file, **cards())
+    plain = shown(tmp_path / "none", CHROMA_URL="http://chroma:8000", **cards())
     told = " --k 3 --passage-tokens 120 --mode hybrid --max-turns 4 --max-turn-tokens 512 --max-tokens 2048"
-    assert shown.count(told) == 3  # warm start, rollout and training; without .env the policy tells the latter two
+    assert text.count(told) == 3  # warm start, rollout and training; without .env the policy tells the latter two
     assert plain.count(told) == 1
-    assert shown.replace(told, "") == plain.replace(told, "")
-    assert "#" not in shown.replace("# once", "").replace("# pane", "")
+    assert text.replace(told, "") == plain.replace(told, "")
+    assert "#" not in text.replace("# once", "").replace("# pane", "")
 
 
-def test_gpus_are_shared_out_and_adapters_may_be_loaded(tmp_path):
-    python = tmp_path / "python"
-    python.write_text('#!/bin/bash\necho "gpus=$CUDA_VISIBLE_DEVICES lora=$VLLM_ALLOW_RUNTIME_LORA_UPDATING $*"\n')
-    python.chmod(0o755)
-    (tmp_path / "models" / "served").mkdir(parents=True)
-    settings = {
-        "DEVICE": "cuda",
-        "PY": str(python),
-        "VLLM_PY": str(python),
-        "SHARED": str(tmp_path),
-        "VLLM_GPUS": "2,3",
-    }
-    assert stack("vllm", tmp_path / "none", **settings).stdout.startswith("gpus=2,3 lora=True -m vllm")
-    assert stack("rollout", tmp_path / "none", **settings).stdout.startswith("gpus= ")
-    assert "\ngpus=1 lora=True grpo_train.py" in stack("train", tmp_path / "none", **settings).stdout
-    by_compose = stack("train", tmp_path / "none", CUDA_VISIBLE_DEVICES="5", **settings).stdout
-    assert "\ngpus=5 " in by_compose
+def test_what_nothing_reads_is_refused_and_what_has_no_effect_is_said(tmp_path, cards):
+    env_file = tmp_path / "env"
+    env_file.write_text("BATCHSIZE=4\n")
+    done = stack("prepare", env_file, SHARED=str(tmp_path / "shared"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {env_file}: nothing reads BATCHSIZE; is it BATCH_SIZE?\n"
+    assert not (tmp_path / "shared").exists()
+    env_file.write_text("VLLM_GPU_MEMORY=0.5\nKV_GIB=3\n")
+    assert stack("show", env_file).stderr == "note: VLLM_GPU_MEMORY=0.5 has no effect without a GPU\n"
+    on_gpu = stack("show", env_file, **cards()).stderr
+    assert on_gpu.startswith("note: KV_GIB=3 has no effect on a GPU")
+    assert "VLLM_GPU_MEMORY=0.50" in on_gpu
 
 
-def test_a_gpu_that_is_not_there_is_told_before_anything_is_made(tmp_path):
-    done = stack("prepare", tmp_path / "none", DEVICE="cuda", TRAIN_GPUS="99", SHARED=str(tmp_path))
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: there is no GPU 99 (TRAIN_GPUS); on one GPU set TRAIN_GPUS=0, VLLM_GPUS=0")
-    assert list(tmp_path.iterdir()) == []
+# Starting the services on GPUs
+
+
+@pytest.fixture
+def prepared(tmp_path, cards, python):
+    """prepared(n): settings of a machine with n cards on which prepare has gone through."""
+
+    def prepare(count, env_file=None, **more):
+        shared = tmp_path / f"shared{count}"
+        settings = cards(count) | {"PY": str(python), "VLLM_PY": str(python), "SHARED": str(shared)} | more
+        done = stack("prepare", env_file or tmp_path / "none", **settings)
+        assert done.returncode == 0, done.stderr
+        (shared / "models" / "served").mkdir()
+        return settings, done
+
+    return prepare
+
+
+def test_one_card_is_shared_and_the_trainer_waits_for_the_server(tmp_path, prepared):
+    settings, done = prepared(1)
+    assert "GPUs: " in done.stderr
+    assert done.stdout.count("gpus=0 order=PCI_BUS_ID") == 4
+    plan = dict(line.split("=", 1) for line in (tmp_path / "shared1/models/plan.env").read_text().splitlines())
+    assert (plan["VLLM_GPUS"], plan["TRAIN_GPUS"], plan["SERVE"]) == ("0", "0", "nf4")
+    vllm = stack("vllm", tmp_path / "none", **settings).stdout
+    assert f"--gpu-memory-utilization {plan['VLLM_GPU_MEMORY']} {plan['PLAN_VLLM_ARGS']} --enable-lora" in vllm
+    assert "\ngpus=0 order=PCI_BUS_ID -m vllm.entrypoints" in vllm
+    assert "gpus= order" in stack("rollout", tmp_path / "none", **settings).stdout
+    train = stack("train", tmp_path / "none", **settings).stdout.splitlines()
+    assert train[0].startswith("asked -c")
+    assert train[0].endswith("http://127.0.0.1:8100/health")
+    assert train[1].startswith("gpus=0 order=PCI_BUS_ID grpo_train.py")
+    assert train[1].endswith(plan["PLAN_TRAIN_ARGS"])
+
+
+def test_of_several_each_has_its_own(tmp_path, prepared):
+    settings, _ = prepared(2)
+    assert "\ngpus=0 " in stack("vllm", tmp_path / "none", **settings).stdout
+    [train] = stack("train", tmp_path / "none", **settings).stdout.splitlines()
+    assert train.startswith("gpus=1 ")
+    settings, done = prepared(4, VLLM_GPUS="3", TRAIN_GPUS="0,1")
+    assert "GPU 2 stays idle" in done.stderr
+    assert "\ngpus=3 " in stack("vllm", tmp_path / "none", **settings).stdout
+    assert "gpus=0,1 order=PCI_BUS_ID -m torch.distributed.run --nproc-per-node 2" in (
+        stack("train", tmp_path / "none", **settings).stdout
+    )
+
+
+def test_settings_changed_after_something_was_made_by_them_are_refused(tmp_path, prepared):
+    """Nothing would read them any more."""
+    env_file, shared = tmp_path / "env", tmp_path / "shared1"
+    settings, _ = prepared(1)
+    for made in ("data/eval.jsonl", "models/policy/model.json", "models/warm/adapters/v000000"):
+        (shared / made).parent.mkdir(parents=True, exist_ok=True)
+        (shared / made).touch()
+    again = stack("prepare", env_file, **settings)
+    assert (again.returncode, again.stdout.count("there already")) == (0, 3)
+    env_file.write_text("TEMPERATURE=0.8\nRUN=second\nMAX_STEPS=9\n")  # these may change from run to run
+    assert stack("prepare", env_file, **settings).returncode == 0
+    for line, folder in (("DATASET=sample", "data"), ("LORA_RANK=32", "models/policy"), ("K=5", "models/warm")):
+        env_file.write_text(f"{line}\n")
+        done = stack("prepare", env_file, **settings)
+        assert done.returncode == 1
+        assert f"error: {shared}/{folder} was made by `" in done.stderr
+        assert f"or remove {shared}/{folder} to make it anew" in done.stderr
+    on_cpu = stack("prepare", tmp_path / "none", **settings | {"DEVICE": "cpu"})
+    assert f"error: {shared}/data was made for cuda, and this is the stack for cpu" in on_cpu.stderr
+    shutil.rmtree(shared / "models" / "made")  # as earlier versions left it
+    assert stack("prepare", env_file, **settings).returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
+def test_a_torch_without_cuda_and_a_gpu_that_is_not_there_are_told_before_anything_is_made(tmp_path, cards):
+    shared = tmp_path / "shared"
+    for verb in ("prepare", "train"):
+        if verb == "train":  # it waits for what prepare makes
+            (shared / "models" / "served").mkdir(parents=True)
+            (shared / "models" / "plan.env").write_text("TRAIN_GPUS=0\n")
+        done = stack(verb, tmp_path / "none", SHARED=str(shared), **cards())
+        assert done.returncode == 1
+        [error] = [line for line in done.stderr.splitlines() if not line.startswith("GPUs: ")]
+        assert re.match(r"error: torch \S+ has no CUDA; build the image with it: docker compose build", error)
+        assert error.endswith("(DEVICE=cuda, TRAIN_GPUS=0)")
+        assert verb == "train" or not shared.exists()
+    none = stack("prepare", tmp_path / "none", DEVICE="cuda", SHARED=str(tmp_path / "other"))
+    assert none.stderr == (
+        "error: there is no GPU: nvidia-smi does not answer; without one use docker-compose.cpu.yml, or DEVICE=cpu\n"
+    )
+    missing = stack("prepare", tmp_path / "none", TRAIN_GPUS="7", SHARED=str(tmp_path / "other"), **cards())
+    assert missing.stderr == "error: there is no GPU 7 (TRAIN_GPUS=7); nvidia-smi lists 0\n"
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_device_is_found_where_it_runs(tmp_path, cards):
+    """The image of a machine without a GPU, run on one that has one, does not train the small model there."""
+    settings = cards() | {"SHARED": str(tmp_path / "shared")}
+    del settings["DEVICE"]
+    env = {"HOME": os.environ["HOME"], "ENV_FILE": str(tmp_path / "none"), **settings}
+    command = ["bash", ROOT / "scripts" / "stack.sh", "show"]
+    assert "--no-quantize" not in subprocess.run(command, env=env, capture_output=True, text=True).stdout
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    app = dockerfile.partition(" AS app\n")[2]
+    assert "ENV PATH" in app
+    assert "DEVICE" not in app
+
+
+# The very commands of docker-compose.yml
+
+
+def compose_services():
+    """The GPU file as YAML, with its variables filled in as docker compose would without an .env."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    filled = re.sub(r"\$\{\w+(?::?[-?]([^}]*))?\}", lambda found: found[1] or "", text)
+    return yaml.safe_load(filled)["services"]
+
+
+def environment_of(service):
+    return {name: str(value) for name, value in service["environment"].items() if value is not None}
+
+
+def test_the_services_of_the_gpu_file_start_up_to_where_cuda_is_touched(tmp_path, cards, python):
+    services, shared = compose_services(), tmp_path / "shared"
+    machine = cards() | {"SHARED": str(shared), "VLLM_PY": str(python)}
+    plain = {"HOME": os.environ["HOME"], "ENV_FILE": str(tmp_path / "none"), "PY": str(ROOT / ".venv/bin/python")}
+
+    def start(name, **more):
+        service = services[name]
+        command = [*service.get("entrypoint", []), *(service.get("command") or [])]
+        env = plain | environment_of(service) | machine | more
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+
+    assert {environment_of(services[name])["DEVICE"] for name in ("prepare", "rollout", "train")} == {"cuda"}
+    prepared = start("prepare")  # with this machine's torch
+    assert prepared.returncode == 1
+    assert "has no CUDA" in prepared.stderr or "torch finds no GPU" in prepared.stderr
+    assert start("prepare", PY=str(python)).returncode == 0
+    (shared / "models" / "served").mkdir()
+    for name in ("rollout", "train"):
+        assert f"grpo_{name}.py" in start(name, PY=str(python)).stdout
+    assert "has no CUDA" in start("train").stderr or "torch finds no GPU" in start("train").stderr
+    done = start("vllm")
+    assert done.returncode == 0, done.stderr
+    arguments = done.stdout.splitlines()[-1].partition("api_server ")[2].split()
+    assert arguments[:2] == ["--model", str(shared / "models" / "served")]
+    assert "--host 0.0.0.0 --port 8100" in " ".join(arguments)
+
+
+PARSE = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+found = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+validate_parsed_serve_args(found)
+engine = AsyncEngineArgs.from_cli_args(found)
+names = "model gpu_memory_utilization max_num_seqs max_num_batched_tokens enable_lora max_lora_rank max_loras"
+print(json.dumps({name: getattr(engine, name) for name in names.split()} | {"logprobs": str(engine.logprobs_mode)}))
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not VLLM_PY.exists(), reason="there is no .venv-vllm")
+def test_vllm_itself_understands_the_command_of_the_gpu_file(tmp_path, cards, python):
+    """Its own parser, of the package for CPUs, which has the same options."""
+    shared = tmp_path / "shared"
+    settings = cards() | {"PY": str(python), "VLLM_PY": str(python), "SHARED": str(shared), "VLLM_ARGS": "--seed 3"}
+    assert stack("prepare", tmp_path / "none", **settings).returncode == 0
+    (shared / "models" / "served").mkdir()
+    shown = stack("vllm", tmp_path / "none", **settings).stdout.splitlines()[-1]
+    arguments = shown.partition("api_server ")[2].split()
+    parsed = subprocess.run([VLLM_PY, "-c", PARSE, *arguments], capture_output=True, text=True, timeout=240)
+    assert parsed.returncode == 0, parsed.stderr[-3000:]
+    assert json.loads(parsed.stdout.splitlines()[-1]) == {
+        "model": str(shared / "models" / "served"), "gpu_memory_utilization": 0.46, "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048, "enable_lora": True, "max_lora_rank": 16, "max_loras": 2,
+        "logprobs": "processed_logprobs",
+    }  # fmt: skip
+    wrong = subprocess.run([VLLM_PY, "-c", PARSE, *arguments, "--max-seqs", "3"], capture_output=True, timeout=240)
+    assert wrong.returncode == 2
 
 
 def test_an_unknown_verb_is_told(tmp_path):
@@ -99,19 +357,11 @@ def test_an_unknown_verb_is_told(tmp_path):
 
 def test_every_knob_is_explained():
     """What scripts and compose files read stands in .env.example, and nothing else does."""
-    import re
-
-    script = (ROOT / "scripts" / "stack.sh").read_text()
-    compose = (ROOT / "docker-compose.yml").read_text() + (ROOT / "docker-compose.cpu.yml").read_text()
-    read = set(re.findall(r"\$\{([A-Z][A-Z0-9_]+):?[-?+]", script + compose))
+    stack_script = (ROOT / "scripts" / "stack.sh").read_text()
+    files = [(ROOT / name).read_text() for name in ("docker-compose.yml", "docker-compose.cpu.yml")]
+    read = set(re.findall(r"\$\{([A-Z][A-Z0-9_]+):?[-?+]", stack_script + "".join(files)))
+    read |= set(re.findall(r"^ +([A-Z][A-Z0-9_]+):(?: #.*)?$", "".join(files), re.MULTILINE))  # passed on as they are
     explained = set(re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
-    own = {
-        "PY",
-        "VLLM_PY",
-        "CUDA_VISIBLE_DEVICES",
-        "DEVICE",
-        "SHARED",
-        "ENV_FILE",
-        "OMP_WAIT_POLICY",
-    }  # set by images and compose themselves
+    own = {"PY", "VLLM_PY", "DEVICE", "SHARED", "ENV_FILE", "OMP_WAIT_POLICY"}  # set by images and compose themselves
+    own |= {"PLAN_TRAIN_ARGS", "PLAN_SHARED"}  # by prepare
     assert read - own == explained

@@ -1,0 +1,135 @@
+"""Stack settings: checks what .env sets, so that nothing in it is ignored without a word.
+
+    python -m forage.stack_settings --device cpu --file .env
+
+An unknown name and a value that can't be meant are errors; a setting without effect here is noted. Without --file the
+environment is checked, less the names in --image-names: docker compose passes .env so.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from forage.cli import run_script
+from forage.errors import UserError
+
+EXAMPLE = Path(__file__).parents[1] / ".env.example"
+# Read by docker compose and the containers' runtimes themselves, or by this repository's own scripts, not by the stack.
+OTHERS = re.compile(
+    r"(COMPOSE|DOCKER|BUILDKIT|NVIDIA|CUDA)_\w+|(HTTPS?|NO|FTP|ALL)_PROXY|(https?|no|ftp|all)_proxy"
+    r"|HF_HUB_OFFLINE|OMP_WAIT_POLICY|DEVICE|SHARED|ENV_FILE|PY|VLLM_PY|PATH|HOME|HOSTNAME|PWD|OLDPWD|SHLVL|TERM|LANG"
+    r"|LC_\w+|_"
+)
+CHOICES = {
+    "SHARDING": ("none", "zero2", "zero3", "fsdp2"), "OFFLOAD": ("none", "optimizer", "all"),
+    "SERVE": ("auto", "nf4", "bf16"), "QUANTIZE": ("0", "1"), "REPORT_TO": ("none", "tensorboard", "wandb", "trackio"),
+}  # fmt: skip
+OFFLOADS = {"none": CHOICES["SHARDING"], "optimizer": ("zero2", "zero3"), "all": ("zero3",)}
+NUMBERS = (
+    "LORA_RANK", "WARM_STEPS", "BATCH_SIZE", "NUM_ROLLOUTS", "MAX_TOKENS", "MAX_STEPS", "TRAIN_PROCESSES",
+)  # fmt: skip
+ON_A_GPU = ("VLLM_GPUS", "TRAIN_GPUS", "VLLM_GPU_MEMORY")
+WITHOUT_A_GPU = ("KV_GIB",)
+IN_CONTAINERS = (
+    "PREPARE_MEMORY", "VLLM_MEMORY", "ROLLOUT_MEMORY", "TRAIN_MEMORY", "CHROMA_MEMORY", "CHROMA_PORT",
+    "TENSORBOARD_PORT", "HEARTBEAT_SECONDS",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to check."""
+
+    device: Literal["cuda", "cpu"]
+    """What the stack runs on."""
+    file: Path | None = None
+    """File of lines NAME=VALUE; one that does not exist sets nothing."""
+    image_names: Path | None = None
+    """Without --file: names that the image itself sets, one a line."""
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Name and value of each line; the value with its quotes and without a comment."""
+    for number, line in enumerate(path.read_text().splitlines() if path.exists() else [], start=1):
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if not name or name.startswith("#"):
+            continue
+        if not equals:
+            raise UserError(f"{path}:{number}: {name} is no line NAME=VALUE; write one, or put a # before it")
+        yield name.strip(), re.sub(r"(^|\s)#.*", "", value).strip().strip("\"'")
+
+
+def known_names() -> list[str]:
+    return re.findall(r"^(?:# )?([A-Z][A-Z0-9_]*)=", EXAMPLE.read_text(), re.MULTILINE)
+
+
+def check_names(given: Mapping[str, str], where: str) -> None:
+    """Refuse a name that nothing reads."""
+    known = known_names()
+    for name in given:
+        if name in known or OTHERS.fullmatch(name):
+            continue
+        near = difflib.get_close_matches(name.upper(), known, 1, 0.6)
+        way_out = f"is it {near[0]}?" if near else "see .env.example for those there are"
+        raise UserError(f"{where}: nothing reads {name}; {way_out}")
+
+
+def check_values(given: Mapping[str, str]) -> None:
+    """Refuse values that some service would refuse only after the others have worked for an hour."""
+    for name, possible in CHOICES.items():
+        if given.get(name) and given[name] not in possible:
+            raise UserError(f"{name}={given[name]} is none of {', '.join(possible)}; set one of these")
+    for name in NUMBERS:
+        if given.get(name) and not given[name].isdecimal():
+            raise UserError(f"{name}={given[name]} is no whole number; set one")
+    offload, sharding = given.get("OFFLOAD") or "none", given.get("SHARDING")
+    if sharding and sharding not in OFFLOADS[offload]:
+        raise UserError(
+            f"OFFLOAD={offload} does not work with SHARDING={sharding}; set {' or '.join(OFFLOADS[offload])}"
+        )
+    if given.get("TRAIN_PROCESSES") == "0":
+        raise UserError("TRAIN_PROCESSES=0 trains nothing; set 1 or more")
+
+
+def notes(given: Mapping[str, str], device: str, *, in_containers: bool) -> list[str]:
+    """What is set and has no effect here."""
+
+    def without_effect(names: tuple[str, ...], why: str) -> list[str]:
+        return [f"{name}={given[name]} has no effect {why}" for name in names if given.get(name)]
+
+    found = without_effect(ON_A_GPU, "without a GPU") if device == "cpu" else []
+    found += without_effect(WITHOUT_A_GPU, "on a GPU, where VLLM_GPU_MEMORY does it") if device == "cuda" else []
+    if not in_containers:
+        found += without_effect(IN_CONTAINERS, "outside of docker compose")
+    if given.get("WARM_STEPS") == "0":
+        found += without_effect(("WARM_ARGS",), "with WARM_STEPS=0")
+    if given.get("REPORT_TO") != "wandb":
+        found += without_effect(("WANDB_PROJECT", "WANDB_ENTITY"), "without REPORT_TO=wandb")
+    if not given.get("CHROMA_URL"):
+        found += without_effect(("CHROMA_PORT", "CHROMA_MEMORY"), "without CHROMA_URL")
+    return list(dict.fromkeys(found))
+
+
+def main(options: Options) -> None:
+    if options.file:
+        given, where = dict(lines_of(options.file)), str(options.file)
+        values = {name: os.environ.get(name, value) for name, value in given.items()}  # the environment goes first
+    else:
+        image = options.image_names.read_text().split() if options.image_names else []
+        given = {name: value for name, value in os.environ.items() if name not in image}
+        values, where = given, ".env"
+    check_names(given, where)
+    check_values(values)
+    for note in notes(values, options.device, in_containers=options.image_names is not None):
+        print(f"note: {note}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Starts a vLLM server on a GPU; adapters can be loaded while it runs. It serves what `scripts/stack.sh prepare` made, in
+# the share of the GPU that prepare chose (plan.env); what is set in the environment goes first.
+#   SHARED           folder with models/served and models/plan.env (default: .)
+#   VLLM_PY          Python with vLLM (default: .venv-vllm/bin/python)
+#   VLLM_GPUS        numbers of GPUs, as nvidia-smi counts them
+#   VLLM_GPU_MEMORY  share of its memory
+#   LORA_RANK        largest rank of an adapter (default 16)
+#   MAX_TOKENS       most tokens of an episode (default 2048)
+#   HOST, PORT       address to listen on (default 127.0.0.1, 8100)
+#   VLLM_API_KEY     key that clients must send (default: none)
+# Further arguments are passed to vLLM.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+models=${SHARED:-.}/models
+while [ ! -e "$models/served" ] || [ ! -e "$models/plan.env" ]; do
+  [ -n "${said:-}" ] || echo "waiting until \`scripts/stack.sh prepare\` is through"
+  said=1
+  sleep 2
+done
+while IFS='=' read -r name value; do
+  [ -n "${!name:-}" ] || declare "$name=$value"
+done <"$models/plan.env"
+
+export CUDA_VISIBLE_DEVICES=$VLLM_GPUS CUDA_DEVICE_ORDER=PCI_BUS_ID # nvidia-smi's numbers
+export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True                        # enables /v1/load_lora_adapter
+export VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+vllm=("${VLLM_PY:-.venv-vllm/bin/python}" -m vllm.entrypoints.openai.api_server)
+# processed_logprobs: log-probabilities of the distribution that is sampled from, temperature included.
+vllm+=(--model "$models/served" --served-model-name policy --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}"
+  --max-model-len "${MAX_TOKENS:-2048}" --gpu-memory-utilization "$VLLM_GPU_MEMORY" ${PLAN_VLLM_ARGS:-}
+  --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 --logprobs-mode processed_logprobs)
+# Logits in fp32, as the trainer computes them, from a base in bf16.
+vllm+=(--hf-overrides '{"head_dtype":"float32"}' "$@")
+echo "GPU $VLLM_GPUS: ${vllm[*]}"
+exec "${vllm[@]}"

@@ -1,0 +1,111 @@
+"""What .env may set: unknown names and impossible values are refused, and what has no effect is said."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from forage.errors import UserError
+from forage.grpo import launch
+from forage.stack_settings import (
+    CHOICES,
+    OFFLOADS,
+    Options,
+    check_names,
+    check_values,
+    known_names,
+    lines_of,
+    main,
+    notes,
+)
+from tests import ROOT
+
+
+def test_lines_are_read_as_docker_reads_them(tmp_path):
+    file = tmp_path / "env"
+    file.write_text("# MODE=x\n\nRUN=\"second\"\nK=3   # passages\nexport MODE='dense'\nDATA_ARGS=--a b#c\n")
+    assert dict(lines_of(file)) == {"RUN": "second", "K": "3", "MODE": "dense", "DATA_ARGS": "--a b#c"}
+    file.write_text("RUN=a\nBATCH_SIZE 8\n")
+    with pytest.raises(UserError, match=r"env:2: BATCH_SIZE 8 is no line NAME=VALUE; write one, or put a # before it"):
+        dict(lines_of(file))
+    assert dict(lines_of(tmp_path / "none")) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("BATCHSIZE", r"is it BATCH_SIZE\?"), ("batch_size", r"is it BATCH_SIZE\?"), ("SHARDINGS", r"is it SHARDING\?"),
+        ("VLLM_GPU", r"is it VLLM_GPUS\?"), ("XYZZY", "see .env.example"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_refused_with_the_nearest(name, way_out):
+    with pytest.raises(UserError, match=rf"^\.env: nothing reads {name}; {way_out}"):
+        check_names({"BATCH_SIZE": "8", name: "1"}, ".env")
+
+
+def test_every_name_of_the_example_is_known_and_so_are_dockers_own():
+    check_names(dict.fromkeys(known_names(), "1"), ".env")
+    check_names({"COMPOSE_FILE": "x", "COMPOSE_PROJECT_NAME": "y", "https_proxy": "z", "DEVICE": "cpu"}, ".env")
+    assert {"VLLM_API_KEY", "SHARDING", "OFFLOAD", "SERVE", "HEARTBEAT_SECONDS"} <= set(known_names())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"SHARDING": "zero4"}, "SHARDING=zero4 is none of none, zero2, zero3, fsdp2"),
+        ({"SERVE": "4bit"}, "SERVE=4bit is none of auto, nf4, bf16"),
+        ({"QUANTIZE": "yes"}, "QUANTIZE=yes is none of 0, 1"),
+        ({"LORA_RANK": "big"}, "LORA_RANK=big is no whole number"),
+        ({"TRAIN_PROCESSES": "0"}, "TRAIN_PROCESSES=0 trains nothing"),
+        ({"OFFLOAD": "all", "SHARDING": "zero2"}, "OFFLOAD=all does not work with SHARDING=zero2; set zero3"),
+        ({"OFFLOAD": "optimizer", "SHARDING": "fsdp2"}, "OFFLOAD=optimizer does not work .*; set zero2 or zero3"),
+    ],
+)  # fmt: skip
+def test_values_that_can_not_be_meant_are_refused(given, says):
+    with pytest.raises(UserError, match=says):
+        check_values(given)
+
+
+def test_what_works_is_let_through():
+    for given in ({}, {"SHARDING": "", "LORA_RANK": ""}, {"OFFLOAD": "all"}, {"OFFLOAD": "all", "SHARDING": "zero3"}):
+        check_values(given)
+    assert {**launch.OFFLOADS, "none": CHOICES["SHARDING"]} == OFFLOADS  # as the trainer checks it
+
+
+def test_what_has_no_effect_is_said():
+    given = {"VLLM_GPU_MEMORY": "0.4", "KV_GIB": "3", "TRAIN_MEMORY": "9g", "WARM_STEPS": "0", "WARM_ARGS": "--x"}
+    always = ["WARM_ARGS=--x has no effect with WARM_STEPS=0"]
+    assert notes(given, "cpu", in_containers=True) == ["VLLM_GPU_MEMORY=0.4 has no effect without a GPU", *always]
+    assert notes(given, "cuda", in_containers=True) == [
+        "KV_GIB=3 has no effect on a GPU, where VLLM_GPU_MEMORY does it", *always,
+    ]  # fmt: skip
+    assert "TRAIN_MEMORY=9g has no effect outside of docker compose" in notes(given, "cpu", in_containers=False)
+    assert notes({"REPORT_TO": "wandb", "WANDB_PROJECT": "p"}, "cpu", in_containers=True) == []
+
+
+def test_the_environment_of_a_container_is_checked_without_the_images_own_names(tmp_path):
+    (tmp_path / "names").write_text("PATH\nGPG_KEY\nHEARTBEAT\n")
+    command = [
+        sys.executable,
+        "-m",
+        "forage.stack_settings",
+        "--device",
+        "cpu",
+        "--image-names",
+        str(tmp_path / "names"),
+    ]
+    plain = {"PATH": os.environ["PATH"], "GPG_KEY": "x", "HEARTBEAT": "y", "HOSTNAME": "z", "KV_GIB": "1"}
+    fine = subprocess.run(command, env=plain, cwd=ROOT, capture_output=True, text=True)
+    assert (fine.returncode, fine.stderr) == (0, "")
+    typo = subprocess.run(command, env=plain | {"MAX_STEP": "9"}, cwd=ROOT, capture_output=True, text=True)
+    assert (typo.returncode, typo.stderr) == (1, "error: .env: nothing reads MAX_STEP; is it MAX_STEPS?\n")
+
+
+def test_the_environment_goes_before_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "env"
+    file.write_text("SHARDING=zero4\n")
+    with pytest.raises(UserError, match="zero4"):
+        main(Options("cpu", file))
+    monkeypatch.setenv("SHARDING", "zero3")
+    main(Options("cpu", file))
