@@ -1,3 +1,4 @@
+# make setup         sets up .venv, and does nothing else
 # make demo          the pipeline on the sample data, from nothing
 # make check         lint, format, types
 # make test          the fast tests, in WORKERS processes
@@ -13,7 +14,9 @@ PY = .venv/bin/python
 WORKERS ?= 2
 ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: demo test test-slow test-vllm test-compose stack vllm-cpu check lint format types clean
+.PHONY: setup demo test test-slow test-vllm test-compose stack vllm-cpu check lint format types clean
+
+setup: .venv/.installed
 
 demo: .venv/.installed
 	PY=$(PY) scripts/demo.sh

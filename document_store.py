@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import forage  # noqa: F401 before what may not be installed
+
+# isort: split
 import tyro
 
 from forage.cli import run_script

@@ -1,0 +1,39 @@
+"""Forage trains a language model to search.
+
+A script that a Python without its packages starts says so in one line, and so does one that is stopped while it still
+imports. Both are said here, as each script imports this package first.
+"""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+NEEDED = ("numpy", "rich", "torch", "transformers", "tyro", "yaml")  # parts of requirements.txt that every script needs
+
+
+def is_script(arguments: list[str]) -> bool:
+    """Whether one of this project's commands runs: `python data_prep.py`, or `python -m forage.runs.report`."""
+    here = Path(__file__).resolve().parents[1]
+    module = arguments[arguments.index("-m") + 1 :][:1] if "-m" in arguments[:3] else []
+    if module:
+        return module[0].startswith(("forage.", "bench."))
+    return len(arguments) > 1 and Path(arguments[1]).suffix == ".py" and Path(arguments[1]).resolve().parent == here
+
+
+def say_stopped(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C while a script is still importing, in one line; later forage.cli says it."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write("stopped; re-run the same command to resume\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+if is_script(sys.orig_argv):
+    sys.excepthook = say_stopped
+    missing = next((name for name in NEEDED if find_spec(name) is None), "")
+    if missing:
+        sys.exit(
+            f"error: {sys.executable} lacks the package {missing}; make .venv with `make setup` and run "
+            "`source .venv/bin/activate` in each terminal, or call .venv/bin/python"
+        )

@@ -154,6 +154,9 @@ class Flag:
     group: str
 
 
+CONFIG = Flag("--config", "FILE", "Read any of the options from a YAML file, a line `max_steps: 100` each.", "", "")
+
+
 def help_text(options: type, description: str, top: Sequence[str], presets: Iterable[str] = ()) -> str:
     """The help with the flags of `top` in that order, or with all flags by group if `top` is empty."""
     flags = list(flags_of(options))
@@ -162,14 +165,13 @@ def help_text(options: type, description: str, top: Sequence[str], presets: Iter
     if top:
         by_name = {flag.name.replace("[no-]", ""): flag for flag in flags}
         lines = "\n".join(_entry(by_name["--" + name.replace("_", "-")]) for name in top)
-        parts.append(f"The options people change first (defaults in brackets):\n{lines}")
-        more = len(flags) - len(top)
-        parts.append(f"--help-all shows the other {more}; --config FILE reads any of them from a YAML file.")
+        parts.append(f"The options people change first (defaults in brackets):\n{lines}\n{_entry(CONFIG)}")
+        parts.append(f"--help-all shows the other {len(flags) - len(top)}.")
     else:
         for group in dict.fromkeys(flag.group for flag in flags):
             heading = f"{group.rstrip('.')}:"
             parts.append("\n".join([heading, *(_entry(flag) for flag in flags if flag.group == group)]))
-        parts.append("--config FILE reads any of these from a YAML file, a line `max_steps: 100` each.")
+        parts.append(_entry(CONFIG))
     if presets:
         parts.append(f"--preset {'|'.join(presets)} sets what that method is known for; other flags win over it.")
     return "\n\n".join(part for part in parts if part)

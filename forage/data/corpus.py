@@ -69,7 +69,7 @@ def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: Datase
     if sites:
         scraping = replace(scraping, resolve={**scraping.resolve, **sites}, delay=0, per_host=8)
     urls = list(dict.fromkeys(row.url for row in rows if row.url))
-    with tqdm(total=len(urls), desc="pages", unit="page", mininterval=1) as bar:
+    with tqdm(total=len(urls), desc="pages", unit="page", mininterval=1, disable=not urls) as bar:
 
         def on_page(record: PageRecord) -> None:
             bar.update()
@@ -82,7 +82,7 @@ def read_pages(records: Mapping[str, PageRecord], content_dir: Path) -> dict[str
     fetched = {url: record for url, record in records.items() if record.cause == "ok" and record.path}
     pages = {
         url: read_page((content_dir / str(record.path)).read_bytes(), record.charset)
-        for url, record in tqdm(fetched.items(), desc="reading pages", unit="page", mininterval=1)
+        for url, record in tqdm(fetched.items(), desc="reading pages", unit="page", mininterval=1, disable=not fetched)
     }
     return {url: page_text(page) for url, page in drop_boilerplate(pages).items() if page.blocks}
 

@@ -110,38 +110,67 @@ def score_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str, console: Console | None = None) -> None:
-    """Print scores with intervals (at the first cutoff only) and costs, then the differences to the reference."""
-    names = _first_cutoffs(score_names(rows))
-    console = console or Console(width=70 + 16 * len(names))
-    for table in (_score_table(rows, names, title), _difference_table(rows, names)):
+    """Print scores with intervals (at the first cutoff only) and costs, then the differences to the reference.
+
+    The metrics are printed in as many tables as it takes for each to fit in 100 columns.
+    """
+    longest = max(len(row["name"]) for row in rows)
+    parts = _in_width([*_first_cutoffs(score_names(rows)), *_SHOWN_COSTS], WIDTH - longest - 4)
+    console = console or Console(width=max(WIDTH, longest + 40))
+    tables = [_score_table(rows, names, title if number == 0 else "") for number, names in enumerate(parts)]
+    heading = f"Difference to {rows[0]['name']}, paired (*: the interval excludes zero)"
+    if rows[1:]:
+        tables += [_difference_table(rows, names, "" if number else heading) for number, names in enumerate(parts)]
+    for table in tables:
         for column in table.columns:
             column.no_wrap = True
-        if table.row_count:
-            console.print(table)
+        console.print(table)
 
 
 def _score_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> Table:
-    table = Table("", *_heads(names), "tokens out", "tokens in", "seconds", title=Text(printable(title)))
+    table = _headed(names, title)
     for row in rows:
-        cells = [f"{_figure(row['metrics'][name])}\n{_short_span(row['metrics'][name])}" for name in names]
-        table.add_row(
-            Text(printable(row["name"])), *cells, *(f"{row['metrics'][cost]['mean']:,.4g}" for cost in _SHOWN_COSTS)
-        )
+        metrics = row["metrics"]
+        cells = [
+            f"{metrics[name]['mean']:,.4g}" if name in COSTS
+            else f"{_figure(metrics[name])}\n{_short_span(metrics[name])}" for name in names
+        ]  # fmt: skip
+        table.add_row(Text(printable(row["name"])), *cells)
     return table
 
 
-def _difference_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
-    title = Text(printable(f"Difference to {rows[0]['name']}, paired (*: the interval excludes zero)"))
-    table = Table("", *_heads(names), "tokens out", title=title)
+def _difference_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> Table:
+    table = _headed(names, title)
     for row in rows[1:]:
-        found = [row["over_reference"][name] for name in names]
-        cells = [f"{each['mean']:+.3f}{' *' if clear(each) else ''}\n{_short_span(each)}" for each in found]
-        table.add_row(Text(printable(row["name"])), *cells, f"{row['over_reference']['sampled_tokens']['mean']:+,.4g}")
+        found = row["over_reference"]
+        cells = [
+            f"{found[name]['mean']:+,.4g}" if name in COSTS
+            else f"{found[name]['mean']:+.3f}{' *' if clear(found[name]) else ''}\n{_short_span(found[name])}"
+            for name in names
+        ]  # fmt: skip
+        table.add_row(Text(printable(row["name"])), *cells)
     return table
 
 
-def _heads(names: Sequence[str]) -> list[str]:
-    return [name.removeprefix("answer_") for name in names]
+def _headed(names: Sequence[str], title: str) -> Table:
+    return Table("", *(one_line(name) for name in names), title=Text(printable(title)) if title else None)
+
+
+def _in_width(names: Sequence[str], width: int) -> list[list[str]]:
+    """The metrics in groups whose columns fit in the width; an interval takes 12 characters, the lines between 3.
+
+    Example: ["mrr", "answer_similarity", "format"] in a width of 40 gives [["mrr", "answer_similarity"], ["format"]].
+    """
+    groups: list[list[str]] = [[]]
+    room = width
+    for name in names:
+        needed = max(len(name), 16) + 3
+        if groups[-1] and needed > room:
+            groups.append([])
+            room = width
+        groups[-1].append(name)
+        room -= needed
+    return groups
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], title: str) -> str:
@@ -173,6 +202,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+WIDTH = 100  # of what is printed
 _SHOWN_COSTS = ("sampled_tokens", "read_tokens", "seconds")
 
 

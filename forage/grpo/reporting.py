@@ -87,10 +87,15 @@ def peak_memory() -> float:
 def show(run: Run, stats: StepStats, tracker: Tracker, view: TrainView, schedule: PlotSchedule) -> None:
     """Log the finished step, print its line, and draw the plots if they are due."""
     tracker.log(stats.step, flatten(stats))
+    view.sampled = f", sampled at T {run.options.rollout.sampling.temperature:g}"
     view.ended(stats)
     if schedule.due(stats):
         with run.phases("plots"):
             draw_report(run.options.run_dir, run.history)
+
+
+def played_at(temperature: float) -> str:
+    return f"sampled at T {temperature:g}" if temperature else "answered greedily (T 0)"
 
 
 def report_end(run: Run) -> None:
@@ -100,7 +105,8 @@ def report_end(run: Run) -> None:
     if len(known) > 1:
         first, last = known[min(known)], known[max(known)]
         both = comparable(run.card, [name for name in first if name in last], min(known))
-        print(f"{len(run.eval_questions)} held-out questions    before    after    (95 % interval)")
+        asked, how = f"{len(run.eval_questions)} held-out questions", played_at(run.options.eval_temperature)
+        print(f"{asked}    before    after    (95 % interval), {how}")
         for name in both:
             before, after = first[name], last[name]
             print(

@@ -37,6 +37,8 @@ class TrainView:
     ) -> None:
         self.last, self.phases, self.history = last, phases, list(history)
         self.step: int | None = None
+        self.sampled = ""
+        """How the steps' episodes are sampled, in the words of the line: unlike evaluations."""
         self._began = time.monotonic()
         self._console = console or Console()
         self._is_live = sys.stdout.isatty() if console is None else console.is_terminal
@@ -76,11 +78,11 @@ class TrainView:
                 print(line, flush=True)
 
     def line(self) -> str:
-        """Example: step 12 of 500: overall 0.512 (+0.031), mrr 0.400 (-0.002); 34 s (rollout 20, backward 9); 4 h 37
-        min left."""
+        """Example: step 12 of 500, sampled at T 1: overall 0.512, mrr 0.400; 34 s (rollout 20, backward 9); 4 h 37 min
+        left."""
         stats = self.history[-1]
-        rewards = ", ".join(f"{name} {value:.3f}{_signed(trend)}" for name, value, trend in reward_trends(self.history))
-        parts = [f"step {stats.step} of {self.last}: {rewards}"]
+        rewards = ", ".join(f"{name} {summary['mean']:.3f}" for name, summary in stats.summary.items())
+        parts = [f"step {stats.step} of {self.last}{self.sampled}: {rewards}"]
         if stats.seconds:
             phases_s = {name: seconds for name, seconds in stats.seconds.items() if name not in NO_PHASES}
             longest = sorted(phases_s.items(), key=lambda item: -item[1])[:3]
@@ -93,7 +95,8 @@ class TrainView:
 
     def table(self) -> Table:
         """The live table."""
-        table = Table("", "", show_header=False, title="training")
+        caption = "trend: the mean of the last steps, up to 5, minus that of as many before them"
+        table = Table("", "", show_header=False, title="training", caption=caption)
         for name, value in self.figures().items():
             table.add_row(Text(printable(name)), Text(printable(value)))
         return table
@@ -110,7 +113,7 @@ class TrainView:
             left = max(0.0, left - (time.monotonic() - self._began)) if running else left
             shown["left"] = f"{duration(left)}, at a median of {duration(_median(self.history))} per step"
         for name, value, trend in reward_trends(self.history):
-            shown[name] = f"{value:.3f}{_signed(trend)}"
+            shown[name] = f"{value:.3f}{_named(trend)}"
         return shown
 
     def _show(self) -> None:
@@ -176,8 +179,8 @@ def reward_trends(history: Sequence[StepStats]) -> list[tuple[str, float, float 
     return trends
 
 
-def _signed(trend: float | None) -> str:
-    return "" if trend is None else f" ({trend:+.3f})"
+def _named(trend: float | None) -> str:
+    return "" if trend is None else f", trend {trend:+.3f}"
 
 
 def duration(seconds: float) -> str:

@@ -362,7 +362,8 @@ def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder:
     done = len(text_of) - len(missing)
     # A terminal gets a moving bar, a log file one line every 15 seconds.
     interval = 0.2 if sys.stderr.isatty() else 15
-    with tqdm(total=len(text_of), initial=done, desc="embedding", unit="chunk", mininterval=interval) as bar:
+    total, none = len(text_of), not missing
+    with tqdm(total=total, initial=done, desc="embedding", unit="chunk", mininterval=interval, disable=none) as bar:
         for first in range(0, len(missing), EMBED_GROUP):
             keys = missing[first : first + EMBED_GROUP]
             collection.add(keys, embedder.encode_passages([text_of[key] for key in keys]))

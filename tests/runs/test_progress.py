@@ -54,9 +54,10 @@ def test_trends_by_hand():
 def test_a_log_has_a_line_a_step(capsys):
     with TrainView(9, Phases(), history=steps_of([0.2, 0.4])) as view:
         view.began(2)
+        view.sampled = ", sampled at T 0.7"
         view.ended(replace(steps_of([0.2, 0.4, 0.6])[2], notes=["half of the groups were [flat]"]))
     assert capsys.readouterr().out.splitlines() == [
-        "step 2 of 9: overall 0.600 (+0.200); 10 s (rollout 10); 1 min 10 s left",
+        "step 2 of 9, sampled at T 0.7: overall 0.600; 10 s (rollout 10); 1 min 10 s left",
         "note: half of the groups were [flat]",
     ]
 
@@ -77,6 +78,9 @@ def test_the_table_says_what_runs_now():
         "left": "1 min 30 s, at a median of 10 s per step",
         "overall": "0.250",
     }
+    view.ended(replace(steps_of([0.75])[0], step=1))
+    assert view.figures()["overall"] == "0.750, trend +0.500"
+    view.history.pop()
     with view:
         view.began(1)
         assert view.figures()["left"].startswith("1 min 30 s")

@@ -448,6 +448,18 @@ def test_figures_by_hand(capsys):
     assert found == {"a": (2, 0.5), "b": (1, 0), "(none)": (1, 1)}
     print_rows(rows, "4 questions")
     assert "+0.500" in capsys.readouterr().out
+    names = [f"{name}@{k}" for name in ("recall", "ndcg") for k in (3, 10)]
+    many = ["mrr", *names, "answer_similarity", "token_f1", "rouge_l", "format", "faithfulness"]
+    wide = [
+        SystemScores("a_policy_with_a_long_name", system, "v000000", dict.fromkeys(many, np.ones(4)) | cost)
+        for system in ("plain_rag", "self_consistency_8")
+    ]
+    print_rows(summary(wide, questions), "4 questions")
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    for name in ("mrr", "recall@3", "ndcg@3", "answer_similarity", "token_f1", "rouge_l", "format", "faithfulness",
+                 "sampled_tokens", "read_tokens", "seconds"):  # fmt: skip
+        assert printed.count(name) == 2, name  # with the differences; none cut off
     page = markdown(rows, "4 questions")
     assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
     assert "| warm/single | 1.000 (1.000 to 1.000) |" in page.partition("### (none)")[2]
