@@ -160,8 +160,8 @@ class Options:
     k: int = 5
     """Documents per search."""
     reward: str = "recall"
-    """recall, ndcg or mrr of the best k; tiers (steps of recall, as in DeepRetrieval); or a class of your own, as
-    module:Class."""
+    """recall, ndcg or mrr of the best k; tiers (steps of recall, as in DeepRetrieval); or a class of your own
+    with compute_reward(self, query, relevant_doc_ids), as module:Class."""
     backend: Literal["trl", "own"] = "trl"
     """Training loop: TRL's trainer, or our own, which is faster."""
     query: RewriteOptions = field(default_factory=RewriteOptions)
