@@ -35,11 +35,14 @@ MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir")  # options t
 
 def main(options: Options) -> None:
     options.check()
+    import torch
+
     from forage.policy.base_models import resolve_model
     from forage.rewriter.actors import describe, make_actors
     from forage.rewriter.data import read_data
     from forage.rewriter.evaluation import Evaluation
-    from forage.rewriter.models import load_policy, load_tokenizer, save_lm
+    from forage.rewriter.memory import check_room, empty_model, memory_of
+    from forage.rewriter.models import GPU_MODEL, check_length, load_policy, load_tokenizer, save_lm
     from forage.rewriter.rewards import load_reward
     from forage.rewriter.scoring import Scorer
     from forage.rewriter.search import open_search
@@ -48,18 +51,25 @@ def main(options: Options) -> None:
     from forage.runs.run_folder import run_folder
 
     with run_folder(options.run_dir, options, MAY_CHANGE):
-        model = resolve_model(options.base_model)
+        model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
+        shape = empty_model(model)
+        check_length(shape.config, options)
+        memory = memory_of(shape, options.actor)
+        print(memory)
+        if torch.cuda.is_available():
+            check_room(
+                memory, torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory, options.actor
+            )
         tokenizer = load_tokenizer(model)
         data = read_data(options, tokenizer)
         search = open_search(options, data)
         scorer = Scorer(load_reward(options.reward, search, options.k), options.query, tokenizer)
         evaluation = Evaluation(options, data.held_out, search, tokenizer)
 
-        lora = options.actor.lora_rank > 0
-        policy = load_policy(model, tokenizer, options, lora=lora)
+        policy = load_policy(model, tokenizer, options)
         measured = evaluation.before(policy)
         if options.warm.warm_steps:
-            policy = load_policy(warm_start(options, data, model, tokenizer), tokenizer, options, lora=lora)
+            policy = load_policy(warm_start(options, data, model, tokenizer), tokenizer, options)
             measured = evaluation.after_warm_start(policy, measured)
 
         actors = make_actors(policy, options.actor, options.seed)

@@ -191,32 +191,40 @@ class Actors(nn.Module):
 
 
 def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
-    """Make a policy's value model and reference, and give the policy its adapter, whose weights `seed` draws."""
+    """Make a policy's value model and reference, and give the policy its adapter, whose weights `seed` draws.
+
+    With LoRA, one model is policy, reference (its adapter off) and the value model's backbone.
+    """
     decoder = getattr(policy.lm, policy.lm.base_model_prefix)
     backbone = SharedBackbone(decoder) if options.shared else SeparateBackbone(copy.deepcopy(decoder))
     frozen = None if options.lora_rank else copy.deepcopy(policy).requires_grad_(False)
     if options.lora_rank:
         policy.lm = with_adapter(policy.lm, options.lora_rank, seed)
-    value_model = ValueModel(backbone, policy.config.hidden_size, shared=options.shared).to(policy.lm.device)
+    value_model = ValueModel(backbone, policy.config.get_text_config().hidden_size, shared=options.shared).to(
+        policy.lm.device
+    )
     return Actors(policy, value_model, Reference(policy, frozen))
 
 
 def with_adapter(lm: Any, rank: int, seed: int) -> Any:
-    """The model with a new LoRA adapter on all linear layers."""
+    """The model with a new LoRA adapter on all linear layers, which in gpt2 and its kin are Conv1D."""
     silence_library_noise()
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     torch.manual_seed(seed)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    transposed = any(isinstance(layer, Conv1D) for layer in lm.modules())  # as weights of (inputs, outputs)
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM", fan_in_fan_out=transposed
+    )
     return get_peft_model(lm, config)
 
 
 def describe(actors: Actors) -> str:
     """What is trained, in words."""
     trained = sum(weight.numel() for weight in actors.parameters() if weight.requires_grad)
-    of_value = 0 if actors.value_model.shared else sum(weight.numel() for weight in actors.value_model.parameters())
-    mebibytes = of_value * 16 / 2**20  # weights, gradients and Adam's two moments in fp32
-    text = f"{trained:,} weights are trained, {of_value:,} of them the value model's ({mebibytes:,.0f} MiB with Adam)"
+    of_value = sum(weight.numel() for weight in actors.value_model.parameters())
+    text = f"{trained:,} weights are trained, {of_value:,} of them the value model's"
     top_p = actors.policy.sampling.top_p
     if top_p < 1:
         text += (

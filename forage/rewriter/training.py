@@ -29,7 +29,7 @@ from forage.schedule import in_rounds
 def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, scorer: Scorer) -> None:
     """Run the updates that are left, after the newest checkpoint in state/."""
     norms: list[float] = []
-    optimizer = make_optimizer(actors, options.optimizer, norms)
+    optimizer = make_optimizer(actors, options.optimizer.settled(options.actor), norms)
     step, history = load_checkpoint(options.run_dir / "state", actors, optimizer) or (0, [])
     if step:
         print(f"resuming after update {step}")
@@ -95,7 +95,7 @@ class Recorder:
         """The row of metrics.jsonl."""
         return {"step": step} | figures | {
             "episode": step * self.options.ppo.batch_size, "policy/entropy": figures["policy/entropy_avg"],
-            "lr": self.options.optimizer.learning_rate, "grad_norm": sum(self.norms) / len(self.norms),
+            "lr": self.optimizer.param_groups[0]["lr"], "grad_norm": sum(self.norms) / len(self.norms),
             "seconds": time.perf_counter() - self.started,
         }  # fmt: skip
 

@@ -15,7 +15,7 @@ import torch
 
 from forage.agent.control import control_tokens
 from forage.agent.teacher import first_words
-from forage.rewriter.actors import Policy, model_inputs
+from forage.rewriter.actors import Policy, model_inputs, with_adapter
 from forage.rewriter.data import Data
 from forage.rewriter.models import load_policy, save_lm
 from forage.rewriter.options import Options, WarmOptions
@@ -32,10 +32,12 @@ def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
     """The folder of the warm-started model, which is trained once per run folder."""
     folder = options.run_dir / "warm"
     if not folder.exists():
-        policy = load_policy(model, tokenizer, options, lora=False)
+        policy = load_policy(model, tokenizer, options)
+        if options.actor.lora_rank:
+            policy.lm = with_adapter(policy.lm, options.actor.lora_rank, options.seed)
         texts = {document.id: document.text for document in data.documents}
         examples = examples_of(data.train, texts, options.warm.warm_words)
-        train_warm(policy, tokenizer, examples, options.warm, options.seed)
+        train_warm(policy, tokenizer, examples, options.warm, options.warm.rate(options.actor), options.seed)
         save_lm(policy, model, tokenizer, folder)
     return str(folder)
 
@@ -54,10 +56,12 @@ def beginning_of(text: str, words: int) -> str:
     return first_words(rest if rest.strip() else title, words)
 
 
-def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], options: WarmOptions, seed: int) -> None:
-    """Train all weights of the policy, in fp32, to write the texts of the examples."""
-    weights = list(policy.lm.parameters())
-    optimizer = torch.optim.AdamW(weights, lr=options.warm_learning_rate, weight_decay=0.0)
+def train_warm(
+    policy: Policy, tokenizer: Any, examples: Sequence[Example], options: WarmOptions, rate: float, seed: int
+) -> None:
+    """Train the policy's adapter, or all its weights where it has none, in fp32, to write the texts of the examples."""
+    weights = [weight for weight in policy.lm.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
     draw = random.Random(seed)
     for step in range(options.warm_steps):
         batch = [draw.choice(examples) for _ in range(options.warm_batch_size)]
@@ -65,7 +69,7 @@ def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], opti
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, MAX_NORM)
         for group in optimizer.param_groups:
-            group["lr"] = options.warm_learning_rate * (1 - step / options.warm_steps)
+            group["lr"] = rate * (1 - step / options.warm_steps)
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % 10 == 0 or step + 1 == options.warm_steps:

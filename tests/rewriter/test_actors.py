@@ -67,7 +67,9 @@ def test_texts_come_back_in_order_whatever_batch_they_were_in():
     assert len(set(alone)) > 1
 
 
-@pytest.mark.parametrize(("value", "lora_rank"), [("separate", 0), ("shared", 0), ("auto", 4)])
+@pytest.mark.parametrize(
+    ("value", "lora_rank"), [("separate", 0), ("auto", 0), ("shared", 0), ("auto", 4), ("shared", 4)]
+)
 def test_what_is_trained(value, lora_rank):
     lm, tokenizer = tiny_lm()
     whole = sum(weight.numel() for weight in lm.parameters())
@@ -79,7 +81,7 @@ def test_what_is_trained(value, lora_rank):
         assert trained < whole / 10
         assert all("lora" in n or "score" in n for n, w in actors.named_parameters() if w.requires_grad)
     else:
-        assert trained == whole + 33 + (whole - head if value == "separate" else 0)
+        assert trained == whole + 33 + (0 if value == "shared" else whole - head)
     assert not any(weight.requires_grad for weight in actors.reference.parameters())
     sequences = torch.tensor([[5, 6, 7, 8]])
     logits, values = logits_and_values(actors, sequences, 2)
@@ -88,7 +90,7 @@ def test_what_is_trained(value, lora_rank):
 
 
 def test_the_reference_stays_what_it_was():
-    for options in (ActorOptions(), ActorOptions(lora_rank=4)):
+    for options in (ActorOptions(lora_rank=0), ActorOptions()):
         actors, _ = tiny_actors(options)
         sequences = torch.tensor([[5, 6, 7, 8]])
         before = actors.reference.response_logits(sequences, 2)
@@ -101,7 +103,7 @@ def test_the_reference_stays_what_it_was():
 
 def test_no_dropout_whatever_mode_is_asked_for():
     config = GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=2)
-    actors = make_actors(Policy(GPT2LMHeadModel(config), SamplingOptions(), 2, 100), ActorOptions(), seed=0)
+    actors = make_actors(Policy(GPT2LMHeadModel(config), SamplingOptions(), 2, 100), ActorOptions(lora_rank=0), seed=0)
     for _ in range(2):
         one, other = (actors.policy.response_logits(torch.tensor([[5, 6, 7, 8]]), 2)[0] for _ in range(2))
         assert torch.equal(one, other)
@@ -135,7 +137,8 @@ def test_plain_transformers_loads_what_was_trained(tmp_path, lora_rank):
         (SamplingOptions(top_p=0.0), "--top-p"),
         (SamplingOptions(top_p=1.1), "--top-p"),
         (ActorOptions(lora_rank=-1), "--lora-rank"),
-        (ActorOptions(lora_rank=4, value="separate"), "--value separate"),
+        (ActorOptions(value="separate"), "--value separate trains a second full model.* give --lora-rank 0 with it"),
+        (ActorOptions(lora_rank=0, quantize=True), "--quantize freezes the base, and --lora-rank 0 trains it"),
     ],
 )
 def test_options_that_can_not_be(options, says):

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.optimizer import OptimizerOptions
-from forage.rewriter.options import Options, RewriteOptions
+from forage.rewriter.options import AdamOptions, Options, RewriteOptions
 from forage.rewriter.rewards import CustomRewardModel
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 from train_ppo import RENAMED, main
@@ -135,7 +134,7 @@ def test_a_plain_class_is_a_reward_as_it_stands(tiny, tmp_path, monkeypatch):
     ("given", "says"),
     [
         ({"max_steps": 0}, "--max-steps"), ({"k": 0}, "--k"), ({"eval_questions": -1}, "--eval-questions"),
-        ({"optimizer": OptimizerOptions(learning_rate=-1.0)}, "--learning-rate"),
+        ({"optimizer": AdamOptions(learning_rate=-1.0)}, "--learning-rate"),
         ({"query": RewriteOptions(query_weight=0)}, "--query-weight"),
     ],
 )  # fmt: skip
