@@ -35,6 +35,23 @@ def model_inputs(ids_BT: Tensor, pad_id: int) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+def choose_by(draws_BR: Tensor, width: int) -> Any:
+    """A logits processor after which the likeliest token is the one that a number drawn beforehand chooses.
+
+    The token is the first whose cumulative probability exceeds the number, so it has the model's probability. A row's
+    tokens then don't depend on the rows beside it, and processes that share a batch write what one would. `width` is
+    that of the prompts. Example: probabilities .2, .5, .3 and the number .6 choose the second token.
+    """
+
+    def processor(ids_BT: Tensor, scores_BV: Tensor) -> Tensor:
+        cumulative_BV = scores_BV.double().softmax(-1).cumsum(-1)
+        numbers_B1 = draws_BR[:, ids_BT.shape[1] - width, None] * cumulative_BV[:, -1:]
+        chosen_B1 = torch.searchsorted(cumulative_BV, numbers_B1, right=True).clamp(max=scores_BV.shape[1] - 1)
+        return torch.full_like(scores_BV, -torch.inf).scatter(1, chosen_B1, 0.0)
+
+    return processor
+
+
 class Policy(nn.Module):
     """A causal language model that samples rewrites, as both TRL and our own loop use it."""
 
@@ -64,14 +81,30 @@ class Policy(nn.Module):
         output.logits = output.logits.float()
         return output
 
-    def sample(self, ids_BT: Tensor, *, greedy: bool = False, max_new_tokens: int = 0) -> Tensor:
+    def draws(self, rows: int) -> Tensor:
+        """(rows, R) random numbers, one for each token that may be sampled."""
+        return torch.rand(rows, self.sampling.max_new_tokens, dtype=torch.float64)
+
+    def sample(
+        self, ids_BT: Tensor, draws_BR: Tensor | None = None, *, greedy: bool = False, max_new_tokens: int = 0
+    ) -> Tensor:
         """(B, R) tokens for left-padded prompts; shorter responses are filled up with eos."""
         from transformers import GenerationConfig
+        from transformers.generation.logits_process import (
+            LogitsProcessorList,
+            TemperatureLogitsWarper,
+            TopPLogitsWarper,
+        )
 
         inputs, sampling = model_inputs(ids_BT, self.pad_id), self.sampling
         settings: dict[str, Any] = {"do_sample": False}
+        processors = LogitsProcessorList()
         if not greedy:
-            settings = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+            draws_BR = self.draws(len(ids_BT)) if draws_BR is None else draws_BR
+            processors.append(TemperatureLogitsWarper(sampling.temperature))
+            if sampling.top_p < 1:
+                processors.append(TopPLogitsWarper(sampling.top_p))
+            processors.append(choose_by(draws_BR.to(ids_BT.device), ids_BT.shape[1]))
         if self.pad_id < self.config.vocab_size:  # a model may have more embeddings than tokens, e.g. Qwen2.5
             settings["suppress_tokens"] = [self.pad_id]
         config = GenerationConfig(
@@ -81,8 +114,9 @@ class Policy(nn.Module):
         with torch.no_grad():
             # generate() derives the same positions from the mask.
             sequences_BT: Tensor = self.lm.generate(
-                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config
-            )
+                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config,
+                logits_processor=processors,
+            )  # fmt: skip
         return sequences_BT[:, ids_BT.shape[1] :]
 
     def response_logits(self, sequences_BT: Tensor, count: int, **more: Any) -> tuple[Tensor, Any]:

@@ -50,7 +50,7 @@ def empty_model(name: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name))
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name))  # type: ignore[no-untyped-call]
 
 
 def memory_of(lm: Any, options: ActorOptions) -> Memory:
@@ -62,7 +62,7 @@ def memory_of(lm: Any, options: ActorOptions) -> Memory:
     shapes = [tuple(layer.weight.shape) for layer in adapted_layers(lm)]
     adapter = options.lora_rank * sum(map(sum, shapes))
     packed = sum(rows * columns for rows, columns in shapes) if options.quantize else 0
-    policy = (whole - packed) * compute_dtype().itemsize + packed * TRAINED_NF4
+    policy = (whole - packed) * compute_dtype(options.dtype).itemsize + packed * TRAINED_NF4
     return Memory(policy, FP32 * adapter, 0, FP32 * value, TRAINED * (adapter + value))
 
 

@@ -47,28 +47,28 @@ def check_length(config: Any, options: Options) -> None:
 def load_policy(model: str, tokenizer: Any, options: Options) -> Policy:
     """A model as a policy, without an adapter yet."""
     pad_id = with_padding(tokenizer).pad_token_id
-    lm = load_lm(model, lora=options.actor.lora_rank > 0, quantize=options.actor.quantize)
+    # In bf16, most of an update at a learning rate of 1e-5 is rounded away: only 1.7 % of the weights change.
+    dtype = compute_dtype(options.actor.dtype) if options.actor.lora_rank else torch.float32
+    lm = load_lm(model, dtype, quantize=options.actor.quantize)
     return Policy(lm, options.sampling, tokenizer.eos_token_id, pad_id, options.ppo.micro_batch)
 
 
-def load_lm(name: str, *, lora: bool, quantize: bool = False) -> Any:
-    """A causal language model in fp32; the base of an adapter in the dtype that suits this machine, or in 4 bits."""
+def load_lm(name: str, dtype: torch.dtype, *, quantize: bool = False) -> Any:
+    """A causal language model that computes in `dtype`; its weights in 4 bits if asked."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    # In bf16, most of an update at a learning rate of 1e-5 is rounded away: only 1.7 % of the weights change.
-    dtype = compute_dtype() if lora else torch.float32
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    lm: Any
     if quantize:
         packing = nf4()
         packing.bnb_4bit_compute_dtype = dtype
-        lm: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, quantization_config=packing, device_map=device
-        )
+        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, quantization_config=packing, device_map=device)
         keep_trainable(lm)
     else:
-        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device)
+        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+        lm.to(device)
     # A model's own generation settings (e.g. Qwen's repetition penalty) would mix with ours.
     lm.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     return lm.eval()
@@ -85,9 +85,9 @@ def merged(lm: Any, source: str) -> Any:
         return lm.merge_and_unload()
     from bitsandbytes.functional import dequantize_4bit
 
-    plain = load_lm(source, lora=True)
+    plain = load_lm(source, lm.get_base_model().dtype)
     for name, layer in lm.get_base_model().named_modules():
-        packed = getattr(getattr(layer, "base_layer", layer), "weight", None)
+        packed: Any = getattr(getattr(layer, "base_layer", layer), "weight", None)
         if getattr(packed, "quant_state", None) is None or name.endswith(".base_layer"):
             continue
         weight = dequantize_4bit(packed.data, packed.quant_state).float()

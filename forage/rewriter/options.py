@@ -8,9 +8,10 @@ from typing import Literal
 
 from forage.agent.prompts import REWRITE, RewriteMode
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
+from forage.machine import Dtype
 from forage.optimizer import OptimizerOptions
 from forage.outputs import check_apart, check_replaceable
-from forage.runs.trackers import Kind
+from forage.runs.trackers import Choice
 from forage.store.options import Mode
 
 ValueKind = Literal["auto", "separate", "shared"]
@@ -22,7 +23,8 @@ class RewriteOptions:
     """How the model is asked for a query, and what is searched for."""
 
     rewrite: RewriteMode = "append"
-    """Search for the question followed by the model's words (append), or for the model's words alone (replace)."""
+    """What is searched for: append is the question followed by what the model writes, replace is what it writes alone.
+    This decides what is trained; both are evaluated."""
     query_weight: int = 3
     """With append, repeat the question N times before the model's words: BM25 counts repeats."""
     instruction: str = REWRITE
@@ -66,6 +68,9 @@ class ActorOptions:
     off; 0 trains all weights in fp32, with copies of the model for reference and value model."""
     quantize: bool = False
     """Hold the frozen base in 4 bits (NF4)."""
+    dtype: Dtype = "auto"
+    """What the base of an adapter computes in; auto: bf16 where the device has it, else fp32. With --lora-rank 0 it
+    is always fp32."""
     value: ValueKind = "auto"
     """Value model: separate is a second full model, with its own gradients and Adam state; shared is a small head
     on the policy's hidden states; auto is shared with LoRA, and separate without."""
@@ -109,7 +114,8 @@ class PPOOptions:
     batch_size: int = 4
     """Episodes per update."""
     micro_batch_size: int = 0
-    """Episodes per forward and backward pass, to save memory; must divide --batch-size. 0: the whole batch."""
+    """Episodes per forward and backward pass of all processes together, to save memory; must divide --batch-size. 0:
+    the whole batch."""
     ppo_epochs: int = 4
     """Optimizer steps on the episodes of an update."""
     clip_range: float = 0.2
@@ -194,8 +200,9 @@ class Options:
     reward: str = "recall"
     """recall, ndcg or mrr of the best k; tiers (steps of recall, as in DeepRetrieval); or a class of your own
     with compute_reward(self, query, relevant_doc_ids), as module:Class."""
-    backend: Literal["trl", "own"] = "trl"
-    """Training loop: TRL's trainer, or our own, which is faster."""
+    backend: Literal["auto", "trl", "own"] = "auto"
+    """Training loop: TRL's trainer, or our own, which is faster and runs on several processes too (torchrun); auto is
+    TRL's for one process, and our own for several."""
     query: RewriteOptions = field(default_factory=RewriteOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     actor: ActorOptions = field(default_factory=ActorOptions)
@@ -210,8 +217,9 @@ class Options:
     """Maximum tokens of a pseudo-answer (HyDE), a baseline that needs no training."""
     save_every: int = 25
     """Updates between checkpoints; a checkpoint is three times the size of the trained weights."""
-    report_to: Kind = "none"
-    """Also send metrics to wandb (offline without a key), tensorboard or trackio."""
+    report_to: Choice = "auto"
+    """Also send metrics to wandb (offline without a key), tensorboard or trackio; auto is wandb where it is
+    installed."""
     seed: int = 0
     """Seed of question order and sampling."""
 
@@ -223,6 +231,19 @@ class Options:
         check_at_least_one(self, "k", "max_steps", "save_every", "pseudo_answer_tokens")
         check_at_least_zero(self, "eval_questions")
         self.check_outputs()
+
+    def check_processes(self, count: int) -> None:
+        """Refuse what several processes can't share."""
+        if count > 1 and self.backend == "trl":
+            raise UserError(
+                "--backend trl is for one process: TRL scales each process's advantages on their own, so two would "
+                "train otherwise than one; give --backend own"
+            )
+        rows = {"--warm-batch-size": self.warm.warm_batch_size if self.warm.warm_steps else count}
+        rows |= {"--batch-size": self.ppo.batch_size, "--micro-batch-size": self.ppo.micro_batch}
+        for name, number in rows.items():
+            if number < count:
+                raise UserError(f"{name} {number} is too few for {count} processes to share; give at least {count}")
 
     def check_outputs(self) -> None:
         """Refuse outputs that would go over an input, or over what this script did not make."""

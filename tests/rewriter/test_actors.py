@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from forage.errors import UserError
-from forage.rewriter.actors import Policy, make_actors, model_inputs, write_texts
+from forage.rewriter.actors import Policy, choose_by, make_actors, model_inputs, write_texts
 from forage.rewriter.models import save_lm
 from forage.rewriter.options import ActorOptions, SamplingOptions
 from forage.rewriter.ppo import logits_and_values, logprobs_of
@@ -29,6 +29,31 @@ def test_padding_changes_no_log_probability():
     for row, prompt in enumerate(prompts):
         alone = policy.lm(input_ids=torch.tensor([[*prompt, 7, 8, 9]])).logits[0, -4:-1] / 0.7
         torch.testing.assert_close(together[row], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_number_chooses_a_token_by_hand():
+    scores = torch.tensor([[0.2, 0.5, 0.3]]).log().repeat(5, 1)
+    draws = torch.tensor([[0.9, 0.0], [0.9, 0.19], [0.9, 0.21], [0.9, 0.69], [0.9, 0.71]], dtype=torch.float64)
+    second = choose_by(draws, width=4)(torch.zeros(5, 5, dtype=torch.long), scores)
+    assert second.argmax(1).tolist() == [0, 0, 1, 1, 2]
+    assert second.isfinite().sum(1).tolist() == [1] * 5
+    cut = torch.tensor([[-torch.inf, 0.0, -torch.inf]])  # what top-p leaves is all that is chosen
+    for number in (0.0, 0.5, 1 - 1e-9):
+        assert choose_by(torch.tensor([[number]], dtype=torch.float64), 4)(torch.zeros(1, 4).long(), cut).argmax(
+            1
+        ).tolist() == [1]
+
+
+def test_a_row_is_sampled_the_same_whatever_rows_are_beside_it():
+    policy = tiny_actors()[0].policy
+    ids = left_padded([row.prompt for row in tiny_rows(4)], policy.pad_id)
+    torch.manual_seed(0)
+    draws = policy.draws(4)
+    together = policy.sample(ids, draws)
+    torch.manual_seed(0)
+    assert torch.equal(policy.sample(ids), together)  # as the random state alone would have it
+    for row in range(4):
+        assert torch.equal(policy.sample(ids[row : row + 1], draws[row : row + 1]), together[row : row + 1])
 
 
 def test_top_p_bounds_what_is_sampled_and_not_how_it_is_scored():

@@ -6,16 +6,10 @@ import torch
 from forage.errors import UserError
 from forage.optimizer import OptimizerOptions
 from forage.policy.footprint import GIB, TRAINED_NF4
-from forage.rewriter import memory
 from forage.rewriter.memory import Memory, check_room, empty_model, memory_of
 from forage.rewriter.options import ActorOptions
 from forage.rewriter.ppo import make_optimizer
 from tests.tiny_rewriter import tiny_actors, tiny_gpt2, tiny_lm
-
-
-@pytest.fixture(autouse=True)
-def fp32(monkeypatch):
-    monkeypatch.setattr(memory, "compute_dtype", lambda: torch.float32)
 
 
 def held(parts):
@@ -24,7 +18,8 @@ def held(parts):
 
 @pytest.mark.parametrize("lm", [tiny_lm, tiny_gpt2])
 @pytest.mark.parametrize(
-    "options", [ActorOptions(lora_rank=0), ActorOptions(lora_rank=0, value="shared"), ActorOptions(lora_rank=3)]
+    "options",
+    [ActorOptions(lora_rank=0), ActorOptions(lora_rank=0, value="shared"), ActorOptions(lora_rank=3, dtype="float32")],
 )
 def test_what_is_counted_is_what_is_held(lm, options, tmp_path):
     lm()[0].save_pretrained(tmp_path)
@@ -47,7 +42,7 @@ def test_what_is_counted_is_what_is_held(lm, options, tmp_path):
 
 def test_a_4_bit_base_by_hand(tmp_path):
     tiny_lm()[0].save_pretrained(tmp_path)
-    counted = memory_of(empty_model(str(tmp_path)), ActorOptions(quantize=True))
+    counted = memory_of(empty_model(str(tmp_path)), ActorOptions(quantize=True, dtype="float32"))
     # Two layers: q and o 32 x 32, k and v 16 x 32, three of 48 x 32. Not packed: 512 x 32 at both ends, five norms.
     packed, others = 2 * (2 * 1024 + 2 * 512 + 3 * 1536), 2 * 512 * 32 + 5 * 32
     adapter = 16 * 2 * (2 * 64 + 2 * 48 + 3 * 80)

@@ -6,7 +6,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from forage.errors import UserError
 from forage.policy.base_models import resolve_model
-from forage.rewriter import models
 from forage.rewriter.actors import make_actors
 from forage.rewriter.models import GPU_MODEL, check_length, load_policy, save_lm
 from forage.rewriter.options import ActorOptions, Options
@@ -26,9 +25,8 @@ def folder(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("quantize", [False, True])
-def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path, monkeypatch, quantize):
-    monkeypatch.setattr(models, "compute_dtype", lambda: torch.float32)
-    source, options = str(folder / "model"), Options(actor=ActorOptions(quantize=quantize))
+def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path, quantize):
+    source, options = str(folder / "model"), Options(actor=ActorOptions(quantize=quantize, dtype="float32"))
     tokenizer = AutoTokenizer.from_pretrained(source)
     policy = load_policy(source, tokenizer, options)
     actors = make_actors(policy, options.actor, seed=0)

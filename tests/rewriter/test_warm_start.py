@@ -73,11 +73,11 @@ def test_a_run_that_begins_with_it_measures_it_and_makes_it_once(tiny, tmp_path,
     run([*args, "--max-steps", "1"])
     said = capsys.readouterr().out
     assert "warm start, update 3 of 3: loss " in said
-    assert "query x 3 + trained over query x 3 + warm" in said
+    assert "trained, append over warm, append" in said
     ways = [json.loads(line)["way"] for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
     assert ways == [
-        "raw query", "untrained", "query x 3 + untrained", "pseudo-answer (HyDE)", "query x 3 + pseudo-answer (HyDE)",
-        "warm", "query x 3 + warm", "trained", "query x 3 + trained",
+        "raw query", "untrained, replace", "untrained, append", "pseudo-answer (HyDE), replace",
+        "pseudo-answer (HyDE), append", "warm, replace", "warm, append", "trained, replace", "trained, append",
     ]  # fmt: skip
     assert metrics(tmp_path)[0]["objective/kl"] == pytest.approx(0, abs=1e-4)  # the reference has had it too
     weights = (tmp_path / "warm" / "model.safetensors").stat().st_mtime_ns

@@ -4,11 +4,12 @@ import importlib.util
 import struct
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from forage.errors import UserError
-from forage.runs.trackers import flatten, open_tracker
+from forage.runs.trackers import chosen, flatten, open_tracker
 from tests.factories import STATS
 
 
@@ -43,6 +44,20 @@ def test_unknown_kinds_and_missing_libraries_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="--report-to tensorboard needs its library: pip install tensorboard"):
         open_tracker("tensorboard", tmp_path, "run", {})
+
+
+def test_auto_is_wandb_where_it_is_installed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin="there"))
+    assert chosen("auto") == "wandb"
+    assert capsys.readouterr().out == ""
+    # A folder ./wandb, which wandb itself makes, can be imported too, but is no library.
+    for spec in (None, SimpleNamespace(origin=None)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, spec=spec: spec)
+        assert chosen("auto") == "none"
+        assert capsys.readouterr().out == (
+            "wandb is not installed, so metrics stay in the run folder; pip install -r requirements-trackers.txt\n"
+        )
+    assert [chosen(kind) for kind in ("none", "tensorboard", "wandb")] == ["none", "tensorboard", "wandb"]
 
 
 def resumed_run(kind, folder):
