@@ -15,8 +15,8 @@ from forage.cli import run_script
 from forage.errors import UserError
 from forage.rewriter.options import AdamOptions, Options, RewriteOptions
 from forage.rewriter.rewards import CustomRewardModel
-from tests.runs.test_trackers import wandb_records
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
+from tests.wandb_file import wandb_records
 from train_ppo import RENAMED, main
 
 
