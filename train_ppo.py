@@ -3,7 +3,8 @@
     python train_ppo.py                                             a first look, on the sample data
     python train_ppo.py --data data/rewriter --max-steps 500        on what data_prep.py prepared
     python train_ppo.py --data data/rewriter --warm-steps 150       with a supervised start before PPO
-    python train_ppo.py --base-model gpt2 --rewrite replace --mode hybrid --reward ndcg --lora-rank 16
+    python train_ppo.py --base-model gpt2 --rewrite replace --mode hybrid --reward ndcg
+    torchrun --nproc-per-node 2 train_ppo.py --data data/rewriter   two processes that share each update's batch
 
 Reads from --data: train.jsonl, with lines {"query": ..., "relevant_doc_ids": [...]}; pubmed_corpus.json, a list of
 {"doc_id": ..., "text": ...}; and eval.jsonl, like train.jsonl (without it, a fifth of train.jsonl is held out).
@@ -16,11 +17,15 @@ and state/.
 Re-run the same command to resume a killed run from its last checkpoint, with the same result.
 
 --backend trl uses TRL's PPO trainer; --backend own, which is faster, a short loop of our own (forage/rewriter/ppo.py).
+By default it is TRL's for one process and our own for several. By default an adapter is trained (--lora-rank).
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from forage.cli import run_script
+from forage.grpo.launch import started_processes
 from forage.rewriter.options import Options
 
 TOP = ("data", "base_model", "mode", "reward", "max_steps", "warm_steps", "batch_size", "backend", "run_dir",
@@ -35,11 +40,17 @@ MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir")  # options t
 
 def main(options: Options) -> None:
     options.check()
+    options.check_processes(started_processes())
+    import torch
+
+    from forage.grpo.processes import join_processes
     from forage.policy.base_models import resolve_model
+    from forage.rewriter import processes
     from forage.rewriter.actors import describe, make_actors
     from forage.rewriter.data import read_data
     from forage.rewriter.evaluation import Evaluation
-    from forage.rewriter.models import load_policy, load_tokenizer, save_lm
+    from forage.rewriter.memory import check_room, empty_model, memory_of
+    from forage.rewriter.models import GPU_MODEL, check_length, load_policy, load_tokenizer, save_lm
     from forage.rewriter.rewards import load_reward
     from forage.rewriter.scoring import Scorer
     from forage.rewriter.search import open_search
@@ -47,27 +58,39 @@ def main(options: Options) -> None:
     from forage.rewriter.warm_start import warm_start
     from forage.runs.run_folder import run_folder
 
-    with run_folder(options.run_dir, options, MAY_CHANGE):
-        model = resolve_model(options.base_model)
-        tokenizer = load_tokenizer(model)
-        data = read_data(options, tokenizer)
-        search = open_search(options, data)
+    if started_processes() > 1:
+        join_processes()
+    lead = processes.is_first()  # the first process alone writes, prints and measures; all of them train
+    holding = run_folder(options.run_dir, options, MAY_CHANGE) if lead else nullcontext()
+    with processes.first_alone_prints(), holding:
+        with processes.first_process_first():
+            model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
+            shape = empty_model(model)
+            check_length(shape.config, options)
+            memory = memory_of(shape, options.actor)
+            print(memory)
+            if torch.cuda.is_available():
+                gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+                check_room(memory, gpu.total_memory, options.actor)
+            tokenizer = load_tokenizer(model)
+            data = read_data(options, tokenizer)
+            search = open_search(options, data)
         scorer = Scorer(load_reward(options.reward, search, options.k), options.query, tokenizer)
         evaluation = Evaluation(options, data.held_out, search, tokenizer)
 
-        lora = options.actor.lora_rank > 0
-        policy = load_policy(model, tokenizer, options, lora=lora)
-        measured = evaluation.before(policy)
+        policy = load_policy(model, tokenizer, options)
+        measured = evaluation.before(policy) if lead else []
         if options.warm.warm_steps:
-            policy = load_policy(warm_start(options, data, model, tokenizer), tokenizer, options, lora=lora)
-            measured = evaluation.after_warm_start(policy, measured)
+            policy = load_policy(warm_start(options, data, model, tokenizer), tokenizer, options)
+            measured = evaluation.after_warm_start(policy, measured) if lead else []
 
         actors = make_actors(policy, options.actor, options.seed)
         print(describe(actors))
-        train(options, data.train, actors, tokenizer, scorer)
-        save_lm(actors.policy, model, tokenizer, options.output_dir)
-        print(f"the trained model is in {options.output_dir}")
-        evaluation.after(actors.policy, measured)
+        updates = train(options, data.train, actors, tokenizer, scorer)
+        if lead:
+            save_lm(actors.policy, model, tokenizer, options.output_dir)
+            print(f"the trained model is in {options.output_dir}")
+            evaluation.after(actors.policy, measured, updates)
 
 
 if __name__ == "__main__":

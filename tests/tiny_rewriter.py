@@ -6,6 +6,7 @@ from itertools import count
 import numpy as np
 import torch
 import tyro
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from forage.rewriter.actors import Policy, make_actors
 from forage.rewriter.options import ActorOptions, Options, SamplingOptions
@@ -20,8 +21,24 @@ def tiny_lm(seed=0, width=32):
     return make_model(seed, width).eval(), make_tokenizer()
 
 
-def tiny_actors(actor=ActorOptions(), sampling=SamplingOptions(max_new_tokens=6), micro_batch=0):  # noqa: B008
-    lm, tokenizer = tiny_lm()
+def tiny_gpt2(seed=0):
+    """(A GPT-2 of two layers, the tiny model's tokenizer): its layers are Conv1D."""
+    tokenizer = make_tokenizer()
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=64, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=2,
+        initializer_range=0.2,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).eval(), tokenizer
+
+
+def tiny_actors(
+    actor=ActorOptions(lora_rank=0),  # noqa: B008
+    sampling=SamplingOptions(max_new_tokens=6),  # noqa: B008
+    micro_batch=0,
+    lm=tiny_lm,
+):
+    lm, tokenizer = lm()
     policy = Policy(lm, sampling, tokenizer.eos_token_id, len(tokenizer), micro_batch)
     return make_actors(policy, actor, seed=0), tokenizer
 
@@ -31,9 +48,9 @@ def tiny_rows(number=8):
     return [Row(f"query {n}", (f"d{n}",), tuple(range(100 + n, 104 + 2 * n))) for n in range(number)]
 
 
-def make_tiny(folder, *, template=True):
+def make_tiny(folder, *, template=True, lm=tiny_lm):
     """folder/model and folder/data, as train_ppo.py reads them."""
-    lm, tokenizer = tiny_lm()
+    lm, tokenizer = lm()
     if not template:
         tokenizer.chat_template = None
     lm.save_pretrained(folder / "model")
@@ -60,7 +77,7 @@ def tiny_args(folder, run_dir, *more):
     return [
         "--data", str(folder / "data"), "--base-model", str(folder / "model"), "--run-dir", str(run_dir),
         "--output-dir", str(run_dir / "model"), "--max-steps", "4", "--max-new-tokens", "6", "--pseudo-answer-tokens",
-        "8", "--learning-rate", "0.001", "--save-every", "1", *more,
+        "8", "--learning-rate", "0.001", "--save-every", "1", "--report-to", "none", *more,
     ]  # fmt: skip
 
 

@@ -23,10 +23,10 @@ CHECK_QUESTION, CHECK_ANSWER = "What is the capital of France?", "The capital of
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
-def resolve_model(name: str = "auto", models_dir: Path = Path("models")) -> str:
-    """A checked folder or hub name; 'auto' chooses a model and prints which one and why."""
+def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu: str = HUB_MODEL) -> str:
+    """A checked folder or hub name; 'auto' chooses a model, on a GPU `on_gpu`, and prints which one and why."""
     if name == "auto":
-        name = choose_model()
+        name = choose_model(on_gpu)
     if name == PACKAGED_MODEL:
         return str(packaged_model(models_dir))
     folder = Path(name)
@@ -39,11 +39,11 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models")) -> str:
     return name
 
 
-def choose_model() -> str:
-    """Qwen2.5-7B-Instruct with a CUDA GPU, else the packaged SmolLM2-135M-Instruct."""
+def choose_model(on_gpu: str = HUB_MODEL) -> str:
+    """`on_gpu` with a CUDA GPU, else the packaged SmolLM2-135M-Instruct."""
     if torch.cuda.is_available():
-        print(f"model: {HUB_MODEL}, because there is a GPU")
-        return HUB_MODEL
+        print(f"model: {on_gpu}, because there is a GPU")
+        return on_gpu
     print(f"model: {CONVERTED} from the package {PACKAGED_MODEL}, because there is no GPU")
     return PACKAGED_MODEL
 

@@ -35,6 +35,23 @@ def model_inputs(ids_BT: Tensor, pad_id: int) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+def choose_by(draws_BR: Tensor, width: int) -> Any:
+    """A logits processor after which the likeliest token is the one that a number drawn beforehand chooses.
+
+    The token is the first whose cumulative probability exceeds the number, so it has the model's probability. A row's
+    tokens then don't depend on the rows beside it, and processes that share a batch write what one would. `width` is
+    that of the prompts. Example: probabilities .2, .5, .3 and the number .6 choose the second token.
+    """
+
+    def processor(ids_BT: Tensor, scores_BV: Tensor) -> Tensor:
+        cumulative_BV = scores_BV.double().softmax(-1).cumsum(-1)
+        numbers_B1 = draws_BR[:, ids_BT.shape[1] - width, None] * cumulative_BV[:, -1:]
+        chosen_B1 = torch.searchsorted(cumulative_BV, numbers_B1, right=True).clamp(max=scores_BV.shape[1] - 1)
+        return torch.full_like(scores_BV, -torch.inf).scatter(1, chosen_B1, 0.0)
+
+    return processor
+
+
 class Policy(nn.Module):
     """A causal language model that samples rewrites, as both TRL and our own loop use it."""
 
@@ -64,14 +81,30 @@ class Policy(nn.Module):
         output.logits = output.logits.float()
         return output
 
-    def sample(self, ids_BT: Tensor, *, greedy: bool = False, max_new_tokens: int = 0) -> Tensor:
+    def draws(self, rows: int) -> Tensor:
+        """(rows, R) random numbers, one for each token that may be sampled."""
+        return torch.rand(rows, self.sampling.max_new_tokens, dtype=torch.float64)
+
+    def sample(
+        self, ids_BT: Tensor, draws_BR: Tensor | None = None, *, greedy: bool = False, max_new_tokens: int = 0
+    ) -> Tensor:
         """(B, R) tokens for left-padded prompts; shorter responses are filled up with eos."""
         from transformers import GenerationConfig
+        from transformers.generation.logits_process import (
+            LogitsProcessorList,
+            TemperatureLogitsWarper,
+            TopPLogitsWarper,
+        )
 
         inputs, sampling = model_inputs(ids_BT, self.pad_id), self.sampling
         settings: dict[str, Any] = {"do_sample": False}
+        processors = LogitsProcessorList()
         if not greedy:
-            settings = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+            draws_BR = self.draws(len(ids_BT)) if draws_BR is None else draws_BR
+            processors.append(TemperatureLogitsWarper(sampling.temperature))
+            if sampling.top_p < 1:
+                processors.append(TopPLogitsWarper(sampling.top_p))
+            processors.append(choose_by(draws_BR.to(ids_BT.device), ids_BT.shape[1]))
         if self.pad_id < self.config.vocab_size:  # a model may have more embeddings than tokens, e.g. Qwen2.5
             settings["suppress_tokens"] = [self.pad_id]
         config = GenerationConfig(
@@ -81,8 +114,9 @@ class Policy(nn.Module):
         with torch.no_grad():
             # generate() derives the same positions from the mask.
             sequences_BT: Tensor = self.lm.generate(
-                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config
-            )
+                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config,
+                logits_processor=processors,
+            )  # fmt: skip
         return sequences_BT[:, ids_BT.shape[1] :]
 
     def response_logits(self, sequences_BT: Tensor, count: int, **more: Any) -> tuple[Tensor, Any]:
@@ -191,32 +225,40 @@ class Actors(nn.Module):
 
 
 def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
-    """Make a policy's value model and reference, and give the policy its adapter, whose weights `seed` draws."""
+    """Make a policy's value model and reference, and give the policy its adapter, whose weights `seed` draws.
+
+    With LoRA, one model is policy, reference (its adapter off) and the value model's backbone.
+    """
     decoder = getattr(policy.lm, policy.lm.base_model_prefix)
     backbone = SharedBackbone(decoder) if options.shared else SeparateBackbone(copy.deepcopy(decoder))
     frozen = None if options.lora_rank else copy.deepcopy(policy).requires_grad_(False)
     if options.lora_rank:
         policy.lm = with_adapter(policy.lm, options.lora_rank, seed)
-    value_model = ValueModel(backbone, policy.config.hidden_size, shared=options.shared).to(policy.lm.device)
+    value_model = ValueModel(backbone, policy.config.get_text_config().hidden_size, shared=options.shared).to(
+        policy.lm.device
+    )
     return Actors(policy, value_model, Reference(policy, frozen))
 
 
 def with_adapter(lm: Any, rank: int, seed: int) -> Any:
-    """The model with a new LoRA adapter on all linear layers."""
+    """The model with a new LoRA adapter on all linear layers, which in gpt2 and its kin are Conv1D."""
     silence_library_noise()
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     torch.manual_seed(seed)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    transposed = any(isinstance(layer, Conv1D) for layer in lm.modules())  # as weights of (inputs, outputs)
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM", fan_in_fan_out=transposed
+    )
     return get_peft_model(lm, config)
 
 
 def describe(actors: Actors) -> str:
     """What is trained, in words."""
     trained = sum(weight.numel() for weight in actors.parameters() if weight.requires_grad)
-    of_value = 0 if actors.value_model.shared else sum(weight.numel() for weight in actors.value_model.parameters())
-    mebibytes = of_value * 16 / 2**20  # weights, gradients and Adam's two moments in fp32
-    text = f"{trained:,} weights are trained, {of_value:,} of them the value model's ({mebibytes:,.0f} MiB with Adam)"
+    of_value = sum(weight.numel() for weight in actors.value_model.parameters())
+    text = f"{trained:,} weights are trained, {of_value:,} of them the value model's"
     top_p = actors.policy.sampling.top_p
     if top_p < 1:
         text += (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from forage.agent.prompts import PSEUDO_ANSWER, final_query, prompt_tokens
+from forage.agent.prompts import PSEUDO_ANSWER, RewriteMode, final_query, prompt_tokens
 from forage.errors import UserError
 from forage.files import replacing, write_jsonl
 from forage.metrics import ndcg, recall, reciprocal_rank
@@ -23,6 +24,7 @@ from forage.rewriter.rewrites import Row
 from forage.statistics import Interval, bootstrapped, clear, span
 
 RAW = "raw query"
+FEW_UPDATES = 50
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Evaluation:
             ways += self._measure_texts("pseudo-answer (HyDE)", self._pseudo_answers(policy))
             save_measurements(path, ways)
         ways = load_measurements(path)
-        print_measurements(ways, self.options.k)
+        print_measurements(ways, self.options.k, self.options.query.query_weight)
         return ways
 
     def after_warm_start(self, policy: Policy, earlier: Sequence[Measurement]) -> list[Measurement]:
@@ -75,13 +77,13 @@ class Evaluation:
         if not path.exists():
             save_measurements(path, self._measure_texts("warm", self._rewrites(policy)))
         ways = [*earlier, *load_measurements(path)]
-        print_measurements(ways, self.options.k)
+        print_measurements(ways, self.options.k, self.options.query.query_weight)
         return ways
 
-    def after(self, policy: Policy, earlier: Sequence[Measurement]) -> None:
+    def after(self, policy: Policy, earlier: Sequence[Measurement], updates: int) -> None:
         """Report the trained policy's rewrites beside all earlier measurements."""
         ways = [*earlier, *self._measure_texts("trained", self._rewrites(policy))]
-        print_measurements(ways, self.options.k)
+        print_measurements(ways, self.options.k, self.options.query.query_weight)
         save_measurements(self.options.run_dir / "evaluation_ways.json", ways)
         write_jsonl(self.options.run_dir / "evaluation.jsonl", result_rows(ways))
         by_name = {way.way: way for way in ways}
@@ -90,6 +92,9 @@ class Evaluation:
             if name in by_name:
                 gain = difference(trained, by_name[name])
                 print(f"{trained.way} over {name}: {gain['mean']:+.3f} ({span(gain)}), paired")
+        if updates < FEW_UPDATES:
+            before = self._as_trained("warm" if self._as_trained("warm") in by_name else "untrained")
+            print(few_updates(updates, self.options.ppo.batch_size, difference(trained, by_name[before])))
 
     def _rewrites(self, policy: Policy) -> list[str]:
         return write_texts(policy, self.tokenizer, [row.prompt for row in self.rows])
@@ -99,21 +104,31 @@ class Evaluation:
         return write_texts(policy, self.tokenizer, prompts, self.options.pseudo_answer_tokens)
 
     def _measure_texts(self, name: str, texts: Sequence[str]) -> list[Measurement]:
-        """Search with the texts alone, and with each question in front."""
+        """Search with the texts alone, and with each question in front: as --rewrite replace and append do."""
         weight = self.options.query.query_weight
         alone = [final_query(row.query, text, "replace", 1) for row, text in zip(self.rows, texts, strict=True)]
         appended = [final_query(row.query, text, "append", weight) for row, text in zip(self.rows, texts, strict=True)]
-        return [self._measure(name, alone), self._measure(self._appended(name), appended)]
+        return [self._measure(way_of(name, "replace"), alone), self._measure(way_of(name, "append"), appended)]
 
     def _measure(self, way: str, searched: Sequence[str]) -> Measurement:
         return measure(way, self.rows, searched, self.search, self.options.k)
 
-    def _appended(self, name: str) -> str:
-        return f"query x {self.options.query.query_weight} + {name}"
-
     def _as_trained(self, name: str) -> str:
         """The way of searching that --rewrite trains."""
-        return self._appended(name) if self.options.query.rewrite == "append" else name
+        return way_of(name, self.options.query.rewrite)
+
+
+def way_of(name: str, rewrite: RewriteMode) -> str:
+    """Example: "trained, append"."""
+    return f"{name}, {rewrite}"
+
+
+def few_updates(updates: int, size: int, gain: Interval) -> str:
+    """What a short run says of itself."""
+    return (
+        f"{updates} update{'s' * (updates != 1)} of {size} episodes: too few to mean anything, so take the change by "
+        f"PPO, {gain['mean']:+.3f} ({span(gain)}), for chance; runs that learn take hundreds (--max-steps)"
+    )
 
 
 def difference(one: Measurement, other: Measurement) -> Interval:
@@ -127,10 +142,20 @@ def save_measurements(path: Path, ways: Sequence[Measurement]) -> None:
 
 
 def load_measurements(path: Path) -> list[Measurement]:
+    """Measurements of versions before 0.4.0 have other names."""
     try:
-        return [Measurement(**way) for way in json.loads(path.read_bytes())]
+        ways = [Measurement(**way) for way in json.loads(path.read_bytes())]
+        return [replace(way, way=present_name(way.way)) for way in ways]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); delete it to measure again") from error
+
+
+def present_name(way: str) -> str:
+    """The name of a way before 0.4.0: "query x 3 + trained" is "trained, append", and "trained" "trained, replace"."""
+    if way == RAW or way.endswith((", append", ", replace")):
+        return way
+    appended = re.fullmatch(r"query x \d+ \+ (.+)", way)
+    return way_of(appended[1], "append") if appended else way_of(way, "replace")
 
 
 def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
@@ -145,10 +170,13 @@ def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def print_measurements(ways: Sequence[Measurement], k: int) -> None:
+def print_measurements(ways: Sequence[Measurement], k: int, weight: int) -> None:
     """A table of all ways; a star marks a difference from the raw query whose interval excludes zero."""
     raw = next(way for way in ways if way.way == RAW)
-    title = f"{len(raw.recall)} held-out questions"
+    title = (
+        f"{len(raw.recall)} held-out questions, searched for what the model wrote alone (replace) and after {weight} x "
+        "the question (append)"
+    )
     table = Table("", f"recall@{k}", "95 %", "over raw", "95 %", f"nDCG@{k}", f"MRR@{k}", title=title)
     table.columns[0].no_wrap = True
     for way in ways:

@@ -8,9 +8,10 @@ from typing import Literal
 
 from forage.agent.prompts import REWRITE, RewriteMode
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
+from forage.machine import Dtype
 from forage.optimizer import OptimizerOptions
 from forage.outputs import check_apart, check_replaceable
-from forage.runs.trackers import Kind
+from forage.runs.trackers import Choice
 from forage.store.options import Mode
 
 ValueKind = Literal["auto", "separate", "shared"]
@@ -22,7 +23,8 @@ class RewriteOptions:
     """How the model is asked for a query, and what is searched for."""
 
     rewrite: RewriteMode = "append"
-    """Search for the question followed by the model's words (append), or for the model's words alone (replace)."""
+    """What is searched for: append is the question followed by what the model writes, replace is what it writes alone.
+    This decides what is trained; both are evaluated."""
     query_weight: int = 3
     """With append, repeat the question N times before the model's words: BM25 counts repeats."""
     instruction: str = REWRITE
@@ -61,20 +63,48 @@ class SamplingOptions:
 class ActorOptions:
     """Which weights are trained."""
 
-    lora_rank: int = 0
-    """Train a LoRA adapter of this rank, in fp32 on a frozen base model; 0 trains all weights in fp32."""
+    lora_rank: int = 16
+    """Train a LoRA adapter of this rank, in fp32 on a frozen base model, which is the reference too, with the adapter
+    off; 0 trains all weights in fp32, with copies of the model for reference and value model."""
+    quantize: bool = False
+    """Hold the frozen base in 4 bits (NF4)."""
+    dtype: Dtype = "auto"
+    """What the base of an adapter computes in; auto: bf16 where the device has it, else fp32. With --lora-rank 0 it
+    is always fp32."""
     value: ValueKind = "auto"
     """Value model: separate is a second full model, with its own gradients and Adam state; shared is a small head
-    on the policy's hidden states; auto is separate, or shared with LoRA."""
+    on the policy's hidden states; auto is shared with LoRA, and separate without."""
 
     def check(self) -> None:
         check_at_least_zero(self, "lora_rank")
+        if self.quantize and not self.lora_rank:
+            raise UserError("--quantize freezes the base, and --lora-rank 0 trains it; give one of them")
         if self.lora_rank and self.value == "separate":
-            raise UserError("--value separate trains a second full model, which --lora-rank avoids; remove one of them")
+            raise UserError(
+                "--value separate trains a second full model, which LoRA avoids; give --lora-rank 0 with it"
+            )
 
     @property
     def shared(self) -> bool:
         return self.value == "shared" or (self.value == "auto" and self.lora_rank > 0)
+
+
+@dataclass(frozen=True)
+class AdamOptions:
+    """The optimizer (AdamW)."""
+
+    learning_rate: float | None = None
+    """Learning rate; left out: 1e-4 for LoRA, 1e-5 for all weights."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    max_norm: float = 1.0
+    """Clip the gradient to this norm."""
+
+    def settled(self, actor: ActorOptions) -> OptimizerOptions:
+        rate = self.learning_rate
+        if rate is None:
+            rate = 1e-4 if actor.lora_rank else 1e-5
+        return OptimizerOptions(rate, self.weight_decay, self.max_norm)
 
 
 @dataclass(frozen=True)
@@ -84,7 +114,8 @@ class PPOOptions:
     batch_size: int = 4
     """Episodes per update."""
     micro_batch_size: int = 0
-    """Episodes per forward and backward pass, to save memory; must divide --batch-size. 0: the whole batch."""
+    """Episodes per forward and backward pass of all processes together, to save memory; must divide --batch-size. 0:
+    the whole batch."""
     ppo_epochs: int = 4
     """Optimizer steps on the episodes of an update."""
     clip_range: float = 0.2
@@ -127,14 +158,20 @@ class WarmOptions:
     """Learn to write the first N words of a relevant document."""
     warm_batch_size: int = 8
     """Questions per warm-start update."""
-    warm_learning_rate: float = 5e-5
-    """AdamW learning rate of the warm start; falls linearly to 0."""
+    warm_learning_rate: float | None = None
+    """AdamW learning rate of the warm start, which falls linearly to 0; left out: 5e-4 for LoRA, 5e-5 for all
+    weights."""
 
     def check(self) -> None:
         check_at_least_one(self, "warm_words", "warm_batch_size")
         check_at_least_zero(self, "warm_steps")
-        if self.warm_learning_rate <= 0:
+        if self.warm_learning_rate is not None and self.warm_learning_rate <= 0:
             raise UserError(f"--warm-learning-rate {self.warm_learning_rate} must be above 0")
+
+    def rate(self, actor: ActorOptions) -> float:
+        if self.warm_learning_rate is not None:
+            return self.warm_learning_rate
+        return 5e-4 if actor.lora_rank else 5e-5
 
 
 @dataclass(frozen=True)
@@ -144,7 +181,8 @@ class Options:
     data: Path | None = None
     """Folder with train.jsonl and pubmed_corpus.json; by default data/rewriter or data, or else the sample data."""
     base_model: str = "auto"
-    """Causal language model to train: a folder, a hub name, or auto; a chat template is not required."""
+    """Causal language model to train: a folder, a hub name such as gpt2, microsoft/DialoGPT-small or
+    Qwen/Qwen2.5-1.5B-Instruct, or auto (a small one); a chat template is not required."""
     output_dir: Path = Path("models/query_augmentation_ppo")
     """Where the trained model is written."""
     run_dir: Path = Path("runs/ppo")
@@ -160,15 +198,16 @@ class Options:
     k: int = 5
     """Documents per search."""
     reward: str = "recall"
-    """recall, ndcg or mrr of the best k; tiers (steps of recall, as in DeepRetrieval); or a class of your own, as
-    module:Class."""
-    backend: Literal["trl", "own"] = "trl"
-    """Training loop: TRL's trainer, or our own, which is faster."""
+    """recall, ndcg or mrr of the best k; tiers (steps of recall, as in DeepRetrieval); or a class of your own
+    with compute_reward(self, query, relevant_doc_ids), as module:Class."""
+    backend: Literal["auto", "trl", "own"] = "auto"
+    """Training loop: TRL's trainer, or our own, which is faster and runs on several processes too (torchrun); auto is
+    TRL's for one process, and our own for several."""
     query: RewriteOptions = field(default_factory=RewriteOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     actor: ActorOptions = field(default_factory=ActorOptions)
     ppo: PPOOptions = field(default_factory=PPOOptions)
-    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=1e-5))
+    optimizer: AdamOptions = field(default_factory=AdamOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
     max_steps: int = 6
     """Number of updates; the default is only enough for a first look. May be raised when a run is resumed."""
@@ -178,18 +217,33 @@ class Options:
     """Maximum tokens of a pseudo-answer (HyDE), a baseline that needs no training."""
     save_every: int = 25
     """Updates between checkpoints; a checkpoint is three times the size of the trained weights."""
-    report_to: Kind = "none"
-    """Also send metrics to wandb (offline without a key), tensorboard or trackio."""
+    report_to: Choice = "auto"
+    """Also send metrics to wandb (offline without a key), tensorboard or trackio; auto is wandb where it is
+    installed."""
     seed: int = 0
     """Seed of question order and sampling."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.query, self.sampling, self.actor, self.ppo, self.optimizer, self.warm):
+        adam = self.optimizer.settled(self.actor)
+        for part in (self.query, self.sampling, self.actor, self.ppo, adam, self.warm):
             part.check()
         check_at_least_one(self, "k", "max_steps", "save_every", "pseudo_answer_tokens")
         check_at_least_zero(self, "eval_questions")
         self.check_outputs()
+
+    def check_processes(self, count: int) -> None:
+        """Refuse what several processes can't share."""
+        if count > 1 and self.backend == "trl":
+            raise UserError(
+                "--backend trl is for one process: TRL scales each process's advantages on their own, so two would "
+                "train otherwise than one; give --backend own"
+            )
+        rows = {"--warm-batch-size": self.warm.warm_batch_size if self.warm.warm_steps else count}
+        rows |= {"--batch-size": self.ppo.batch_size, "--micro-batch-size": self.ppo.micro_batch}
+        for name, number in rows.items():
+            if number < count:
+                raise UserError(f"{name} {number} is too few for {count} processes to share; give at least {count}")
 
     def check_outputs(self) -> None:
         """Refuse outputs that would go over an input, or over what this script did not make."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from forage.optimizer import OptimizerOptions
+from forage.rewriter import processes
 from forage.rewriter.actors import Actors, model_inputs
 from forage.rewriter.options import PPOOptions
 from forage.rewriter.rewrites import Row
@@ -107,8 +108,9 @@ def gae(rewards_BR: Tensor, values_BR: Tensor, gamma: float, lam: float) -> Tens
     return advantages_BR
 
 
-def masked_mean(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
-    return (values_BR * mask_BR).sum() / mask_BR.sum()
+def masked_mean(values_BR: Tensor, mask_BR: Tensor, count: Tensor | None = None) -> Tensor:
+    """The mean over the mask; with the `count` of a larger batch, what these rows add to its mean."""
+    return (values_BR * mask_BR).sum() / (mask_BR.sum() if count is None else count)
 
 
 def whitened(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ class TrainingBatch:
     value_mask_BR: Tensor
     """1: the same, plus the position after the last token."""
 
-    def select(self, indices: Tensor) -> TrainingBatch:
+    def select(self, indices: Tensor | slice) -> TrainingBatch:
         return TrainingBatch(*(getattr(self, field.name)[indices] for field in fields(self)))
 
 
@@ -155,8 +157,16 @@ class Loss:
     """Half the mean squared difference from the log-probabilities at sampling time."""
 
 
-def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, options: PPOOptions) -> Loss:
+def ppo_loss(
+    logprobs_BR: Tensor,
+    values_BR: Tensor,
+    batch: TrainingBatch,
+    options: PPOOptions,
+    whole: TrainingBatch | None = None,
+) -> Loss:
     """Clipped surrogate plus value_coef times half the squared value error, which is clipped the same way.
+
+    Means are over the batch, or if it is some rows of a `whole` one, what these rows add to the means over that.
 
     Each is the larger (more pessimistic) of the unclipped and the clipped loss. Example for one token:
     old log-probability 0, new log 1.5, advantage 1, clip range .2 gives a policy loss of -1.2.
@@ -167,21 +177,22 @@ def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, optio
     loss_BR = -batch.advantages_BR * ratio_BR
     clipped_loss_BR = -batch.advantages_BR * clipped_ratio_BR
 
+    tokens, places = ((whole or batch).mask_BR.sum(), (whole or batch).value_mask_BR.sum())
     reach = options.value_clip_range
     clipped_values_BR = torch.clamp(values_BR, batch.values_BR - reach, batch.values_BR + reach)
     error_BR = (values_BR - batch.returns_BR) ** 2
     clipped_error_BR = (clipped_values_BR - batch.returns_BR) ** 2
 
-    policy = masked_mean(torch.maximum(loss_BR, clipped_loss_BR), batch.mask_BR)
-    value = 0.5 * masked_mean(torch.maximum(error_BR, clipped_error_BR), batch.value_mask_BR)
+    policy = masked_mean(torch.maximum(loss_BR, clipped_loss_BR), batch.mask_BR, tokens)
+    value = 0.5 * masked_mean(torch.maximum(error_BR, clipped_error_BR), batch.value_mask_BR, places)
     return Loss(
         total=policy + options.value_coef * value,
         policy=policy.detach(),
         value=value.detach(),
-        ratio=masked_mean(ratio_BR.detach(), batch.mask_BR),
-        clipped=masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR),
-        value_clipped=masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR),
-        kl=0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR),
+        ratio=masked_mean(ratio_BR.detach(), batch.mask_BR, tokens),
+        clipped=masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR, tokens),
+        value_clipped=masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR, places),
+        kl=0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR, tokens),
     )
 
 
@@ -199,20 +210,28 @@ def train_own(training: Training, batches: Iterable[PromptBatch], updates: int) 
 def rollout(
     actors: Actors, prompts: PromptBatch, score: Score, options: PPOOptions
 ) -> tuple[TrainingBatch, dict[str, float]]:
-    """Sample responses, score them, and compute advantages."""
-    policy = actors.policy
-    ids_BT = prompts.ids_BT.to(policy.lm.device)
-    responses_BR = policy.sample(ids_BT)
+    """Sample responses, score them, and compute advantages; each process of several for its share of the rows."""
+    policy, mine = actors.policy, processes.share(len(prompts.rows))
+    ids_BT = prompts.ids_BT[mine].to(policy.lm.device)
+    responses_BR = policy.sample(ids_BT, policy.draws(len(prompts.rows))[mine])
+    more = processes.largest(responses_BR.shape[1]) - responses_BR.shape[1]  # shares may end at different places
+    responses_BR = torch.nn.functional.pad(responses_BR, (0, more), value=policy.eos_id)
     sequences_BT = torch.cat((ids_BT, responses_BR), 1)
+    shared = logprobs_and_values(actors, sequences_BT, responses_BR, options.micro_batch // processes.count())
+    sampled = [
+        tokens[: last + 1]
+        for tokens, last in zip(responses_BR.tolist(), last_places(responses_BR, policy.eos_id).tolist(), strict=True)
+    ]
+    scores_B = torch.tensor(score(prompts.rows[mine], sampled), device=responses_BR.device)
+
+    logprobs_BR, reference_BR, values_BR = map(processes.gathered_rows, shared)
+    sequences_BT, responses_BR, scores_B = map(processes.gathered_rows, (sequences_BT, responses_BR, scores_B))
     last_B = last_places(responses_BR, policy.eos_id)
     positions_R = torch.arange(responses_BR.shape[1], device=last_B.device)
     mask_BR, value_mask_BR = positions_R <= last_B.unsqueeze(1), positions_R <= last_B.unsqueeze(1) + 1
-    logprobs_BR, reference_BR, values_BR = logprobs_and_values(actors, sequences_BT, responses_BR, options.micro_batch)
     kl_BR = (logprobs_BR - reference_BR).masked_fill(~mask_BR, 0.0)
     values_BR = values_BR.masked_fill(~value_mask_BR, 0.0)
 
-    sampled = [tokens[: last + 1] for tokens, last in zip(responses_BR.tolist(), last_B.tolist(), strict=True)]
-    scores_B = torch.tensor(score(prompts.rows, sampled), device=last_B.device)
     rewards_BR = token_rewards(kl_BR, scores_B, last_B, options.kl_coef)
     raw_advantages_BR = gae(rewards_BR, values_BR, options.gamma, options.gae_lambda)
     # If all scores are equal there is nothing to learn: whitening (TRL always does it) would amplify the noise of KL
@@ -255,22 +274,24 @@ def rollout_figures(batch: TrainingBatch, kl_BR: Tensor, scores_B: Tensor, kl_co
 def learn(
     actors: Actors, optimizer: torch.optim.Optimizer, batch: TrainingBatch, options: PPOOptions
 ) -> dict[str, float]:
-    """A few epochs over the batch, each in a new order."""
+    """A few epochs over the batch, each in a new order; each process of several takes its share of each micro-batch."""
     size, rows = len(batch.sequences_BT), []
     for _ in range(options.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(size))  # from numpy, as in TRL
         for indices in torch.split(order, options.micro_batch):
-            part = batch.select(indices)
+            whole = batch.select(indices)
+            part = whole.select(processes.share(len(indices)))
             logits_BRV, values_BR = logits_and_values(actors, part.sequences_BT, part.responses_BR.shape[1])
             logprobs_BR = logprobs_of(logits_BRV, part.responses_BR)
-            loss = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options)
+            loss = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options, whole)
             (loss.total * options.micro_batch / size).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                entropy = masked_mean(entropy_of(logits_BRV), part.mask_BR)
+                entropy = masked_mean(entropy_of(logits_BRV), part.mask_BR, whole.mask_BR.sum())
             rows.append([loss.kl, loss.clipped, loss.policy, loss.value, loss.value_clipped, entropy, loss.ratio])
+        processes.sum_gradients([weight for group in optimizer.param_groups for weight in group["params"]])
         optimizer.step()
         optimizer.zero_grad()
-    table = torch.tensor(rows)
+    table = processes.summed(torch.tensor(rows))
     names = ("policy/approxkl_avg", "policy/clipfrac_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg",
              "policy/entropy_avg", "val/ratio")  # fmt: skip
     variance = float(table[:, -1].var()) if len(rows) > 1 else 0.0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from forage.errors import UserError, first_line
 from forage.metrics import ndcg, recall, reciprocal_rank
@@ -24,8 +26,14 @@ def tier(value: float) -> float:
     return next((reward for minimum, reward in TIERS if value >= minimum), BELOW_TIERS)
 
 
+class RewardModel(Protocol):
+    """What --reward module:Class takes: any class with this method."""
+
+    def compute_reward(self, query: str, relevant_doc_ids: Any) -> float: ...
+
+
 class CustomRewardModel(ABC):
-    """Base class of rewards. Inherit it for a reward of your own, and select that with --reward module:Class.
+    """A reward that searches. Inherit it for a reward of your own, and select that with --reward module:Class.
 
     class Short(CustomRewardModel):
         def compute_reward(self, query, relevant_doc_ids):
@@ -72,16 +80,35 @@ class Tiers(CustomRewardModel):
 BUILT_IN: dict[str, type[CustomRewardModel]] = {"recall": Recall, "ndcg": NDCG, "mrr": MRR, "tiers": Tiers}
 
 
-def load_reward(name: str, search: Search, k: int) -> CustomRewardModel:
+def load_reward(name: str, search: Search, k: int) -> RewardModel:
     """A built-in reward by its name, or a user's class as module:Class."""
     reward = BUILT_IN[name] if name in BUILT_IN else import_reward(name)
     try:
-        return reward(search, k)
+        return reward(*constructor_arguments(reward, search, k))
+    except UserError:
+        raise
     except Exception as error:  # a user's class may raise anything; it is reported, not hidden
         raise UserError(f"--reward {name} can't be created: {type(error).__name__}: {first_line(error)}") from error
 
 
-def import_reward(name: str) -> type[CustomRewardModel]:
+def constructor_arguments(reward: Callable[..., Any], search: Search, k: int) -> tuple[Any, ...]:
+    """As many of (search, k) as a class needs: a class of a user's own may have no constructor, or take the search.
+
+    Examples: () for a class without __init__ and for __init__(self, k=3), (search,) for __init__(self, find).
+    """
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(reward).parameters.values()
+    needed = [part for part in parameters if part.kind in kinds and part.default is inspect.Parameter.empty]
+    if len(needed) > 2:
+        names = ", ".join(part.name for part in needed)
+        raise UserError(
+            f"the constructor of {getattr(reward, '__name__', reward)} needs ({names}); it gets at most (search, k): "
+            "give the others defaults"
+        )
+    return (search, k)[: len(needed)]
+
+
+def import_reward(name: str) -> Callable[..., RewardModel]:
     """The class that module:Class names."""
     module_name, _, class_name = name.partition(":")
     if not (module_name and class_name):
@@ -92,16 +119,16 @@ def import_reward(name: str) -> type[CustomRewardModel]:
         found = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # a user's module may raise anything; it is reported, not hidden
         raise UserError(f"--reward {name} can't be loaded: {type(error).__name__}: {first_line(error)}") from error
-    if not (isinstance(found, type) and issubclass(found, CustomRewardModel)):
-        raise UserError(f"--reward {name} must be a class that inherits forage.rewriter.rewards.CustomRewardModel")
+    if not (isinstance(found, type) and callable(getattr(found, "compute_reward", None))):
+        raise UserError(f"--reward {name} must be a class with a method compute_reward(self, query, relevant_doc_ids)")
     return found
 
 
-def checked_reward(model: CustomRewardModel, query: str, relevant_doc_ids: Sequence[str]) -> float:
+def checked_reward(model: RewardModel, query: str, relevant_doc_ids: Sequence[str]) -> float:
     """The reward of a query; if a user's class fails or returns no number, the error names class and query."""
     name = type(model).__name__
     try:
-        value = float(model.compute_reward(query, relevant_doc_ids))
+        value = float(model.compute_reward(query, list(relevant_doc_ids)))
     except UserError:
         raise
     except Exception as error:  # a user's code may raise anything; it is reported, not hidden

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from forage.agent.prompts import final_query
 from forage.rewriter.options import RewriteOptions
 from forage.rewriter.ppo import Score
-from forage.rewriter.rewards import CustomRewardModel, checked_reward
+from forage.rewriter.rewards import RewardModel, checked_reward
 from forage.rewriter.rewrites import Row, text_of
 
 
@@ -30,7 +30,7 @@ class Episode:
 class Scorer:
     """Rewards of sampled tokens; keeps the episodes of the last batch for display."""
 
-    def __init__(self, model: CustomRewardModel, options: RewriteOptions, tokenizer: Any) -> None:
+    def __init__(self, model: RewardModel, options: RewriteOptions, tokenizer: Any) -> None:
         self.model, self.options, self.tokenizer = model, options, tokenizer
         self.episodes: list[Episode] = []
 

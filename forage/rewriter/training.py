@@ -14,37 +14,40 @@ import torch
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
+from forage.rewriter import processes
 from forage.rewriter.actors import Actors
 from forage.rewriter.options import Options
 from forage.rewriter.plots import draw_metrics
 from forage.rewriter.ppo import PromptBatch, Training, make_optimizer, train_own
 from forage.rewriter.rewrites import Row, left_padded, with_padding
-from forage.rewriter.scoring import Scorer
+from forage.rewriter.scoring import Episode, Scorer
 from forage.rewriter.trl_backend import train_trl
 from forage.runs.run_folder import plain
-from forage.runs.trackers import Tracker, open_tracker
+from forage.runs.trackers import Tracker, chosen, open_tracker
 from forage.schedule import in_rounds
 
 
-def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, scorer: Scorer) -> None:
-    """Run the updates that are left, after the newest checkpoint in state/."""
+def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, scorer: Scorer) -> int:
+    """Run the updates that are left, after the newest checkpoint in state/; the number of all of them."""
     norms: list[float] = []
-    optimizer = make_optimizer(actors, options.optimizer, norms)
+    optimizer = make_optimizer(actors, options.optimizer.settled(options.actor), norms)
     step, history = load_checkpoint(options.run_dir / "state", actors, optimizer) or (0, [])
     if step:
         print(f"resuming after update {step}")
     updates = options.max_steps - step
     if updates <= 0:
-        return
-    with open_tracker(options.report_to, options.run_dir, options.run_dir.name, plain(options)) as tracker:
+        return step
+    kind = chosen(options.report_to) if processes.is_first() else "none"
+    with open_tracker(kind, options.run_dir, options.run_dir.name, plain(options)) as tracker:
         recorder = Recorder(options, actors, optimizer, scorer, tracker, norms, history)
         training = Training(actors, optimizer, options.ppo, scorer, recorder.after_update)
         batches = batches_from(step, rows, options.ppo.batch_size, actors.policy.pad_id, options.seed)
-        if options.backend == "own":
+        if options.backend == "own" or processes.count() > 1:
             train_own(training, batches, updates)
         else:
             padded = with_padding(tokenizer)
             train_trl(training, batches, updates, rows=rows, padded_tokenizer=padded, run_dir=options.run_dir)
+    return options.max_steps
 
 
 def batches_from(step: int, rows: Sequence[Row], size: int, pad_id: int, seed: int) -> Iterator[PromptBatch]:
@@ -74,34 +77,41 @@ class Recorder:
     started: float = field(default_factory=time.perf_counter)
 
     def after_update(self, figures: dict[str, float]) -> None:
-        """Check, show and keep the figures of an update; save a checkpoint when one is due."""
-        options, step = self.options, len(self.history) + 1
+        """Check, show and keep the figures of an update; save a checkpoint when one is due. The first process does."""
+        step = len(self.history) + 1
         metrics = self._metrics(step, figures)
         bad = next((name for name, value in metrics.items() if not math.isfinite(value)), None)
         if bad:
             raise UserError(f"update {step}: {bad} is {metrics[bad]}; training diverged, lower --learning-rate")
         self.history.append(metrics)
-        self._print(step, metrics)
-        write_jsonl(options.run_dir / "episodes" / f"{step:06d}.jsonl", self.scorer.episodes)
+        episodes = processes.gathered(self.scorer.episodes)
+        if processes.is_first():
+            self._keep(step, metrics, episodes)
+        self.norms.clear()
+        self.started = time.perf_counter()
+
+    def _keep(self, step: int, metrics: dict[str, float], episodes: list[Episode]) -> None:
+        options = self.options
+        self._print(step, metrics, episodes)
+        write_jsonl(options.run_dir / "episodes" / f"{step:06d}.jsonl", episodes)
         write_jsonl(options.run_dir / "metrics.jsonl", self.history)
         draw_metrics(self.history, options.run_dir / "training.png")
         self.tracker.log(step, metrics)
         if step % options.save_every == 0 or step == options.max_steps:
             save_checkpoint(options.run_dir / "state", step, self.actors, self.optimizer, self.history)
-        self.norms.clear()
-        self.started = time.perf_counter()
 
     def _metrics(self, step: int, figures: dict[str, float]) -> dict[str, float]:
         """The row of metrics.jsonl."""
+        adam = self.options.optimizer.settled(self.options.actor)
         return {"step": step} | figures | {
             "episode": step * self.options.ppo.batch_size, "policy/entropy": figures["policy/entropy_avg"],
-            "lr": self.options.optimizer.learning_rate, "grad_norm": sum(self.norms) / len(self.norms),
+            "lr": adam.learning_rate, "grad_norm": sum(self.norms) / len(self.norms),
             "seconds": time.perf_counter() - self.started,
         }  # fmt: skip
 
-    def _print(self, step: int, metrics: dict[str, float]) -> None:
+    def _print(self, step: int, metrics: dict[str, float], episodes: list[Episode]) -> None:
         first = (step - 1) * self.options.ppo.batch_size + 1
-        for number, episode in enumerate(self.scorer.episodes, first):
+        for number, episode in enumerate(episodes, first):
             print(f"Episode {number}: Reward = {episode.reward:.3f}")
         print(
             f"update {step} of {self.options.max_steps}, {metrics['seconds']:.1f} s: "

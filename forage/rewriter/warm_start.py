@@ -15,7 +15,8 @@ import torch
 
 from forage.agent.control import control_tokens
 from forage.agent.teacher import first_words
-from forage.rewriter.actors import Policy, model_inputs
+from forage.rewriter import processes
+from forage.rewriter.actors import Policy, model_inputs, with_adapter
 from forage.rewriter.data import Data
 from forage.rewriter.models import load_policy, save_lm
 from forage.rewriter.options import Options, WarmOptions
@@ -29,14 +30,18 @@ Example = tuple[tuple[int, ...], str]
 
 
 def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
-    """The folder of the warm-started model, which is trained once per run folder."""
+    """The folder of the warm-started model, which is trained once per run folder, by all processes."""
     folder = options.run_dir / "warm"
-    if not folder.exists():
-        policy = load_policy(model, tokenizer, options, lora=False)
+    if not processes.told_by_first(folder.exists()):
+        policy = load_policy(model, tokenizer, options)
+        if options.actor.lora_rank:
+            policy.lm = with_adapter(policy.lm, options.actor.lora_rank, options.seed)
         texts = {document.id: document.text for document in data.documents}
         examples = examples_of(data.train, texts, options.warm.warm_words)
-        train_warm(policy, tokenizer, examples, options.warm, options.seed)
-        save_lm(policy, model, tokenizer, folder)
+        train_warm(policy, tokenizer, examples, options.warm, options.warm.rate(options.actor), options.seed)
+        with processes.first_process_first():
+            if processes.is_first():
+                save_lm(policy, model, tokenizer, folder)
     return str(folder)
 
 
@@ -54,28 +59,33 @@ def beginning_of(text: str, words: int) -> str:
     return first_words(rest if rest.strip() else title, words)
 
 
-def train_warm(policy: Policy, tokenizer: Any, examples: Sequence[Example], options: WarmOptions, seed: int) -> None:
-    """Train all weights of the policy, in fp32, to write the texts of the examples."""
-    weights = list(policy.lm.parameters())
-    optimizer = torch.optim.AdamW(weights, lr=options.warm_learning_rate, weight_decay=0.0)
+def train_warm(
+    policy: Policy, tokenizer: Any, examples: Sequence[Example], options: WarmOptions, rate: float, seed: int
+) -> None:
+    """Train the policy's adapter, or all its weights where it has none, in fp32, to write the texts of the examples."""
+    weights = [weight for weight in policy.lm.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
     draw = random.Random(seed)
     for step in range(options.warm_steps):
         batch = [draw.choice(examples) for _ in range(options.warm_batch_size)]
         loss = warm_loss(policy, tokenizer, batch)
         loss.backward()
+        processes.sum_gradients(weights)
         torch.nn.utils.clip_grad_norm_(weights, MAX_NORM)
         for group in optimizer.param_groups:
-            group["lr"] = options.warm_learning_rate * (1 - step / options.warm_steps)
+            group["lr"] = rate * (1 - step / options.warm_steps)
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % 10 == 0 or step + 1 == options.warm_steps:
-            print(f"warm start, update {step + 1} of {options.warm_steps}: loss {loss.item():.3f}", flush=True)
+            mean = processes.summed(loss).item()
+            print(f"warm start, update {step + 1} of {options.warm_steps}: loss {mean:.3f}", flush=True)
 
 
 def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> Any:
     """Mean cross-entropy of the texts' tokens and their eos; prompts and padding are not learned.
 
-    A text longer than --max-new-tokens is cut and gets no eos: the model should not learn to stop in mid-sentence.
+    A text longer than --max-new-tokens is cut and gets no eos: the model should not learn to stop in mid-sentence. Of
+    several processes, each computes what its share of the examples adds to the mean.
     """
     ids, labels = [], []
     for prompt, text in examples:
@@ -87,5 +97,10 @@ def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> An
     longest, device = max(map(len, ids)), policy.lm.device
     ids_BT = torch.tensor([row + [policy.pad_id] * (longest - len(row)) for row in ids], device=device)
     labels_BT = torch.tensor([row + [IGNORED] * (longest - len(row)) for row in labels], device=device)
-    logits_BTV = policy(**model_inputs(ids_BT, policy.pad_id), use_cache=False).logits[:, :-1]
-    return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)
+    count, mine = (labels_BT != IGNORED).sum(), processes.share(len(examples))
+    logits_BTV = policy(**model_inputs(ids_BT[mine], policy.pad_id), use_cache=False).logits[:, :-1]
+    wanted_BT = labels_BT[mine, 1:]
+    total = torch.nn.functional.cross_entropy(
+        logits_BTV.flatten(0, 1), wanted_BT.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / count

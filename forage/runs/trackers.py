@@ -19,6 +19,7 @@ from forage.errors import UserError, first_line
 from forage.runs.stats import StepStats
 
 Kind = Literal["wandb", "tensorboard", "trackio", "none"]
+Choice = Literal["auto", "wandb", "tensorboard", "trackio", "none"]
 PROJECT = "forage"
 
 
@@ -80,13 +81,29 @@ class Tracker:
         self.close()
 
 
+def chosen(choice: Choice) -> Kind:
+    """auto is wandb where its library is installed, else none, with a line that says how to get it."""
+    if choice != "auto":
+        return choice
+    if installed("wandb"):
+        return "wandb"
+    print("wandb is not installed, so metrics stay in the run folder; pip install -r requirements-trackers.txt")
+    return "none"
+
+
+def installed(library: str) -> bool:
+    """Whether a library can be imported; a folder of its name, as wandb leaves them beside a run, is no library."""
+    spec = importlib.util.find_spec(library)
+    return spec is not None and spec.origin is not None
+
+
 def open_tracker(kind: Kind, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> Tracker:
     """Open a tracker and fail here if its library is missing; only the main process's tracker sends anything."""
     if kind == "none":
         return Tracker()
     if kind not in ("wandb", "tensorboard", "trackio"):
         raise UserError(f"--report-to {kind} is not known; choose wandb, tensorboard, trackio or none")
-    if importlib.util.find_spec(kind) is None:
+    if not installed(kind):
         raise UserError(f"--report-to {kind} needs its library: pip install {kind}")
     from accelerate import PartialState  # type: ignore[import-untyped]
 

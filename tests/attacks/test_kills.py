@@ -222,7 +222,7 @@ def targets(given, arena, address):
             ("train_ppo.py", "--data", arena / "data", "--base-model", given / "ppo" / "model", "--run-dir",
              arena / "run", "--output-dir", arena / "model", "--max-steps", "3", "--max-new-tokens", "6",
              "--pseudo-answer-tokens", "8", "--learning-rate", "0.001", "--save-every", "1", "--backend", "own",
-             "--warm-steps", "2"),
+             "--warm-steps", "2", "--report-to", "none"),
             inputs=(given / "ppo" / "data",),
         ),
         "evaluate": Target(

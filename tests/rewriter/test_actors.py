@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from forage.errors import UserError
-from forage.rewriter.actors import Policy, make_actors, model_inputs, write_texts
+from forage.rewriter.actors import Policy, choose_by, make_actors, model_inputs, write_texts
 from forage.rewriter.models import save_lm
 from forage.rewriter.options import ActorOptions, SamplingOptions
 from forage.rewriter.ppo import logits_and_values, logprobs_of
@@ -29,6 +29,31 @@ def test_padding_changes_no_log_probability():
     for row, prompt in enumerate(prompts):
         alone = policy.lm(input_ids=torch.tensor([[*prompt, 7, 8, 9]])).logits[0, -4:-1] / 0.7
         torch.testing.assert_close(together[row], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_number_chooses_a_token_by_hand():
+    scores = torch.tensor([[0.2, 0.5, 0.3]]).log().repeat(5, 1)
+    draws = torch.tensor([[0.9, 0.0], [0.9, 0.19], [0.9, 0.21], [0.9, 0.69], [0.9, 0.71]], dtype=torch.float64)
+    second = choose_by(draws, width=4)(torch.zeros(5, 5, dtype=torch.long), scores)
+    assert second.argmax(1).tolist() == [0, 0, 1, 1, 2]
+    assert second.isfinite().sum(1).tolist() == [1] * 5
+    cut = torch.tensor([[-torch.inf, 0.0, -torch.inf]])  # what top-p leaves is all that is chosen
+    for number in (0.0, 0.5, 1 - 1e-9):
+        assert choose_by(torch.tensor([[number]], dtype=torch.float64), 4)(torch.zeros(1, 4).long(), cut).argmax(
+            1
+        ).tolist() == [1]
+
+
+def test_a_row_is_sampled_the_same_whatever_rows_are_beside_it():
+    policy = tiny_actors()[0].policy
+    ids = left_padded([row.prompt for row in tiny_rows(4)], policy.pad_id)
+    torch.manual_seed(0)
+    draws = policy.draws(4)
+    together = policy.sample(ids, draws)
+    torch.manual_seed(0)
+    assert torch.equal(policy.sample(ids), together)  # as the random state alone would have it
+    for row in range(4):
+        assert torch.equal(policy.sample(ids[row : row + 1], draws[row : row + 1]), together[row : row + 1])
 
 
 def test_top_p_bounds_what_is_sampled_and_not_how_it_is_scored():
@@ -67,7 +92,9 @@ def test_texts_come_back_in_order_whatever_batch_they_were_in():
     assert len(set(alone)) > 1
 
 
-@pytest.mark.parametrize(("value", "lora_rank"), [("separate", 0), ("shared", 0), ("auto", 4)])
+@pytest.mark.parametrize(
+    ("value", "lora_rank"), [("separate", 0), ("auto", 0), ("shared", 0), ("auto", 4), ("shared", 4)]
+)
 def test_what_is_trained(value, lora_rank):
     lm, tokenizer = tiny_lm()
     whole = sum(weight.numel() for weight in lm.parameters())
@@ -79,7 +106,7 @@ def test_what_is_trained(value, lora_rank):
         assert trained < whole / 10
         assert all("lora" in n or "score" in n for n, w in actors.named_parameters() if w.requires_grad)
     else:
-        assert trained == whole + 33 + (whole - head if value == "separate" else 0)
+        assert trained == whole + 33 + (0 if value == "shared" else whole - head)
     assert not any(weight.requires_grad for weight in actors.reference.parameters())
     sequences = torch.tensor([[5, 6, 7, 8]])
     logits, values = logits_and_values(actors, sequences, 2)
@@ -88,7 +115,7 @@ def test_what_is_trained(value, lora_rank):
 
 
 def test_the_reference_stays_what_it_was():
-    for options in (ActorOptions(), ActorOptions(lora_rank=4)):
+    for options in (ActorOptions(lora_rank=0), ActorOptions()):
         actors, _ = tiny_actors(options)
         sequences = torch.tensor([[5, 6, 7, 8]])
         before = actors.reference.response_logits(sequences, 2)
@@ -101,7 +128,7 @@ def test_the_reference_stays_what_it_was():
 
 def test_no_dropout_whatever_mode_is_asked_for():
     config = GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=2)
-    actors = make_actors(Policy(GPT2LMHeadModel(config), SamplingOptions(), 2, 100), ActorOptions(), seed=0)
+    actors = make_actors(Policy(GPT2LMHeadModel(config), SamplingOptions(), 2, 100), ActorOptions(lora_rank=0), seed=0)
     for _ in range(2):
         one, other = (actors.policy.response_logits(torch.tensor([[5, 6, 7, 8]]), 2)[0] for _ in range(2))
         assert torch.equal(one, other)
@@ -135,7 +162,8 @@ def test_plain_transformers_loads_what_was_trained(tmp_path, lora_rank):
         (SamplingOptions(top_p=0.0), "--top-p"),
         (SamplingOptions(top_p=1.1), "--top-p"),
         (ActorOptions(lora_rank=-1), "--lora-rank"),
-        (ActorOptions(lora_rank=4, value="separate"), "--value separate"),
+        (ActorOptions(value="separate"), "--value separate trains a second full model.* give --lora-rank 0 with it"),
+        (ActorOptions(lora_rank=0, quantize=True), "--quantize freezes the base, and --lora-rank 0 trains it"),
     ],
 )
 def test_options_that_can_not_be(options, says):

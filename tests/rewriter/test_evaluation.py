@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +10,10 @@ from forage.errors import UserError
 from forage.rewriter.evaluation import (
     RAW,
     difference,
+    few_updates,
     load_measurements,
     measure,
+    present_name,
     print_measurements,
     result_rows,
     save_measurements,
@@ -26,7 +29,7 @@ def search(queries):
 
 
 def ways():
-    return [measure(RAW, ROWS, ["x", "x c"], search, 2), measure("better", ROWS, ["a b", "c"], search, 2)]
+    return [measure(RAW, ROWS, ["x", "x c"], search, 2), measure("better, append", ROWS, ["a b", "c"], search, 2)]
 
 
 def test_ways_by_hand():
@@ -50,8 +53,31 @@ def test_measurements_are_saved_and_loaded(tmp_path):
 def test_results_and_their_table(capsys):
     rows = result_rows(ways())
     assert json.loads(json.dumps(rows))[1]["over_raw"]["mean"] == 0.5
-    assert [(row["way"], row["questions"], row["mrr"]) for row in rows] == [(RAW, 2, 0.25), ("better", 2, 1.0)]
-    print_measurements(ways(), 2)
+    assert [(row["way"], row["questions"], row["mrr"]) for row in rows] == [(RAW, 2, 0.25), ("better, append", 2, 1.0)]
+    print_measurements(ways(), 2, 3)
     said = capsys.readouterr().out
     assert "better" in said
     assert "+0.500" in said
+    assert "after 3 x the question (append)" in " ".join(said.split())
+
+
+def test_names_of_earlier_versions_are_read(tmp_path):
+    old = [
+        RAW, "untrained", "query x 3 + untrained", "pseudo-answer (HyDE)", "query x 12 + pseudo-answer (HyDE)", "warm",
+    ]  # fmt: skip
+    save_measurements(tmp_path / "ways.json", [replace(ways()[0], way=way) for way in old])
+    now = [way.way for way in load_measurements(tmp_path / "ways.json")]
+    assert now == [
+        RAW, "untrained, replace", "untrained, append", "pseudo-answer (HyDE), replace",
+        "pseudo-answer (HyDE), append", "warm, replace",
+    ]  # fmt: skip
+    assert [present_name(way) for way in now] == now
+
+
+def test_a_short_run_says_that_it_is_one():
+    gain = {"mean": -0.031, "low": -0.094, "high": 0.0}
+    assert few_updates(6, 4, gain) == (
+        "6 updates of 4 episodes: too few to mean anything, so take the change by PPO, -0.031 (-0.094 to 0.000), for "
+        "chance; runs that learn take hundreds (--max-steps)"
+    )
+    assert few_updates(1, 4, gain).startswith("1 update of")

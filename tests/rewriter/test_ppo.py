@@ -105,7 +105,7 @@ def test_rewards_raise_what_earns_them():
     def even(rows, responses):
         return [sum(token % 2 == 0 for token in tokens) / len(tokens) for tokens in responses]
 
-    actors, _ = tiny_actors(ActorOptions(value="shared"), SamplingOptions(max_new_tokens=4, top_p=1.0))
+    actors, _ = tiny_actors(ActorOptions(lora_rank=0, value="shared"), SamplingOptions(max_new_tokens=4, top_p=1.0))
     options = PPOOptions(batch_size=16, ppo_epochs=2, kl_coef=0.0)
     figures = []
     optimizer = make_optimizer(actors, OptimizerOptions(learning_rate=5e-3), [])

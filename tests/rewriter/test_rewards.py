@@ -58,6 +58,50 @@ def test_a_users_reward_is_loaded_by_its_name():
     )
 
 
+class Plain:
+    """No base class and no constructor."""
+
+    def compute_reward(self, query, relevant_doc_ids) -> float:
+        return float(len(query.split()) + isinstance(relevant_doc_ids, list))
+
+
+class WithSearch:
+    def __init__(self, find, scale=10.0):
+        self.find, self.scale = find, scale
+
+    def compute_reward(self, query, relevant_doc_ids):
+        return self.scale * len(self.find([query])[0])
+
+
+class WithDefaults:
+    def __init__(self, k=7, *, weight=0.5):
+        self.k, self.weight = k, weight
+
+    def compute_reward(self, query, relevant_doc_ids):
+        return self.k * self.weight
+
+
+class NoMethod:
+    compute_reward = 1.0
+
+
+class Demanding:
+    def __init__(self, search, k, index):
+        self.index = index
+
+    def compute_reward(self, query, relevant_doc_ids):
+        return 0.0
+
+
+def test_a_class_of_its_own_needs_no_base_class():
+    """Ids come as a list; a constructor gets what it needs of (search, k), and keeps its defaults."""
+    given = {
+        name: checked_reward(load_reward(f"tests.rewriter.test_rewards:{name}", search, 5), "a b c", ("d1", "d2"))
+        for name in ("Plain", "WithSearch", "WithDefaults")
+    }
+    assert given == {"Plain": 3 + 1, "WithSearch": 10 * 3, "WithDefaults": 3.5}
+
+
 class Abstract(CustomRewardModel):
     """Has no compute_reward."""
 
@@ -71,7 +115,9 @@ class Abstract(CustomRewardModel):
         (":Short", "is unknown"),
         ("tests.rewriter.test_rewards:Abstract", "can't be created: TypeError: Can't instantiate"),
         ("tests.tiny_rewriter:Class", "can't be loaded: AttributeError"),
-        ("tests.rewriter.test_rewards:search", "must be a class that inherits"),
+        ("tests.rewriter.test_rewards:search", "must be a class with a method compute_reward"),
+        ("tests.rewriter.test_rewards:NoMethod", "must be a class with a method compute_reward"),
+        ("tests.rewriter.test_rewards:Demanding", r"constructor of Demanding needs \(search, k, index\).* defaults"),
     ],
 )
 def test_a_reward_that_can_not_be_loaded(name, says):

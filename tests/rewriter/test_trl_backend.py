@@ -44,10 +44,10 @@ def trained(backend, actors, tokenizer, options, optimizer, updates=2, first=0):
 @pytest.mark.parametrize(
     ("actor", "top_p", "micro"),
     [
-        (ActorOptions(), 0.9, 0),
-        (ActorOptions(), 1.0, 2),
-        (ActorOptions(value="shared"), 0.5, 0),
-        (ActorOptions(lora_rank=4), 0.9, 2),
+        (ActorOptions(lora_rank=0), 0.9, 0),
+        (ActorOptions(lora_rank=0), 1.0, 2),
+        (ActorOptions(lora_rank=0, value="shared"), 0.5, 0),
+        (ActorOptions(), 0.9, 2),
     ],
 )
 def test_at_learning_rate_0_the_ratio_is_1_and_nothing_is_clipped(backend, actor, top_p, micro):
@@ -70,7 +70,7 @@ def test_also_with_bf16_weights_and_absolute_positions(backend):
     torch.manual_seed(0)
     lm = GPT2LMHeadModel(config).to(torch.bfloat16)
     policy = Policy(lm, SamplingOptions(max_new_tokens=6), 2, len(tokenizer))
-    actors = make_actors(policy, ActorOptions(), seed=0)
+    actors = make_actors(policy, ActorOptions(lora_rank=0), seed=0)
     for row in trained(backend, actors, tokenizer, PPOOptions(), adamw(actors, 0.0)):
         assert row["val/ratio"] == pytest.approx(1, abs=1e-6)
         assert row["policy/clipfrac_avg"] == 0
@@ -87,7 +87,9 @@ def ending_actors(actor):
     return make_actors(policy, actor, seed=0), tokenizer
 
 
-@pytest.mark.parametrize("actor", [ActorOptions(), ActorOptions(value="shared"), ActorOptions(lora_rank=4)])
+@pytest.mark.parametrize(
+    "actor", [ActorOptions(lora_rank=0), ActorOptions(lora_rank=0, value="shared"), ActorOptions()]
+)
 def test_our_updates_equal_trls(actor):
     options = PPOOptions(micro_batch_size=2, gae_lambda=0.9, gamma=0.95)
     figures, weights = {}, {}

@@ -1,15 +1,16 @@
 """Trackers: flat names by hand, and each library for real where it is installed, a resumed run included."""
 
 import importlib.util
-import struct
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from forage.errors import UserError
-from forage.runs.trackers import flatten, open_tracker
+from forage.runs.trackers import chosen, flatten, open_tracker
 from tests.factories import STATS
+from tests.wandb_file import wandb_records
 
 
 def test_flat_names_by_hand():
@@ -45,6 +46,20 @@ def test_unknown_kinds_and_missing_libraries_are_told(tmp_path, monkeypatch):
         open_tracker("tensorboard", tmp_path, "run", {})
 
 
+def test_auto_is_wandb_where_it_is_installed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin="there"))
+    assert chosen("auto") == "wandb"
+    assert capsys.readouterr().out == ""
+    # A folder ./wandb, which wandb itself makes, can be imported too, but is no library.
+    for spec in (None, SimpleNamespace(origin=None)):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, spec=spec: spec)
+        assert chosen("auto") == "none"
+        assert capsys.readouterr().out == (
+            "wandb is not installed, so metrics stay in the run folder; pip install -r requirements-trackers.txt\n"
+        )
+    assert [chosen(kind) for kind in ("none", "tensorboard", "wandb")] == ["none", "tensorboard", "wandb"]
+
+
 def resumed_run(kind, folder):
     """Steps 3, 4, 5, then a second start that makes 5 again, and 6."""
     for steps, shift in (((3, 4, 5), 0), ((5, 6), 1)):
@@ -64,23 +79,6 @@ def test_tensorboard_shows_each_step_once(tmp_path):
     shown = [(event.step, event.value) for event in read.Scalars("reward/mrr")]
     assert shown == [(3, 0.375), (4, 0.5), (5, 1.625), (6, 1.75)]
     assert b'"turns": 4' in read.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
-
-
-def wandb_records(path):
-    """Records of an offline run's file, a log of LevelDB's: (crc, length, type) and data, within blocks of 32 KiB."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, place, whole = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:
-            place += 32768 - place % 32768
-            continue
-        _, length, part = struct.unpack_from("<IHB", data, place)
-        whole += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if part in (1, 4):  # the whole of a record, or its end
-            record, whole = Record.FromString(whole), b""
-            yield record
 
 
 def wandb_rows(path):

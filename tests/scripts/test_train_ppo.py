@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.optimizer import OptimizerOptions
-from forage.rewriter.options import Options, RewriteOptions
+from forage.rewriter.options import AdamOptions, Options, RewriteOptions
 from forage.rewriter.rewards import CustomRewardModel
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
+from tests.wandb_file import wandb_records
 from train_ppo import RENAMED, main
 
 
@@ -33,9 +33,11 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     printed = capsys.readouterr().out
     for episode in range(1, 9):
         assert f"Episode {episode}: Reward = " in printed
-    for way in ("raw query", "untrained", "query x 3 + untrained", "pseudo-answer (HyDE)", "query x 3 + trained"):
-        assert way in printed
-    assert "query x 3 + trained over raw query" in printed
+    for way in ("untrained", "pseudo-answer (HyDE)", "trained"):
+        for rewrite in ("append", "replace"):
+            assert f"{way}, {rewrite} " in printed
+    assert "trained, append over raw query" in printed
+    assert "2 updates of 4 episodes: too few to mean anything" in printed
     rows = metrics(tmp_path)
     wanted = {"objective/rlhf_reward", "val/ratio", "policy/entropy", "loss/policy_avg", "loss/value_avg",
               "objective/kl", "lr", "episode", "grad_norm"}  # fmt: skip
@@ -52,6 +54,38 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     source = AutoModelForCausalLM.from_pretrained(tiny / "model")
     assert not torch.equal(trained.lm_head.weight, source.lm_head.weight)
+
+
+@pytest.mark.slow
+def test_by_default_wandb_keeps_the_figures_on_this_machine(tiny, tmp_path, monkeypatch, capfd):
+    """Without a key and without a word of it on the command line."""
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    folder = tmp_path / "run"
+    args = tiny_args(tiny, folder, "--backend", "own", "--max-steps", "2")
+    place = args.index("--report-to")
+    run(args[:place] + args[place + 2 :])
+    said = capfd.readouterr()
+    assert (said.out + said.err).count("wandb: no key, so the run stays offline") == 1
+    [path] = folder.glob("wandb/offline-run-*/*.wandb")
+    wanted = {(row["step"], name): value for row in metrics(folder) for name, value in row.items()}
+    deadline = time.time() + 60  # wandb's own process writes the file
+    while (kept := logged(path)).keys() < wanted.keys() and time.time() < deadline:
+        time.sleep(0.2)
+    assert {place: kept[place] for place in wanted} == pytest.approx(wanted)
+
+
+def logged(path):
+    """{(step, name): value} of a run's file."""
+    found = {}
+    for record in wandb_records(path):
+        if record.HasField("history"):
+            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            found |= {(row["step"], name): value for name, value in row.items()}
+    return found
 
 
 def start(args):
@@ -113,15 +147,29 @@ def test_a_users_reward_on_a_model_without_a_template(tmp_path, capsys):
     run(args)
     rewards = [json.loads(line)["reward"] for line in (tmp_path / "run/episodes/000001.jsonl").read_text().splitlines()]
     assert any(reward > 1 for reward in rewards)
-    assert "trained over untrained" in capsys.readouterr().out
+    assert "trained, replace over untrained, replace" in capsys.readouterr().out
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+
+
+def test_a_plain_class_is_a_reward_as_it_stands(tiny, tmp_path, monkeypatch):
+    """A file of the user's in the current folder: a class with compute_reward and nothing else."""
+    (tmp_path / "reward_of_mine.py").write_text(
+        "class CustomRewardModel:\n"
+        "    def compute_reward(self, query, relevant_doc_ids) -> float:\n"
+        "        return float(len(query)) if isinstance(relevant_doc_ids, list) else -1.0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    args = tiny_args(tiny, tmp_path / "run", "--reward", "reward_of_mine:CustomRewardModel", "--backend", "own")
+    run([*args, "--max-steps", "1"])
+    rows = [json.loads(line) for line in (tmp_path / "run/episodes/000001.jsonl").read_text().splitlines()]
+    assert [row["reward"] for row in rows] == [len(row["searched"]) for row in rows]
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"max_steps": 0}, "--max-steps"), ({"k": 0}, "--k"), ({"eval_questions": -1}, "--eval-questions"),
-        ({"optimizer": OptimizerOptions(learning_rate=-1.0)}, "--learning-rate"),
+        ({"optimizer": AdamOptions(learning_rate=-1.0)}, "--learning-rate"),
         ({"query": RewriteOptions(query_weight=0)}, "--query-weight"),
     ],
 )  # fmt: skip

@@ -1,0 +1,86 @@
+"""Base models: gpt2 and its kin beside Llama's, in full precision and in 4 bits, and what is saved of them."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+from forage.errors import UserError
+from forage.policy.base_models import resolve_model
+from forage.rewriter.actors import make_actors
+from forage.rewriter.models import GPU_MODEL, check_length, load_policy, save_lm
+from forage.rewriter.options import ActorOptions, Options
+from forage.rewriter.ppo import logits_and_values
+from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_gpt2, tiny_lm
+
+SEQUENCES = torch.tensor([[5, 6, 7, 8, 9]])
+KINDS = {"llama": tiny_lm, "gpt2": tiny_gpt2}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request, tmp_path_factory):
+    """folder/model and folder/data; gpt2 has no chat template."""
+    made = tmp_path_factory.mktemp(request.param)
+    make_tiny(made, lm=KINDS[request.param], template=request.param != "gpt2")
+    return made
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path, quantize):
+    source, options = str(folder / "model"), Options(actor=ActorOptions(quantize=quantize, dtype="float32"))
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    policy = load_policy(source, tokenizer, options)
+    actors = make_actors(policy, options.actor, seed=0)
+    plain = policy.response_logits(SEQUENCES, 3)[0]
+    torch.manual_seed(0)
+    adapted = set()
+    for name, weight in policy.lm.named_parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1)
+            adapted.add(name.split(".lora_")[0])
+    assert len(adapted) == (2 * 4 if "gpt2" in str(folder) else 2 * 7)  # every linear layer of both
+    wanted, values = logits_and_values(actors, SEQUENCES, 3)
+    assert not torch.allclose(wanted, plain, atol=0.1)
+    assert values.tolist() == [[0, 0, 0]]
+    torch.testing.assert_close(actors.reference.response_logits(SEQUENCES, 3), plain, rtol=0, atol=0)
+    if quantize:
+        exact = AutoModelForCausalLM.from_pretrained(source)(SEQUENCES).logits[:, 1:4] / policy.sampling.temperature
+        assert (plain - exact).detach().abs().max() > 1e-3  # the base was rounded
+        wanted.sum().backward()  # and the adapter learns over it
+        assert all(weight.grad.abs().sum() > 0 for name, weight in policy.lm.named_parameters() if "lora_A" in name)
+    save_lm(policy, source, tokenizer, tmp_path / "saved")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert getattr(saved.config, "quantization_config", None) is None
+    got = saved(SEQUENCES).logits[:, 1:4] / policy.sampling.temperature
+    torch.testing.assert_close(got, wanted.detach(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("more", [(), ("--quantize", "--warm-steps", "2", "--rewrite", "replace")])
+def test_a_run_by_default_trains_an_adapter(folder, tmp_path, capsys, more):
+    run(tiny_args(folder, tmp_path, "--backend", "own", "--max-steps", "2", *more))
+    said = capsys.readouterr().out
+    assert "memory: 0.00 GiB (" in said
+    assert "33 of them the value model's" in said or "65 of them the value model's" in said
+    state = next((tmp_path / "state").glob("*/model.safetensors"))
+    assert state.stat().st_size < (folder / "model" / "model.safetensors").stat().st_size
+    assert metrics(tmp_path)[0]["lr"] == 0.001
+    AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize(("given", "rates"), [((), (1e-4, 5e-4)), (("--lora-rank", "0"), (1e-5, 5e-5))])
+def test_rates_go_by_what_is_trained(given, rates):
+    actor = ActorOptions(lora_rank=0) if given else ActorOptions()
+    options = Options(actor=actor)
+    assert (options.optimizer.settled(actor).learning_rate, options.warm.rate(actor)) == rates
+
+
+def test_auto_takes_a_small_model_on_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("forage.policy.base_models.check_hub_model", lambda name: None)
+    assert resolve_model("auto", on_gpu=GPU_MODEL) == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert "model: Qwen/Qwen2.5-0.5B-Instruct, because there is a GPU" in capsys.readouterr().out
+
+
+def test_more_than_the_models_positions_is_refused():
+    check_length(GPT2Config(n_positions=288), Options())
+    with pytest.raises(UserError, match="--max-prompt-tokens 256 and --max-new-tokens 32 are more than the 287 tokens"):
+        check_length(GPT2Config(n_positions=287), Options(base_model="gpt2"))
