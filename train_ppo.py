@@ -28,8 +28,10 @@ from forage.cli import run_script
 from forage.grpo.launch import started_processes
 from forage.rewriter.options import Options
 
-TOP = ("data", "base_model", "mode", "reward", "max_steps", "warm_steps", "batch_size", "backend", "run_dir",
-       "output_dir")  # fmt: skip
+TOP = (
+    "data", "base_model", "lora_rank", "rewrite", "mode", "reward", "max_steps", "warm_steps", "batch_size", "backend",
+    "run_dir", "output_dir",
+)  # fmt: skip
 RENAMED = {
     "--model": "--base-model",
     "--retriever": "--mode (bm25: sparse; rerank: --mode dense --reranker NAME)",

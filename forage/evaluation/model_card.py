@@ -67,8 +67,8 @@ import re
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MODEL = "$title"  # its folder, or its name on the hub
-SYSTEM = '''$system'''
+MODEL = $title  # its folder, or its name on the hub
+SYSTEM = $system
 ${tools}LIBRARY = ["Garlic: plant the cloves in October.", "Carrots: sow them from March on.", "Beans: sow in May."]
 
 
@@ -110,7 +110,8 @@ def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
     merged = r'{"role": "user", "content": f"{SYSTEM}\n\n{question}"}'
     searched = f'" ".join([question] * {settings.question_weight} + [query])' if settings.question_weight else "query"
     code = CODE.substitute(
-        title=title, system=protocol.system_prompt, tools=tools, k=settings.k, searched=searched,
+        title=json.dumps(title), system=json.dumps(protocol.system_prompt, ensure_ascii=False), tools=tools,
+        k=settings.k, searched=searched,
         opening=opening if has_system else merged, given="tools=TOOLS, " if tools else "",
         max_turns=settings.max_turns, max_turn_tokens=settings.max_turn_tokens,
     )  # fmt: skip

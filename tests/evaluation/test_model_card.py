@@ -14,7 +14,8 @@ from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.evaluation.model_card import usage
 from merge_lora import Options, main
 
-GARDEN = AgentSettings(task="Answer the question about gardening", k=2, max_turns=3, max_turn_tokens=8)
+# Quotes and a backslash, which the code must not trip over.
+GARDEN = AgentSettings(task="Answer the question about '''gardening''' \\n\"x\"", k=2, max_turns=3, max_turn_tokens=8)
 TURNS = (write_call("When plant garlic"), "I think. " + write_call("sow beans") + '<tool_call>{"name": </tool_call>',
          "It says so. " + write_answer("In October."))  # fmt: skip
 
@@ -93,7 +94,7 @@ def test_the_card_shows_the_held_out_evaluations_of_its_adapter(merged):
         "| mrr | 0.250 (0.125 to 0.500) | 0.750 (0.500 to 1.000) |\n"
     ) in card
     wanted = [
-        "# garden", "## How to ask it", "Answer the question about gardening: search it first", "```python",
+        "# garden", "## How to ask it", "Answer the question about '''gardening'''", "```python",
         "## What was measured", "## Licence and data\n\nThe base's licence holds for this model, too. It learnt from "
         "the training questions of `plants`", "## How it was made", "| kind | LoRA |",
         "`training_stats_7.json`: the last step of training, a batch and no measurement", "| reward.mean | 0.9 |",
