@@ -28,7 +28,7 @@ test-slow: .venv/.installed-dev
 	$(PY) -m pytest -m "slow and not vllm and not compose"
 
 test-vllm: .venv/.installed-dev .venv-vllm/.installed
-	$(PY) -m pytest -m vllm -s tests/integration
+	$(PY) -m pytest -m vllm -s tests/integration tests/scripts/test_stack.py
 
 test-compose: .venv/.installed-dev
 	$(PY) -m pytest -m compose -s tests/integration/test_compose.py

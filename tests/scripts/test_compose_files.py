@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import yaml
 
+from forage.stack_settings import NUMBERS
 from tests import ROOT
 
 # The services that use each key.
@@ -44,8 +45,13 @@ def resolved(environment, settings):
 
 
 def settings_of_the_example():
-    lines = re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
-    return {name: f"own-{name.lower()}" for name in lines}
+    """Every setting, with a value of its own that it may have."""
+    names = re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    numbers = {name: str(7 + place) for place, name in enumerate(NUMBERS)}
+    cards = {"VLLM_GPUS": "0", "TRAIN_GPUS": "1,2,3", "TRAIN_PROCESSES": "2", "VLLM_GPU_MEMORY": "0.7"}
+    choices = {"SHARDING": "zero3", "OFFLOAD": "all", "SERVE": "nf4", "QUANTIZE": "1", "REPORT_TO": "trackio"}
+    base = {"BASE_MODEL": "Qwen/Qwen2.5-7B-Instruct"}
+    return {name: f"own-{name.lower()}" for name in names} | numbers | choices | cards | base
 
 
 @pytest.mark.parametrize("files", FILES, ids=["GPU", "CPU"])
@@ -54,28 +60,37 @@ def test_no_service_gets_a_key_that_it_does_not_use(files):
     assert settings.keys() >= KEYS.keys()
     assert set(services) == {"prepare", "vllm", "rollout", "train", "tensorboard", "chroma"}
     for name, service in services.items():
-        assert "env_file" not in service  # it would hand over all of .env
-        seen = resolved(service["environment"], settings)
+        assert ("env_file" in service) == (name == "prepare")  # it alone gets all of .env, to check it
+        seen = (settings if "env_file" in service else {}) | resolved(service["environment"], settings)
         for key, users in KEYS.items():
             has = settings[key] in str(seen) + str(service.get("command")) + str(service.get("entrypoint"))
             assert has == (name in users), f"{name}: {key}"
 
 
+@pytest.fixture
+def gpus(tmp_path):
+    """The PATH of a machine with four GPUs of 24 GB, by a stand-in for nvidia-smi."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/bash\nprintf '24564\\n24564\\n24564\\n24564\\n'\n")
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    return {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+
 @pytest.mark.parametrize("service", ["prepare", "rollout", "train"])
-def test_every_setting_reaches_the_services_as_it_reaches_terminals(service, tmp_path):
+def test_every_setting_reaches_the_services_as_it_reaches_terminals(service, tmp_path, gpus):
     """scripts/stack.sh in a container, which has no .env, prints the commands that it prints beside one."""
     settings = {name: value for name, value in settings_of_the_example().items() if name not in KEYS}
-    settings |= {"VLLM_URLS": "http://one:1 http://two:2", "TRAIN_PROCESSES": "2"}
+    settings |= {"VLLM_URLS": "http://one:1 http://two:2"}
     (tmp_path / "env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     inside = resolved(services_of(FILES[0])[service]["environment"], settings)
-    shown = commands({"ENV_FILE": str(tmp_path / "none")} | inside)
-    in_terminals = commands({"ENV_FILE": str(tmp_path / "env")})
+    shown = commands({"ENV_FILE": str(tmp_path / "none")} | inside | gpus)
+    in_terminals = commands({"ENV_FILE": str(tmp_path / "env")} | gpus)
     assert shown[service] == in_terminals[service]
 
 
-def test_settings_that_are_not_set_stay_at_their_defaults(tmp_path):
+def test_settings_that_are_not_set_stay_at_their_defaults():
     inside = resolved(services_of(FILES[0])["train"]["environment"], {"VLLM_API_KEY": "x"})
-    assert inside == {"CUDA_VISIBLE_DEVICES": "1", "WANDB_API_KEY": ""}
+    assert inside == {"DEVICE": "cuda", "VLLM_URLS": "http://vllm:8100", "WANDB_API_KEY": ""}
 
 
 def commands(environment):
