@@ -289,17 +289,19 @@ def test_the_days_commands_of_the_operations_page(stack, tmp_path):
 
 
 def test_a_volume_that_can_not_be_written_is_one_line(stack):
+    """One line of ours, the last one in one process; torchrun adds a report of its own."""
     volume = f"{PROJECT}_shared"
     read_only = docker(
-        "run", "--rm", "--env-file", stack.env_file, "--volume", f"{volume}:/shared:ro", "grpo:cpu",
+        "run", "--rm", "--env-file", stack.env_file, "--env", "TRAIN_PROCESSES=1", "--volume",
+        f"{volume}:/shared:ro", "grpo:cpu",
         "scripts/stack.sh", "train", check=False,
     )  # fmt: skip
     assert read_only.returncode == 1
     assert read_only.stderr.strip().splitlines()[-1].startswith("error: /shared/runs")
     assert "read-only" in read_only.stderr
     full = docker(
-        "run", "--rm", "--env-file", stack.env_file, "--volume", f"{volume}:/shared:ro",
-        "--tmpfs", "/shared/runs:size=65536,uid=1000", "grpo:cpu",
+        "run", "--rm", "--env-file", stack.env_file, "--env", "TRAIN_PROCESSES=1", "--volume",
+        f"{volume}:/shared:ro", "--tmpfs", "/shared/runs:size=65536,uid=1000", "grpo:cpu",
         "scripts/stack.sh", "train", check=False,
     )  # fmt: skip
     assert full.returncode == 1

@@ -115,7 +115,7 @@ def rollout(protocol, tmp_path, embedder):
         tmp_path / "train.jsonl", [replace(QUESTION, id=f"q{n}", relevant_chunk_ids=(f"q{n}/0#1",)) for n in range(5)]
     )
     store = SimpleNamespace(
-        embedder=embedder, options=SimpleNamespace(embedder="x"), search=lambda queries, k, mode: search_many(queries)
+        embedder=embedder, options=SimpleNamespace(embedder="x"), search=lambda queries, *_, **__: search_many(queries)
     )
     options = RolloutOptions(data=tmp_path, num_rollouts=2, batch_size=3)
     return Rollout(options, AgentSettings(), Game(protocol), protocol, store, get_reward_functions(embedder))

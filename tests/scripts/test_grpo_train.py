@@ -475,9 +475,9 @@ def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sharding_needs_processes(tiny, tmp_path):
-    with pytest.raises(UserError, match="--sharding fsdp2 needs processes to share the work"):
-        train(tiny_options(tiny, tmp_path / "run", sharding="fsdp2"))
+def test_the_split_of_an_episode_needs_processes(tiny, tmp_path):
+    with pytest.raises(UserError, match="--sequence-parallel 2 needs processes to share the work"):
+        train(tiny_options(tiny, tmp_path / "run", sequence_parallel=2))
 
 
 def test_a_missing_policy_or_eval_set_is_told(tiny, tmp_path):
