@@ -38,11 +38,14 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     from forage.runs.run_folder import run_folder
 
     card = read_policy_card(options.rollout.policy)
-    if not (options.rollout.policy / AGENT_FILE).is_file():
+    known = read_run_card(options.run_dir)
+    start = adapter_of(options.rollout.policy, known)
+    lead = process_rank() == 0  # the first process alone writes and plays; all of them train
+    if lead:
+        print(f"policy: {options.rollout.policy}")
+    if lead and not known and not (options.rollout.policy / AGENT_FILE).is_file():
         print(f"note: {options.rollout.policy} has had no warm start; a small model must be shown the protocol first: "
               f"python sft_train.py --data {options.rollout.data} --policy {options.rollout.policy}")  # fmt: skip
-    start = adapter_of(options.rollout.policy, read_run_card(options.run_dir))
-    lead = process_rank() == 0  # the first process alone writes and plays; all of them train
     free = (*FREE, "rollout.weights") if options.override_rewards else FREE
     with run_folder(options.run_dir, options, free) if lead else nullcontext():
         run = agree(options, make_rewards) if lead else None

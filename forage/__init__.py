@@ -17,7 +17,7 @@ def is_script(arguments: list[str]) -> bool:
     here = Path(__file__).resolve().parents[1]
     module = arguments[arguments.index("-m") + 1 :][:1] if "-m" in arguments[:3] else []
     if module:
-        return module[0].startswith(("forage.", "bench."))
+        return module[0].startswith("forage.")
     return len(arguments) > 1 and Path(arguments[1]).suffix == ".py" and Path(arguments[1]).resolve().parent == here
 
 

@@ -286,7 +286,9 @@ def with_preset(arguments: Sequence[str], presets: Mapping[str, Mapping[str, Any
     places = [place for place, argument in enumerate(arguments) if argument.split("=")[0] == "--preset"]
     if not places or not presets:
         return list(arguments)
-    *_, place = places
+    if len(places) > 1:
+        raise UserError("--preset is given more than once; give one")
+    [place] = places
     flag, _, name = arguments[place].partition("=")
     rest = [*arguments[:place], *arguments[place + (1 if name else 2) :]]
     name = name or " ".join(arguments[place + 1 : place + 2])

@@ -120,7 +120,8 @@ def notes(given: Mapping[str, str], device: str, *, in_containers: bool) -> list
 def main(options: Options) -> None:
     if options.file:
         given, where = dict(lines_of(options.file)), str(options.file)
-        values = {name: os.environ.get(name, value) for name, value in given.items()}  # the environment goes first
+        set_outside = {name: os.environ[name] for name in known_names() if name in os.environ}
+        values = given | set_outside  # the environment takes precedence
     else:
         image = options.image_names.read_text().split() if options.image_names else []
         given = {name: value for name, value in os.environ.items() if name not in image}

@@ -36,6 +36,8 @@ read_settings() { # file
 }
 settings=${ENV_FILE:-.env}
 read_settings "$settings"
+export NO_PROXY="${NO_PROXY:+$NO_PROXY,}127.0.0.1,localhost" # a proxy can't reach the stack's own servers
+VLLM_URLS=${VLLM_URLS:-http://127.0.0.1:${VLLM_PORT:-8100}}
 
 [ "${SERVE:-auto}" != auto ] || unset SERVE # left to the plan
 PY=${PY:-.venv/bin/python}
@@ -49,6 +51,10 @@ plan=$SHARED/models/plan.env # what `prepare` chose for the GPUs
 # On a GPU, what .env leaves open follows from its memory (forage/policy/cards.py); one card is shared.
 choose_cards() {
   local mib
+  if [ -n "${CUDA_VISIBLE_DEVICES:-}" ] && [ -z "${VLLM_GPUS:-}${TRAIN_GPUS:-}" ]; then
+    echo "error: CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES does not reach the stack, which would take other GPUs; set VLLM_GPUS and TRAIN_GPUS instead" >&2
+    exit 1
+  fi
   mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null) || {
     echo "error: there is no GPU: nvidia-smi does not answer; without one use docker-compose.cpu.yml, or DEVICE=cpu" >&2
     exit 1
@@ -112,7 +118,7 @@ search=(--k "${K:-3}" --passage-tokens "${PASSAGE_TOKENS:-$(default 120 32)}" --
   --max-tokens "$MAX_TOKENS" ${task:+--task "$task"})
 [ "$WARM_STEPS" = 0 ] && search_said=("${search[@]}")
 sampling=(--temperature "${TEMPERATURE:-1.0}")
-play=(--data "$data" --policy "$policy" --run-dir "$run" --engine vllm --urls ${VLLM_URLS:-http://127.0.0.1:8100}
+play=(--data "$data" --policy "$policy" --run-dir "$run" --engine vllm --urls $VLLM_URLS
   --batch-size "${BATCH_SIZE:-8}" --num-rollouts "${NUM_ROLLOUTS:-8}" "${search_said[@]}" "${sampling[@]}"
   --max-staleness "${MAX_STALENESS:-1}" ${ROLLOUT_ARGS:-})
 
@@ -176,7 +182,7 @@ PYTHON
 }
 # On a card for both, vLLM measures what is free when it starts, so the trainer comes after it.
 wait_for_vllm() {
-  local said= url=${VLLM_URLS:-http://127.0.0.1:8100}
+  local said= url=$VLLM_URLS
   until "$PY" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=4)' "${url%% *}/health" 2>/dev/null; do
     [ -n "$said" ] || echo "waiting for vLLM at ${url%% *}, which shares the GPU"
     said=1

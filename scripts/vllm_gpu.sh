@@ -30,6 +30,9 @@ vllm=("${VLLM_PY:-.venv-vllm/bin/python}" -m vllm.entrypoints.openai.api_server)
 vllm+=(--model "$models/served" --served-model-name policy --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}"
   --max-model-len "${MAX_TOKENS:-2048}" --gpu-memory-utilization "$VLLM_GPU_MEMORY" ${PLAN_VLLM_ARGS:-}
   --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 --logprobs-mode processed_logprobs)
+# In the type that the trainer computes in, if create_lora_model.py was told one; vLLM would take fp32 down to bf16.
+dtype=$(grep -oE '"dtype": "(float32|bfloat16)"' "$models/policy/model.json" 2>/dev/null | cut -d '"' -f 4 || true)
+[ -z "$dtype" ] || vllm+=(--dtype "$dtype")
 # Logits in fp32, as the trainer computes them, from a base in bf16.
 vllm+=(--hf-overrides '{"head_dtype":"float32"}' "$@")
 echo "GPU $VLLM_GPUS: ${vllm[*]}"

@@ -222,7 +222,7 @@ class LocalEngine:
         for slot in active:
             slot.ids.append(slot.next_token)
         device = self.model.get_input_embeddings().weight.device
-        # In steps, since a GPU prepares itself for each length anew; what is added is masked.
+        # In steps, since each new length costs a GPU some setup; what is added is masked.
         longest = -(-max(len(slot.ids) for slot in active) // KEYS_STEP) * KEYS_STEP
         # An idle slot's token goes to the spare place, so that what the slot keeps for a later turn stays untouched.
         places_S = torch.tensor([len(slot.ids) - 1 if slot.request else self._cache.room for slot in slots]).to(device)
@@ -309,7 +309,7 @@ def borrowing(policy: Any, slots: int, name: str) -> Iterator[LocalEngine]:
 def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int) -> tuple[int, int]:
     """The slot whose tokens share the longest beginning with those wanted, and its length; on a tie the `own`.
 
-    One token says of most slots that they share no more than was found already, whatever their length.
+    Comparing one token rules out most slots, whatever their length.
     """
     source, start = own, common_start(held[own], wanted)
     for number, ids in enumerate(held):

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -69,6 +69,7 @@ class Options:
     """Lowest reward or score to keep."""
     max_per_question: int = 1
     """Most episodes to keep per question."""
+    search: SearchOptions = field(default_factory=SearchOptions)
 
 
 def main(options: Options) -> None:
@@ -76,7 +77,7 @@ def main(options: Options) -> None:
     if not options.files:
         raise UserError("name one or more files of episodes")
     check_apart("--out", options.out, {str(path): path for path in options.files}, nested=True)
-    settings = SearchOptions().settle(options.policy)
+    settings = options.search.settle(options.policy)
     protocol = Protocol(load_tokenizer(read_policy_card(options.policy)), settings.passage_tokens, settings.task)
     train = read_questions(options.data / "train.jsonl")
     check_disjoint(options.data, train, read_held_out(options.data))

@@ -36,6 +36,8 @@ class Learner:
     """A PEFT policy and its AdamW, in this process."""
 
     rank, world = 0, 1
+    can_start_over = True
+    """Whether an epoch that ran out of memory can be tried again."""
     lowered_budget: int | None = None
     """Most tokens of a micro-batch, once memory has run out with more; kept for the rest of this process."""
 

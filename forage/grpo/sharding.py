@@ -60,6 +60,9 @@ class GatheredState:
 class ShardedLearner(Learner):
     """A Learner over joined processes (join_processes): each loads the same policy and calls the same methods."""
 
+    # One process can't while the others go on, and DeepSpeed and FSDP2 stop in the middle of their bookkeeping.
+    can_start_over = False
+
     def __init__(
         self,
         policy: Any,

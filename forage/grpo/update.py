@@ -183,7 +183,7 @@ def learn_within_memory(
             return learn_epoch(budget, learner, taught, old, context), budget
         except torch.OutOfMemoryError as error:
             learner.drop_gradients()
-            if budget <= longest or learner.world > 1:  # one process can't start over while the others continue
+            if budget <= longest or not learner.can_start_over:
                 raise UserError(
                     f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
                     "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"

@@ -3,8 +3,8 @@
     python -m forage.policy.cards --mib 24564 --base Qwen/Qwen2.5-7B-Instruct
 
 `scripts/stack.sh prepare` calls it with the memory of each GPU (nvidia-smi) and with what .env sets, which stays. It
-prints lines NAME=VALUE for the other services, and on stderr what it chose. Server and trainer of the stack are
-processes of their own, which can't take turns on a card: on one card both must fit awake (forage/policy/memory.py).
+prints lines NAME=VALUE for the other services, and on stderr what it chose. In the stack, server and trainer are
+separate processes and can't take turns on a card: on one card both must fit awake (forage/policy/memory.py).
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def share_out(options: Options, needed: int) -> Cards:
     """The cards that were named; else card 0 for the server, and for the trainer as many of the others as it needs."""
     there = len(options.mib)
     vllm = numbers("VLLM_GPUS", options.vllm_gpus, there)
+    if len(vllm) > 1:
+        raise UserError(f"VLLM_GPUS={options.vllm_gpus}: the stack's server takes one GPU; give one")
     train = numbers("TRAIN_GPUS", options.train_gpus, there)
     everything = range(there)
     vllm = vllm or tuple(number for number in everything if number not in train)[:1] or train[:1]
@@ -174,9 +176,7 @@ def settings(options: Options) -> tuple[dict[str, str], list[str]]:
     }  # fmt: skip
     idle = set(range(len(options.mib))) - set(cards.vllm) - set(cards.train[:processes])
     if idle:
-        notes.append(
-            f"GPU {text(tuple(sorted(idle)))} stays idle; TRAIN_GPUS and TRAIN_PROCESSES, or VLLM_GPUS, would use it"
-        )
+        notes.append(f"GPU {text(tuple(sorted(idle)))} stays idle; TRAIN_GPUS and TRAIN_PROCESSES would use it")
     notes.append("GPUs: " + " ".join(f"{name}={value}" for name, value in told.items()))
     return told, notes
 

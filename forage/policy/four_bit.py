@@ -1,7 +1,7 @@
 """4-bit weights as bitsandbytes packs them: bytes, which are viewed as bf16 numbers where something shards them.
 
 Bytes are what every tool reads. FSDP2 and ZeRO-3 want weights of one type, so there the same bytes are called bf16.
-They are never cast: a cast changes those that are no number in bf16.
+They are never cast: a cast changes bytes that are NaN in bf16.
 """
 
 from __future__ import annotations

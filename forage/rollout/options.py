@@ -9,13 +9,19 @@ from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
 from forage.errors import check_at_least_one
+from forage.policy.card import full_base_of
 
 RUN_FILE = "run.json"
 
 
 def made_last(models: Path = Path("models")) -> Path:
-    """Where the stages before leave a policy: sft_train.py's folder if there is one, else create_lora_model.py's."""
-    return models / "warm" if (models / "warm" / "model.json").is_file() else models / "policy"
+    """Where the stages before leave a policy: sft_train.py's folder, else create_lora_model.py's.
+
+    A warm start of another base than the policy's is an older one, and is not taken.
+    """
+    warm, policy = models / "warm", models / "policy"
+    taken = (warm / "model.json").is_file() and full_base_of(policy) in (None, full_base_of(warm))
+    return warm if taken else policy
 
 
 @dataclass(frozen=True)

@@ -132,11 +132,11 @@ def lessons(stats: StepStats) -> list[str]:
     total, flat = stats.groups["total"], stats.groups["flat"]
     if not stats.episodes["well_formed"]:
         return [
-            "no episode keeps to the protocol (a search, then an answer); teach it first: sft_train.py, then "
-            "--policy models/warm"
+            "no episode keeps to the protocol (a search, then an answer); teach it by a warm start (sft_train.py) or a "
+            "longer one"
         ]
     if flat == total:
-        return [f"{flat} of {total} groups flat (all episodes of a question earned the same): nothing learnt"]
+        return [f"{flat} of {total} groups flat (all episodes of a question earned the same): no reward to learn from"]
     return []
 
 

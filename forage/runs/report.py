@@ -30,7 +30,7 @@ from forage.files import json_lines, replacing
 from forage.policy.adapters import version_name
 from forage.runs.plots import FIGURES, draw_plots
 from forage.runs.stats import StepStats, read_evaluations, read_stats
-from forage.text import encodable, titled
+from forage.text import encodable, printable, titled
 
 DRAW_EVERY = 20.0  # seconds: drawing takes one or two, which would slow short steps down
 
@@ -106,7 +106,7 @@ def write_report(run_dir: Path, stats: Sequence[StepStats], episodes: Iterable[S
 
 def escaped(text: str) -> str:
     """Text made safe for the page: what a model wrote can neither become a tag nor break the file's encoding."""
-    return html.escape(encodable(text))
+    return html.escape(printable(encodable(text)))
 
 
 def _image(path: Path) -> str:
@@ -196,22 +196,33 @@ def worst_of_run(
 
 
 def read_library(run_dir: Path, question_ids: Collection[str]) -> Library:
-    """The questions, and the passages that answer them, from the data folder that the run's config.json names."""
-    config = run_dir / "config.json"
-    data = Path(json.loads(config.read_text())["rollout"]["data"]) if config.is_file() else None
-    if data is None or not (data / "train.jsonl").is_file():
+    """The questions, and the passages that answer them, from the data folder that the run's config.json names.
+
+    Empty where that is gone, damaged or just being made again: the page says so, and training goes on.
+    """
+    try:
+        data = Path(json.loads((run_dir / "config.json").read_text())["rollout"]["data"])
+        questions = {q.id: q for q in read_questions(data / "train.jsonl") if q.id in question_ids}
+        wanted = {chunk for question in questions.values() for chunk in question.relevant_chunk_ids}
+        return Library(questions, passages_of(data / "store" / "chunks.jsonl", wanted))
+    except (UserError, OSError, ValueError, KeyError, TypeError):
         return Library({}, {})
-    questions = {question.id: question for question in read_questions(data / "train.jsonl")}
-    questions = {name: questions[name] for name in question_ids if name in questions}
-    wanted = {chunk for question in questions.values() for chunk in question.relevant_chunk_ids}
-    chunks = data / "store" / "chunks.jsonl"
-    rows = json_lines(chunks) if wanted and chunks.is_file() else ()
-    named = ((f"{row['doc_id']}#{row['index']}", row) for _, row in rows)
-    return Library(questions, {name: titled(row["title"], row["text"]) for name, row in named if name in wanted})
+
+
+def passages_of(path: Path, wanted: Collection[str]) -> dict[str, str]:
+    """The texts of some chunks; reads no further than the last of them."""
+    found: dict[str, str] = {}
+    if wanted and path.is_file():
+        for _, row in json_lines(path):
+            if (name := f"{row['doc_id']}#{row['index']}") in wanted:
+                found[name] = titled(row["title"], row["text"])
+                if len(found) == len(wanted):
+                    break
+    return found
 
 
 def shown(place: str, episode: Episode, library: Library) -> Shown:
-    """Example of facts: ("Reference answer", "Rest."), ("Wanted passage", "d1#0, found third: Gout: ..."), ..."""
+    """Example of facts: ("Reference answer", "Rest."), ("Wanted passage", "d1#0 (not found): Gout: ..."), ..."""
     facts: list[tuple[str, str]] = []
     question = library.questions.get(episode.question_id)
     if question:

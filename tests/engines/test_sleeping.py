@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from forage.engines.base import Request, Sample, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.sleeping import SleepingEngine, fall_asleep
+from forage.engines.sleeping import SleepingEngine, alike, fall_asleep
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from tests.misbehaving_vllm import HTML, MisbehavingVLLM
@@ -166,7 +166,9 @@ def test_a_base_whose_memory_is_spoilt_ends_in_one_line(fake, adapter):
         fake.spoilt_base = True
         await engine.wake()
 
-    with pytest.raises(UserError, match="answers otherwise than before it slept, so its memory was corrupted") as error:
+    with pytest.raises(
+        UserError, match="gives other answers than before it slept, so its memory was corrupted"
+    ) as error:
         with_engine(act, fake)
     assert "\n" not in str(error.value)
     assert fake.turns == ["load", SLEEP, WAKE, "unload", "load"]
@@ -178,7 +180,7 @@ def test_a_base_alone_is_compared_too(fake):
         fake.spoilt_base = True
         await engine.wake()
 
-    with pytest.raises(UserError, match="answers otherwise than before it slept"):
+    with pytest.raises(UserError, match="gives other answers than before it slept"):
         with_engine(act, fake)
 
 
@@ -336,3 +338,10 @@ def test_a_configuration_that_does_not_say_whether_it_can_sleep(fake, monkeypatc
     answers_with(monkeypatch, fake, "/server_info", HTML)
     with pytest.raises(UserError, match="status 200, but no configuration"):
         with_engine(lambda engine: engine.sleep(), fake, patience=0.2)
+
+
+def test_rounding_is_no_corruption():
+    before = Sample((5, 7, 9), (-0.5, -0.1, -2.0), "length")
+    assert alike(before, Sample((5, 8, 3), (-0.46, -3.0, -1.0), "length"))  # a near tie fell the other way
+    assert not alike(before, Sample((5, 7, 9), (-0.56, -0.1, -2.0), "length"))
+    assert not alike(before, Sample((6, 7, 9), (-0.5, -0.1, -2.0), "length"))

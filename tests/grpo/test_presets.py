@@ -48,5 +48,7 @@ def test_a_config_file_may_name_one(tmp_path):
 def test_an_unknown_one_is_told():
     with pytest.raises(UserError, match="--preset grpo is unknown; give one of deepseekmath, dapo, dr_grpo"):
         with_preset(["--preset", "grpo"], PRESETS)
+    with pytest.raises(UserError, match="--preset is given more than once"):
+        with_preset(["--preset", "dapo", "--preset=gspo"], PRESETS)
     with pytest.raises(UserError, match="--preset  is unknown"):
         with_preset(["--preset"], PRESETS)

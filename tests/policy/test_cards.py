@@ -97,3 +97,8 @@ def test_the_command_prints_lines_for_a_file_and_says_what_it_chose():
     assert done.returncode == 0, done.stderr
     assert dict(line.split("=", 1) for line in done.stdout.splitlines()) == chosen(A24, A24)[0]
     assert done.stderr.startswith("GPUs: ")
+
+
+def test_the_server_takes_one_card():
+    with pytest.raises(UserError, match="VLLM_GPUS=0,1: the stack's server takes one GPU; give one"):
+        settings(Options((24564,) * 4, vllm_gpus="0,1"))

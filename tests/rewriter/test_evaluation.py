@@ -56,7 +56,7 @@ def test_results_and_their_table(capsys):
     assert [(row["way"], row["questions"], row["mrr"]) for row in rows] == [(RAW, 2, 0.25), ("better, append", 2, 1.0)]
     print_measurements(ways(), 2, 3)
     said = capsys.readouterr().out
-    assert "better" in said
+    assert "better, append" in said
     assert "+0.500" in said
     assert "after 3 x the question (append)" in " ".join(said.split())
 

@@ -1,5 +1,6 @@
 """The stages' defaults follow one another."""
 
+from forage.policy.card import PolicyCard, write_policy_card
 from forage.rollout.options import RolloutOptions, made_last
 from forage.rollout.play_options import PlayOptions
 
@@ -9,5 +10,13 @@ def test_the_warm_start_is_taken_where_there_is_one(tmp_path, monkeypatch):
     assert str(RolloutOptions().policy) == str(PlayOptions().policy) == "models/policy"
     (tmp_path / "models" / "warm").mkdir(parents=True)
     assert str(made_last()) == "models/policy"  # half-made: sft_train.py writes model.json with its first adapter
-    (tmp_path / "models" / "warm" / "model.json").touch()
+    write_policy_card(PolicyCard(tmp_path, "base", "base", quantized=False), tmp_path / "models" / "warm")
     assert str(RolloutOptions().policy) == str(PlayOptions().policy) == "models/warm"
+
+
+def test_a_warm_start_of_another_base_is_an_older_one(tmp_path):
+    for name, base in (("warm", "first"), ("policy", "second")):
+        write_policy_card(PolicyCard(tmp_path / name, base, base, quantized=False), tmp_path / name)
+    assert made_last(tmp_path) == tmp_path / "policy"
+    write_policy_card(PolicyCard(tmp_path / "policy", "first", "first", quantized=False), tmp_path / "policy")
+    assert made_last(tmp_path) == tmp_path / "warm"

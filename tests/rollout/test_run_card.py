@@ -1,6 +1,7 @@
 """The run card: what every start and every worker of a run must agree on; what differs is told in one line."""
 
 import asyncio
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -20,7 +21,7 @@ from forage.policy.adapters import adapter_path
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.rollout.play_options import PlayOptions
-from forage.rollout.run_card import open_embedder, read_run_card, write_run_card
+from forage.rollout.run_card import data_digests, open_embedder, read_run_card, write_run_card
 from forage.rollout.worker import follow_trainer, refuse_change
 from forage.runs.stats import read_stats
 from forage.store.card import StoreCard
@@ -280,3 +281,18 @@ def test_a_worker_that_is_there_first_waits_for_the_trainer(begun, tmp_path, cap
 
     asyncio.run(asyncio.wait_for(both(), 60))
     assert "waiting for grpo_train.py to start" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bm25", ["own", "rank_bm25"])
+def test_the_digest_of_a_store_is_what_it_was_before_it_could_choose_its_bm25(tmp_path, bm25):
+    """Runs of 0.3.0 go on: what ranks the same is the same store."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "chunks.jsonl").write_text("chunks\n")
+    options = StoreOptions(embedder="none", bm25=bm25, chroma_url="http://anywhere:8000")
+    digests = data_digests(tmp_path, StoreCard(1, True, "chunks-1", options))
+    written = {
+        "embedder": "none", "chunk_tokens": 200, "chunk_overlap": 40, "title_in_chunk": True, "stem": True,
+        "stop_words": True, "exact_up_to": 500_000,
+    }  # fmt: skip
+    chunks = hashlib.sha256(b"chunks\n").hexdigest()[:16]
+    assert digests["store"] == hashlib.sha256(f"{chunks} {json.dumps(written)}".encode()).hexdigest()[:16]

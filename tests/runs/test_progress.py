@@ -36,7 +36,7 @@ def test_what_taught_nothing_is_said():
     learnt = replace(STATS, groups={"total": 2, "flat": 1, "replaced": 0})
     assert lessons(learnt) == []
     flat = replace(STATS, groups={"total": 2, "flat": 2, "replaced": 0})
-    assert lessons(flat) == ["2 of 2 groups flat (all episodes of a question earned the same): nothing learnt"]
+    assert lessons(flat) == ["2 of 2 groups flat (all episodes of a question earned the same): no reward to learn from"]
     [said] = lessons(replace(flat, episodes=STATS.episodes | {"well_formed": 0.0}))
     assert said.startswith("no episode keeps to the protocol")
     assert "sft_train.py" in said

@@ -5,12 +5,14 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from forage.cli import run
 from forage.grpo.options import TrainOptions
+from forage.policy.card import PolicyCard, write_policy_card
 from tests import ROOT
 
 CARD = "24564"  # MiB, as nvidia-smi says it of a card of 24 GB
@@ -366,6 +368,7 @@ def test_every_knob_is_explained():
     read |= set(re.findall(r"^ +([A-Z][A-Z0-9_]+):(?: #.*)?$", "".join(files), re.MULTILINE))  # passed on as they are
     explained = set(re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     own = {"PY", "VLLM_PY", "DEVICE", "SHARED", "ENV_FILE", "OMP_WAIT_POLICY"}  # set by images and compose themselves
+    own |= {"CUDA_VISIBLE_DEVICES", "NO_PROXY"}  # of the machine
     own |= {"PLAN_TRAIN_ARGS", "PLAN_SHARED"}  # by prepare
     assert read - own == explained
 
@@ -376,3 +379,28 @@ def test_only_the_default_data_sets_are_medical(tmp_path):
     assert "--task" not in stack("show", tmp_path / "none", DATASET="garden.jsonl").stdout
     told = stack("show", tmp_path / "none", DATASET="garden.jsonl", TASK="Answer the gardener").stdout
     assert told.count(" --task Answer the gardener") == 3
+
+
+def test_gpus_that_only_cuda_was_told_of_are_refused(tmp_path, cards, python):
+    settings = cards(4) | {"PY": str(python), "SHARED": str(tmp_path / "shared"), "CUDA_VISIBLE_DEVICES": "3"}
+    done = stack("prepare", tmp_path / "none", **settings)
+    assert done.returncode == 1
+    assert "CUDA_VISIBLE_DEVICES=3 does not reach the stack" in done.stderr
+    assert stack("prepare", tmp_path / "none", VLLM_GPUS="3", TRAIN_GPUS="3", **settings).returncode == 0
+
+
+def test_a_policy_in_fp32_is_served_in_fp32(tmp_path, cards, python):
+    shared = tmp_path / "shared"
+    settings = cards() | {"PY": str(python), "VLLM_PY": str(python), "SHARED": str(shared)}
+    assert stack("prepare", tmp_path / "none", **settings).returncode == 0
+    (shared / "models" / "served").mkdir()
+    (shared / "models" / "policy").mkdir()
+    card = PolicyCard(shared / "models" / "policy", "base", "base", quantized=False)
+    for dtype, said in (("auto", False), ("float32", True)):
+        write_policy_card(replace(card, dtype=dtype), card.folder)
+        assert ("--dtype float32" in stack("vllm", tmp_path / "none", **settings).stdout) == said
+
+
+def test_clients_ask_where_the_server_listens_and_not_a_proxy(tmp_path):
+    assert "--urls http://127.0.0.1:9100 " in shown(tmp_path / "none", VLLM_PORT="9100")
+    assert 'export NO_PROXY="${NO_PROXY:+$NO_PROXY,}127.0.0.1,localhost"' in (ROOT / "scripts/stack.sh").read_text()
