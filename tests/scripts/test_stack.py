@@ -368,7 +368,7 @@ def test_every_knob_is_explained():
     read |= set(re.findall(r"^ +([A-Z][A-Z0-9_]+):(?: #.*)?$", "".join(files), re.MULTILINE))  # passed on as they are
     explained = set(re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     own = {"PY", "VLLM_PY", "DEVICE", "SHARED", "ENV_FILE", "OMP_WAIT_POLICY"}  # set by images and compose themselves
-    own |= {"CUDA_VISIBLE_DEVICES", "NO_PROXY"}  # of the machine
+    own |= {"CUDA_VISIBLE_DEVICES"}  # of the machine
     own |= {"PLAN_TRAIN_ARGS", "PLAN_SHARED"}  # by prepare
     assert read - own == explained
 
