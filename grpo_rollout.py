@@ -27,16 +27,17 @@ from forage.rollout.options import WorkerOptions
 from forage.rollout.play_options import PlayOptions
 
 if TYPE_CHECKING:
+    from forage.agent.searcher import Searcher
     from forage.store.embedder import Embedder
 
 
-def get_reward_functions(embedder: Embedder) -> dict[str, RewardFunction]:
+def get_reward_functions(embedder: Embedder, searcher: Searcher) -> dict[str, RewardFunction]:
     """What an episode is rewarded for, by name: edit this. --weights gives their weights in this order.
 
     Each function gives a number from 0 to 1 for every episode, or None where the question has no such reward.
     """
     return {
-        "mrr": get_mrr,
+        "mrr": get_mrr,  # or partial(get_search_gain, searcher=searcher), compared with a search for the question
         "answer_similarity": partial(get_answer_similarity, embedder=embedder),  # or get_token_f1
         "format": get_format_reward,
     }

@@ -90,7 +90,8 @@ class Agent:
     async def step(self, episode: EpisodeBuilder, seed: int, speak: Speak | None = None) -> None:
         """Play one turn: sample it and run its calls. The last turn sets `stop`."""
         number = len(episode.turns)
-        room = min(self.settings.max_turn_tokens, self.settings.max_tokens - len(episode.ids))
+        left = self.settings.max_tokens - len(episode.ids) - len(self.begun(episode))
+        room = min(self.settings.max_turn_tokens, left)
         if room < 1:
             episode.stop = "tokens"
             return
@@ -106,7 +107,9 @@ class Agent:
         elif reading.answer is not None:
             episode.stop = "answer"
         elif number + 1 == self.settings.max_turns:  # nobody would read a result
-            episode.stop = "turns"
+            if self.settings.max_turns == 1 and reading.calls:
+                await self._results(reading, episode)
+            episode.stop = "search" if episode.searches and self.settings.max_turns == 1 else "turns"
         elif not reading.calls and number and NO_ACTION in episode.turns[-2].faults:  # the second one in a row
             episode.stop = "no_action"
         else:
@@ -124,8 +127,16 @@ class Agent:
 
     async def speak(self, episode: EpisodeBuilder, room: int, seed: int) -> TurnTokens:
         """Sample a turn from the policy."""
-        sampled = await self.sample(episode, (), room, seed)
-        return TurnTokens(sampled.ids, (1,) * len(sampled.ids), sampled.logprobs, sampled.finish)
+        begun = self.begun(episode)
+        sampled = await self.sample(episode, begun, room, seed)
+        return TurnTokens(
+            (*begun, *sampled.ids), (0,) * len(begun) + (1,) * len(sampled.ids), (0.0,) * len(begun) + sampled.logprobs,
+            sampled.finish,
+        )  # fmt: skip
+
+    def begun(self, episode: EpisodeBuilder) -> tuple[int, ...]:
+        """The tokens with which the next turn is begun for the policy."""
+        return self.protocol.call_opening if self.settings.force_search and not episode.turns else ()
 
     async def sample(self, episode: EpisodeBuilder, begun: Sequence[int], room: int, seed: int) -> Sample:
         """Sample the rest of the episode's next turn, which begins with the tokens `begun`."""

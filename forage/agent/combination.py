@@ -6,6 +6,7 @@ compare with) is NaN in the arrays and absent from `Episode.rewards`: it counts 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -18,6 +19,7 @@ from forage.data.records import Question
 from forage.errors import UserError
 
 if TYPE_CHECKING:
+    from forage.agent.searcher import Searcher
     from forage.store.embedder import Embedder
 
 Floats = NDArray[np.float64]
@@ -31,9 +33,18 @@ DEVIATION_FLOOR = 1e-4
 
 
 class MakeRewards(Protocol):
-    """Returns the reward functions by name, as grpo_rollout.get_reward_functions does."""
+    """Returns the reward functions by name, as grpo_rollout.get_reward_functions does.
 
-    def __call__(self, embedder: Embedder) -> Mapping[str, RewardFunction]: ...
+    One without a second parameter is taken too (`rewards_of`).
+    """
+
+    def __call__(self, embedder: Embedder, searcher: Searcher) -> Mapping[str, RewardFunction]: ...
+
+
+def rewards_of(make: MakeRewards, embedder: Embedder, searcher: Searcher) -> Mapping[str, RewardFunction]:
+    """The reward functions by name; those of a `make` that needs no searcher are made without."""
+    given: tuple[Any, ...] = (embedder, searcher)
+    return make(*given[: len(inspect.signature(make).parameters)])
 
 
 def reward_matrix(

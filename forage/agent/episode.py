@@ -15,9 +15,10 @@ from forage.errors import UserError
 from forage.files import replacing
 from forage.text import encodable
 
-Stop = Literal["answer", "no_action", "turns", "tokens", "turn_tokens", "engine"]
+Stop = Literal["answer", "search", "no_action", "turns", "tokens", "turn_tokens", "engine"]
 STOPS: dict[str, str] = {
     "answer": "the policy answered",
+    "search": "the policy searched, and no more was asked of it (--max-turns 1)",
     "no_action": "two turns in a row neither searched nor answered",
     "turns": "the last turn allowed (--max-turns) did not answer",
     "tokens": "the episode was as long as it may be (--max-tokens)",
@@ -90,8 +91,8 @@ class Episode:
 
     @property
     def well_formed(self) -> bool:
-        """It searched, ended with an answer, and broke no rule."""
-        return self.stop == "answer" and bool(self.searches) and not self.faults
+        """It searched, ended as it should, and broke no rule."""
+        return self.stop in ("answer", "search") and bool(self.searches) and not self.faults
 
     @property
     def hits(self) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ It covers the reward's source and all it leads to: helper functions and classes,
 values, variables of enclosing functions (closures), and what functools.partial or a callable object holds. It follows
 names into every module that is not a library. Comments, docstrings and formatting don't count.
 
-It does not cover libraries and their versions, files and servers that a reward reads, and which embedder it is given:
-that is recorded by itself (forage/rollout/run_card.py).
+It does not cover libraries and their versions, files and servers that a reward reads, and which embedder and searcher
+it is given: those are recorded by themselves (forage/rollout/run_card.py, agent.json).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIBRARIES = tuple(
 )
 OWN = __name__.partition(".")[0]
 PLAIN = (str, bytes, int, float, complex, bool, type(None), Path, Enum)
-APART = "Embedder"  # the class of what is recorded by itself
+APART = ("Embedder", "Searcher")  # classes of what is recorded by itself
 
 
 def fingerprints(functions: Mapping[str, RewardFunction]) -> dict[str, str]:
@@ -52,8 +52,8 @@ class _Description:
     def of(self, value: Any) -> Iterator[str]:
         if isinstance(value, PLAIN):
             yield repr(value)
-        elif type(value).__name__ == APART:
-            yield APART
+        elif type(value).__name__ in APART:
+            yield type(value).__name__
         elif isinstance(value, types.ModuleType):
             yield value.__name__
         elif id(value) in self.seen:

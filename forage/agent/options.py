@@ -30,6 +30,7 @@ class AgentSettings:
     max_tokens: int = 2048
     max_calls: int = 2
     max_query: int = 300
+    force_search: bool = False
     task: str = TASK
     dense_weight: float = Fusion.dense_weight
     title_weight: float = Fusion.title_weight
@@ -63,7 +64,7 @@ class SearchOptions:
     question_weight: int | None = None
     """Search for the question, repeated N times (BM25 counts repeats), plus the query; 0: for the query alone (0)."""
     max_turns: int | None = None
-    """Most turns of an episode, the one with the answer included (4)."""
+    """Most turns of an episode, the one with the answer included; 1: an episode is a search, without an answer (4)."""
     max_turn_tokens: int | None = None
     """Most tokens the policy may sample in one turn (160)."""
     max_tokens: int | None = None
@@ -72,6 +73,9 @@ class SearchOptions:
     """Most searches in one turn; any more are refused (2)."""
     max_query: int | None = None
     """Most characters of a query; a longer one is refused (300)."""
+    force_search: bool | None = None
+    """Begin the first turn with a search for the policy, which writes only the query; what is given is not trained on
+    (False)."""
     task: str | None = None
     """What the policy is told to do, before "search it first, ..."; decided at the first training, for good
     (Answer the question from a library)."""
@@ -115,9 +119,10 @@ class TeacherOptions:
     guess_words: int = 0
     """Let the teacher search for the question plus a guess of N words at how its answer begins (as query2doc does), so
     that the policy learns to guess. With --question-weight the query is the guess alone. 0: no guess."""
-    guess: Literal["own", "typical", "best"] = "own"
+    guess: Literal["own", "typical", "best", "words"] = "own"
     """The guess: how this answer really begins (own); how most answers to its type of question begin, which finds less
-    but is learnt sooner (typical); or the common beginning that finds most training answers (best)."""
+    but is learnt sooner (typical); the common beginning that finds most training answers (best); or words of this
+    answer that tell its type of question from others, drawn at random (words)."""
     guess_share: float = 1.0
     """Share of the questions for which the teacher has a guess; for the others it searches as without --guess-words."""
 

@@ -126,6 +126,9 @@ def read_call(body: str, max_query: int) -> Call:
     return Call(fault="long_query") if len(query) > max_query else Call(query)
 
 
+CALL_OPENING = f'<tool_call>{{"name": "{TOOL_NAME}", "arguments": {{"query": "'
+
+
 def write_call(query: str) -> str:
     """A well-formed call, for demonstrations."""
     call = {"name": TOOL_NAME, "arguments": {"query": query}}
@@ -301,6 +304,15 @@ class Protocol:
     def turn_ids(self, text: str) -> list[int]:
         """A turn's tokens as the policy would sample them, for demonstrations."""
         return [*self._encode(text), self.end_of_turn]
+
+    @cached_property
+    def call_opening(self) -> tuple[int, ...]:
+        """The tokens of a call, up to its query."""
+        return tuple(self._encode(CALL_OPENING))
+
+    def call_rest_ids(self, text: str) -> list[int]:
+        """The tokens of a turn that was begun with `call_opening`, without those."""
+        return self.turn_ids(text.removeprefix(CALL_OPENING))
 
     def join(self, results: Sequence[str], last: int | None) -> list[int]:
         """Tokens between two turns: what follows the last sampled token of one, `last`, up to the start of the next."""

@@ -6,7 +6,8 @@ That may depend on the question alone, never on the episode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from forage.data.records import Question
 from forage.metrics import token_f1
 
 if TYPE_CHECKING:
+    from forage.agent.searcher import Place, Searcher
     from forage.store.embedder import Embedder
 
 
@@ -29,6 +31,57 @@ def get_mrr(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[
         next((1 / place for place, hit in enumerate(episode.hits, 1) if hit in question.relevant_chunk_ids), 0.0)
         for episode, question in zip(episodes, questions, strict=True)
     ]
+
+
+def get_search_gain(
+    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int = 100
+) -> list[float]:
+    """What the agent's searches found beyond a search for the question itself: .5 if as much, 1 at best, 0 at worst.
+
+    Both are judged by `rank_score` of the first relevant chunk, searched for `depth` chunks deep, so a step from rank
+    40 to 12 counts too. A second search only helps if the first one failed: it comes after the chunks shown from the
+    first. Without a search nothing is found. Example: found at rank 10 (.5) where the question finds at rank 100 (0):
+    (1 + .5) / 2 = .75.
+    """
+    scores = [0.0] * len(episodes)
+    for number, search, place in _places(episodes, questions, searcher, depth):
+        shown_at = place.rank and place.rank + search * searcher.settings.k
+        scores[number] = max(scores[number], rank_score(shown_at, depth))
+    own = searcher.own_places(questions, depth)
+    return [(1 + score - rank_score(raw.rank, depth)) / 2 for score, raw in zip(scores, own, strict=True)]
+
+
+def get_search_margin(
+    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int = 100
+) -> list[float]:
+    """By how much the best search scores a chunk that answers above the best one that doesn't: above .5 at rank 1.
+
+    Ranks are the same for many queries, margins for hardly any two, so beside a reward for ranks this one tells apart
+    what ranks alike. Example: scores 2 for what answers and 3 for another chunk: 2 / (2 + 3) = .4.
+    """
+    margins = [0.0] * len(episodes)
+    for number, _, place in _places(episodes, questions, searcher, depth):
+        margins[number] = max(margins[number], place.margin)
+    return margins
+
+
+def _places(
+    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int
+) -> Iterator[tuple[int, int, Place]]:
+    """(episode's number, search's number in it, what it found) of every search."""
+    searches = [
+        (number, place, search.query)
+        for number, episode in enumerate(episodes)
+        for place, search in enumerate(episode.searches)
+    ]
+    asked = [questions[number] for number, _, _ in searches]
+    found = searcher.places(asked, [query for _, _, query in searches], depth)
+    return ((number, search, place) for (number, search, _), place in zip(searches, found, strict=True))
+
+
+def rank_score(rank: int | None, depth: int) -> float:
+    """From 1 at rank 1 to 0 at `depth`, on a log scale. Example, depth 100: rank 10 gives .5; not found gives 0."""
+    return 0.0 if rank is None or rank > depth else 1 - math.log(rank) / math.log(depth)
 
 
 def get_answer_similarity(
@@ -64,6 +117,8 @@ def has_reference(question: Question) -> bool:
 
 def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
     """A third each for running a search, for ending with an answer, and for the share of turns without faults.
+
+    With --max-turns 1 no answer is asked for, and 2/3 is the most.
 
     Example: a well-formed search, then a turn with broken JSON, then an answer: 1/3 + 1/3 + 1/3 * 2/3.
     """

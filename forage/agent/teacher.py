@@ -14,20 +14,16 @@ from forage.agent.builder import Found
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings, TeacherOptions
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
+from forage.agent.telling_words import IDLE
 from forage.data.records import Question
 from forage.engines.base import Request, Sample
 from forage.metrics import reciprocal_rank
 from forage.text import most_parts
 
-# Words of a question that a query does not need.
-IDLE = frozenset(
-    (
-        "a an and are as be by can could do does for from has have how i if in is it many me much my of on or should "
-        "tell that the there they this to was what when where which who why will with would you your"
-    ).split()
-)
 FOCUS = "\0"  # stands for what a question is about
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
+Guess = Callable[[Question, random.Random], str | None]
+"""What the answer to a question may say; None for how it really begins."""
 
 
 def queries_of(question: Question) -> list[str]:
@@ -170,7 +166,9 @@ class Teacher:
         self._left = {episode: list(texts) for episode, texts in turns.items()}
 
     async def generate(self, request: Request) -> Sample:
-        ids = self._protocol.turn_ids(self._left[request.episode].pop(0))
+        text, opening = self._left[request.episode].pop(0), self._protocol.call_opening
+        begun = request.ids[-len(opening) :] == opening  # --force-search
+        ids = self._protocol.call_rest_ids(text) if begun else self._protocol.turn_ids(text)
         if len(ids) > request.max_tokens:
             return Sample(tuple(ids[: request.max_tokens]), (0.0,) * request.max_tokens, "length")
         return Sample(tuple(ids), (0.0,) * len(ids), "stop")
@@ -184,24 +182,27 @@ class Teacher:
 
 async def demonstrate(
     questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, settings: AgentSettings,
-    teacher: TeacherOptions, seed: int, typical: Mapping[str, str] | None = None,
+    teacher: TeacherOptions, seed: int, guess: Guess | None = None,
 ) -> list[Episode]:  # fmt: skip
     """Play a well-formed episode for each question that one of the teacher's queries can answer.
 
-    `typical` says, by question type, how answers usually begin; without it, a guess is how this answer begins.
+    `guess` says what an answer may say; without it, a guess is how this answer begins.
     """
     choose = random.Random(seed)
-    guesses = draw_guesses(questions, settings.question_weight, teacher, typical, choose)
+    guesses = draw_guesses(questions, settings.question_weight, teacher, guess, choose)
     hits_of = search_candidates(questions, guesses, search_many, settings.question_weight)
     scripts = {}
-    for question, guess in zip(questions, guesses, strict=True):
+    for question, guessed in zip(questions, guesses, strict=True):
         hits = hits_of[question.id]
         ranks = {query: first_relevant(found, question) for query, found in hits.items()}
-        queries = choose_queries(ranks, choose, guess, steady=typical is not None)
-        if queries and len(queries) < settings.max_turns:
+        queries = choose_queries(ranks, choose, guessed, steady=guess is not None) or []
+        calls = [write_call(protocol.harmless(query)) for query in queries]
+        if len(calls) == settings.max_turns == 1:
+            scripts[question] = calls
+        elif calls and len(calls) < settings.max_turns:
             rank = ranks[queries[-1]] or 0
             answer = write_last_turn(question, rank, hits[queries[-1]][rank - 1], protocol, teacher.answer_tokens)
-            scripts[question] = [*(write_call(protocol.harmless(query)) for query in queries), answer]
+            scripts[question] = [*calls, answer]
     turns = {f"{question.id}/0": script for question, script in scripts.items()}
     agent = Agent(Teacher(protocol, turns), protocol, BatchedSearch(search_many), settings)
     episodes = [await agent.play(question) for question in scripts]
@@ -209,14 +210,15 @@ async def demonstrate(
 
 
 def draw_guesses(
-    questions: Sequence[Question], question_weight: int, teacher: TeacherOptions, typical: Mapping[str, str] | None,
+    questions: Sequence[Question], question_weight: int, teacher: TeacherOptions, guess: Guess | None,
     choose: random.Random,
 ) -> list[str]:  # fmt: skip
     """The guess for each question, empty where a random draw against `guess_share` says to go without."""
     guesses = []
     for question in questions:
         words = teacher.guess_words if choose.random() < teacher.guess_share else 0
-        guesses.append(guess_of(question, words, question_weight, (typical or {}).get(question.question_type)))
+        said = guess(question, choose) if guess and words else None
+        guesses.append(guess_of(question, words, question_weight, said))
     return guesses
 
 

@@ -10,9 +10,10 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from forage.agent.builder import Found
-from forage.agent.combination import MakeRewards, RewardFunction
+from forage.agent.combination import MakeRewards, RewardFunction, rewards_of
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import get_answer_similarity, get_mrr, get_token_f1
+from forage.agent.searcher import Searcher
 from forage.data.collection import read_qrels
 from forage.data.records import Question, read_answerable
 from forage.errors import UserError
@@ -50,7 +51,7 @@ class Setting:
     @cached_property
     def rewards(self) -> Mapping[str, RewardFunction]:
         """The training's rewards by name, without those that are a measure here anyway."""
-        functions = self.make_rewards(self.embedder)
+        functions = rewards_of(self.make_rewards, self.embedder, Searcher(lambda: self.store, self.agent))
         return {name: function for name, function in functions.items() if MEASURED.get(name) is not function}
 
     @property

@@ -2,12 +2,14 @@
 
 GRPO can only reinforce what the policy samples, and a small policy never learns what it hardly ever samples. So a step
 may also train on a few demonstrations, whose loss has a weight: CHORD, https://arxiv.org/abs/2508.11408, simplified:
-the two losses are added instead of mixed by mu and 1 - mu, and tokens are not weighted by their probability.
+the two losses are added instead of mixed by mu and 1 - mu, and tokens are not weighted by their probability. Or it may
+imitate only where the policy fails, which DGPO does by a KL term to a teacher, https://arxiv.org/abs/2508.20324; here
+it is the loss of the demonstration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +34,14 @@ class Guide:
     episodes: Sequence[Episode]
     seed: int
 
-    def at(self, step: int) -> Demonstrations:
+    def at(self, step: int, best: Mapping[str, float]) -> Demonstrations:
+        """`best`: the highest reward of each of the step's questions."""
         weight = weight_at(step, self.options)
         if not self.episodes or not weight:
             return Demonstrations()
+        if self.options.demonstrate_below:
+            failed = {question for question, reward in best.items() if reward < self.options.demonstrate_below}
+            return Demonstrations([episode for episode in self.episodes if episode.question_id in failed], weight)
         return Demonstrations(in_rounds(self.episodes, step, self.options.demonstrations_per_step, self.seed), weight)
 
 

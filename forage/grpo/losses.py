@@ -80,6 +80,8 @@ def advantages(
     reinforce++  minus the group's mean, divided by the deviation of all such differences in the batch: the paper's
                  "baseline" variant, https://arxiv.org/abs/2501.03262. The plain form subtracts no group's mean, so an
                  easy question would look like a good episode
+    best         0, 0, 1, 0: 1 for the first of the best and 0 for all others, so that a step imitates the best samples
+                 and learns nothing from the rest: RAFT, https://arxiv.org/abs/2304.06767, or expert iteration
     none         the rewards themselves, where they already are advantages (combine_rewards' gdpo)
 
     A group whose rewards are all equal, such as a group of one, gives exactly 0, whatever rounding does to its mean.
@@ -91,6 +93,8 @@ def advantages(
     sizes_G = _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G))
     means_G = _sum_by(rewards_N, group_N, len(flat_G)) / sizes_G
     differences_N = torch.where(flat_G[group_N], 0.0, rewards_N - means_G[group_N])
+    if method == "best":
+        return _first_best(differences_N, group_N) * ~flat_G[group_N]
     if method == "dr_grpo":
         return differences_N
     others_G = (sizes_G - 1).clamp(min=1)  # a group of one is flat: its difference is 0, whatever the divisor
@@ -102,7 +106,7 @@ def advantages(
     if method == "reinforce++":
         deviation = (differences_N.square().sum() / max(len(differences_N) - 1, 1)).sqrt()
         return differences_N / (deviation + DEVIATION_FLOOR)
-    raise UserError(f"unknown advantage {method!r}; choose grpo, dr_grpo, rloo, reinforce++ or none")
+    raise UserError(f"unknown advantage {method!r}; choose grpo, dr_grpo, rloo, reinforce++, best or none")
 
 
 def flat_groups(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]) -> set[Hashable]:
@@ -139,6 +143,15 @@ def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int)
         raise UserError(f"the overlong margin of {margin} tokens must be at least 1 and at most the limit of {limit}")
     lengths_N = torch.as_tensor(lengths_N, dtype=torch.float64)
     return ((limit - margin - lengths_N) / margin).clamp(-1.0, 0.0)
+
+
+def _first_best(rewards_N: Tensor, group_N: Tensor) -> Tensor:
+    """(N,) 1 for each group's first highest, 0 elsewhere."""
+    chosen_N = torch.zeros_like(rewards_N)
+    for group in group_N.unique().tolist():
+        members = (group_N == group).nonzero()[:, 0]
+        chosen_N[members[rewards_N[members].argmax()]] = 1.0
+    return chosen_N
 
 
 def _by_group(rewards_N: Tensor, groups_N: Sequence[Hashable]) -> tuple[Tensor, list[Hashable], Tensor]:

@@ -15,7 +15,7 @@ from forage.outputs import check_apart
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Kind
 
-AdvantageMethod = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "none"]
+AdvantageMethod = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best", "none"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class UpdateOptions:
     called overall in plots and evaluations is the mean in any case."""
     advantage: AdvantageMethod = "grpo"
     """How a group's rewards become advantages: less the mean, over the deviation (grpo); less the mean (dr_grpo); less
-    the others' mean (rloo); less the mean, over the batch's deviation (reinforce++); as they are (none)."""
+    the others' mean (rloo); less the mean, over the batch's deviation (reinforce++); 1 for the best episode and 0 for
+    the others, which imitates it (best: expert iteration); as they are (none)."""
     learn_from: int = 0
     """Train only on this many episodes of each group, those whose rewards vary most (PODS, 2504.13818); it pays where
     the update costs more than playing. 0: on all."""
@@ -149,10 +150,13 @@ class GuidanceOptions:
     1."""
     demonstration_steps: int = 0
     """Steps over which that weight falls to 0; 0: it stays constant."""
+    demonstrate_below: float = 0.0
+    """Imitate only where the policy fails: the demonstrations of those of the step's questions whose episodes all have
+    a mean reward below this. 0: all demonstrations in turn."""
 
     def check(self) -> None:
         check_at_least_one(self, "demonstrations_per_step")
-        check_at_least_zero(self, "demonstration_weight", "demonstration_steps")
+        check_at_least_zero(self, "demonstration_weight", "demonstration_steps", "demonstrate_below")
         if self.demonstrations and not self.demonstrations.is_file():
             raise UserError(f"--demonstrations {self.demonstrations} does not exist; sft_train.py writes such a file")
 

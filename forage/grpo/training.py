@@ -58,8 +58,8 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
             batch = prepare(played.episodes, options.update, card.weights, settings.max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
             context = UpdateContext(
-                options.update, rate, rollout.sampling.temperature, options.prompts_shared, run.guide.at(run.step),
-                run.phases,
+                options.update, rate, rollout.sampling.temperature, options.prompts_shared,
+                run.guide.at(run.step, batch.best_means()), run.phases,
             )  # fmt: skip
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)

@@ -58,6 +58,13 @@ class TrainingBatch:
             by_question.setdefault(episode.question_id, []).append(episode)
         return by_question
 
+    def best_means(self) -> dict[str, float]:
+        """The highest mean reward of each question's episodes."""
+        best: dict[str, float] = {}
+        for episode, mean in zip(self.episodes, self.means_N.tolist(), strict=True):
+            best[episode.question_id] = max(mean, best.get(episode.question_id, mean))
+        return best
+
 
 def prepare(
     episodes: Sequence[Episode], options: UpdateOptions, weights: Mapping[str, float] | None = None, max_tokens: int = 0

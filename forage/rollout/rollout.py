@@ -14,6 +14,7 @@ from forage.agent.combination import (
     RewardFunction,
     combine_rewards,
     reward_matrix,
+    rewards_of,
     scored,
     weights_by_name,
 )
@@ -21,6 +22,7 @@ from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import has_reference
+from forage.agent.searcher import Searcher
 from forage.data.records import Question, read_answerable
 from forage.data.splits import read_training_questions
 from forage.engines.base import Engine
@@ -128,4 +130,5 @@ async def open_rollout(
     slots, tokens = options.concurrent_episodes, settings.max_tokens
     async with open_engine(options.engine, card, slots, tokens, sleeps=sleeps) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
-        yield Rollout(options, settings, engine, protocol, store, make_rewards(opened))
+        functions = rewards_of(make_rewards, opened, Searcher(lambda: store, settings))
+        yield Rollout(options, settings, engine, protocol, store, functions)

@@ -13,13 +13,16 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from forage.agent.combination import MakeRewards, weights_by_name
+from forage.agent.combination import MakeRewards, rewards_of, weights_by_name
 from forage.agent.fingerprint import fingerprints
+from forage.agent.options import AgentSettings
+from forage.agent.searcher import Searcher
 from forage.errors import UserError
 from forage.files import replacing
 from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
 from forage.rollout.options import RUN_FILE, RolloutOptions
 from forage.store.card import NO_EMBEDDER, StoreCard, read_card
+from forage.store.document_store import DocumentStore
 from forage.store.embedder import Embedder, locate
 
 FORMAT = 1
@@ -59,7 +62,9 @@ def make_run_card(options: RolloutOptions, make_rewards: MakeRewards, known: Run
     """The card of a run with these options, as things are now. What is chosen only once is taken from the known one."""
     store = read_card(options.data / "store")
     embedder = open_embedder(store, known.embedder if known else "")
-    functions = make_rewards(embedder)
+    # Only their names and sources are read here, so this searcher is never asked.
+    searcher = Searcher(lambda: DocumentStore.open(options.data / "store"), AgentSettings())
+    functions = rewards_of(make_rewards, embedder, searcher)
     start = adapter_of(options.policy, known)
     # A reward more or less than in the run is told first, by its name.
     other_names = known is not None and known.rewards.keys() != functions.keys()

@@ -7,7 +7,8 @@ import random
 from collections.abc import Sequence
 
 from forage.agent.episode import Episode, read_episodes, write_episodes
-from forage.agent.teacher import accepted, beginnings, best_beginnings, demonstrate
+from forage.agent.teacher import Guess, accepted, beginnings, best_beginnings, demonstrate
+from forage.agent.telling_words import draw_words, telling_words
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
 from forage.data.splits import read_training_questions
@@ -35,9 +36,9 @@ def make_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
     vetting = vetting_of(options, player)  # before anything is played: a file may be refused
     from_files = [episode for path in options.demonstrations for episode in vetting.read(path)]
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
-    typical = typical_beginnings(options, questions, player)
+    guess = make_guess(options, questions, player)
     taught = asyncio.run(
-        demonstrate(chosen, player.search, player.protocol, player.settings, options.teacher, options.seed, typical)
+        demonstrate(chosen, player.search, player.protocol, player.settings, options.teacher, options.seed, guess)
     )
     print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions")
     own = sample_own(options, chosen, player) if options.rejection_samples else []
@@ -48,15 +49,22 @@ def vetting_of(options: SFTOptions, player: Player) -> Vetting:
     return Vetting.over(options.data, player.protocol, player.settings, keep_malformed=options.keep_malformed)
 
 
-def typical_beginnings(options: SFTOptions, questions: Sequence[Question], player: Player) -> dict[str, str] | None:
-    """By question type, the beginning that the teacher guesses; None if it guesses each answer's own beginning."""
+def make_guess(options: SFTOptions, questions: Sequence[Question], player: Player) -> Guess | None:
+    """What the teacher guesses; None if it guesses each answer's own beginning."""
     teacher = options.teacher
     if teacher.guess == "own" or not teacher.guess_words:
         return None
+    if teacher.guess == "words":
+        telling = telling_words(questions)
+        return lambda question, choose: draw_words(
+            question, telling[question.question_type], teacher.guess_words, choose
+        )
     if teacher.guess == "typical":
-        return {kind: several[0] for kind, several in beginnings(questions, teacher.guess_words).items()}
-    weight = player.settings.question_weight
-    return best_beginnings(questions, teacher.guess_words, player.search, weight, options.seed)
+        begun = {kind: several[0] for kind, several in beginnings(questions, teacher.guess_words).items()}
+    else:
+        weight = player.settings.question_weight
+        begun = best_beginnings(questions, teacher.guess_words, player.search, weight, options.seed)
+    return lambda question, _: begun.get(question.question_type)
 
 
 def sample_own(options: SFTOptions, questions: Sequence[Question], player: Player) -> list[Episode]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forage.agent.agent import Agent, BatchedSearch, turn_seed
 from forage.agent.builder import TurnTokens
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import write_answer, write_call
+from forage.agent.protocol import CALL_OPENING, write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import EngineError, Sample
 from tests.factories import QUESTION
@@ -122,8 +122,49 @@ def test_hits_that_no_longer_fit_were_not_seen(protocol):
 
 def test_the_last_turns_search_is_not_run(protocol):
     asked = []
-    _, episode = play(protocol, write_call("a"), search=lambda queries: asked.extend(queries), max_turns=1)
-    assert (asked, episode.searches, episode.stop) == ([], (), "turns")
+
+    def search(queries):
+        asked.extend(queries)
+        return search_many(queries)
+
+    _, episode = play(protocol, write_call("gout"), write_call("toe"), search=search, max_turns=2)
+    assert (asked, [s.query for s in episode.searches], episode.stop) == (["gout"], ["gout"], "turns")
+
+
+def test_where_one_turn_is_allowed_the_episode_is_a_search(protocol):
+    engine, episode = play(protocol, write_call("gout"), max_turns=1)
+    check_tokens(episode, engine, protocol)
+    assert [(s.query, s.hits) for s in episode.searches] == [("gout", ("gout#0", "gout#1"))]
+    assert (episode.stop, episode.well_formed, len(episode.turns)) == ("search", True, 1)
+    assert episode.ids[-1] == protocol.end_of_turn  # no results follow
+    answered = play(protocol, write_answer("Gout."), max_turns=1)[1]
+    assert (answered.stop, answered.well_formed) == ("answer", False)
+    nothing = play(protocol, "hm", max_turns=1)[1]
+    assert (nothing.stop, nothing.searches) == ("turns", ())
+
+
+def test_a_search_that_is_begun_for_the_policy(protocol):
+    """The opening is given: it has mask 0, isn't sampled, and counts against the episode's tokens, not the turn's."""
+    rest = write_call("sore toe").removeprefix(CALL_OPENING)
+    engine, episode = play(protocol, rest, write_answer("Gout."), force_search=True)
+    prompt, opening = tuple(protocol.prompt(QUESTION.question)), protocol.call_opening
+    assert engine.requests[0].ids == prompt + opening
+    first, second = episode.turns
+    assert episode.ids[: first.end] == (*prompt, *opening, *protocol.turn_ids(rest))
+    assert episode.mask[first.start : first.end] == (0,) * len(opening) + (1,) * len(protocol.turn_ids(rest))
+    assert set(episode.mask[second.start : second.end]) == {1}  # only the first turn is begun
+    assert set(episode.logprobs[first.start : first.start + len(opening)]) == {0.0}
+    assert [s.query for s in episode.searches] == ["sore toe"]
+    assert episode.well_formed
+    limit = len(prompt) + len(opening) + 5
+    limited = play(protocol, rest, force_search=True, max_tokens=limit)[0]
+    assert limited.requests[0].max_tokens == 5
+
+
+def test_the_opening_and_the_rest_are_the_tokens_of_the_whole_call(protocol):
+    """What the policy is begun with is how it would have begun itself."""
+    whole = write_call("sore toe")
+    assert [*protocol.call_opening, *protocol.call_rest_ids(whole)] == protocol.turn_ids(whole)
 
 
 def test_an_engine_that_gives_up_ends_the_episode_with_its_cause(protocol):

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from forage.agent.fingerprint import fingerprint, fingerprints
-from forage.agent.rewards import get_answer_similarity, get_mrr
+from forage.agent.options import AgentSettings
+from forage.agent.rewards import get_answer_similarity, get_mrr, get_search_gain
+from forage.agent.searcher import Searcher
 from grpo_rollout import get_reward_functions
 
 SOURCE = '''
@@ -182,8 +184,12 @@ def test_without_a_file_the_compiled_code_counts():
 
 
 def test_the_projects_own_rewards_all_differ_and_stay():
-    one, other = (fingerprints(get_reward_functions(Embedder())) for _ in range(2))
+    searcher = Searcher(lambda: None, AgentSettings())
+    one, other = (fingerprints(get_reward_functions(Embedder(), searcher)) for _ in range(2))
     assert one == other
     assert len(set(one.values())) == 3
     assert fingerprint(get_mrr) == one["mrr"]
+    other_searcher = Searcher(lambda: None, AgentSettings(k=7))  # agent.json records how it searches
+    gains = (fingerprint(partial(get_search_gain, searcher=each)) for each in (searcher, other_searcher))
+    assert len({*gains}) == 1
     assert fingerprint(partial(get_answer_similarity, embedder=SimpleNamespace())) != one["answer_similarity"]

@@ -22,8 +22,8 @@ def policy(tmp_path):
 def test_what_is_written_is_read(policy):
     assert json.loads((policy / "agent.json").read_text()) == {
         "mode": "sparse", "k": 5, "passage_tokens": 64, "question_weight": 0, "max_turns": 4, "max_turn_tokens": 160,
-        "max_tokens": 2048, "max_calls": 2, "max_query": 300, "task": "Answer the question from a library",
-        "dense_weight": 0.4, "title_weight": 0.5,
+        "max_tokens": 2048, "max_calls": 2, "max_query": 300, "force_search": False,
+        "task": "Answer the question from a library", "dense_weight": 0.4, "title_weight": 0.5,
     }  # fmt: skip
     assert read_agent(policy) == AgentSettings(mode="sparse", k=5)
 

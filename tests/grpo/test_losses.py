@@ -91,6 +91,13 @@ def test_advantages_by_hand(method, expected):
     assert flat_groups(rewards, groups) == {"d", "e"}
 
 
+def test_the_best_of_each_group_alone_is_imitated():
+    """The first of several, wherever the group's episodes lie; nothing where all are equal."""
+    rewards, groups = [0, 3, 1, 3, 1, 0.1, 0.1, 0.1, -2, -1], ["a", "a", "b", "a", "a", "d", "d", "d", "b", "b"]
+    assert advantages(rewards, groups, "best").tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert advantages([5.0], ["a"], "best").tolist() == [0]  # nothing to compare with
+
+
 def test_groups_need_not_lie_together_and_none_takes_rewards_as_they_are():
     assert advantages([1, 5, 3, 5], ["a", "b", "a", "b"], "dr_grpo").tolist() == [-1, 0, 1, 0]
     assert advantages(torch.tensor([0.5, -2]), [0, 0], "none").tolist() == [0.5, -2]
@@ -99,7 +106,7 @@ def test_groups_need_not_lie_together_and_none_takes_rewards_as_they_are():
         advantages([1], [0], "gae")
 
 
-@given(st.floats(-1e6, 1e6), st.integers(1, 30), st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce++"]))
+@given(st.floats(-1e6, 1e6), st.integers(1, 30), st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce++", "best"]))
 def test_equal_rewards_give_exactly_nothing(reward, count, method):
     assert advantages([reward] * count, [0] * count, method).tolist() == [0.0] * count
 

@@ -12,6 +12,7 @@ from forage.agent.episode import append_episodes
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
+from forage.agent.searcher import Searcher
 from forage.data.records import Document, Question, read_questions
 from forage.engines.base import EngineError, Sample, Sampling
 from forage.errors import UserError
@@ -118,7 +119,8 @@ def rollout(protocol, tmp_path, embedder):
         embedder=embedder, options=SimpleNamespace(embedder="x"), search=lambda queries, *_, **__: search_many(queries)
     )
     options = RolloutOptions(data=tmp_path, num_rollouts=2, batch_size=3)
-    return Rollout(options, AgentSettings(), Game(protocol), protocol, store, get_reward_functions(embedder))
+    functions = get_reward_functions(embedder, Searcher(lambda: store, AgentSettings()))
+    return Rollout(options, AgentSettings(), Game(protocol), protocol, store, functions)
 
 
 def first_plan(rollout):

@@ -1,0 +1,115 @@
+"""The searcher, and the reward for what a search found beyond the question's own: ranks and scores by hand."""
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from forage.agent.combination import rewards_of
+from forage.agent.episode import Search
+from forage.agent.options import AgentSettings
+from forage.agent.rewards import get_mrr, get_search_gain, get_search_margin, rank_score
+from forage.agent.searcher import Place, Searcher, place_of
+from forage.data.records import Question
+from tests.factories import EPISODE
+
+GOUT = Question("q1", "gout?", "Rest.", relevant_chunk_ids=("right", "also"))
+
+
+class Library:
+    """Finds the chunk `right` at the rank that is given for a query, after others; remembers what was searched."""
+
+    def __init__(self, ranks):
+        self.ranks, self.searched = ranks, []
+
+    def search(self, queries, k, mode, *, fusion):
+        self.searched.append((tuple(queries), k, mode, fusion))
+        return [self.found(query, k) for query in queries]
+
+    def found(self, query, k):
+        rank = self.ranks.get(query, k + 1)
+        names = [f"other{n}" for n in range(rank - 1)] + ["right", "also"]
+        return [SimpleNamespace(chunk_id=name, score=100.0 - place) for place, name in enumerate(names[:k])]
+
+
+def opened(ranks, **settings):
+    library = Library(ranks)
+    return library, Searcher(lambda: library, AgentSettings(mode="sparse", **settings))
+
+
+def searching(*queries):
+    return replace(EPISODE, searches=tuple(Search(0, query) for query in queries))
+
+
+def test_ranks_are_those_of_the_agents_own_search():
+    library, searcher = opened({"gout? gout? toe": 7, "gout? gout? knee": 11}, question_weight=2)
+    assert searcher.places([GOUT, GOUT], ["toe", "knee"], 10) == [Place(7, 94 / 194), Place(None, 0.0)]
+    assert library.searched == [(("gout? gout? toe", "gout? gout? knee"), 10, "sparse", searcher.settings.fusion)]
+
+
+def test_the_question_itself_is_searched_for_once():
+    library, searcher = opened({"gout?": 4}, question_weight=2)
+    assert [place.rank for place in searcher.own_places([GOUT] * 3, 100)] == [4, 4, 4]
+    assert searcher.own_places([GOUT], 100) == [Place(4, 97 / 197)]
+    assert [queries for queries, *_ in library.searched] == [("gout?",)]
+    assert searcher.own_places([GOUT], 3) == [Place(None, 0.0)]  # at another depth it is another question
+
+
+@pytest.mark.parametrize(("rank", "score"), [(1, 1), (10, 0.5), (100, 0), (101, 0), (None, 0)])
+def test_the_score_of_a_rank_by_hand(rank, score):
+    assert rank_score(rank, 100) == pytest.approx(score)
+
+
+def test_gain_by_hand():
+    """The question finds it at rank 10, which scores .5 at depth 100."""
+    _, searcher = opened({"gout?": 10, "best": 1, "copy": 10, "worse": 100}, k=3)
+    episodes = [searching(*queries) for queries in (["best"], ["copy"], ["worse"], ["lost"], [])]
+    gains = get_search_gain(episodes, [GOUT] * 5, searcher)
+    assert gains == pytest.approx([0.75, 0.5, 0.25, 0.25, 0.25])  # (1 + score - .5) / 2 for 1, .5, 0, 0 and 0
+
+
+def test_a_second_search_comes_after_what_the_first_one_showed():
+    """Rank 7 of the second search is rank 3 + 7 = 10 of all that was shown."""
+    _, searcher = opened({"gout?": 10, "seventh": 7, "fifth": 5}, k=3)
+    episodes = [searching("lost", "seventh"), searching("fifth", "seventh"), searching("seventh", "fifth")]
+    expected = [(1 + rank_score(rank, 100) - 0.5) / 2 for rank in (10, 5, 7)]
+    assert get_search_gain(episodes, [GOUT] * 3, searcher) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("scores", "answering", "place"),
+    [
+        ([3, 2, 1], [1], Place(2, 2 / 5)),
+        ([3, 2, 1], [0, 1], Place(1, 3 / 4)),  # the best that does not answer is the third
+        ([3, 2, 1], [], Place(None, 0.0)),
+        ([3, 2], [0, 1], Place(1, 1.0)),
+        ([2, -1], [1], Place(2, 0.0)),  # BM25 gives common words a score below 0
+        ([], [], Place(None, 0.0)),
+    ],
+)
+def test_places_by_hand(scores, answering, place):
+    hits = [SimpleNamespace(chunk_id=f"c{n}", score=float(score)) for n, score in enumerate(scores)]
+    assert place_of(replace(GOUT, relevant_chunk_ids=tuple(f"c{n}" for n in answering)), hits) == place
+
+
+def test_the_margin_is_that_of_the_best_search():
+    _, searcher = opened({"good": 1, "bad": 3})
+    episodes = [searching("bad", "good"), searching("bad"), searching("lost"), searching()]
+    assert get_search_margin(episodes, [GOUT] * 4, searcher) == pytest.approx(
+        [1, 98 / 198, 0, 0]  # where it is first nothing else was found
+    )
+
+
+def test_a_dictionary_without_the_searcher_is_taken_too():
+    made = rewards_of(lambda embedder: {"mrr": get_mrr, "given": embedder}, "the embedder", "the searcher")
+    assert made == {"mrr": get_mrr, "given": "the embedder"}
+    both = rewards_of(lambda embedder, searcher: {"given": (embedder, searcher)}, "the embedder", "the searcher")
+    assert both == {"given": ("the embedder", "the searcher")}
+
+
+def test_gain_is_never_outside_of_0_and_1():
+    for own, query in ((1, 101), (101, 1), (1, 1)):
+        _, searcher = opened({"gout?": own, "query": query})
+        [gain] = partial(get_search_gain, searcher=searcher)([searching("query")], [GOUT])
+        assert 0 <= gain <= 1
