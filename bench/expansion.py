@@ -43,16 +43,16 @@ class RM3:
     def expand(self, question: str, hits: Sequence[Hit]) -> str:
         """The question and the words, each repeated by its weight: BM25 counts repeats.
 
-        A word's weight is its share of a chunk's words, averaged over the chunks by their scores. Example: hits "a a b"
-        with score 3 and "b c" with score 1 give a 3/4 * 2/3 = .5, b 3/4 * 1/3 + 1/4 * 1/2 = .375, c .125.
+        A word's weight is its share of a chunk's words, averaged over the chunks by their scores. Example: hits "x x y"
+        with score 3 and "y z" with score 1 give x 3/4 * 2/3 = .5, y 3/4 * 1/3 + 1/4 * 1/2 = .375, z .125.
         """
-        weights: Counter[str] = Counter()
+        weights: dict[str, float] = defaultdict(float)
         total = sum(hit.score for hit in hits[: self.chunks])
         for hit in hits[: self.chunks]:
             words = [word for word in words_of(hit.text) if word not in IDLE]
             for word in words:
                 weights[word] += hit.score / total / len(words)
-        kept = weights.most_common(self.words)
+        kept = sorted(weights.items(), key=lambda item: -item[1])[: self.words]
         share = sum(weight for _, weight in kept) or 1
         parts = len(words_of(question)) * RM3_PARTS * (1 - self.own) / self.own
         said = [word for word, weight in kept for _ in range(round(parts * weight / share))]

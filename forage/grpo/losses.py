@@ -148,7 +148,7 @@ def overlong_penalty(lengths_N: Sequence[int] | Tensor, limit: int, margin: int)
 def _first_best(rewards_N: Tensor, group_N: Tensor) -> Tensor:
     """(N,) 1 for each group's first highest, 0 elsewhere."""
     chosen_N = torch.zeros_like(rewards_N)
-    for group in group_N.unique().tolist():
+    for group in set(group_N.tolist()):
         members = (group_N == group).nonzero()[:, 0]
         chosen_N[members[rewards_N[members].argmax()]] = 1.0
     return chosen_N
