@@ -15,10 +15,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from forage.cli import run_script
 from forage.errors import UserError
+from forage.sharding import OFFLOADS, Offload, Sharding
 
 EXAMPLE = Path(__file__).parents[1] / ".env.example"
 # Read by docker compose and the containers' runtimes themselves, or by this repository's own scripts, not by the stack.
@@ -28,10 +29,9 @@ OTHERS = re.compile(
     r"|LC_\w+|_"
 )
 CHOICES = {
-    "SHARDING": ("none", "zero2", "zero3", "fsdp2"), "OFFLOAD": ("none", "optimizer", "all"),
+    "SHARDING": get_args(Sharding), "OFFLOAD": get_args(Offload),
     "SERVE": ("auto", "nf4", "bf16"), "QUANTIZE": ("0", "1"), "REPORT_TO": ("none", "tensorboard", "wandb", "trackio"),
 }  # fmt: skip
-OFFLOADS = {"none": CHOICES["SHARDING"], "optimizer": ("zero2", "zero3"), "all": ("zero3",)}
 NUMBERS = (
     "LORA_RANK", "WARM_STEPS", "BATCH_SIZE", "NUM_ROLLOUTS", "MAX_TOKENS", "MAX_STEPS", "TRAIN_PROCESSES",
 )  # fmt: skip

@@ -36,22 +36,24 @@ def test_the_wrong_python_is_told_with_the_way_out(bare, command):
     )
 
 
-def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
-    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
-    done = subprocess.run(
-        [sys.executable, "document_store.py", "info"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+def started_with(folder):
+    """A script that imports what is in the folder first."""
+    return subprocess.run(
+        [sys.executable, "document_store.py", "info"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
+    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
+    done = started_with(tmp_path)
     assert done.returncode == -signal.SIGINT  # a shell calls it 130
     assert (done.stdout, done.stderr) == ("", "stopped; re-run the same command to resume\n")
 
 
 def test_other_errors_keep_their_traceback(tmp_path):
     (tmp_path / "tyro.py").write_text("raise ValueError('odd')")
-    done = subprocess.run(
-        [sys.executable, "document_store.py", "info"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = started_with(tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert done.stderr.endswith("ValueError: odd\n")

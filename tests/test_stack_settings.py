@@ -3,14 +3,15 @@
 import os
 import subprocess
 import sys
+from itertools import product
+from typing import get_args
 
 import pytest
 
 from forage.errors import UserError
-from forage.grpo import launch
+from forage.grpo.launch import check_sharding
+from forage.sharding import OFFLOADS, Offload, Sharding
 from forage.stack_settings import (
-    CHOICES,
-    OFFLOADS,
     Options,
     check_names,
     check_values,
@@ -70,7 +71,22 @@ def test_values_that_can_not_be_meant_are_refused(given, says):
 def test_what_works_is_let_through():
     for given in ({}, {"SHARDING": "", "LORA_RANK": ""}, {"OFFLOAD": "all"}, {"OFFLOAD": "all", "SHARDING": "zero3"}):
         check_values(given)
-    assert {**launch.OFFLOADS, "none": CHOICES["SHARDING"]} == OFFLOADS  # as the trainer checks it
+
+
+def test_an_offload_works_with_the_same_shardings_in_the_stack_and_in_the_trainer():
+    assert tuple(OFFLOADS) == get_args(Offload)
+    works = {(sharding, "none") for sharding in ("none", "zero2", "zero3", "fsdp2")}
+    works |= {("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "all")}
+    for sharding, offload in product(get_args(Sharding), get_args(Offload)):
+        for check in (
+            lambda s=sharding, o=offload: check_values({"SHARDING": s, "OFFLOAD": o}),
+            lambda s=sharding, o=offload: check_sharding(s, offload=o),
+        ):
+            if (sharding, offload) in works:
+                check()
+                continue
+            with pytest.raises(UserError, match=f"{offload} does not work with .*{sharding}"):
+                check()
 
 
 def test_what_has_no_effect_is_said():

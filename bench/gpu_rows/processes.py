@@ -19,10 +19,10 @@ from bench.gpu_rows.models import trained_policy
 from bench.gpu_rows.scale import Scale
 from bench.gpu_rows.update import OPTIONS, RATE
 from bench.gpu_rows.within import update_within
-from forage.grpo.launch import Sharding
 from forage.grpo.learner import Learner
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, prepare
+from forage.sharding import Sharding
 
 
 def measure_processes(scale: Scale, *, sharding: Sharding) -> dict[str, Any]:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
 
 from forage.errors import UserError
-
-Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
-Offload = Literal["none", "optimizer", "all"]
-OFFLOADS: dict[Offload, tuple[Sharding, ...]] = {"optimizer": ("zero2", "zero3"), "all": ("zero3",)}
+from forage.sharding import OFFLOADS, Offload, Sharding
 
 
 def started_processes() -> int:
@@ -32,6 +28,6 @@ def check_sharding(sharding: Sharding, sequence_parallel: int = 1, offload: Offl
     if sharding == "zero3" and sequence_parallel > 1:
         # With deepspeed 0.19 this hangs: one process waits for a layer's weights, the other for its tokens.
         raise UserError("--sequence-parallel does not work with --sharding zero3; give --sharding fsdp2")
-    if offload != "none" and sharding not in OFFLOADS[offload]:
+    if sharding not in OFFLOADS[offload]:
         possible = " or ".join(OFFLOADS[offload])
         raise UserError(f"--offload {offload} does not work with --sharding {sharding}; give --sharding {possible}")

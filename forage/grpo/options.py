@@ -9,11 +9,12 @@ from typing import Literal
 from forage.agent.combination import Method
 from forage.agent.options import AgentSettings
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
-from forage.grpo.launch import Offload, Sharding, check_sharding, started_processes
+from forage.grpo.launch import check_sharding, started_processes
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Kind
+from forage.sharding import Offload, Sharding
 
 AdvantageMethod = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best", "none"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from forage.errors import UserError
 from forage.files import replacing
-from forage.grpo.launch import Offload, Sharding, check_sharding
+from forage.grpo.launch import check_sharding
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
 from forage.grpo.processes import process_device
@@ -30,6 +30,7 @@ from forage.policy.adapters import adapter_path, publish_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores
 from forage.policy.packing import TokenBatch
+from forage.sharding import Offload, Sharding
 
 OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}  # by the suffix of a figure's name
 

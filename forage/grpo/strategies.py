@@ -41,11 +41,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from forage.grpo.launch import Offload, Sharding
 from forage.grpo.learner import Scorer
 from forage.grpo.processes import process_device
 from forage.policy.four_bit import move_scales, store_as
 from forage.policy.packing import TokenBatch
+from forage.sharding import Offload, Sharding
 
 CONFIGS = Path(__file__).parent / "deepspeed"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state for each weight, besides the number of updates

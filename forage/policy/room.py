@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -28,8 +27,8 @@ from forage.policy.footprint import (
 )
 from forage.policy.memory import RESERVE, Work, training_settings
 from forage.policy.shapes import ModelShape, shape_of
+from forage.sharding import Offload
 
-Offload = Literal["none", "optimizer", "all"]
 LIVE = 300_000_000  # stage3_max_live_parameters of forage/grpo/deepspeed/zero3.json
 
 
