@@ -37,7 +37,7 @@ from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.setting import choose
 from forage.files import replacing, replacing_folder, write_jsonl
-from forage.runs.stats import read_stats
+from forage.runs.stats import NO_PHASES, read_stats
 from forage.statistics import bootstrapped, clear, span
 from forage.store.document_store import DocumentStore
 
@@ -98,6 +98,8 @@ class Options:
     """Folder that data_prep.py wrote; its store needs no embedder."""
     work: Path = Path("runs/controls")
     """Folder for the split, policies, runs and evaluations."""
+    base_model: str = "auto"
+    """Model that all arms start from, as in create_lora_model.py."""
     rows: Path = Path("bench/controls_rows")
     """Folder for what was measured."""
     only: tuple[str, ...] = ()
@@ -169,7 +171,10 @@ class Bench:
                 write_jsonl(folder / "eval.jsonl", dev)
                 (folder / "store").symlink_to((self.options.data / "store").resolve())
         if not (self.options.work / "policy").exists():
-            run("create_lora_model", "--no-quantize", "--output-dir", self.options.work / "policy")
+            base = self.options.base_model
+            run(
+                "create_lora_model", "--base-model", base, "--no-quantize", "--output-dir", self.options.work / "policy"
+            )
 
     @cached_property
     def train_questions(self) -> list[Question]:
@@ -249,7 +254,7 @@ class Bench:
         if arm.trains_by_reward:
             stats = read_stats(folder)
             tokens = sum(step.training["tokens"] for step in stats)
-            seconds = sum(step.seconds["step"] for step in stats)
+            seconds = sum(took for step in stats for phase, took in step.seconds.items() if phase not in NO_PHASES)
         else:
             measured = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
             shown = [episode.sampled for episode in read_episodes(folder / "demonstrations.jsonl")]
@@ -302,7 +307,7 @@ def run(script: str, *arguments: object) -> None:
     command = [sys.executable, *module, *map(str, arguments)]
     started = time.perf_counter()
     print("$", " ".join(command[1:]), file=sys.stderr, flush=True)
-    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+    if subprocess.run(command, stdout=2, check=False).returncode:
         raise UserError(f"{script} failed, as it says above; what was done before is kept")
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
 

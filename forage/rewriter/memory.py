@@ -14,10 +14,9 @@ from torch import nn
 
 from forage.errors import UserError
 from forage.machine import compute_dtype
-from forage.policy.footprint import GIB, TRAINED_NF4
+from forage.policy.footprint import FP32, GIB, TRAINED_NF4
 from forage.rewriter.options import ActorOptions
 
-FP32 = 4
 TRAINED = 3 * FP32  # of each trained weight: its gradient and Adam's two moments
 
 

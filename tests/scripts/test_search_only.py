@@ -13,6 +13,7 @@ from forage.agent.options import AgentSettings, SearchOptions, TeacherOptions, r
 from forage.agent.protocol import CALL_OPENING
 from forage.agent.rewards import rank_score
 from forage.agent.teacher import demonstrate
+from forage.agent.vetting import Vetting
 from forage.data.records import Document, Question, read_answerable
 from forage.files import write_jsonl
 from forage.optimizer import OptimizerOptions
@@ -21,6 +22,7 @@ from forage.sft.options import SFTOptions
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from sft_train import main as warm_start
+from tests.factories import EPISODE
 from tests.options import with_options
 from tests.scripted_engine import Hit
 from tests.tiny_training import tiny_options
@@ -45,6 +47,13 @@ def test_a_demonstration_of_a_search_alone(protocol):
     assert list(episode.ids) == [*prompt, *whole]
     assert sum(episode.mask) == len(whole) - len(protocol.call_opening)
     assert (episode.stop, episode.well_formed) == ("search", True)
+
+
+def test_a_search_alone_is_a_demonstration_for_policies_that_only_search(protocol):
+    alone = replace(EPISODE, stop="search", answer="")
+    assert Vetting(protocol, SETTINGS, [], []).malformed(alone) == ""
+    assert Vetting(protocol, AgentSettings(), [], []).malformed(alone) == "ended by search"
+    assert Vetting(protocol, SETTINGS, [], []).malformed(replace(alone, stop="answer")) == "ended by answer"
 
 
 @pytest.fixture(scope="module")
