@@ -22,6 +22,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from forage.arguments import check_arguments, check_required
 from forage.errors import UserError
 from forage.text import one_line
 
@@ -99,6 +100,7 @@ def run(
         return
     arguments = with_preset(with_config(arguments), presets)
     refuse_old_names(arguments, renamed)
+    check_command_line(arguments, options)
     if isinstance(options, type):
         arguments = with_values(arguments, options)
     import tyro  # takes a fifth of a second, so not for --help
@@ -113,6 +115,24 @@ def refuse_old_names(arguments: Sequence[str], renamed: Mapping[str, str]) -> No
         flag = argument.split("=")[0].replace("_", "-")
         if flag in renamed:
             raise UserError(f"{flag} is now {renamed[flag]}")
+
+
+def check_command_line(arguments: Sequence[str], options: Any) -> None:
+    """Refuse in one line what is misspelt, of a wrong type, or missing."""
+    help_flag = "--help-all"
+    if not isinstance(options, type):  # subcommands, a dataclass each; tyro shows their help
+        if {"-h", "--help"} & set(arguments):
+            return
+        subcommands = {subcommand.__name__.lower(): subcommand for subcommand in get_args(options)}
+        named = " ".join(arguments[:1])
+        if named not in subcommands:
+            wrong = f"{named} is unknown" if named else "a subcommand is missing"
+            raise UserError(f"{wrong}; give one of {', '.join(subcommands)}")
+        options, arguments, help_flag = subcommands[named], arguments[1:], f"{named} --help"
+    flags = list(flags_of(options))
+    check_arguments(arguments, {flag.name: flag.value for flag in flags}, help_flag)
+    required = {flag.name: flag.help for flag in flags if flag.default == "required" and flag.name.startswith("--")}
+    check_required(arguments, required, help_flag)
 
 
 def with_values(arguments: Sequence[str], options: type) -> list[str]:
