@@ -181,7 +181,7 @@ def help_text(options: type, description: str, top: Sequence[str], presets: Iter
     """The help with the flags of `top` in that order, or with all flags by group if `top` is empty."""
     flags = list(flags_of(options))
     script = Path(sys.argv[0]).name
-    parts = [f"usage: {script} [options]", description.strip()]
+    parts = [f"usage: {script} [options]", reflowed(description.strip(), shutil.get_terminal_size((120, 24)).columns)]
     if top:
         by_name = {flag.name.replace("[no-]", ""): flag for flag in flags}
         lines = "\n".join(_entry(by_name["--" + name.replace("_", "-")]) for name in top)
@@ -195,6 +195,17 @@ def help_text(options: type, description: str, top: Sequence[str], presets: Iter
     if presets:
         parts.append(f"--preset {'|'.join(presets)} sets what that method is known for; other flags win over it.")
     return "\n\n".join(part for part in parts if part)
+
+
+def reflowed(text: str, width: int) -> str:
+    """The text with each paragraph that is too wide broken anew; commands, which are indented, stay as they are."""
+    paragraphs = []
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.splitlines()
+        if max(map(len, lines)) > width and not any(line.startswith(" ") for line in lines):
+            paragraph = textwrap.fill(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+        paragraphs.append(paragraph)
+    return "\n\n".join(paragraphs)
 
 
 def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iterator[Flag]:

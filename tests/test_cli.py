@@ -10,7 +10,17 @@ from typing import Literal
 import pytest
 import tyro
 
-from forage.cli import Flag, check_command_line, flags_of, help_text, refuse_old_names, run, run_script, with_config
+from forage.cli import (
+    Flag,
+    check_command_line,
+    flags_of,
+    help_text,
+    reflowed,
+    refuse_old_names,
+    run,
+    run_script,
+    with_config,
+)
 from forage.errors import UserError
 from forage.sft.options import SFTOptions
 from tests.here import run_here
@@ -115,6 +125,12 @@ def test_help_shows_the_first_flags_and_all_flags_by_group():
     assert "--help-all shows the other 3." in first
     assert "\n  --config FILE               Read any of the options from a YAML file" in first
     assert "How it is searched:\n  --k INT" in help_text(Options, "Trains.", [])
+
+
+def test_a_paragraph_that_is_too_wide_is_broken_anew_and_a_command_is_not():
+    text = "Trains a small\nmodel now.\n\n    python train.py --data data\n\nShort."
+    assert reflowed(text, 12) == "Trains a\nsmall model\nnow.\n\n    python train.py --data data\n\nShort."
+    assert reflowed(text, 14) == text
 
 
 def test_a_positional_argument_is_shown_as_one():
