@@ -67,8 +67,8 @@ def main(options: Options) -> None:
     torch.manual_seed(options.seed)
     with making_folder(options.output_dir, overwrite=options.overwrite) as partial:
         before, after = create_policy(base, partial, options.adapter, quantize=quantize, dtype=options.dtype)
-    title = f"{base} -> {options.output_dir}"
-    Console().print(sizes_table(title, before, after, quantized=quantize))
+    print(f"policy: {options.output_dir}, made from {base}")
+    Console().print(sizes_table(before, after, quantized=quantize))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,12 @@ def write_questions(
 
 def prepare_rewriter_folder(folder: Path, options: Options) -> None:
     """Prepare a folder of train.jsonl (its queries are the questions) and pubmed_corpus.json (the documents)."""
+    for name in ("train.jsonl", "pubmed_corpus.json"):
+        if not (folder / name).is_file():
+            raise UserError(
+                f"--dataset-name {folder} is a folder without {name}, so not one of train_ppo.py's; name a .jsonl, "
+                ".jsonl.gz, .csv or .parquet file"
+            )
     data = import_rewriter_data(folder / "train.jsonl", folder / "pubmed_corpus.json")
     with filling_folder(options.output_dir, "rewriter"):
         write_rewriter_data(data, folder, options)

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from forage.arguments import check_arguments, check_required
 from forage.errors import UserError
 from forage.text import one_line
 
@@ -99,6 +100,7 @@ def run(
         return
     arguments = with_preset(with_config(arguments), presets)
     refuse_old_names(arguments, renamed)
+    check_command_line(arguments, options)
     if isinstance(options, type):
         arguments = with_values(arguments, options)
     import tyro  # takes a fifth of a second, so not for --help
@@ -113,6 +115,24 @@ def refuse_old_names(arguments: Sequence[str], renamed: Mapping[str, str]) -> No
         flag = argument.split("=")[0].replace("_", "-")
         if flag in renamed:
             raise UserError(f"{flag} is now {renamed[flag]}")
+
+
+def check_command_line(arguments: Sequence[str], options: Any) -> None:
+    """Refuse in one line what is misspelt, of a wrong type, or missing."""
+    help_flag = "--help-all"
+    if not isinstance(options, type):  # subcommands, a dataclass each; tyro shows their help
+        if {"-h", "--help"} & set(arguments):
+            return
+        subcommands = {subcommand.__name__.lower(): subcommand for subcommand in get_args(options)}
+        named = " ".join(arguments[:1])
+        if named not in subcommands:
+            wrong = f"{named} is unknown" if named else "a subcommand is missing"
+            raise UserError(f"{wrong}; give one of {', '.join(subcommands)}")
+        options, arguments, help_flag = subcommands[named], arguments[1:], f"{named} --help"
+    flags = list(flags_of(options))
+    check_arguments(arguments, {flag.name: flag.value for flag in flags}, help_flag)
+    required = {flag.name: flag.help for flag in flags if flag.default == "required" and flag.name.startswith("--")}
+    check_required(arguments, required, help_flag)
 
 
 def with_values(arguments: Sequence[str], options: type) -> list[str]:
@@ -161,7 +181,7 @@ def help_text(options: type, description: str, top: Sequence[str], presets: Iter
     """The help with the flags of `top` in that order, or with all flags by group if `top` is empty."""
     flags = list(flags_of(options))
     script = Path(sys.argv[0]).name
-    parts = [f"usage: {script} [options]", description.strip()]
+    parts = [f"usage: {script} [options]", reflowed(description.strip(), shutil.get_terminal_size((120, 24)).columns)]
     if top:
         by_name = {flag.name.replace("[no-]", ""): flag for flag in flags}
         lines = "\n".join(_entry(by_name["--" + name.replace("_", "-")]) for name in top)
@@ -175,6 +195,17 @@ def help_text(options: type, description: str, top: Sequence[str], presets: Iter
     if presets:
         parts.append(f"--preset {'|'.join(presets)} sets what that method is known for; other flags win over it.")
     return "\n\n".join(part for part in parts if part)
+
+
+def reflowed(text: str, width: int) -> str:
+    """The text with each paragraph that is too wide broken anew; commands, which are indented, stay as they are."""
+    paragraphs = []
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.splitlines()
+        if max(map(len, lines)) > width and not any(line.startswith(" ") for line in lines):
+            paragraph = textwrap.fill(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+        paragraphs.append(paragraph)
+    return "\n\n".join(paragraphs)
 
 
 def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iterator[Flag]:

@@ -10,7 +10,17 @@ from typing import Literal
 import pytest
 import tyro
 
-from forage.cli import Flag, flags_of, help_text, refuse_old_names, run, run_script, with_config
+from forage.cli import (
+    Flag,
+    check_command_line,
+    flags_of,
+    help_text,
+    reflowed,
+    refuse_old_names,
+    run,
+    run_script,
+    with_config,
+)
 from forage.errors import UserError
 from forage.sft.options import SFTOptions
 from tests.here import run_here
@@ -59,8 +69,9 @@ def test_a_script_takes_it_and_names_an_unknown_option(tmp_path):
     )  # fmt: skip
     path.write_text("max_stepz: 2\n")
     told = run_here(run)
-    assert told.returncode == 2
-    assert "max-stepz" in told.stderr + told.stdout
+    assert (told.returncode, told.stderr) == (
+        1, "error: --max-stepz is no option; did you mean --max-steps? --help-all shows the options\n",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,12 @@ def test_help_shows_the_first_flags_and_all_flags_by_group():
     assert "--help-all shows the other 3." in first
     assert "\n  --config FILE               Read any of the options from a YAML file" in first
     assert "How it is searched:\n  --k INT" in help_text(Options, "Trains.", [])
+
+
+def test_a_paragraph_that_is_too_wide_is_broken_anew_and_a_command_is_not():
+    text = "Trains a small\nmodel now.\n\n    python train.py --data data\n\nShort."
+    assert reflowed(text, 12) == "Trains a\nsmall model\nnow.\n\n    python train.py --data data\n\nShort."
+    assert reflowed(text, 14) == text
 
 
 def test_a_positional_argument_is_shown_as_one():
@@ -177,3 +194,53 @@ def test_an_option_that_may_be_left_to_the_script_is_a_flag_too(arguments, chose
 
 def test_a_file_may_set_it(tmp_path):
     assert given(tmp_path, "gradient_checkpointing: true") == ["--gradient-checkpointing"]
+
+
+@dataclass(frozen=True)
+class Find:
+    """Finds."""
+
+    query: tyro.conf.Positional[str]
+    """The query."""
+    store: Path
+    """Folder of the store."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """Tells."""
+
+    store: Path = Path("a")
+    """Folder of the store."""
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ("", "a subcommand is missing; give one of find, info"),
+        ("fnd x", "fnd is unknown; give one of find, info"),
+        ("find x --stroe a", "--stroe is no option; did you mean --store? find --help shows the options"),
+        ("find x", "--store is missing (Folder of the store); find --help shows the options"),
+        ("info x", "x belongs to no option; info --help shows the options"),
+    ],
+)
+def test_mistakes_with_a_subcommand_are_one_line(given, error):
+    with pytest.raises(UserError) as raised:
+        check_command_line(given.split(), Find | Info)
+    assert str(raised.value) == error
+
+
+def test_a_right_subcommand_passes():
+    check_command_line("find x --store a".split(), Find | Info)
+    check_command_line(["--help"], Find | Info)
+
+
+def test_a_misspelt_flag_ends_a_script_with_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--dta", "d"])
+
+    def main(options: Options) -> None:
+        raise AssertionError("started")
+
+    with pytest.raises(SystemExit) as stopped:
+        run_script(main, "Trains.", top=["data"])
+    assert stopped.value.code == "error: --dta is no option; did you mean --data? --help-all shows the options"

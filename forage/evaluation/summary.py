@@ -121,6 +121,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str, console: Console |
     heading = f"Difference to {rows[0]['name']}, paired (*: the interval excludes zero)"
     if rows[1:]:
         tables += [_difference_table(rows, names, "" if number else heading) for number, names in enumerate(parts)]
+    console.print("Under each score: its 95 % interval.")
     for table in tables:
         for column in table.columns:
             column.no_wrap = True

@@ -107,10 +107,10 @@ def sizes(model: Any) -> Sizes:
     return Sizes(parameters, trainable, held)
 
 
-def sizes_table(title: str, before: Sizes, after: Sizes, *, quantized: bool) -> Table:
+def sizes_table(before: Sizes, after: Sizes, *, quantized: bool) -> Table:
     from rich.table import Table
 
-    table = Table("", "parameters", "trainable", "MiB in memory", title=title)
+    table = Table("", "parameters", "trainable", "MiB in memory")
     share = f"{after.trainable:,} ({after.trainable / after.parameters:.2%})"
     table.add_row("base, bf16", f"{before.parameters:,}", "", f"{before.bytes / 2**20:,.1f}")
     kind = "NF4 base + adapter" if quantized else "base + adapter"

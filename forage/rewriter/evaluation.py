@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +26,7 @@ from forage.statistics import Interval, bootstrapped, clear, span
 
 RAW = "raw query"
 FEW_UPDATES = 50
+WIDTH = 100  # of what is printed
 
 
 @dataclass(frozen=True)
@@ -173,16 +175,16 @@ def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
 def print_measurements(ways: Sequence[Measurement], k: int, weight: int) -> None:
     """A table of all ways; a star marks a difference from the raw query whose interval excludes zero."""
     raw = next(way for way in ways if way.way == RAW)
-    title = (
-        f"{len(raw.recall)} held-out questions, searched for what the model wrote alone (replace) and after {weight} x "
-        "the question (append)"
-    )
-    table = Table("", f"recall@{k}", "95 %", "over raw", "95 %", f"nDCG@{k}", f"MRR@{k}", title=title)
-    table.columns[0].no_wrap = True
+    print(f"{len(raw.recall)} held-out questions. replace: searched for what the model wrote alone;")
+    print(f"append: for {weight} x the question, then what it wrote. In brackets: 95 % intervals; *: it excludes zero")
+    table = Table("", f"recall@{k}", "over raw query", f"nDCG@{k}", f"MRR@{k}", box=SIMPLE_HEAD)
+    table.show_edge, table.padding = False, (0, 1, 0, 0)
+    for column in table.columns:
+        column.no_wrap = True
     for way in ways:
         own, over = bootstrapped(way.recall), difference(way, raw)
-        compared = ("", "") if way is raw else (f"{over['mean']:+.3f}", span(over) + " *" * clear(over))
+        compared = "" if way is raw else f"{over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
         table.add_row(
-            way.way, f"{own['mean']:.3f}", span(own), *compared, f"{np.mean(way.ndcg):.3f}", f"{np.mean(way.mrr):.3f}"
+            way.way, f"{own['mean']:.3f} ({span(own)})", compared, f"{np.mean(way.ndcg):.3f}", f"{np.mean(way.mrr):.3f}"
         )
-    Console(width=120).print(table)
+    Console(width=WIDTH).print(table)

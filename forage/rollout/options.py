@@ -8,7 +8,7 @@ from pathlib import Path
 from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
-from forage.errors import check_at_least_one
+from forage.errors import UserError, check_at_least_one
 from forage.policy.card import full_base_of
 
 RUN_FILE = "run.json"
@@ -17,11 +17,20 @@ RUN_FILE = "run.json"
 def made_last(models: Path = Path("models")) -> Path:
     """Where the stages before leave a policy: sft_train.py's folder, else create_lora_model.py's.
 
-    A warm start of another base than the policy's is an older one, and is not taken.
+    A warm start of another base than the policy's is an older one, and is not taken. A default must not raise, so that
+    --help and --policy work beside a damaged model.json: the first folder with one is named, and reading it says so.
     """
     warm, policy = models / "warm", models / "policy"
-    taken = (warm / "model.json").is_file() and full_base_of(policy) in (None, full_base_of(warm))
-    return warm if taken else policy
+    if not (warm / "model.json").is_file():
+        return policy
+    try:
+        policy_base = full_base_of(policy)
+    except UserError:
+        return policy
+    try:
+        return warm if policy_base in (None, full_base_of(warm)) else policy
+    except UserError:
+        return warm
 
 
 @dataclass(frozen=True)

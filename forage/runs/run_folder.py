@@ -18,7 +18,11 @@ from forage.sole_writer import clear_half_written, clear_superseded
 
 @contextmanager
 def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator[None]:
-    """Lock a run folder for this process. When an existing run is resumed, only `free` options may change."""
+    """Lock a run folder for this process. When an existing run is resumed, only `free` options may change.
+
+    A start that ends before it made anything, for example because --data names no data, leaves no options behind that
+    would refuse the corrected command.
+    """
     make_folder(folder)
     with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir", remove=True):
         refuse_without_options(folder)
@@ -29,7 +33,18 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
         for name in ("adapters", "state"):
             clear_leftovers(folder / name)
         clear_superseded(folder / "state")
-        yield
+        try:
+            yield
+        except BaseException:  # Ctrl-C too; it is raised again
+            forget_empty_run(folder)
+            raise
+
+
+def forget_empty_run(folder: Path) -> None:
+    """Remove the options of a run that holds nothing else."""
+    if {part.name for part in folder.iterdir()} <= {".lock", "config.json", "code.diff"}:
+        for name in ("config.json", "code.diff"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def refuse_without_options(folder: Path) -> None:

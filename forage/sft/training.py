@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -190,10 +190,19 @@ def report(rows: Sequence[Row], options: SFTOptions) -> None:
     """Print the last row; write all of them to a file and a plot."""
     row = rows[-1]
     loss = "" if row.loss is None else f"loss {row.loss:.3f}, "
-    probe = "" if row.well_formed is None else f", well-formed {row.well_formed:.0%} {row.faults or ''}"
+    probe = "" if row.well_formed is None else f", well-formed {row.well_formed:.0%}{faults_in_words(row.faults)}"
     print(f"step {row.step}, {row.seconds:.0f} s: {loss}held-out loss {row.held_out_loss:.3f}{probe}", flush=True)
     write_jsonl(options.output_dir / "stats.jsonl", rows)
     plot(rows, options.output_dir / "warm_start.png")
+
+
+def faults_in_words(faults: Mapping[str, int]) -> str:
+    """How many of the other episodes have which fault; one may have several.
+
+    Example: {"bad_json": 1, "no_action": 3} gives "; the others: no_action in 3, bad_json in 1".
+    """
+    listed = [f"{fault} in {count}" for fault, count in sorted(faults.items(), key=lambda item: (-item[1], item[0]))]
+    return f"; the others: {', '.join(listed)}" if listed else ""
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

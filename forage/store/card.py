@@ -40,6 +40,8 @@ def read_card(path: Path) -> StoreCard:
     """The card of the store in folder `path`; refuses a folder without a store, and a format newer than this code."""
     card = path / "store.json"
     if not card.exists():
+        if (path / "store" / "store.json").exists():
+            raise UserError(f"{path} holds no document store (no store.json), but {path / 'store'} does; give that")
         raise UserError(f"{path} holds no document store (no store.json); make one with data_prep.py")
     try:
         values = json.loads(card.read_text(encoding="utf-8"))

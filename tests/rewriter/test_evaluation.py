@@ -9,6 +9,7 @@ import pytest
 from forage.errors import UserError
 from forage.rewriter.evaluation import (
     RAW,
+    Measurement,
     difference,
     few_updates,
     load_measurements,
@@ -58,7 +59,21 @@ def test_results_and_their_table(capsys):
     said = capsys.readouterr().out
     assert "better, append" in said
     assert "+0.500" in said
-    assert "after 3 x the question (append)" in " ".join(said.split())
+    assert "append: for 3 x the question, then what it wrote" in said
+
+
+def test_the_table_of_a_whole_run_fits_100_columns(capsys, monkeypatch):
+    """With the longest name that a run prints, a cutoff of two digits, and a star."""
+    monkeypatch.setenv("COLUMNS", "300")
+    searched = ["q"] * 4
+    raw = Measurement(RAW, searched, [1.0] * 4, [1.0] * 4, [1.0] * 4)
+    worse = Measurement("pseudo-answer (HyDE), replace", searched, [0.0] * 4, [0.0] * 4, [0.0] * 4)
+    print_measurements([raw, worse], 10, 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].split() == (
+        "pseudo-answer (HyDE), replace 0.000 (0.000 to 0.000) -1.000 (-1.000 to -1.000) * 0.000 0.000".split()
+    )
+    assert max(map(len, lines)) <= 100
 
 
 def test_names_of_earlier_versions_are_read(tmp_path):

@@ -1,6 +1,9 @@
 """The stages' defaults follow one another."""
 
-from forage.policy.card import PolicyCard, write_policy_card
+import pytest
+
+from forage.errors import UserError
+from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.rollout.options import RolloutOptions, made_last
 from forage.rollout.play_options import PlayOptions
 
@@ -20,3 +23,13 @@ def test_a_warm_start_of_another_base_is_an_older_one(tmp_path):
     assert made_last(tmp_path) == tmp_path / "policy"
     write_policy_card(PolicyCard(tmp_path / "policy", "first", "first", quantized=False), tmp_path / "policy")
     assert made_last(tmp_path) == tmp_path / "warm"
+
+
+@pytest.mark.parametrize("damaged", ["policy", "warm"])
+def test_a_damaged_card_does_not_stop_help_and_is_named_when_it_is_read(tmp_path, damaged):
+    for name in ("warm", "policy"):
+        write_policy_card(PolicyCard(tmp_path / name, "base", "base", quantized=False), tmp_path / name)
+    (tmp_path / damaged / "model.json").write_text('{"base": ')
+    assert made_last(tmp_path) == tmp_path / damaged
+    with pytest.raises(UserError, match=f"{damaged}/model.json is damaged"):
+        read_policy_card(made_last(tmp_path))

@@ -232,3 +232,13 @@ def test_a_missing_sample_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr("forage.data.sample.QUESTIONS", tmp_path / "gone.jsonl")
     with pytest.raises(UserError, match="comes with the repository"):
         corpus.load_corpus(DatasetOptions("sample", cache_dir=tmp_path / "c", content_dir=tmp_path / "p"))
+
+
+def test_a_folder_that_is_not_train_ppos_is_told(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "qa.csv").write_text("question,answer\nq,a\n")
+    done = prepare(tmp_path / "out", "--dataset-name", tmp_path / "mine", check=False)
+    assert (done.returncode, done.stderr) == (
+        1, f"error: --dataset-name {tmp_path}/mine is a folder without train.jsonl, so not one of train_ppo.py's; "
+        "name a .jsonl, .jsonl.gz, .csv or .parquet file\n",
+    )  # fmt: skip

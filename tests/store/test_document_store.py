@@ -395,3 +395,13 @@ def test_a_broken_chunk_is_told_by_its_line(tmp_path, line):
     (tmp_path / "store" / "chunks.jsonl").write_text(f"{line}\n")
     with pytest.raises(UserError, match=r"chunks.jsonl:1: not a chunk \(.*\); re-run the build"):
         DocumentStore.open(tmp_path / "store")
+
+
+def test_a_data_folder_in_place_of_its_store_is_told(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "store.json").touch()
+    with pytest.raises(UserError) as raised:
+        DocumentStore.open(tmp_path)
+    assert str(raised.value) == (
+        f"{tmp_path} holds no document store (no store.json), but {tmp_path}/store does; give that"
+    )
