@@ -41,7 +41,8 @@ class Memory:
             "the value model": self.value, "gradients and Adam": self.optimizer,
         }  # fmt: skip
         named = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size >= GIB / 200)
-        return f"memory: {self.total / GIB:.2f} GiB ({named}), and what a pass computes"
+        held = f"{self.total / GIB:.2f} GiB ({named})" if named else f"{self.total / 2**20:.1f} MiB"
+        return f"memory: {held}, and what a pass computes"
 
 
 def empty_model(name: str) -> Any:
