@@ -278,7 +278,11 @@ def _field_texts(options: type) -> dict[str, str]:
     """The docstring under each field, including fields of parent classes."""
     texts = {}
     for parent in reversed([c for c in options.__mro__ if is_dataclass(c)]):
-        [tree] = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        try:
+            source = inspect.getsource(parent)
+        except OSError:  # it has none, as in `python -c`
+            continue
+        [tree] = ast.parse(textwrap.dedent(source)).body
         body = tree.body if isinstance(tree, ast.ClassDef) else []
         for before, after in pairwise(body):
             if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and _is_text(after):

@@ -53,7 +53,7 @@ READS = (
     "corpus", "queries", "qrels", "evaluation", "questions_file", "lockstep", "ahead",
 )  # fmt: skip
 ALWAYS_READ = ("data", "policy")  # though it be their default
-RUN_DIR_IS_MADE_BY = ("grpo_train", "grpo_rollout", "train_ppo")
+RUN_DIR_IS_MADE_BY = ("grpo_train", "bench.search_gain", "grpo_rollout", "train_ppo")
 
 
 def fenced(page, *languages):

@@ -9,7 +9,7 @@ from string import Template
 from typing import Any
 
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
-from forage.agent.protocol import Protocol
+from forage.agent.protocol import CALL_OPENING, Protocol
 from forage.policy.adapters import version_name
 from forage.policy.full_base import FullBase
 from forage.policy.merge_proof import Proof
@@ -56,11 +56,12 @@ $system
 
 It searches by writing `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>`. What was found comes
 in a user turn, between `<tool_response>` and `</tool_response>`. It was trained with a $mode search that shows $k
-passages of up to $passage_tokens tokens, each as `[1] title: text`.$described
+passages of up to $passage_tokens tokens, each as `[1] title: text`.$begun$described
 
 ```python
 $code
 ```""")
+BEGUN = " Its first turn was begun for it with a call, up to the query."
 DESCRIBED = " The chat template describes the tool beside the system prompt, so give it `tools`."
 CODE = Template(r"""import json
 import re
@@ -90,10 +91,10 @@ tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.fr
 question = "When is garlic planted?"
 messages = [$opening]
 for turn in range($max_turns):
-    prompt = tokenizer.apply_chat_template(messages, ${given}add_generation_prompt=True, tokenize=False)
+${begins}    prompt = tokenizer.apply_chat_template(messages, ${given}add_generation_prompt=True, tokenize=False)$then
     ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
     said = model.generate(ids, max_new_tokens=$max_turn_tokens, do_sample=False)[0, ids.shape[1] :]
-    text = tokenizer.decode(said, skip_special_tokens=True)
+    text = ${first}tokenizer.decode(said, skip_special_tokens=True)
     print(text)
     calls = re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)
     if "<answer>" in text or not calls:
@@ -114,10 +115,12 @@ def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
         k=settings.k, searched=searched,
         opening=opening if has_system else merged, given="tools=TOOLS, " if tools else "",
         max_turns=settings.max_turns, max_turn_tokens=settings.max_turn_tokens,
+        begins=f"    begun = {CALL_OPENING!r} if turn == 0 else ''\n" if settings.force_search else "",
+        then=" + begun" if settings.force_search else "", first="begun + " if settings.force_search else "",
     )  # fmt: skip
     return USAGE.substitute(
         system=protocol.system_prompt, mode=settings.mode, k=settings.k, passage_tokens=settings.passage_tokens,
-        described=DESCRIBED if tools else "", code=code,
+        begun=BEGUN if settings.force_search else "", described=DESCRIBED if tools else "", code=code,
     )  # fmt: skip
 
 
