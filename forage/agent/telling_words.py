@@ -56,10 +56,12 @@ def telling_words(questions: Iterable[Question]) -> dict[str, dict[str, float]]:
 
 
 def draw_words(question: Question, telling: Mapping[str, float], count: int, choose: random.Random) -> str:
-    """At most `count` telling words of this answer, drawn by how telling they are, the first drawn first.
+    """At most `count` telling words of this answer, drawn by how telling they are, the most telling first.
 
-    Drawn and not just the best: a policy that imitates them learns the vocabulary, and what to try.
+    Drawn and not just the best: a policy that imitates them learns the vocabulary, and what to try. In order: in a
+    random one each word would be as likely as the first after any other, and the likeliest would be said again and
+    again by a policy that takes the likeliest.
     """
     known = {word: telling[word] for word in sorted(answer_words(question)) if word in telling}
-    drawn = sorted(known, key=lambda word: choose.random() ** (1 / known[word]), reverse=True)
-    return " ".join(drawn[:count])
+    drawn = sorted(known, key=lambda word: choose.random() ** (1 / known[word]), reverse=True)[:count]
+    return " ".join(sorted(drawn, key=lambda word: -known[word]))

@@ -1,8 +1,10 @@
 """The README's commands as they stand, in an empty folder, on a tiny model: each stage finds what the last one left."""
 
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -21,20 +23,27 @@ FEWER = {
     "sft_train.py": "--max-steps 2 --num-demonstrations 8 --eval-questions 0",
     "grpo_train.py": "--max-steps 1 --batch-size 2 --num-rollouts 2 --eval-questions 2 --engine local",
     "evaluate.py": "--eval-questions 2 --engine local",
+    "bench.search_gain": "--max-steps 1 --batch-size 2 --learn-from 2 --eval-every 0 --engine local",
     "train_ppo.py": "--max-steps 1 --eval-questions 2 --max-new-tokens 4 --pseudo-answer-tokens 4 --report-to none",
 }
 
 
+def commands(page, part):
+    """The first block of a page that contains `part`."""
+    block = next(block for block in BLOCK.findall((ROOT / page).read_text()) if part in block)
+    return [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
+
+
 def laptop_commands():
     """The block of the quick start that a laptop runs."""
-    block = next(block for block in BLOCK.findall((ROOT / "README.md").read_text()) if "sft_train.py" in block)
-    return [shlex.split(line) for line in block.splitlines()]
+    return commands("README.md", "sft_train.py")
 
 
 def run(folder, command, check=True):
-    _, script, *arguments = command
+    script, *arguments = command[2:] if command[1] == "-m" else command[1:]
+    file = ["-m", script] if command[1] == "-m" else [str(ROOT / script)]
     done = subprocess.run(
-        [sys.executable, str(ROOT / script), *arguments, *FEWER.get(script, "").split()], cwd=folder,
+        [sys.executable, *file, *arguments, *FEWER.get(script, "").split()], cwd=folder,
         capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert not check or done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
@@ -88,3 +97,26 @@ def test_query_rewriting_starts_on_what_data_prep_made(folder, tiny_base):
     for way in ("append", "replace"):
         assert f"│ trained, {way} " in said, said
     assert (folder / "models" / "query_augmentation_ppo" / "config.json").is_file()
+
+
+def test_a_data_set_and_a_model_of_ones_own(tiny_base, tmp_path):
+    rows = [{"ask": f"What mends disease {n}?", "answer": f"Remedy {n} mends disease {n}."} for n in range(8)]
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shutil.copytree(tiny_base, tmp_path / "my_model")
+    own = commands("README.md", "qa.jsonl")
+    assert [command[1] for command in own] == ["data_prep.py", "create_lora_model.py"]
+    for command in own:
+        run(tmp_path, command)
+    prepared = [q for name in ("train", "eval") for q in read_questions(tmp_path / "data" / "mine" / f"{name}.jsonl")]
+    assert {question.question for question in prepared} == {row["ask"] for row in rows}
+    assert '"r": 32' in (tmp_path / "models/mine/adapters/v000000/adapter_config.json").read_text()
+
+
+def test_the_query_alone(folder):
+    """The commands of docs/training.md, on what the quick start prepared."""
+    own = commands("docs/training.md", "bench.search_gain")
+    assert [command[1:3] for command in own] == [["sft_train.py", "--data"], ["-m", "bench.search_gain"]]
+    for command in own:
+        run(folder, command)
+    assert read_agent(folder / "models" / "query").force_search
+    assert [list(step.rewards) for step in read_stats(folder / "runs" / "query")] == [["overall", "gain", "margin"]]
