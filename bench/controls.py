@@ -191,7 +191,6 @@ class Bench:
             return self.dev_questions
         every = read_answerable(self.options.data / "eval.jsonl")
         looked_at = {question.id for question in choose(every, LOOKED_AT, 0)}
-        note_look(self.options)
         return [question for question in every if question.id not in looked_at]
 
     @cached_property
@@ -292,6 +291,8 @@ class Bench:
         path = self.options.rows / f"{slug(name)}-{seed}-{self.options.split}-T{temperature:g}.json"
         digest = hashlib.sha256(" ".join(question.id for question in self.questions).encode()).hexdigest()[:16]
         if not path.exists():
+            if self.options.held_out:
+                note_look(self.options.rows, name, seed, temperature)
             new = Row(name, seed, temperature, digest, **measure())
             with replacing(path) as file:
                 json.dump(asdict(new), file, separators=(",", ":"))
@@ -317,11 +318,11 @@ def slug(name: str) -> str:
     return "_".join(name.lower().replace(",", "").split())
 
 
-def note_look(options: Options) -> None:
-    """Write down that the held-out questions were looked at, and for which arms."""
-    options.rows.mkdir(parents=True, exist_ok=True)
-    line = {"date": time.strftime("%Y-%m-%d"), "arms": list(options.only or ARMS), "seeds": list(options.seeds)}
-    with (options.rows / "looks.jsonl").open("a") as file:
+def note_look(rows: Path, name: str, seed: int, temperature: float) -> None:
+    """Write down that an arm is measured on held-out questions."""
+    rows.mkdir(parents=True, exist_ok=True)
+    line = {"date": time.strftime("%Y-%m-%d"), "arm": name, "seed": seed, "temperature": temperature}
+    with (rows / "looks.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 

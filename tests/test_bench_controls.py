@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench import controls
-from bench.controls import ARMS, Arm, Bench, Options, Row, table
+from bench.controls import Arm, Bench, Options, Row, table
 from forage.data.records import Document, Question, read_questions
 from forage.errors import UserError
 from forage.evaluation.setting import choose
@@ -76,13 +76,17 @@ def test_dev_questions_are_trained_on_by_no_arm_and_held_out_ones_are_those_neve
     assert {q.id for q in kept} | {q.id for q in dev} == {q.id for q in read_questions(data / "train.jsonl")}
     assert not {q.relevant_doc_ids for q in kept} & {q.relevant_doc_ids for q in dev}
     assert bench.questions == dev
-    assert not (tmp_path / "rows").exists()
+    bench.kept("GRPO", 1, 0.0, lambda: {"measures": {}})
+    assert not (tmp_path / "rows" / "looks.jsonl").exists()
     held_out = read_questions(data / "eval.jsonl")
-    asked = Bench(replace(bench.options, held_out=True)).questions
+    final = Bench(replace(bench.options, held_out=True))
+    asked = final.questions
     assert len(asked) == 220 - 200
     assert {q.id for q in asked} == {q.id for q in held_out} - {q.id for q in choose(held_out, 200, 0)}
+    for _ in range(2):  # what is kept is no second look
+        final.kept("GRPO", 2, 1.0, lambda: {"measures": {}})
     looks = [json.loads(line) for line in (tmp_path / "rows" / "looks.jsonl").read_text().splitlines()]
-    assert [look["arms"] for look in looks] == [list(ARMS)]
+    assert [(look["arm"], look["seed"], look["temperature"]) for look in looks] == [("GRPO", 2, 1.0)]
 
 
 def test_what_was_measured_on_other_questions_is_refused(data, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ DEVIATION_FLOOR = 1e-4
 class MakeRewards(Protocol):
     """Returns the reward functions by name, as grpo_rollout.get_reward_functions does.
 
-    One without a second parameter is taken too (`rewards_of`).
+    One without the parameter `searcher` is taken too (`rewards_of`).
     """
 
     def __call__(self, embedder: Embedder, searcher: Searcher) -> Mapping[str, RewardFunction]: ...
@@ -43,8 +43,8 @@ class MakeRewards(Protocol):
 
 def rewards_of(make: MakeRewards, embedder: Embedder, searcher: Searcher) -> Mapping[str, RewardFunction]:
     """The reward functions by name; those of a `make` that needs no searcher are made without."""
-    given: tuple[Any, ...] = (embedder, searcher)
-    return make(*given[: len(inspect.signature(make).parameters)])
+    more: dict[str, Any] = {"searcher": searcher} if "searcher" in inspect.signature(make).parameters else {}
+    return make(embedder, **more)
 
 
 def reward_matrix(

@@ -104,6 +104,8 @@ def test_the_margin_is_that_of_the_best_search():
 def test_a_dictionary_without_the_searcher_is_taken_too():
     made = rewards_of(lambda embedder: {"mrr": get_mrr, "given": embedder}, "the embedder", "the searcher")
     assert made == {"mrr": get_mrr, "given": "the embedder"}
+    other = rewards_of(lambda embedder, k=3: {"given": k}, "the embedder", "the searcher")
+    assert other == {"given": 3}  # a second parameter of another name is not the searcher
     both = rewards_of(lambda embedder, searcher: {"given": (embedder, searcher)}, "the embedder", "the searcher")
     assert both == {"given": ("the embedder", "the searcher")}
 
