@@ -79,10 +79,13 @@ class Episode:
     reward: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds spent: generate, search, total."""
+    credits: tuple[float, ...] = ()
+    """What each token added to the reward, where that is known (credit.py); empty where it is not."""
 
     def __post_init__(self) -> None:
-        if not len(self.ids) == len(self.mask) == len(self.logprobs):
+        if not len(self.ids) == len(self.mask) == len(self.logprobs) == len(self.credits or self.ids):
             lengths = f"{len(self.ids)} ids, {len(self.mask)} mask, {len(self.logprobs)} logprobs"
+            lengths += f", {len(self.credits)} credits" if self.credits else ""
             raise ValueError(f"episode {self.id}: {lengths}")
 
     @property
@@ -110,6 +113,8 @@ def to_json(episode: Episode) -> str:
     row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
     row["turns"] = [asdict(turn) for turn in episode.turns]
     row["searches"] = [asdict(search) for search in episode.searches]
+    if not episode.credits:
+        del row["credits"]
     return encodable(json.dumps(row, ensure_ascii=False))
 
 
@@ -117,7 +122,7 @@ def from_json(line: str | bytes) -> Episode:
     row: dict[str, Any] = json.loads(line)
     row["turns"] = tuple(Turn(t["start"], t["end"], tuple(t["faults"])) for t in row["turns"])
     row["searches"] = tuple(Search(s["turn"], s["query"], tuple(s["hits"])) for s in row["searches"])
-    for name in ("ids", "mask", "logprobs"):
+    for name in {"ids", "mask", "logprobs", "credits"} & row.keys():
         row[name] = tuple(row[name])
     return Episode(**row)
 

@@ -185,6 +185,8 @@ class ScoredBatch:
     """Entropy of the policy in training; only reported."""
     keep_N: Tensor | None = None
     """1, or 0 for an episode to leave out of the loss; it must not be in the totals either."""
+    credits_BT: Tensor | None = None
+    """What is added to the advantage of a token's episode for this token alone."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,8 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
     mismatch_BT = old_BT - _where(mask_BT, scored.sampler_BT)
     lengths_N = _sum_by(mask_BT.float(), sequence_BT, count)
     advantages_BT = scored.advantages_N.to(device, torch.float32)[sequence_BT]
+    if scored.credits_BT is not None:
+        advantages_BT = advantages_BT + _where(mask_BT, scored.credits_BT)
 
     token_ratio_BT = _exp(logprobs_BT - old_BT)
     ratio_BT = token_ratio_BT

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
+from forage.agent.credit import Credit
 from forage.agent.options import AgentSettings
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.grpo.launch import check_sharding, started_processes
@@ -90,6 +91,9 @@ class UpdateOptions:
     learn_from: int = 0
     """Train only on this many episodes of each group, those whose rewards vary most (PODS, 2504.13818); it pays where
     the update costs more than playing. 0: on all."""
+    credit: Credit = "episode"
+    """What a token answers for: what its episode earned, as all others of it (episode); a query's also for what its
+    search would have lost without their word (words), which teaches faster what is worth saying."""
     overlong: Literal["keep", "mask", "punish"] = "keep"
     """Episodes that ran out of tokens: train on them as they are, leave them out of the loss (mask), or lower their
     reward the closer they came to --max-tokens (punish)."""

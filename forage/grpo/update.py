@@ -50,6 +50,8 @@ class TrainingBatch:
     """1, or 0 for an episode that is left out of the loss."""
     flat: int
     """Number of groups whose episodes all have the same reward."""
+    credits: Sequence[Sequence[float]] = ()
+    """What is added to the advantage, by episode and token; empty where tokens have no credit of their own."""
 
     def groups(self) -> dict[str, list[Episode]]:
         """The episodes by question."""
@@ -95,7 +97,21 @@ def prepare(
         advantages_N,
         chosen_N * torch.tensor([float(episode.stop not in masked) for episode in episodes]),
         len(flat_groups(rewards_N, groups)),
+        scaled_credits([episode.credits if chosen else () for episode, chosen in zip(episodes, chosen_N, strict=True)]),
     )
+
+
+def scaled_credits(credits: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    """Credits over their root mean square, so that they are of the size of advantages; none if all are 0.
+
+    Only tokens with a credit count in the mean. Example: (0, 3, 4) and () give (0, .849, 1.131) and (), as the root of
+    (9 + 16) / 2 is 3.54.
+    """
+    known = np.array([value for each in credits for value in each if value])
+    if not known.size:
+        return []
+    size = float(np.sqrt((known**2).mean()))
+    return [tuple(value / size for value in each) for each in credits]
 
 
 @dataclass(frozen=True)
@@ -119,6 +135,8 @@ class TaughtEpisodes:
     advantages_N: Tensor
     totals: Totals
     """Counts of all episodes that are kept, including those without a gradient."""
+    credits: Sequence[Sequence[float]] = ()
+    """By episode and token, as in the batch."""
 
     @property
     def sampler_logprobs(self) -> list[Sequence[float]]:
@@ -234,10 +252,11 @@ def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisode
     taught = [
         number
         for number, advantage in enumerate(batch.advantages_N.tolist())
-        if batch.keep_N[number] and (advantage or options.beta)
+        if batch.keep_N[number] and (advantage or options.beta or (batch.credits and any(batch.credits[number])))
     ]
     episodes = [batch.episodes[number] for number in taught]
-    return TaughtEpisodes(episodes, batch.advantages_N[taught], count_totals(batch.episodes, batch.keep_N))
+    credits = [batch.credits[number] or [0.0] * len(batch.episodes[number].ids) for number in taught if batch.credits]
+    return TaughtEpisodes(episodes, batch.advantages_N[taught], count_totals(batch.episodes, batch.keep_N), credits)
 
 
 def pack_episodes(episodes: Sequence[Episode], budget: int, *, share_prompts: bool) -> list[TokenBatch]:
@@ -260,7 +279,7 @@ def learn_part(
         old.keep(part, old_BT)
     scored = ScoredBatch(
         part, taught.advantages_N, scores.logprobs_BT, old_BT, values_like(part, taught.sampler_logprobs),
-        reference_BT, scores.entropy_BT,
+        reference_BT, scores.entropy_BT, credits_BT=values_like(part, taught.credits) if taught.credits else None,
     )  # fmt: skip
     terms = loss_terms(scored, options, taught.totals)
     loss, sums = policy_loss(terms, options), loss_sums(terms)

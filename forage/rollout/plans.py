@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
+from forage.agent.credit import Credit
 from forage.agent.episode import Episode, read_episodes
 from forage.agent.episode_files import episode_files
 from forage.errors import UserError
@@ -42,6 +43,9 @@ class Plan:
     """How training combines rewards: it decides which groups are flat (forage/rollout/spread.py)."""
     weights: tuple[tuple[str, float], ...] = ()
     """Name and weight of each reward where the combination is not uniform; left out: all equal."""
+
+    credit: Credit = "episode"
+    """Whether the words of a query have a credit of their own (forage/agent/credit.py)."""
 
     def wanted(self, groups: Mapping[str, Sequence[Episode]]) -> tuple[str, ...]:
         """The questions to play, given the groups played so far.

@@ -18,6 +18,7 @@ from forage.agent.combination import (
     scored,
     weights_by_name,
 )
+from forage.agent.credit import credited
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
@@ -46,6 +47,7 @@ class Rollout:
         self, options: RolloutOptions, settings: AgentSettings, engine: Engine, protocol: Protocol,
         store: DocumentStore, functions: Mapping[str, RewardFunction],
     ) -> None:  # fmt: skip
+        self.searcher = Searcher(lambda: store, settings)
         self.options, self.settings, self.functions = options, settings, functions
         self.engine, self.protocol, self.store = engine, protocol, store
         self.weights = weights_by_name(functions, options.weights)
@@ -90,6 +92,8 @@ class Rollout:
 
         episodes = await asyncio.gather(*(one(sample) for sample in range(plan.num_rollouts)))
         episodes = await self.searches.in_thread(self.reward, episodes, [question] * len(episodes))
+        if plan.credit == "words":
+            episodes = await self.searches.in_thread(self.credit, episodes, question)
         view.rewarded(episodes)
         return episodes
 
@@ -98,6 +102,9 @@ class Rollout:
         matrix_NR = reward_matrix(self.functions, episodes, questions)
         combined_N = combine_rewards(matrix_NR, "uniform", list(self.weights.values()))
         return scored(episodes, list(self.functions), matrix_NR, combined_N)
+
+    def credit(self, episodes: Sequence[Episode], question: Question) -> list[Episode]:
+        return credited(episodes, question, self.searcher, self.protocol.tokenizer.decode)
 
     def question(self, plan: Plan, name: str) -> Question:
         if name not in self.by_id[plan.split]:

@@ -9,7 +9,7 @@ from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.losses import ScoredBatch, count_totals, loss_terms, policy_loss
-from forage.grpo.update import UpdateContext, prepare, update
+from forage.grpo.update import UpdateContext, prepare, scaled_credits, update
 from forage.policy.card import read_policy_card
 from forage.policy.packing import pack, values_like
 from forage.policy.policy import load_policy
@@ -104,6 +104,59 @@ def test_out_of_memory_in_the_first_epoch_is_as_if_the_smaller_budget_had_been_g
     _, weights = updated(Watched(tiny, short_in=0), tiny, episodes, LARGE, epochs=3)
     _, others = updated(Watched(tiny), tiny, episodes, SMALL, epochs=3)
     assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+
+
+# Credits of single tokens
+
+
+def test_credits_by_hand():
+    assert scaled_credits([(0.0, 3.0, 4.0), ()]) == [close((0, 3 / 12.5**0.5, 4 / 12.5**0.5)), ()]
+    assert scaled_credits([(0.0, 0.0), ()]) == []
+
+
+def test_only_episodes_that_are_learnt_from_have_credits(tiny, episodes):
+    """Of four, the lowest and the highest are; the size of the credits is theirs as well."""
+    group = [replace(e, credits=(float(n + 1),) * len(e.ids)) for n, e in enumerate(episodes[:4])]
+    options = replace(tiny_options(tiny, tiny / "unused").update, learn_from=2)
+    batch = prepare([replace(e, question_id="q") for e in group], options)
+    lengths = [len(episode.ids) for episode in group]
+    size = ((lengths[0] + 16 * lengths[3]) / (lengths[0] + lengths[3])) ** 0.5
+    expected = [(1 / size,) * lengths[0], (), (), (4 / size,) * lengths[3]]
+    assert batch.credits == [close(each) for each in expected]
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_credits_reach_their_tokens_however_episodes_are_packed(tiny, episodes, share_prompts):
+    """All episodes earn the same, so only the credits teach. By hand: each episode by itself."""
+    credits = [[0.0] * len(episode.ids) for episode in episodes]
+    for number, episode in enumerate(episodes):
+        sampled = [place for place, chosen in enumerate(episode.mask) if chosen]
+        for nth, place in enumerate(sampled[:5]):
+            credits[number][place] = (-1.0) ** nth * (number + 1)
+    given = [
+        replace(e, rewards=dict.fromkeys(e.rewards, 0.5), credits=tuple(own))
+        for e, own in zip(episodes, credits, strict=True)
+    ]
+    learner, options = Learner(load_policy(read_policy_card(tiny / "policy"))), tiny_options(tiny, tiny / "unused").update
+    update(learner, prepare(given, options), UpdateContext(options, 0.01, 1.0, share_prompts=share_prompts))
+
+    by_hand, totals = Learner(load_policy(read_policy_card(tiny / "policy"))), count_totals(episodes)
+    size = (sum(c * c for own in credits for c in own) / sum(c != 0 for own in credits for c in own)) ** 0.5
+    for episode, own in zip(episodes, credits, strict=True):
+        [part] = pack([episode], 10_000)
+        logprobs_BT = by_hand.score(part, 1.0).logprobs_BT
+        correction_BT = (logprobs_BT.detach() - torch.tensor([episode.logprobs])).exp()
+        weights_BT = torch.tensor([own]) * part.sampled_BT / size * correction_BT
+        (-(logprobs_BT * weights_BT).sum() / totals.tokens).backward()
+    by_hand.step(0.01, options.optimizer.max_norm)
+    for (name, weight), (_, expected) in zip(
+        learner.policy.named_parameters(), by_hand.policy.named_parameters(), strict=True
+    ):
+        assert (weight - expected).abs().mean() < 1e-4, name
+
+
+def close(values):
+    return pytest.approx(values, abs=1e-6)
 
 
 def test_a_lowered_budget_is_remembered(tiny, episodes, capsys):

@@ -141,6 +141,26 @@ def test_a_plan_is_played_rewarded_and_written(rollout, tmp_path):
     assert {e.adapter for e in episodes} == {"run-v000000"}
 
 
+def test_words_have_a_credit_of_their_own_where_the_plan_asks_for_it(rollout, tmp_path):
+    """The query's one word is the episode's id: the first sample finds its chunk by it, the second finds none."""
+
+    def search(queries, *_, **__):
+        return [[SimpleNamespace(chunk_id=f"{query}#{n}", score=2.0 - n) for n in range(2)] for query in queries]
+
+    rollout.searcher = Searcher(lambda: SimpleNamespace(search=search), rollout.settings)
+    plan = replace(first_plan(rollout), credit="words")
+    asyncio.run(play_plan(rollout, tmp_path / "run", plan, "w"))
+    for episode in Played(tmp_path / "run", plan).episodes():
+        [search] = episode.searches
+        said = [n for n, credit in enumerate(episode.credits) if credit]
+        if episode.id.endswith("/1"):
+            assert not said
+            continue
+        text = rollout.protocol.tokenizer.decode([episode.ids[n] for n in said])
+        assert text.strip() == search.query
+        assert {episode.mask[n] for n in said} == {1}
+
+
 def test_all_questions_come_once_before_any_comes_again(rollout):
     def of_step(step, count):
         return list(plan_of(replace(rollout.options, batch_size=count), list(rollout.by_id["train"]), step).questions)

@@ -501,4 +501,6 @@ def test_a_plan_is_made_once_and_spare_questions_are_others(tiny, tmp_path):
     plan = plan_step(run, 0)
     assert isinstance(plan, Plan)
     assert len({*plan.questions, *plan.spare}) == 5
+    assert plan.credit == "episode"
+    assert plan_step(replace(run, options=tiny_options(tiny, tmp_path / "run", credit="words")), 0).credit == "words"
     assert plan == plan_step(run, 0)

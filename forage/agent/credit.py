@@ -1,0 +1,74 @@
+"""Credit: what each word of a query added to what its search found, for the tokens that say the word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from forage.agent.episode import Episode
+from forage.agent.rewards import rank_score
+from forage.agent.searcher import Place, Searcher
+from forage.data.records import Question
+
+Credit = Literal["episode", "words"]
+Decode = Callable[[Sequence[int]], str]
+DEPTH = 100
+
+
+def credited(
+    episodes: Sequence[Episode], question: Question, searcher: Searcher, decode: Decode
+) -> list[Episode]:
+    """A question's episodes with `credits`: for each token of a query, what the search would lose without the token's word.
+
+    A word that is said twice can be missed once, so each of the two has the credit of the second. Example: "gout
+    signs" ranks what answers first (1, with depth 100), "gout" tenth (.5) and "signs" not at all (0): the tokens of
+    "gout" have a credit of 1 and those of "signs" one of .5 (here without margins, which count as much as ranks).
+
+    Words after the one that is left out were sampled with it in sight, so this is no unbiased estimate of what the
+    word is worth. Its variance is much smaller than that of the whole query's reward.
+    """
+    said = [
+        (number, list(words_in(episode, search.turn, search.query, decode)), search.query)
+        for number, episode in enumerate(episodes)
+        for search in episode.searches
+    ]
+    asked = [text for _, words, query in said for text in (query, *without_each(query, words))]
+    places = iter(searcher.places([question] * len(asked), asked, DEPTH))
+    credits = [[0.0] * len(episode.ids) if episode.searches else [] for episode in episodes]
+    for number, words, _ in said:
+        whole = value(next(places))
+        for _, _, tokens in words:
+            lost = whole - value(next(places))
+            for token in tokens:
+                credits[number][token] = lost
+    return [replace(episode, credits=tuple(each)) for episode, each in zip(episodes, credits, strict=True)]
+
+
+def value(place: Place) -> float:
+    """From 0 to 1: the mean of rank and margin, as get_search_gain and get_search_margin measure them."""
+    return (rank_score(place.rank, DEPTH) + place.margin) / 2
+
+
+def without_each(query: str, words: Sequence[tuple[int, int, list[int]]]) -> Iterator[str]:
+    """Example: "gout signs" gives "signs" and "gout"."""
+    for start, end, _ in words:
+        yield " ".join(f"{query[:start]} {query[end:]}".split())
+
+
+def words_in(episode: Episode, turn: int, query: str, decode: Decode) -> Iterator[tuple[int, int, list[int]]]:
+    """(start, end, tokens) of each word of a query: its characters in the query, and the sampled tokens that say it.
+
+    A token belongs to the word of its last character that is no space. A query that can't be found in what the turn
+    says, such as one with escaped characters, has no words here, and so no credit.
+    """
+    first, last = episode.turns[turn].start, episode.turns[turn].end
+    ends = [len(decode(episode.ids[first : token + 1]).rstrip()) for token in range(first, last)]
+    offset = decode(episode.ids[first:last]).find(query) if query else -1
+    if offset < 0:
+        return
+    for match in re.finditer(r"\S+", query):
+        start, end = match.start() + offset, match.end() + offset
+        tokens = [first + n for n, at in enumerate(ends) if start < at <= end and (not n or ends[n - 1] < at)]
+        yield match.start(), match.end(), [token for token in tokens if episode.mask[token]]

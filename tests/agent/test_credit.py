@@ -1,0 +1,91 @@
+"""Credit of single words: which tokens say them, and what the search loses without them, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from forage.agent.credit import credited, words_in
+from forage.agent.episode import Search, Turn
+from tests.agent.test_searcher import GOUT, opened
+from tests.factories import EPISODE
+
+# A token for each piece; a call that was begun for the policy is not sampled.
+PIECES = ('<call>{"query": "', "go", "ut", " si", "gns", '"}', "</call>", "<end>", " signs", "-x", '\\"')
+
+
+TENTH = (0.5 + 91 / 191) / 2
+
+
+def decode(ids):
+    return "".join(PIECES[number] for number in ids)
+
+
+def saying(query, ids, mask=None):
+    """An episode of one turn after a prompt of one token."""
+    tokens = (99, *ids)
+    sampled = (0, *(mask or [int(number != 0) for number in ids]))
+    return replace(
+        EPISODE, ids=tokens, mask=sampled, logprobs=(0.0,) * len(tokens), turns=(Turn(1, len(tokens)),),
+        searches=(Search(0, query),), answer="", stop="search",
+    )  # fmt: skip
+
+
+def words(query, ids, mask=None):
+    return list(words_in(saying(query, ids, mask), 0, query, decode))
+
+
+def test_the_tokens_of_each_word():
+    """`go` and `ut` say gout, ` si` and `gns` say signs; the call around them says no word."""
+    assert words("gout signs", [0, 1, 2, 3, 4, 5, 6, 7]) == [(0, 4, [2, 3]), (5, 10, [4, 5])]
+
+
+def test_a_token_of_two_words_is_the_last_ones():
+    """In `gout signs-x signs`, `-x` ends the second word and ` signs` is the third."""
+    assert words("gout signs-x signs", [0, 1, 2, 8, 9, 8, 5]) == [(0, 4, [2, 3]), (5, 12, [4, 5]), (13, 18, [6])]
+
+
+def test_a_token_that_was_given_has_no_credit():
+    assert words("gout signs", [0, 1, 2, 3, 4, 5], mask=[0, 0, 0, 1, 1, 1]) == [(0, 4, []), (5, 10, [4, 5])]
+
+
+def test_a_query_that_the_turn_spells_otherwise_has_no_words():
+    assert words('go"', [0, 1, 10, 5]) == []  # escaped in the call
+    assert words("", [0, 5]) == []
+
+
+def test_credits_by_hand():
+    """Ranks 1, 10 and none score 1, .5 and 0 at depth 100. Where nothing wrong is found the margin is 1; at rank 10
+    what answers has a score of 91, and the best other one of 100."""
+    _, searcher = opened({"gout signs": 1, "gout": 10})
+    [episode] = credited([saying("gout signs", [0, 1, 2, 3, 4, 5, 6, 7])], GOUT, searcher, decode)
+    gout, signs = 1 - 0, 1 - TENTH  # "signs" alone finds nothing, "gout" alone what rank 10 is worth
+    assert episode.credits == pytest.approx([0, 0, gout, gout, signs, signs, 0, 0, 0])
+
+
+def test_a_word_that_harms_has_a_credit_below_0():
+    _, searcher = opened({"gout": 1, "gout signs": 10, "signs": 10})
+    [episode] = credited([saying("gout signs", [0, 1, 2, 3, 4])], GOUT, searcher, decode)
+    assert episode.credits[4] == episode.credits[5] == pytest.approx(TENTH - 1)
+    assert episode.credits[2] == pytest.approx(0)  # without gout: rank 10 as well
+
+
+def test_all_words_of_a_group_are_searched_for_at_once():
+    library, searcher = opened({})
+    silent = replace(EPISODE, searches=())
+    group = [saying("gout signs", [0, 1, 2, 3, 4]), silent, saying("gout", [0, 1, 2])]
+    found = credited(group, GOUT, searcher, decode)
+    assert [queries for queries, *_ in library.searched] == [("gout signs", "signs", "gout", "gout", "")]
+    assert [len(episode.credits) for episode in found] == [6, 0, 4]
+
+
+def test_each_search_of_an_episode_is_judged_by_itself():
+    """Two turns that say gout; the second is followed by nothing else."""
+    ids = (99, 0, 1, 2, 5, 98, 0, 1, 2, 5)
+    two = replace(
+        EPISODE, ids=ids, mask=(0, 0, 1, 1, 1, 0, 0, 1, 1, 1), logprobs=(0.0,) * 10, turns=(Turn(1, 5), Turn(6, 10)),
+        searches=(Search(0, "gout"), Search(1, "gout")),
+    )  # fmt: skip
+    _, searcher = opened({"gout": 1, "": 10})
+    [episode] = credited([two], GOUT, searcher, decode)
+    credit = 1 - TENTH
+    assert episode.credits == pytest.approx([0, 0, credit, credit, 0, 0, 0, credit, credit, 0])
