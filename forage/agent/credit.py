@@ -17,10 +17,8 @@ Decode = Callable[[Sequence[int]], str]
 DEPTH = 100
 
 
-def credited(
-    episodes: Sequence[Episode], question: Question, searcher: Searcher, decode: Decode
-) -> list[Episode]:
-    """A question's episodes with `credits`: for each token of a query, what the search would lose without the token's word.
+def credited(episodes: Sequence[Episode], question: Question, searcher: Searcher, decode: Decode) -> list[Episode]:
+    """A question's episodes with `credits`: what the search would lose without the word that a token says.
 
     A word that is said twice can be missed once, so each of the two has the credit of the second. Example: "gout
     signs" ranks what answers first (1, with depth 100), "gout" tenth (.5) and "signs" not at all (0): the tokens of
@@ -60,13 +58,14 @@ def without_each(query: str, words: Sequence[tuple[int, int, list[int]]]) -> Ite
 def words_in(episode: Episode, turn: int, query: str, decode: Decode) -> Iterator[tuple[int, int, list[int]]]:
     """(start, end, tokens) of each word of a query: its characters in the query, and the sampled tokens that say it.
 
-    A token belongs to the word of its last character that is no space. A query that can't be found in what the turn
-    says, such as one with escaped characters, has no words here, and so no credit.
+    A token belongs to the word of its last character that is no space. A query that does not stand in the turn between
+    quotes as it was searched for, such as one with escaped characters, has no words here, and so no credit.
     """
     first, last = episode.turns[turn].start, episode.turns[turn].end
     ends = [len(decode(episode.ids[first : token + 1]).rstrip()) for token in range(first, last)]
-    offset = decode(episode.ids[first:last]).find(query) if query else -1
-    if offset < 0:
+    # The last: a query of one word may be the tool's name too, which is said before.
+    offset = decode(episode.ids[first:last]).rfind(f'"{query}"') + 1
+    if not offset:
         return
     for match in re.finditer(r"\S+", query):
         start, end = match.start() + offset, match.end() + offset

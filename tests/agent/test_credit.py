@@ -10,7 +10,7 @@ from tests.agent.test_searcher import GOUT, opened
 from tests.factories import EPISODE
 
 # A token for each piece; a call that was begun for the policy is not sampled.
-PIECES = ('<call>{"query": "', "go", "ut", " si", "gns", '"}', "</call>", "<end>", " signs", "-x", '\\"')
+PIECES = ('<call>{"query": "', "go", "ut", " si", "gns", '"}', "</call>", "<end>", " signs", "-x", '\\"', '{"name": "')
 
 
 TENTH = (0.5 + 91 / 191) / 2
@@ -53,6 +53,12 @@ def test_a_query_that_the_turn_spells_otherwise_has_no_words():
     assert words("", [0, 5]) == []
 
 
+def test_a_query_is_not_taken_for_another_string_of_the_call():
+    """`{"name": "gout", "query": "gout"}`"""
+    assert words("gout", [11, 1, 2, 5, 0, 1, 2, 5]) == [(0, 4, [6, 7])]
+    assert words("gout", [0, 1, 2, 3, 4, 5]) == []  # the query is longer
+
+
 def test_credits_by_hand():
     """Ranks 1, 10 and none score 1, .5 and 0 at depth 100. Where nothing wrong is found the margin is 1; at rank 10
     what answers has a score of 91, and the best other one of 100."""
@@ -64,7 +70,7 @@ def test_credits_by_hand():
 
 def test_a_word_that_harms_has_a_credit_below_0():
     _, searcher = opened({"gout": 1, "gout signs": 10, "signs": 10})
-    [episode] = credited([saying("gout signs", [0, 1, 2, 3, 4])], GOUT, searcher, decode)
+    [episode] = credited([saying("gout signs", [0, 1, 2, 3, 4, 5])], GOUT, searcher, decode)
     assert episode.credits[4] == episode.credits[5] == pytest.approx(TENTH - 1)
     assert episode.credits[2] == pytest.approx(0)  # without gout: rank 10 as well
 
@@ -72,10 +78,10 @@ def test_a_word_that_harms_has_a_credit_below_0():
 def test_all_words_of_a_group_are_searched_for_at_once():
     library, searcher = opened({})
     silent = replace(EPISODE, searches=())
-    group = [saying("gout signs", [0, 1, 2, 3, 4]), silent, saying("gout", [0, 1, 2])]
+    group = [saying("gout signs", [0, 1, 2, 3, 4, 5]), silent, saying("gout", [0, 1, 2, 5])]
     found = credited(group, GOUT, searcher, decode)
     assert [queries for queries, *_ in library.searched] == [("gout signs", "signs", "gout", "gout", "")]
-    assert [len(episode.credits) for episode in found] == [6, 0, 4]
+    assert [len(episode.credits) for episode in found] == [7, 0, 5]
 
 
 def test_each_search_of_an_episode_is_judged_by_itself():

@@ -250,9 +250,7 @@ def test_a_credit_counts_for_its_own_token_alone():
     """Advantage 1 for the long episode, -1 for the short: with credits .5 and -3 its tokens have 1.5, -2 and 1."""
     credits_BT = torch.tensor([[9.0, 0.5, -3.0, 9.0, 0.0], [9.0, 0.0, 9.0, 9.0, 9.0]])  # 9: where nothing was sampled
     logprobs = [0.0, -1, -1, 0, -1, 0, -1, 0, 0, 0]
-    loss, gradient, _ = loss_of(
-        rows(LONG, SHORT), [1.0, -1.0], LossOptions(), logprobs=logprobs, credits_BT=credits_BT
-    )
+    loss, gradient, _ = loss_of(rows(LONG, SHORT), [1.0, -1.0], LossOptions(), logprobs=logprobs, credits_BT=credits_BT)
     assert loss == close(-(1.5 - 2 + 1 - 1) / 4)
     assert gradient == close([0, -1.5 / 4, 2 / 4, 0, -1 / 4, 0, 1 / 4, 0, 0, 0])
 

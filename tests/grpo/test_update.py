@@ -137,7 +137,10 @@ def test_credits_reach_their_tokens_however_episodes_are_packed(tiny, episodes, 
         replace(e, rewards=dict.fromkeys(e.rewards, 0.5), credits=tuple(own))
         for e, own in zip(episodes, credits, strict=True)
     ]
-    learner, options = Learner(load_policy(read_policy_card(tiny / "policy"))), tiny_options(tiny, tiny / "unused").update
+    learner, options = (
+        Learner(load_policy(read_policy_card(tiny / "policy"))),
+        tiny_options(tiny, tiny / "unused").update,
+    )
     update(learner, prepare(given, options), UpdateContext(options, 0.01, 1.0, share_prompts=share_prompts))
 
     by_hand, totals = Learner(load_policy(read_policy_card(tiny / "policy"))), count_totals(episodes)

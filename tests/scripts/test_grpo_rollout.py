@@ -151,13 +151,13 @@ def test_words_have_a_credit_of_their_own_where_the_plan_asks_for_it(rollout, tm
     plan = replace(first_plan(rollout), credit="words")
     asyncio.run(play_plan(rollout, tmp_path / "run", plan, "w"))
     for episode in Played(tmp_path / "run", plan).episodes():
-        [search] = episode.searches
+        [found] = episode.searches
         said = [n for n, credit in enumerate(episode.credits) if credit]
         if episode.id.endswith("/1"):
             assert not said
             continue
         text = rollout.protocol.tokenizer.decode([episode.ids[n] for n in said])
-        assert text.strip() == search.query
+        assert text.strip() == found.query
         assert {episode.mask[n] for n in said} == {1}
 
 
