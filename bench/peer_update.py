@@ -1,0 +1,95 @@
+"""One update of the same stored episodes by us and by TRL's GRPOTrainer: tokens/s and peak memory.
+
+    make bench-env
+    python -m bench.peer_update --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
+
+Base and adapter are loaded in the same number types. TRL is measured with several numbers of episodes a micro-batch;
+the best speed and the least memory of them count. Each measurement is a process of its own, and is of the second
+update. Tokens/s counts the episodes' tokens, however many were computed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.report import Bar, finish
+from bench.update import WAYS
+from forage.agent.episode import read_episodes, write_episodes
+from forage.cli import run_script
+from forage.errors import UserError
+from forage.machine import compute_dtype
+from forage.policy.adapters import newest_adapter
+from forage.policy.card import read_policy_card
+
+PEERS = Path(".venv-peers/bin/python")
+FASTER, LEANER = 3.0, 2.0  # bars: tokens/s over TRL's, and TRL's peak over ours
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure on."""
+
+    policy: Path = Path("runs/demo/warm")
+    """Policy folder; one whose base is not quantised."""
+    episodes: Path = Path("runs/demo/run/episodes/000000/trainer.jsonl")
+    """File of a step's episodes."""
+    batches: tuple[int, ...] = (1, 4, 8)
+    """TRL's per_device_train_batch_size."""
+    way: str = "shared 2048"
+    """How we pack, by its name in bench/update.py."""
+
+    def check(self) -> None:
+        if not PEERS.exists():
+            raise UserError(f"{PEERS} is missing, which has TRL; run: make bench-env")
+        if self.way not in WAYS:
+            raise UserError(f"--way {self.way}: choose among {', '.join(WAYS)}")
+
+
+def main(bench: BenchOptions) -> None:
+    bench.check()
+    card = read_policy_card(bench.policy)
+    if card.quantized:
+        raise UserError(
+            f"{bench.policy} is in 4 bits, which the two unpack differently; give one made with --no-quantize"
+        )
+    episodes = list(read_episodes(bench.episodes))
+    questions = len({episode.question_id for episode in episodes})
+    print(f"{len(episodes)} episodes of {questions} questions, {sum(len(e.ids) for e in episodes)} tokens", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "episodes.jsonl"
+        write_episodes(path, episodes)  # plain, whatever was given
+        ours = measured("ours", [
+            sys.executable, "-m", "bench.update", "--policy", bench.policy, "--episodes", path, "--way", bench.way,
+            "--questions", questions,
+        ])  # fmt: skip
+        dtype = str(compute_dtype(card.dtype)).removeprefix("torch.")
+        theirs = [
+            measured(f"TRL, {batch} a micro-batch", [
+                PEERS, "bench/peers/trl_update.py", "--episodes", path, "--base", card.base, "--adapter",
+                newest_adapter(bench.policy), "--dtype", dtype, "--batch", batch,
+            ])
+            for batch in bench.batches
+        ]  # fmt: skip
+    finish([
+        Bar("ours / TRL tokens/s", ours["rate"] / max(each["rate"] for each in theirs), FASTER),
+        Bar("TRL / our peak memory", min(each["mib"] for each in theirs) / ours["mib"], LEANER),
+    ])  # fmt: skip
+
+
+def measured(name: str, command: list[object]) -> dict[str, float]:
+    """The figures that a process prints as its last line."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{name} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no word'}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{name:24} {figures['rate']:7.1f} tokens/s, peak {figures['mib']:6.0f} MiB above", flush=True)
+    return figures
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)
