@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from forage.store.document_store import DocumentStore
 
 TOP = (
-    "dataset_name", "documents", "make_questions", "make_questions_url", "output_dir", "content_dir", "cache_dir", "batch_size", "skip_existing", "scrape", "eval_share",
-    "embedder", "chunk_tokens", "seed",
+    "dataset_name", "documents", "make_questions", "make_questions_url", "output_dir", "content_dir", "cache_dir",
+    "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
 WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "store", "rewriter")
 RENAMED = {"--split": "--dataset-split", "--in-flight": "--batch-size"}

@@ -1,11 +1,21 @@
 """Files of the four kinds that `data_prep.py --documents` reads, made by hand."""
 
+import textwrap
+
 TOPICS = {
-    "Care of bees": ("Winter feeding", "Keepers feed {n} litres of syrup to each hive before the frost begins in Ardenvale."),
-    "Mending nets": ("Choosing twine", "Fishers of Porthmoor choose waxed twine of {n} strands because salt rots plain cotton."),
+    "Care of bees": (
+        "Winter feeding", "Keepers feed {n} litres of syrup to each hive before the frost begins in Ardenvale.",
+    ),
+    "Mending nets": (
+        "Choosing twine", "Fishers of Porthmoor choose waxed twine of {n} strands because salt rots plain cotton.",
+    ),
     "Baking rye": ("The sour starter", "A starter from Lindqvist's mill ferments for {n} hours beside the warm oven."),
-    "Old clocks": ("Oiling the escapement", "Watchmakers put {n} drops of whale-free oil on the pallets of an escapement."),
-    "Tiled stoves": ("Sweeping flues", "Sweeps in Brackenthal clean the flues {n} times every winter with a birch broom."),
+    "Old clocks": (
+        "Oiling the escapement", "Watchmakers put {n} drops of whale-free oil on the pallets of an escapement.",
+    ),
+    "Tiled stoves": (
+        "Sweeping flues", "Sweeps in Brackenthal clean the flues {n} times every winter with a birch broom.",
+    ),
 }  # fmt: skip
 MORE = (
     "Visitors from {place} wrote about it in their {adjective} diaries. The guild of {place} asks for {fee} shillings "
@@ -13,7 +23,9 @@ MORE = (
 )
 PLACES = "Quillmouth Stavering Tarnholt Ullswick Verrano Wexmere Xanthia Yarbeck Zellin Auburne Birkwell Calder Dunmore"
 PLACES += " Eskdale Farrow Glenhythe Harwick Inverloch Jarrow Kestrel"
-ADJECTIVES = "leather-bound travelling cheerful crumbling illustrated anonymous wine-stained handsome secretive enormous"
+ADJECTIVES = (
+    "leather-bound travelling cheerful crumbling illustrated anonymous wine-stained handsome secretive enormous"
+)
 ADJECTIVES += " minute scholarly rhyming gilded overdue borrowed unfinished coastal forbidden provincial"
 
 
@@ -46,13 +58,11 @@ def write_files(folder, number=20):
 
 
 def wrapped(text, width=60):
-    import textwrap
-
     return textwrap.wrap(text, width)
 
 
 def pdf(lines, title="", extra=b""):
-    """A PDF of one page with these lines; an empty one leaves a gap. Written out by hand, with a right table of offsets."""
+    """A PDF of one page with these lines, with a right table of offsets; an empty line leaves a gap."""
     shown = [rb"BT /F1 12 Tf 14 TL 72 740 Td"]
     for line in lines:
         escaped = line.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)").encode("latin-1")
@@ -61,7 +71,8 @@ def pdf(lines, title="", extra=b""):
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 5 0 R >> >> >>",
         b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
         b"<< /Title (%s) >>" % title.encode("latin-1"),

@@ -14,7 +14,7 @@ DOCUMENT_TYPES = {".txt": "txt", ".text": "txt", ".md": "md", ".markdown": "md",
 DOCUMENT_TYPES |= {".xhtml": "html", ".pdf": "pdf"}
 
 
-class Unreadable(Exception):  # noqa: N818 it is no error of ours: the file is told in the table, and the next is read
+class Unreadable(Exception):
     """Why a file gives no document."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from forage.data.scraping.page_text import Block
 
+LONGEST_HEADING = 1000  # characters
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 HEADING = re.compile(r" {0,3}#{1,6}(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
 UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*$")
@@ -20,12 +21,16 @@ QUOTE = re.compile(r" {0,3}(?:>[ \t]?)+")
 TABLE_RULE = re.compile(r"[ \t]*\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$")
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-# Of each mark the text is kept: images and links, code, emphasis.
+# Of each mark the text is kept: images and links, code, emphasis. Their lengths are bounded, as a mark that nothing
+# closes would be sought to the end each time.
 IMAGE_OR_LINK = re.compile(r"!?\[([^\[\]]*)\](?:\([^()\s]*(?:\s+\"[^\"]*\")?\)|\[[^\[\]]*\])")
 AUTOLINK = re.compile(r"<((?:https?://|mailto:)[^<>\s]+)>")
-CODE = re.compile(r"(`+)(.+?)\1")
-STRONG = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1")
-EMPHASIS = re.compile(r"(?<![\w*])\*(?=[^\s*])([^*]+?)(?<=[^\s*])\*(?![\w*])|(?<![\w_])_(?=[^\s_])([^_]+?)(?<=[^\s_])_(?![\w_])")
+CODE = re.compile(r"(`+)(.{1,500}?)\1")
+STRONG = re.compile(r"(\*\*|__)(?=\S)(.{1,500}?)(?<=\S)\1")
+EMPHASIS = re.compile(
+    r"(?<![\w*])\*(?=[^\s*])([^*]{1,500}?)(?<=[^\s*])\*(?![\w*])"
+    r"|(?<![\w_])_(?=[^\s_])([^_]{1,500}?)(?<=[^\s_])_(?![\w_])"
+)
 ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
 
 
@@ -43,7 +48,7 @@ def markdown_blocks(text: str) -> Iterator[Block]:
                 yield from _block(line, plain=True)
             continue
         line = QUOTE.sub("", line)
-        heading, item = HEADING.match(line), ITEM.match(line)
+        heading, item = len(line) <= LONGEST_HEADING and HEADING.match(line), ITEM.match(line)
         if lines and UNDERLINE.match(line) and not TABLE_RULE.match(line):
             yield from _block(" ".join(lines), is_heading=True)
             lines = []

@@ -69,13 +69,17 @@ def read_folder(folder: Path) -> OwnDocuments:
     if not documents:
         causes = ", ".join(sorted({record.cause for record in records.values()})) or "it is empty"
         raise UserError(
-            f"--documents {folder} has no file with text ({causes}); put {', '.join(sorted(DOCUMENT_TYPES))} files there"
+            f"--documents {folder} has no file with text ({causes}); put {', '.join(sorted(DOCUMENT_TYPES))} files "
+            "there"
         )
     return OwnDocuments(documents, list(records.values()))
 
 
 def site_of(name: str) -> str:
-    """The folder whose pages are taken for one site's. Example: site/bees.html and site/wasps/index.html are in site."""
+    """The folder whose pages are taken for one site's.
+
+    Example: site/bees.html and site/wasps/index.html are in site.
+    """
     path = Path(name)
     return str(path.parent.parent if path.stem.lower() == "index" else path.parent)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +19,9 @@ from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.questions.candidates import Candidate, Dropped, in_turn
 from forage.questions.options import MakingOptions
+from forage.questions.outcome import Made
 from forage.questions.phrasing import Phraser, Vocabulary
+from forage.questions.report import print_made
 from forage.questions.vetting import Kept, Vetter
 from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
@@ -34,26 +34,8 @@ class Writer(Protocol):
     async def made(self, passages: Sequence[Chunk]) -> list[Candidate | Dropped]: ...
 
 
-@dataclass
-class Made:
-    """What became of the passages: questions kept, candidates dropped, and passages that gave none."""
-
-    k: int
-    passages: int = 0
-    read: int = 0
-    fruitless: int = 0
-    kept: list[Kept] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)
-
-    @property
-    def reasons(self) -> Counter[str]:
-        return Counter(one.reason for one in self.dropped)
-
-
 def make_from(store: DocumentStore, options: MakingOptions, folder: Path, seed: int) -> list[Question]:
     """Questions with the ids of what answers them. Writes what was dropped into `folder`, and prints a table."""
-    from forage.questions.report import print_made
-
     made = asyncio.run(_make(store, options, folder, seed))
     write_jsonl(folder / DROPPED, map(dropped_row, made.dropped))
     print_made(made)
@@ -114,7 +96,7 @@ async def _writer(
 
 
 def questions_of(kept: Sequence[Kept], store: DocumentStore) -> list[Question]:
-    """The kept candidates as a data set's rows would be: every chunk of the document that has the answer is relevant."""
+    """The kept candidates as a data set's rows: every chunk of the document that has the answer is relevant."""
     rows, doc_of_row = [], {}
     for one in kept:
         made, passage = one.candidate, one.candidate.passage

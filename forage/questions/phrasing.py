@@ -1,7 +1,7 @@
 """Questions made without a model: about a title and a heading or telling word, and sentences with a blank.
 
-    What does "Care of bees" say about winter feeding?          answer: the beginning of that section
-    What fills the blank? "... feed ____ of syrup to each hive"   answer: the term, and its sentence
+What does "Care of bees" say about winter feeding?            answer: the beginning of that section
+What fills the blank? "... feed ____ of syrup to each hive"   answer: the term, and its sentence
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Phraser:
     def _cloze(self, passage: Chunk) -> Iterator[Candidate]:
         _, rest = split_headings(passage.text)
         low, high = SENTENCE_WORDS
-        sentences = [sentence for sentence in sentences_of(rest) if low <= len(sentence.split()) <= high and CELL not in sentence]
+        sentences = [
+            sentence for sentence in sentences_of(rest) if low <= len(sentence.split()) <= high and CELL not in sentence
+        ]
         for sentence in sorted(sentences, key=lambda text: drawn(self.seed, passage.id, text)):
             terms = self._terms(sentence, passage.title)
             if terms:
@@ -111,8 +113,8 @@ class Phraser:
 def split_headings(text: str) -> tuple[list[str], str]:
     """(lines that look like headings at the beginning, the rest).
 
-    Example: "Asthma\\nCare\\nRest helps." gives (["Asthma", "Care"], "Rest helps."). More than MOST_HEADINGS in a row are
-    a list.
+    Example: "Asthma\\nCare\\nRest helps." gives (["Asthma", "Care"], "Rest helps."). More than MOST_HEADINGS in a row
+    are a list.
     """
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     number = 0

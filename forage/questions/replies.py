@@ -17,15 +17,18 @@ from forage.text import encodable, titled
 
 INSTRUCTION = (
     "You write questions for a search engine's users. Read the passage and write one question that it answers, as "
-    "somebody would ask who has not seen the passage: name what it is about, and never say 'the passage' or 'the text'. "
-    "Then give the answer in the words of the passage, in one sentence. The question must not contain the answer. Reply "
+    "somebody would ask who has not seen the passage: name what it is about, and never say 'the passage'. Then give "
+    "the answer in the words of the passage, in one sentence. The question must not contain the answer. Reply "
     'with JSON and nothing else: {"question": "...", "answer": "..."}'
 )
 REPLY_TOKENS = 400
 LONGEST_QUESTION, LONGEST_ANSWER = 400, 2000  # characters
 THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-LABELLED = re.compile(r"^\W*question\W*?:\s*(.+?)^\W*answer\W*?:\s*(.+)", re.DOTALL | re.MULTILINE | re.IGNORECASE)
-MOST_BRACES = 20
+LABELLED = re.compile(
+    r"^[^\w\n]{0,9}question[^\w\n]{0,9}:\s*(.+?)^[^\w\n]{0,9}answer[^\w\n]{0,9}:\s*(.+)",
+    re.DOTALL | re.MULTILINE | re.IGNORECASE,
+)
+MOST_BRACES, MOST_CHARACTERS = 20, 20_000  # looked at in a reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def prompt_of(passage: Chunk) -> str:
 
 def read_reply(reply: str) -> Written | None:
     """The first JSON object with a question and an answer, else lines "Question: ..." and "Answer: ..."; else None."""
-    text = THOUGHTS.sub("", reply)
+    text = THOUGHTS.sub("", reply)[:MOST_CHARACTERS]
     for brace in list(re.finditer(r"\{", text))[:MOST_BRACES]:
         try:
             value, _ = json.JSONDecoder().raw_decode(text, brace.start())

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from forage.data.own_documents import FileRecord
-from forage.questions.making import Made
+from forage.questions.outcome import Made
 from forage.text import one_line
 
 LONGEST_EXAMPLE = 120

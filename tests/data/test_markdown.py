@@ -55,3 +55,8 @@ def test_marks_go_and_text_stays(text, shown):
 
 def test_windows_lines_and_an_open_fence():
     assert [block.text for block in markdown_blocks("# A\r\n\r\n~~~\r\ncode")] == ["A", "code"]
+
+
+def test_marks_that_nothing_closes_take_no_time():
+    for mark in ("**a ", "*a ", "`a ", "[a ", "<!-- ", "# " + " " * 1000):
+        assert list(markdown_blocks(mark * 20_000 + "\n\nend"))[-1:] != [] or mark == "<!-- "
