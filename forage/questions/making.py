@@ -64,8 +64,9 @@ async def _make(store: DocumentStore, options: MakingOptions, folder: Path, seed
             made.read += len(batch)
             made.fruitless += len({passage.id for passage in batch} - {one.passage.id for one in found})
             made.dropped += [one for one in found if isinstance(one, Dropped)]
-            for judged in vetter.judged([one for one in found if isinstance(one, Candidate)]):
-                (made.kept if isinstance(judged, Kept) else made.dropped).append(judged)  # type: ignore[attr-defined]
+            judged = list(vetter.judged([one for one in found if isinstance(one, Candidate)]))
+            made.kept += [one for one in judged if isinstance(one, Kept)]
+            made.dropped += [one for one in judged if isinstance(one, Dropped)]
             bar.update(len(batch))
             if len(made.kept) >= options.max_questions:
                 del made.kept[options.max_questions :]

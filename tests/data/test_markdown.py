@@ -59,4 +59,4 @@ def test_windows_lines_and_an_open_fence():
 
 def test_marks_that_nothing_closes_take_no_time():
     for mark in ("**a ", "*a ", "`a ", "[a ", "<!-- ", "# " + " " * 1000):
-        assert list(markdown_blocks(mark * 20_000 + "\n\nend"))[-1:] != [] or mark == "<!-- "
+        assert list(markdown_blocks(mark * 5_000 + "\n\nend"))[-1:] != [] or mark == "<!-- "

@@ -117,7 +117,7 @@ def test_a_folder_of_ones_own_files(tiny_base, tmp_path):
     """The commands of docs/data.md on twenty small files of the four kinds: questions are made, and trained on."""
     names = write_files(tmp_path / "notes")
     assert {name.rpartition(".")[2] for name in names} == {"txt", "md", "html", "pdf"}
-    own = commands("docs/data.md", "--documents notes")
+    own = commands("docs/data.md", "--run-dir runs/notes")
     assert [command[1] for command in own] == ["data_prep.py", "create_lora_model.py", "sft_train.py", "grpo_train.py"]
     for command in own:
         more = ["--base-model", str(tiny_base)] if "create_lora_model.py" in command else []
