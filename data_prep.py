@@ -3,10 +3,11 @@
     python data_prep.py --dataset-name sample                          the corpus that comes with the repository
     python data_prep.py                                                lavita/MedQuAD from the hub, its pages scraped
     python data_prep.py --dataset-name medquad.jsonl.gz --no-scrape    a file; its answers are the documents
+    python data_prep.py --documents notes                              your own files; questions are made from them
 
-Reads the data set and fetches the pages. Writes to --output-dir: documents.jsonl, store/, train.jsonl, eval.jsonl,
-manifest.jsonl (what became of each page) and rewriter/ (the same data for train_ppo.py). If it is interrupted, re-run
-the same command to resume.
+Reads the data set and fetches the pages, or reads a folder of files. Writes to --output-dir: documents.jsonl, store/,
+train.jsonl, eval.jsonl, manifest.jsonl (what became of each page or file) and rewriter/ (the same data for
+train_ppo.py). If it is interrupted, re-run the same command to resume.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from forage.data.scraping.options import ScrapeOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.outputs import check_apart, check_files_apart
+from forage.questions.options import MakingOptions
 from forage.sole_writer import filling_folder
 from forage.store.options import StoreOptions
 from forage.text import one_line
 
 if TYPE_CHECKING:
     from forage.data.corpus import Corpus, Dataset
+    from forage.data.own_documents import OwnDocuments
     from forage.store.document_store import DocumentStore
 
 TOP = (
-    "dataset_name", "output_dir", "content_dir", "cache_dir", "batch_size", "skip_existing", "scrape", "eval_share",
-    "embedder", "chunk_tokens", "seed",
+    "dataset_name", "documents", "make_questions", "make_questions_url", "output_dir", "content_dir", "cache_dir",
+    "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
 WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "store", "rewriter")
 RENAMED = {"--split": "--dataset-split", "--in-flight": "--batch-size"}
@@ -55,6 +58,7 @@ class Options:
     seed: int = 0
     """Seed of the split into train and eval questions."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
+    making: MakingOptions = field(default_factory=MakingOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
 
     def check(self) -> None:
@@ -62,6 +66,12 @@ class Options:
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
         self.dataset.scraping.check()
+        self.making.check()
+        if self.making.documents is not None:
+            if self.dataset.dataset_name != DatasetOptions.dataset_name:
+                raise UserError(f"--dataset-name {self.dataset.dataset_name} and --documents are both given; give one")
+            check_apart("--output-dir", self.output_dir, {"--documents": self.making.documents})
+            return
         source = {"--dataset-name": Path(self.dataset.dataset_name)}
         if source["--dataset-name"].is_dir():
             check_apart("--output-dir", self.output_dir, source)
@@ -70,6 +80,9 @@ class Options:
 
 def main(options: Options) -> None:
     options.check()
+    if options.making.documents is not None:
+        prepare_own_documents(options.making.documents, options)
+        return
     if Path(options.dataset.dataset_name).is_dir():
         prepare_rewriter_folder(Path(options.dataset.dataset_name), options)
         return
@@ -92,6 +105,33 @@ def write_corpus(corpus: Corpus, options: Options) -> None:
     questions, left_out = make_questions(corpus.rows, library.doc_of_row, store.chunks)
     train, held_out = write_questions(questions, store, options)
     print_summary(corpus, left_out, store, train, held_out)
+
+
+def prepare_own_documents(folder: Path, options: Options) -> None:
+    """Read a folder of files and make questions from them."""
+    from forage.data.own_documents import read_folder
+    from forage.questions.report import print_read
+
+    own = read_folder(folder)
+    print_read(own.records)
+    with filling_folder(options.output_dir, "rewriter"):
+        write_own_documents(own, options)
+
+
+def write_own_documents(own: OwnDocuments, options: Options) -> None:
+    """Write the output folder, eval.jsonl last."""
+    from forage.questions.making import make_from
+    from forage.store.document_store import DocumentStore
+
+    write_jsonl(options.output_dir / "documents.jsonl", own.documents)
+    write_jsonl(options.output_dir / "manifest.jsonl", own.records)
+    store = DocumentStore.build(options.output_dir / "store", own.documents, options.store)
+    questions = make_from(store, options.making, options.output_dir, options.seed)
+    train, held_out = write_questions(questions, store, options)
+    print(
+        f"{options.output_dir}: {len(own.documents):,} documents, {len(store.chunks):,} chunks (embedded now: "
+        f"{store.embedded.chunks:,}), {len(train):,} training and {len(held_out):,} eval questions"
+    )
 
 
 def load_or_scrape_documents(

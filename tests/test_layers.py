@@ -15,7 +15,7 @@ LAYERS = [
     ["data", "engines"],
     ["store"],
     ["agent"],
-    ["rollout", "runs"],
+    ["rollout", "runs", "questions"],
     ["grpo", "sft", "evaluation", "rewriter"],
     ["evaluation.strategies"],
     ["scripts"],

@@ -44,7 +44,7 @@ VLLM_FLAGS = {"--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-l
 # What the reader brings.
 YOURS = {
     "medquad.jsonl.gz", "qa.jsonl", "my_model", "scifact", "docs.jsonl", "topics.tsv", "qrels.txt", "runs/lockstep",
-    "runs/ahead",
+    "runs/ahead", "notes",
 }  # fmt: skip
 # Options that name what a command writes, and what it reads.
 WRITES = ("output_dir", "output_path", "content_dir", "cache_dir", "out")

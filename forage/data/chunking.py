@@ -81,7 +81,7 @@ def chunk_spans(text: str, count: CountTokens, size: int, overlap: int) -> list[
     """
     if not text.strip():
         return []
-    sentences = list(_sentence_spans(text))
+    sentences = list(sentence_spans(text))
     counts = count([text[start:end] for start, end in sentences])
     units, unit_counts = [], []
     for span, tokens in zip(sentences, counts, strict=True):
@@ -104,7 +104,7 @@ def _section_spans(document: Document) -> Iterator[Span]:
     yield from zip(starts, [*starts[1:], size], strict=True)
 
 
-def _sentence_spans(text: str) -> Iterator[Span]:
+def sentence_spans(text: str) -> Iterator[Span]:
     """Spans of sentences that cover `text`; the white space after a sentence belongs to it."""
     start = 0
     for end in SENTENCE_END.finditer(text):

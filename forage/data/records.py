@@ -17,7 +17,7 @@ from forage.files import json_lines
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text to search. `source` says where it came from: 'page', 'answer' or 'corpus'.
+    """A text to search. `source` says where it came from: 'page', 'answer', 'corpus' or 'file'.
 
     `sections` are the offsets in `text` where sections start; no chunk crosses one. Example: the text
     "Asthma\\nA long-term disease.\\n\\nTreatment\\nInhalers." with sections (0, 30) has two sections.

@@ -11,10 +11,11 @@ import sys
 import pytest
 
 from forage.agent.options import read_agent
-from forage.data.records import read_questions
+from forage.data.records import read_documents, read_questions
 from forage.policy.adapters import versions
 from forage.runs.stats import read_stats
 from tests import ROOT
+from tests.own_files import write_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -110,6 +111,24 @@ def test_a_data_set_and_a_model_of_ones_own(tiny_base, tmp_path):
     prepared = [q for name in ("train", "eval") for q in read_questions(tmp_path / "data" / "mine" / f"{name}.jsonl")]
     assert {question.question for question in prepared} == {row["ask"] for row in rows}
     assert '"r": 32' in (tmp_path / "models/mine/adapters/v000000/adapter_config.json").read_text()
+
+
+def test_a_folder_of_ones_own_files(tiny_base, tmp_path):
+    """The commands of docs/data.md on twenty small files of the four kinds: questions are made, and trained on."""
+    names = write_files(tmp_path / "notes")
+    assert {name.rpartition(".")[2] for name in names} == {"txt", "md", "html", "pdf"}
+    own = commands("docs/data.md", "--run-dir runs/notes")
+    assert [command[1] for command in own] == ["data_prep.py", "create_lora_model.py", "sft_train.py", "grpo_train.py"]
+    for command in own:
+        more = ["--base-model", str(tiny_base)] if "create_lora_model.py" in command else []
+        run(tmp_path, [*command, *more])
+    assert len(read_documents(tmp_path / "data" / "documents.jsonl")) == len(names) == 20
+    train, held_out = (read_questions(tmp_path / "data" / f"{name}.jsonl") for name in ("train", "eval"))
+    assert len(train) + len(held_out) >= 20
+    assert versions(tmp_path / "models" / "warm")
+    assert versions(tmp_path / "runs" / "notes") == [0, 1]
+    [step] = read_stats(tmp_path / "runs" / "notes")
+    assert next(iter(step.rewards)) == "overall"
 
 
 def test_the_query_alone(folder):

@@ -1,0 +1,118 @@
+"""A chat model behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import httpx
+
+from forage.errors import UserError
+from forage.questions.replies import INSTRUCTION, REPLY_TOKENS
+
+PATIENCE = 120.0  # seconds to keep trying one passage while the server does not answer
+TIMEOUT = 300.0  # seconds one request may take
+AT_ONCE = 8
+RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
+REFUSING = {400, 413, 422}  # this passage, for example because it is too long
+LONGEST_PAUSE = 10.0
+
+
+class RefusedError(Exception):
+    """The model can't be asked about this passage; others may go well."""
+
+
+class NotNowError(Exception):
+    """No usable answer; asking again may help."""
+
+
+class Endpoint:
+    """Asks a server about passages, several at once. Use it as `async with Endpoint(...)`."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self.model = model
+        self.url = chat_address(url)
+        key = os.environ.get("OPENAI_API_KEY", "")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise UserError(f"--make-questions-url {url}: {error}; give an address as http://HOST:PORT/v1") from error
+        self._client = httpx.AsyncClient(headers=headers, timeout=TIMEOUT)
+        self._free = asyncio.Semaphore(AT_ONCE)
+
+    async def __aenter__(self) -> Endpoint:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def reply(self, prompt: str) -> str:
+        """The model's text; RefusedError for this passage alone, UserError where all would fail."""
+        async with self._free:
+            deadline, pause = time.monotonic() + PATIENCE, 0.25
+            while True:
+                try:
+                    return await self._asked(prompt)
+                except NotNowError as error:
+                    if time.monotonic() + pause > deadline:
+                        raise UserError(
+                            f"{self.url} gave no reply within {PATIENCE:g} s ({error}); start the server, then re-run "
+                            "the same command: what it has answered is kept"
+                        ) from error
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _asked(self, prompt: str) -> str:
+        messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": prompt}]
+        body = {"model": self.model, "messages": messages, "max_tokens": REPLY_TOKENS, "temperature": 0}
+        try:
+            async with asyncio.timeout(TIMEOUT):  # httpx itself times each piece of an answer
+                answer = await self._client.post(self.url, json=body)
+        except (httpx.RequestError, TimeoutError) as error:
+            raise NotNowError(f"{type(error).__name__} {error}".strip()) from error
+        status = answer.status_code
+        if status in RETRIED:
+            raise NotNowError(f"status {status}")
+        if status in REFUSING:
+            raise RefusedError(f"status {status}: {message_of(answer)}")
+        if status in (401, 403):
+            raise UserError(f"{self.url} refuses the key (status {status}); set OPENAI_API_KEY to the server's")
+        if status != 200:
+            raise UserError(
+                f"{self.url} answers with status {status} ({message_of(answer)}); check --make-questions-url, and that "
+                f"it has a model {self.model}"
+            )
+        return text_of(answer)
+
+
+def chat_address(url: str) -> str:
+    """Where chats are asked for. Example: http://host:8000 and http://host:8000/v1/ both give
+    http://host:8000/v1/chat/completions.
+    """
+    url = url.rstrip("/").removesuffix("/chat/completions")
+    path = url.partition("://")[2].partition("/")[2]
+    return f"{url}/chat/completions" if path else f"{url}/v1/chat/completions"
+
+
+def text_of(answer: httpx.Response) -> str:
+    """The text of a chat's first choice, which may be empty."""
+    try:
+        content = answer.json()["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, TypeError, IndexError) as error:  # a proxy's page, for one
+        raise NotNowError(f"status 200, but no chat completion: {answer.text[:60]!r}") from error
+    return content if isinstance(content, str) else ""
+
+
+def message_of(answer: httpx.Response) -> str:
+    """What the server says of its refusal, in one line."""
+    try:
+        body: Any = answer.json()
+    except ValueError:
+        body = answer.text
+    if isinstance(body, dict):
+        error = body.get("error", body)
+        body = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(body).split())[:200]

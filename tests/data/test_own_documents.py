@@ -1,0 +1,188 @@
+"""A folder of files of every kind, good and bad: each becomes a document or is told."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from forage.data.own_documents import read_folder, site_of, title_of_name
+from forage.data.pdf_text import paragraphs
+from forage.errors import UserError
+from tests import ROOT
+from tests.own_files import pdf, write_files
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "own").mkdir()
+    return tmp_path / "own"
+
+
+def causes(own):
+    return {record.path: record.cause for record in own.records}
+
+
+def test_the_four_kinds(folder):
+    (folder / "sub").mkdir()
+    (folder / "care-of_bees.txt").write_text("Feed them\nin autumn.\n\nThen wait.\n")
+    (folder / "sub" / "nets.md").write_text("Before.\n\n# Mending\n\nUse twine.\n")
+    (folder / "rye.HTML").write_text("<title>Rye - My site</title><nav>Home</nav><h2>Dough</h2><p>Knead it.</p>")
+    (folder / "clock.pdf").write_bytes(pdf(["Oil the", "pallets (gently).", "", "Wind it."], "Old clocks"))
+    own = read_folder(folder)
+    found = {d.id.rsplit("-", 1)[0]: (d.title, " / ".join(d.text.split("\n")), d.sections) for d in own.documents}
+    assert found["care-of-bees"] == ("care of bees", "Feed them in autumn. / Then wait.", (0,))
+    assert found["nets"] == ("Mending", "Before. /  / Mending / Use twine.", (0, 9))
+    assert found["rye"] == ("Rye", "Dough / Knead it.", (0,))
+    assert found["clock"][0] == "Old clocks"
+    assert " ".join(found["clock"][1].replace("/", "").split()) == "Oil the pallets (gently). Wind it."
+    assert {document.source for document in own.documents} == {"file"}
+    assert causes(own) == dict.fromkeys(["care-of_bees.txt", "clock.pdf", "rye.HTML", "sub/nets.md"], "ok")
+    assert {record.document_id for record in own.records} == {document.id for document in own.documents}
+
+
+def test_a_pdf_without_a_title_has_its_files_name(folder):
+    (folder / "old_clocks.pdf").write_bytes(pdf(["Wind it daily."]))
+    [document] = read_folder(folder).documents
+    assert document.title == "old clocks"
+
+
+def test_what_gives_no_document_is_told(folder):
+    (folder / "good.txt").write_bytes(b"\xef\xbb\xbfCaf\xc3\xa9 and tea.")
+    (folder / "twin.txt").write_text("Café  and\ntea.")
+    (folder / "latin.txt").write_bytes(b"Caf\xe9 and tea.")
+    (folder / "wide.txt").write_text("Tea.", encoding="utf-16")
+    (folder / "binary.txt").write_bytes(b"a\0b")
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "blank.md").write_bytes(b" \n\t\n")
+    (folder / "marks.md").write_text("***\n- !!\n")
+    (folder / "nav.html").write_text("<script>x</script>")
+    (folder / "letter.docx").write_bytes(b"PK")
+    (folder / "Makefile").write_text("all:\n")
+    (folder / ".secret.txt").write_text("Hidden.")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "x.txt").write_text("Hidden too.")
+    (folder / "scan.pdf").write_bytes(pdf([]))
+    encrypted = b" /Encrypt << /Filter /Standard /V 1 /R 2 /O (" + b"o" * 32 + b") /U (" + b"u" * 32 + b") /P -4 >>"
+    (folder / "locked.pdf").write_bytes(pdf(["Secret."], extra=encrypted + b" /ID [(a) (a)]"))
+    (folder / "torn.pdf").write_bytes(pdf(["Secret."])[:100])
+    (folder / "fake.pdf").write_text("no PDF")
+    own = read_folder(folder)
+    assert [document.text for document in own.documents] == ["Café and tea."]
+    assert causes(own) == {
+        "good.txt": "ok", "twin.txt": "same text as another", "latin.txt": "not UTF-8", "wide.txt": "not UTF-8",
+        "binary.txt": "not text", "empty.txt": "empty", "blank.md": "empty", "marks.md": "no text",
+        "nav.html": "no text", "letter.docx": "other type", "Makefile": "other type", ".secret.txt": "hidden",
+        ".git": "hidden", "scan.pdf": "PDF without text (scanned?)", "locked.pdf": "encrypted PDF",
+        "torn.pdf": "damaged PDF", "fake.pdf": "damaged PDF",
+    }  # fmt: skip
+    by_path = {record.path: record for record in own.records}
+    assert by_path["twin.txt"].document_id == own.documents[0].id
+    assert by_path["letter.docx"].detail == ".docx"
+
+
+def test_links_pipes_and_odd_names(folder):
+    (folder / "a").mkdir()
+    (folder / "a" / "one.txt").write_text("One thing.")
+    (folder / "a" / "up").symlink_to(folder)
+    (folder / "self.txt").symlink_to("self.txt")
+    (folder / "gone.txt").symlink_to("nowhere.txt")
+    (folder / "z.txt").symlink_to("a/one.txt")
+    os.mkfifo(folder / "pipe.txt")
+    for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
+        with open(os.fsencode(folder) + b"/" + name, "w") as file:
+            file.write(f"Named {name!r}.")
+    own = read_folder(folder)
+    assert causes(own) == {
+        "a/one.txt": "same text as another", "a/up": "link to a folder read before", "self.txt": "link to nothing",
+        "gone.txt": "link to nothing", "z.txt": "ok", "pipe.txt": "not a file", "caf\\xe9.txt": "ok",
+        "caf\\xe8.txt": "ok",
+    }  # fmt: skip
+    assert len({document.id for document in own.documents}) == 3
+
+
+def test_a_file_that_may_not_be_read_is_told(folder, monkeypatch):
+    (folder / "good.txt").write_text("Tea.")
+    (folder / "locked.txt").write_text("Coffee.")
+    (folder / "huge.txt").write_text("x" * 101)
+    monkeypatch.setattr("forage.data.own_documents.MAX_BYTES", 100)
+    plain = type(folder).read_bytes
+
+    def read_bytes(path):
+        if path.name == "locked.txt":
+            raise PermissionError(13, "Permission denied")
+        return plain(path)
+
+    monkeypatch.setattr(type(folder), "read_bytes", read_bytes)
+    assert causes(read_folder(folder)) == {"good.txt": "ok", "locked.txt": "can't be read", "huge.txt": "over 0 MiB"}
+
+
+@pytest.mark.parametrize("names", [[], ["a.docx"]])
+def test_a_folder_without_text_is_an_error(folder, names):
+    for name in names:
+        (folder / name).write_text("x")
+    with pytest.raises(UserError, match=r"has no file with text \((it is empty|other type)\); put \.htm, "):
+        read_folder(folder)
+    with pytest.raises(UserError, match="no such folder"):
+        read_folder(folder / "gone")
+
+
+def test_what_recurs_on_a_sites_pages_goes(folder):
+    for name in ("bees", "nets", "rye"):
+        (folder / f"{name}.html").write_text(f"<h1>{name}</h1><p>About {name}.</p><p>Call us.</p>")
+        (folder / f"{name}.txt").write_text(f"Of {name}.\n\nCall us.")
+    texts = {d.text for d in read_folder(folder).documents}
+    assert "bees\nAbout bees." in texts
+    assert "Of bees.\nCall us." in texts
+    assert site_of("site/bees.html") == site_of("site/wasps/index.html") == "site"
+
+
+def test_names_and_paragraphs():
+    assert title_of_name("notes/care_of-bees.txt") == "care of bees"
+    assert [p.text for p in paragraphs("cro-\ncuses\nand X-\nRays\n \nnext")] == ["crocuses and X- Rays", "next"]
+
+
+def test_no_damage_to_a_pdf_is_a_crash(folder):
+    """Every byte of a PDF changed, one at a time, and the file cut anywhere: text, or a cause."""
+    whole = pdf(["Oil the pallets.", "Wind it."], "Old clocks")
+    (folder / "good.txt").write_text("Tea.")
+    for place in range(0, len(whole), 3):
+        (folder / "flipped.pdf").write_bytes(whole[:place] + bytes([whole[place] ^ 0x15]) + whole[place + 1 :])
+        (folder / "cut.pdf").write_bytes(whole[:place])
+        found = causes(read_folder(folder))
+        known = {"ok", "damaged PDF", "encrypted PDF", "PDF without text (scanned?)", "no text", "empty"}
+        assert {found["flipped.pdf"], found["cut.pdf"]} <= known
+
+
+@pytest.mark.slow
+def test_ten_thousand_files_are_read_one_at_a_time(folder):
+    """Files of 20 kB that hold 16 characters of text: 200 MB are read in less than half of that."""
+    body = f"<p>%d is a number.</p><script>{'x' * 20_000}</script>"
+    for n in range(250):
+        (folder / f"{n}.html").write_text(body % n)
+    (folder / "many").mkdir()
+    for n in range(9_750):
+        os.link(folder / f"{n % 250}.html", folder / "many" / f"{n}.html")
+    code = (
+        "import resource, sys; from pathlib import Path; from forage.data.own_documents import read_folder\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "Path(sys.argv[1], 'first').mkdir(); Path(sys.argv[1], 'first', 'x.html').write_text('<p>One.</p>')\n"
+        "read_folder(Path(sys.argv[1], 'first')); before = peak()\n"
+        "own = read_folder(Path(sys.argv[1])); print(len(own.documents), len(own.records), peak() - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder], cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    documents, files, kilobytes = map(int, done.stdout.split())
+    assert (documents, files) == (251, 10_001)
+    assert kilobytes < 100_000
+
+
+def test_the_tests_own_files_are_all_read(folder):
+    names = write_files(folder)
+    own = read_folder(folder)
+    assert Counter(causes(own).values()) == {"ok": 20}
+    assert sorted(causes(own)) == sorted(names)
+    assert Counter(record.detail for record in own.records) == {"txt": 5, "md": 5, "html": 5, "pdf": 5}
+    assert any("1820" in document.text for document in own.documents)

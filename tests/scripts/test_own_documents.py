@@ -1,0 +1,253 @@
+"""`data_prep.py --documents`: a folder of files becomes a data folder that the later stages read."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from forage.data.records import read_documents, read_questions
+from forage.data.relevance import question_key
+from forage.files import json_lines
+from forage.questions import endpoint
+from forage.store.document_store import DocumentStore
+from tests import ROOT
+from tests.here import run_here
+from tests.own_files import write_files
+from tests.questions.chat_server import chat_server, good_reply
+
+DATA = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "questions_dropped.jsonl")
+
+
+def command(files, out, *arguments):
+    more = [] if "--embedder" in arguments else ["--embedder", "none"]
+    return [sys.executable, "data_prep.py", "--documents", files, "--output-dir", out, *more, *arguments]
+
+
+def prepare(files, out, *arguments, check=True):
+    done = run_here(command(files, out, *arguments))
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def questions(out):
+    return [q for name in ("train", "eval") for q in read_questions(out / f"{name}.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own") / "notes"
+    write_files(folder)
+    (folder / "letter.docx").write_bytes(b"PK")
+    (folder / ".hidden").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(files, tmp_path_factory):
+    out = tmp_path_factory.mktemp("prepared") / "data"
+    out.joinpath("..", "said").resolve().write_text(prepare(files, out).stdout)
+    return out
+
+
+def test_the_data_folder_is_whole(prepared):
+    documents = read_documents(prepared / "documents.jsonl")
+    assert len(documents) == 20
+    store = DocumentStore.open(prepared / "store")
+    train, held_out = read_questions(prepared / "train.jsonl"), read_questions(prepared / "eval.jsonl")
+    assert len(train) >= 16
+    assert len(held_out) >= 4
+    for question in [*train, *held_out]:
+        assert question.question_type in ("title", "cloze")
+        [doc_id] = question.relevant_doc_ids
+        texts = [store.chunk_by_id[chunk_id].text for chunk_id in question.relevant_chunk_ids]
+        assert all(store.chunk_by_id[chunk_id].doc_id == doc_id for chunk_id in question.relevant_chunk_ids)
+        said = " ".join(" ".join(texts).split())
+        answer = question.answer
+        assert (answer.partition(": ")[2] if question.question_type == "cloze" else answer) in said
+        found = [hit.chunk_id for hit in store.search(question.question, 10, "sparse")]
+        assert set(found) & set(question.relevant_chunk_ids)
+    trained = {doc_id for question in train for doc_id in question.relevant_doc_ids}
+    assert not trained & {doc_id for question in held_out for doc_id in question.relevant_doc_ids}
+    assert len({question_key(q.question) for q in [*train, *held_out]}) == len(train) + len(held_out)
+    assert json.loads((prepared / "rewriter" / "pubmed_corpus.json").read_text())
+
+
+def test_every_file_is_in_the_manifest_and_the_table(prepared):
+    rows = {row["path"]: row for _, row in json_lines(prepared / "manifest.jsonl")}
+    assert len(rows) == 22
+    assert (rows["letter.docx"]["cause"], rows["letter.docx"]["detail"]) == ("other type", ".docx")
+    assert rows[".hidden"]["cause"] == "hidden"
+    said = " ".join((prepared.parent / "said").read_text().replace("│", " ").split())
+    assert "read (html 5, md 5, pdf 5, txt 5) 20 baking-rye" in said
+    assert "other type (.docx 1) 1 letter.docx" in said
+    kept = len(questions(prepared))
+    assert re.search(rf"kept \((title|cloze) \d+, (title|cloze) \d+\) {kept} What ", said)
+    lost = [row for _, row in json_lines(prepared / "questions_dropped.jsonl")]
+    assert f" made {kept + len(lost)} " in said
+    assert re.search(r"has MRR@10 \d\.\d\d on them, and finds \d+% of their passages first", said)
+
+
+def test_a_second_run_writes_the_same_and_another_seed_does_not(files, prepared, tmp_path):
+    before = {name: (prepared / name).read_bytes() for name in DATA}
+    prepare(files, prepared)
+    assert {name: (prepared / name).read_bytes() for name in DATA} == before
+    prepare(files, tmp_path / "data", "--seed", "1", "--max-questions", "24")
+    other = questions(tmp_path / "data")
+    assert len(other) == 24
+    assert {q.question for q in other} - {q.question for q in questions(prepared)}
+
+
+def test_too_few_questions_are_one_line_and_no_questions_are_written(files, tmp_path):
+    few = tmp_path / "few"
+    write_files(few, 3)
+    out = tmp_path / "data"
+    done = prepare(few, out, check=False)
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        rf"error: --documents {few}: \d questions were kept, and --min-questions wants 20 \(\d+ passages; .*\); add "
+        rf"documents, let a model write them with --make-questions MODEL, or see {out}/questions_dropped.jsonl",
+        error,
+    )
+    left = {path.name for path in out.iterdir()}
+    assert left == {"documents.jsonl", "manifest.jsonl", "questions_dropped.jsonl", "store"}
+    prepare(few, out, "--min-questions", "3")
+    assert len(questions(out)) >= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--dataset-name", "sample"], "--dataset-name sample and --documents are both given; give one"),
+        (["--found-within", "0"], "--found-within 0 must be at least 1"),
+        (["--max-questions", "5"], "--max-questions 5 is less than --min-questions 20"),
+        (["--make-questions-url", "http://x"], "add --make-questions NAME"),
+        (["--make-questions-url", "x", "--make-questions", "m"], "must begin with http:// or https://"),
+        (["--make-questions", "/gone"], "/gone: no such folder"),
+    ],
+)
+def test_bad_options(files, tmp_path, arguments, says):
+    done = prepare(files, tmp_path / "data", *arguments, check=False)
+    assert done.returncode == 1
+    assert says in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "data" / "train.jsonl").exists()
+
+
+def test_options_that_need_documents_and_folders_apart(files):
+    done = run_here([sys.executable, "data_prep.py", "--make-questions", "m"])
+    assert (done.returncode, done.stderr) == (
+        1, "error: --make-questions makes questions for --documents; give that folder too\n",
+    )  # fmt: skip
+    done = prepare(files, files / "data", check=False)
+    assert f"--output-dir {files}/data is inside of --documents" in done.stderr
+    assert not (files / "data").exists()
+
+
+# A chat model
+
+
+def by_model(chat, *arguments):
+    return ["--make-questions", "m", "--make-questions-url", chat.url, *arguments]
+
+
+def test_a_model_writes_the_questions(files, tmp_path):
+    def reply(prompt, number):
+        if "1801" in prompt:
+            return "I would rather not."
+        if "1802" in prompt:
+            return 400, {"error": {"message": "too long"}}
+        if "1803" in prompt:
+            return json.dumps({"question": "What burns in paradise?", "answer": "Nobody knows what burns in paradise"})
+        return good_reply(prompt)
+
+    with chat_server(reply) as chat:
+        said = prepare(files, tmp_path, *by_model(chat, "--min-questions", "5")).stdout
+        passages = len(DocumentStore.open(tmp_path / "store").chunks)
+        assert len(chat.asked) == len(set(chat.asked)) == passages
+        kept = questions(tmp_path)
+        assert {question.question_type for question in kept} == {"model"}
+        assert len(kept) >= 12
+        lost = [row for _, row in json_lines(tmp_path / "questions_dropped.jsonl")]
+        reasons = {row["reason"]: row for row in lost}
+        assert reasons["no question and answer in the model's reply"]["answer"] == "I would rather not."
+        assert reasons["the model refused the passage"]["answer"] == "status 400: too long"
+        assert reasons["the answer is not in the passage"]["question"] == "What burns in paradise?"
+        assert "dropped: the model refused the" in said
+        before = (tmp_path / "train.jsonl").read_bytes()
+        refused = sum(row["reason"] == "the model refused the passage" for row in lost)
+        prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
+        assert len(chat.asked) == passages + refused  # only what has no reply is asked about again
+        assert (tmp_path / "train.jsonl").read_bytes() == before
+
+
+def test_a_model_that_refuses_everything_stops_the_run(files, tmp_path):
+    with chat_server(lambda prompt, number: (400, {"detail": "no chat"})) as chat:
+        done = prepare(files, tmp_path, *by_model(chat), check=False)
+    assert done.returncode == 1
+    assert re.search(r"m refused all of the first \d+ passages \(status 400: .*no chat.*\); give a", done.stderr)
+
+
+def test_a_server_that_dies_leaves_its_replies_and_the_rest_is_asked_later(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint, "PATIENCE", 0.3)
+    whole = tmp_path / "whole"
+    with chat_server(lambda prompt, number: good_reply(prompt) if number <= 9 else (503, {})) as chat:
+        done = prepare(files, tmp_path / "data", *by_model(chat), check=False)
+    assert (done.returncode, "gave no reply within 0.3 s (status 503)" in done.stderr) == (1, True)
+    assert not (tmp_path / "data" / "train.jsonl").exists()
+    kept = len((tmp_path / "data" / "questions_asked.jsonl").read_bytes().splitlines())
+    assert kept == 9
+    monkeypatch.setattr(endpoint, "PATIENCE", 60)
+    with chat_server(lambda prompt, number: good_reply(prompt)) as chat:
+        prepare(files, tmp_path / "data", *by_model(chat, "--min-questions", "5"))
+        rest = len(chat.asked)
+        prepare(files, whole, *by_model(chat, "--min-questions", "5"))
+        assert rest == len(chat.asked) - rest - kept
+    for name in DATA:
+        assert (tmp_path / "data" / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_kill_asks_about_no_passage_twice(files, tmp_path):
+    with chat_server(lambda prompt, number: good_reply(prompt) if number <= 7 else None) as chat:
+        arguments = list(map(str, command(files, tmp_path, *by_model(chat, "--min-questions", "5"))))
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        process = subprocess.Popen(
+            arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        asked = tmp_path / "questions_asked.jsonl"
+        while process.poll() is None and (not asked.exists() or asked.read_bytes().count(b"\n") < 7):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        answered = set(chat.asked[:7])
+    assert not (tmp_path / "train.jsonl").exists()
+    with asked.open("ab") as file:
+        file.write(b'{"key": "torn')
+    with chat_server(lambda prompt, number: good_reply(prompt)) as chat:
+        prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
+    assert len(answered) == 7
+    assert not answered & set(chat.asked)
+    passages = len(DocumentStore.open(tmp_path / "store").chunks)
+    assert len(chat.asked) == passages - 7
+    assert len(questions(tmp_path)) >= 12
+
+
+@pytest.mark.slow
+def test_a_model_in_this_process(files, tiny_base, tmp_path):
+    """The tiny model writes noise: every reply is kept and dropped, and the second run asks nothing."""
+    arguments = ["--make-questions", tiny_base]
+    done = prepare(files, tmp_path, *arguments, check=False)
+    assert "0 questions were kept" in done.stderr.splitlines()[-1]
+    lost = [row for _, row in json_lines(tmp_path / "questions_dropped.jsonl")]
+    passages = len(DocumentStore.open(tmp_path / "store").chunks)
+    assert [row["reason"] for row in lost] == ["no question and answer in the model's reply"] * passages
+    asked = (tmp_path / "questions_asked.jsonl").read_bytes()
+    assert asked.count(b"\n") == passages
+    again = prepare(files, tmp_path, *arguments, check=False)
+    assert again.stderr.splitlines()[-1] == done.stderr.splitlines()[-1]
+    assert (tmp_path / "questions_asked.jsonl").read_bytes() == asked
