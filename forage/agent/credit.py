@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from forage.agent.episode import Episode
 from forage.agent.rewards import rank_score
 from forage.agent.searcher import Place, Searcher
 from forage.data.records import Question
 
-Credit = Literal["episode", "words"]
 Decode = Callable[[Sequence[int]], str]
 DEPTH = 100
 

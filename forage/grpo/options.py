@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
-from forage.agent.credit import Credit
-from forage.agent.options import AgentSettings
+from forage.agent.options import AgentSettings, Credit
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.grpo.launch import check_sharding, started_processes
 from forage.optimizer import MemoryOptions, OptimizerOptions

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
-from forage.agent.credit import Credit
 from forage.agent.episode import Episode, read_episodes
 from forage.agent.episode_files import episode_files
+from forage.agent.options import Credit
 from forage.errors import UserError
 from forage.files import replacing
 from forage.policy.adapters import sampled_by, version_name

@@ -6,8 +6,8 @@ import pytest
 
 from forage.agent.credit import credited, words_in
 from forage.agent.episode import Search, Turn
-from tests.agent.test_searcher import GOUT, opened
 from tests.factories import EPISODE
+from tests.ranked_library import GOUT, opened
 
 # A token for each piece; a call that was begun for the policy is not sampled.
 PIECES = ('<call>{"query": "', "go", "ut", " si", "gns", '"}', "</call>", "<end>", " signs", "-x", '\\"', '{"name": "')
