@@ -46,6 +46,8 @@ class Plan:
 
     credit: Credit = "episode"
     """Whether the words of a query have a credit of their own (forage/agent/credit.py)."""
+    word_cost: float = 0.0
+    """What is subtracted from that."""
 
     def wanted(self, groups: Mapping[str, Sequence[Episode]]) -> tuple[str, ...]:
         """The questions to play, given the groups played so far.
