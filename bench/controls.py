@@ -72,7 +72,7 @@ class Arm:
 START = "short imitation"  # what arms start from that have a vocabulary to choose from
 DEMONSTRATED = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--max-steps", "240")
 SAMPLED = (*GROUPS, "--batch-size", "8", "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28")
-WORDS = ("--credit", "words")
+WORDS = ("--credit", "words", "--word-cost", "0.005")
 # What follows short imitation takes as long as that did, about 35 minutes on one core; what follows the warm start
 # alone, as long as both.
 ARMS: Mapping[str, Arm] = {
