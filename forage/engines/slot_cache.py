@@ -109,7 +109,7 @@ class Prefills:
 
     def split(self, row: Tensor) -> Iterator[tuple[Prefill, Tensor]]:
         """Each part with its own tokens of (1, heads, tokens, width)."""
-        tokens = row.split([part.end - part.start for part in self.parts], dim=2)
+        tokens = torch.split(row, [part.end - part.start for part in self.parts], dim=2)
         return zip(self.parts, tokens, strict=True)
 
 
