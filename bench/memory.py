@@ -38,7 +38,7 @@ from forage.policy.card import read_policy_card
 from forage.policy.creation import create_policy
 from forage.policy.footprint import Batch, Device, Footprint, Lora, Precision, training
 from forage.policy.options import AdapterOptions
-from forage.policy.packing import TokenBatch, pack, pack_shared
+from forage.policy.packing import TokenBatch, pack, pack_trees
 from forage.policy.policy import load_policy
 from forage.policy.shapes import KNOWN, ModelShape
 
@@ -69,10 +69,9 @@ class Case:
     @property
     def name(self) -> str:
         rows = f"{self.batch.rows} x {self.batch.tokens}"
-        shape = f"{self.batch.prefix} + {rows}" if self.batch.prefix else rows
-        lengths = ", ragged" if self.batch.padded and not self.batch.prefix else ""
+        kind = ", ragged" if self.batch.padded else ", a tree" if self.batch.tree else ""
         again = ", checkpointed" if self.checkpointing else ""
-        return f"{self.model} {self.precision}{again}, {shape}{lengths}"
+        return f"{self.model} {self.precision}{again}, {rows}{kind}"
 
 
 BATCHES = {
@@ -91,7 +90,7 @@ CASES = [
     ),
     Case("7B/14", "nf4", True, Batch(1, 1536)),
     Case("135M", "bf16", False, Batch(2, 512, padded=True)),
-    Case("135M", "bf16", False, Batch(3, 256, 256, padded=True)),
+    Case("135M", "bf16", False, Batch(1, 1024, tree=True)),
 ]
 
 
@@ -290,15 +289,17 @@ class Tokens:
 
 
 def micro_batch(batch: Batch, vocabulary: int) -> TokenBatch:
+    """Rows, or a tree of four: a prompt, and three branches of the same length."""
     torch.manual_seed(1)
-    prompt = torch.randint(3, vocabulary, (batch.prefix + 1,)).tolist()
-    sequences = []
-    for row in range(batch.rows):
-        length = batch.tokens - (row if batch.padded else 0)
-        ids = [*prompt, *torch.randint(3, vocabulary, (length - 1,)).tolist()]
-        sequences.append(Tokens(ids, [0] * len(prompt) + [1] * (length - 1)))
-    budget = batch.prefix + batch.rows * batch.tokens
-    [made] = pack_shared(sequences, ["same"] * batch.rows, budget) if batch.prefix else pack(sequences, budget)
+    if batch.tree:
+        part = batch.tokens // 4
+        prompt = torch.randint(3, vocabulary, (part,)).tolist()
+        branches = [[token, *torch.randint(3, vocabulary, (part - 1,)).tolist()] for token in range(3)]
+        [made] = pack_trees([Tokens([*prompt, *ids], [0] * part + [1] * part) for ids in branches], batch.tokens)
+    else:
+        lengths = [batch.tokens - (row if batch.padded else 0) for row in range(batch.rows)]
+        rows = [torch.randint(3, vocabulary, (length,)).tolist() for length in lengths]
+        [made] = pack([Tokens(ids, [0] + [1] * (len(ids) - 1)) for ids in rows], batch.computed)
     assert made.tokens == batch.computed
     return made
 

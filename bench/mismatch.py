@@ -52,7 +52,7 @@ from forage.files import replacing
 from forage.grpo.options import LossOptions
 from forage.policy.base_models import PACKAGED_MODEL, resolve_model
 from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import pack, pack_shared
+from forage.policy.packing import pack, pack_trees
 
 ROOT = Path(__file__).resolve().parent.parent
 Head = Literal["bf16", "fp32"]
@@ -270,11 +270,11 @@ def score(policy: Any, sampled: Sequence[Sampled], budget: int = 4096, *, shared
 
     `shared`: what all prompts begin with is computed once, as in training.
     """
-    batches = pack_shared(sampled, ["all"] * len(sampled), budget) if shared else pack(sampled, budget)
+    batches = pack_trees(sampled, budget) if shared else pack(sampled, budget)
     found: dict[tuple[int, int], float] = {}
     for batch in batches:
         logprobs_BT = token_logprobs(policy, batch)
-        for row, column in (batch.sampled_BT * (batch.positions_BT > 0)).nonzero().tolist():
+        for row, column in batch.predicted_BT.nonzero().tolist():
             place = (int(batch.sequence_BT[row, column]), int(batch.positions_BT[row, column]))
             found[place] = float(logprobs_BT[row, column])
     return torch.tensor([found[place] for place in sorted(found)], dtype=torch.float64)

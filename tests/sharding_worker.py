@@ -20,7 +20,7 @@ from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 from forage.grpo.learner import Learner
 from forage.grpo.processes import join_processes
 from forage.grpo.sharding import ShardedLearner
-from forage.policy.packing import pack, pack_shared
+from forage.policy.packing import pack, pack_trees
 
 RATE, MAX_NORM = 0.01, 0.5
 TOTAL = 40
@@ -82,20 +82,21 @@ def update(learner, step):
     return learner.step(RATE, MAX_NORM)
 
 
-def prompt_updates(learner):
-    """Norms of two updates, each by two batches of three rows behind one prompt."""
+def prompt_updates(learner, packing=pack_trees):
+    """Norms of two updates, each by three batches of three rows behind one prompt, all of other lengths."""
     draw = torch.Generator().manual_seed(7)
     norms = []
     for _ in range(2):
         batches = []
-        for _ in range(2):
-            prompt, *rests = (torch.randint(1, 61, (length,), generator=draw).tolist() for length in (9, 4, 6, 3))
-            rows = [Tokens((*prompt, *rest), (0,) * 9 + (1,) * len(rest)) for rest in rests]
-            batches += pack_shared(rows, ["one"] * 3, budget=300)
-        assert all(batch.prefix_P is not None for batch in batches)
-        for batch in batches:
+        for lengths in ((9, 4, 6, 3), (9, 2, 3, 2), (5, 7, 8, 6)):
+            prompt, *rests = (torch.randint(1, 61, (length,), generator=draw).tolist() for length in lengths)
+            rows = [Tokens((*prompt, *rest), (0,) * len(prompt) + (1,) * len(rest)) for rest in rests]
+            batches += packing(rows, budget=300)
+        assert len(batches) == 3
+        share = learner.shard(batches)
+        for batch in share:
             loss = -learner.score(batch, 1.0).logprobs_BT.sum() / TOTAL
-            learner.backward(loss, last=batch is batches[-1])
+            learner.backward(loss, last=batch is share[-1])
         norms.append(learner.step(RATE, MAX_NORM))
     return norms
 
@@ -196,9 +197,11 @@ def put_split_through(sharding, offload, folder):
 
 
 def put_prompts_through(sharding, offload, folder):
-    """One process, which computes the prompt of several rows once."""
-    learner = ShardedLearner(tiny_policy(checkpointing=False), sharding=sharding, offload=offload)
-    (folder / "found.json").write_text(json.dumps({"norms": prompt_updates(learner)}))
+    """The prompt of several rows is computed once."""
+    learner = ShardedLearner(tiny_policy(), sharding=sharding, offload=offload, chunk=4)
+    norms = prompt_updates(learner)
+    if learner.rank == 0:
+        (folder / "found.json").write_text(json.dumps({"norms": norms}))
 
 
 FORMS = {

@@ -29,6 +29,7 @@ from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
 from forage.policy.head import fp32_logits
 from forage.policy.logprobs import decoder_and_head
+from forage.policy.packing import common_start
 
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
 START_TOKENS = 2048  # of the requests that start in one pass; more would gain nothing and take memory
@@ -354,13 +355,6 @@ def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int
             shared = common_start(ids, wanted)
             source, start = (number, shared) if shared > start else (source, start)
     return source, start
-
-
-def common_start(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """Number of leading tokens that two sequences share. Example: [1, 2, 3] and [1, 2, 4, 5] share 2."""
-    length = min(len(held), len(wanted))
-    differ = np.flatnonzero(np.asarray(held[:length]) != np.asarray(wanted[:length]))
-    return int(differ[0]) if len(differ) else length
 
 
 def share(held: Sequence[int], wanted: Sequence[int], tokens: int) -> bool:

@@ -15,7 +15,7 @@ from forage.errors import UserError
 from forage.grpo.learner import Scorer
 from forage.grpo.processes import process_device
 from forage.grpo.sequence_parallel import SequenceParallelPolicy
-from forage.policy.logprobs import TokenScores, token_scores
+from forage.policy.logprobs import TokenScores, chunk_scores, token_scores
 from forage.policy.packing import TokenBatch
 
 
@@ -36,17 +36,17 @@ class LockstepScorer(Scorer):
     def forward(self, batch: TokenBatch, temperature: float) -> TokenScores:
         if self.shared:
             return self._score_shared_rows(self.shared, batch, temperature)
-        predicted = int((batch.sampled_BT * (batch.positions_BT > 0))[:, 1:].count_nonzero())
+        predicted = batch.predictions
+        # Before the output layer is gathered for the first time: processes may not wait for different things.
+        missing = self._missing_chunks(max(predicted, 1)) if self.same_chunks else 0
         if predicted:
             scores = token_scores(self.policy, batch, self.chunk, temperature)
         else:
             scores = self._score_dummy_tokens(batch, temperature)
-        if not self.same_chunks:
-            return scores
-        return scores._replace(logprobs_BT=scores.logprobs_BT + self._empty_chunks(max(predicted, 1)))
+        return scores._replace(logprobs_BT=scores.logprobs_BT + self._empty_chunks(missing)) if missing else scores
 
     def _score_shared_rows(self, shared: SequenceParallelPolicy, batch: TokenBatch, temperature: float) -> TokenScores:
-        if batch.prefix_P is not None:
+        if batch.tree is not None:
             raise UserError("--share-prompts does not work with --sequence-parallel; give --no-share-prompts")
         part = shared.own_columns(batch)
         return shared.gather_scores(token_scores(shared, part, self.chunk, temperature), batch)
@@ -59,16 +59,23 @@ class LockstepScorer(Scorer):
         through = token_scores(self.policy, dummy, self.chunk, temperature).logprobs_BT.sum() * 0
         return TokenScores(nothing_BT + through, nothing_BT)
 
-    def _empty_chunks(self, predicted: int) -> Tensor:
-        head, device = self.policy.get_output_embeddings(), process_device()
+    def _missing_chunks(self, predicted: int) -> int:
+        """How many chunks fewer this process has than the one with the most."""
         own = math.ceil(predicted / self.chunk)
-        most = torch.tensor(own, device=device)
+        most = torch.tensor(own, device=process_device())
         dist.all_reduce(most, dist.ReduceOp.MAX)
+        return int(most) - own
+
+    def _empty_chunks(self, count: int) -> Tensor:
+        """Pass as many tokens through the output layer as chunks are missing, in the way that chunks take."""
+        head, device = self.policy.get_output_embeddings(), process_device()
         width = self.policy.config.get_text_config().hidden_size
         hidden_ND = torch.zeros(1, width, dtype=head.weight.dtype, device=device, requires_grad=torch.is_grad_enabled())
+        token_N = torch.zeros(1, dtype=torch.long, device=device)
         nothing = torch.zeros((), device=device)
-        for _ in range(int(most) - own):
-            nothing = nothing + checkpoint(head, hidden_ND, use_reentrant=False).float().sum() * 0
+        for _ in range(count):
+            logprobs_N, _ = checkpoint(chunk_scores, head, hidden_ND, token_N, 1.0, use_reentrant=False)
+            nothing = nothing + logprobs_N.sum() * 0
         return nothing
 
 

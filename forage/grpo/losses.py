@@ -220,7 +220,7 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
     """Every token's terms. `totals` are the whole update's, over all its micro-batches and processes."""
     device, count = scored.logprobs_BT.device, len(scored.advantages_N)
     batch = scored.batch.to(device)
-    sequence_BT, mask_BT = batch.sequence_BT, _predicted(batch)
+    sequence_BT, mask_BT = batch.sequence_BT, batch.predicted_BT
     if scored.keep_N is not None:
         mask_BT = mask_BT & (scored.keep_N.to(device)[sequence_BT] > 0)
 
@@ -298,7 +298,7 @@ def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> T
     Example: of 4 tokens in all, this batch holds two with log-probabilities -1 and -3: its share is 1.
     """
     batch = batch.to(logprobs_BT.device)
-    mask_BT = _predicted(batch)
+    mask_BT = batch.predicted_BT
     return -_where(mask_BT, logprobs_BT).sum() / max(tokens, 1)
 
 
@@ -344,11 +344,6 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     result = {name: values[total] / max(tokens, 1.0) for name, total in means.items() if total in values}
     result |= {name: values[name] if tokens else 0.0 for name in ("ratio_max", "ratio_min")}
     return result | {name: values[name] for name in ("policy_loss", "tokens", "episodes")}
-
-
-def _predicted(batch: TokenBatch) -> Tensor:
-    """(B, T): the tokens that the policy sampled, except a first token, which has no log-probability."""
-    return (batch.sampled_BT > 0) & (batch.positions_BT > 0)
 
 
 def _count_episodes(batch: TokenBatch, count: int, keep_N: Tensor | None) -> Tensor:

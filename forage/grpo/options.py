@@ -102,8 +102,8 @@ class UpdateOptions:
     overlong_margin: int = 256
     """With --overlong punish: how many tokens before --max-tokens the penalty begins."""
     share_prompts: bool = True
-    """Compute the prompt of a group's episodes only once. Has no effect with --gradient-checkpointing, --sharding
-    fsdp2, --sequence-parallel, or where several processes shard."""
+    """Compute what episodes begin with in common, such as their prompt, only once. Has no effect with
+    --sequence-parallel, or for models with sliding windows."""
 
     def check(self) -> None:
         for part in (self.loss, self.optimizer, self.memory):
@@ -266,10 +266,7 @@ class TrainOptions:
 
     @property
     def prompts_shared(self) -> bool:
-        update = self.update
-        apart = started_processes() > 1 and self.sharding != "none"
-        split = apart or self.sequence_parallel > 1 or self.sharding == "fsdp2"
-        return update.share_prompts and not update.memory.gradient_checkpointing and not split
+        return self.update.share_prompts and self.sequence_parallel == 1
 
 
 # Options that may change when a run is resumed; with any other change it would be another run.

@@ -29,6 +29,7 @@ from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.policy.card import PolicyCard
+from forage.policy.logprobs import has_windows
 from forage.policy.policy import load_policy
 from forage.policy.room import fitted
 from forage.rollout.plans import plan_path
@@ -47,6 +48,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
     check_start(run, learner)
     tracker = open_tracker(options.report_to if lead else "none", run_dir, run_dir.name, plain(options))
     with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
+        shared = options.prompts_shared and not has_windows(learner.policy.config)
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
             view.began(run.step)
@@ -58,7 +60,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
             batch = prepare(played.episodes, options.update, card.weights, settings.max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
             context = UpdateContext(
-                options.update, rate, rollout.sampling.temperature, options.prompts_shared,
+                options.update, rate, rollout.sampling.temperature, shared,
                 run.guide.at(run.step, batch.best_means()), run.phases,
             )  # fmt: skip
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.

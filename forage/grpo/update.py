@@ -32,7 +32,7 @@ from forage.grpo.losses import (
 )
 from forage.grpo.options import LossOptions, UpdateOptions
 from forage.policy.checkpoint import random_states, set_random_states
-from forage.policy.packing import TokenBatch, pack, pack_shared, values_like
+from forage.policy.packing import TokenBatch, pack, pack_trees, values_like
 from forage.runs.phases import Phases
 
 
@@ -224,7 +224,9 @@ def learn_epoch(
 ) -> EpochSums:
     """Add the gradients of all episodes, in micro-batches of at most `budget` tokens."""
     parts = learner.shard(pack_episodes(taught.episodes, budget, share_prompts=context.share_prompts))
-    demonstrated = learner.shard(pack(context.demonstrations.episodes, budget))
+    demonstrated = learner.shard(
+        pack_episodes(context.demonstrations.episodes, budget, share_prompts=context.share_prompts)
+    )
     sums = []
     for number, part in enumerate(parts):
         last = not demonstrated and number + 1 == len(parts)
@@ -260,9 +262,7 @@ def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisode
 
 
 def pack_episodes(episodes: Sequence[Episode], budget: int, *, share_prompts: bool) -> list[TokenBatch]:
-    if share_prompts:
-        return pack_shared(episodes, [episode.question_id for episode in episodes], budget)
-    return pack(episodes, budget)
+    return (pack_trees if share_prompts else pack)(episodes, budget)
 
 
 def learn_part(

@@ -28,6 +28,7 @@ TRAINED_NF4 = 1 / 2 + 1 / BLOCK + FP32 / (BLOCK * BLOCKS_PER_SCALE)  # double qu
 SERVED_NF4 = 1 / 2 + FP32 / BLOCK  # vLLM expands the scales to fp32
 
 HEAD_CHUNK = 256  # positions whose logits token_scores computes at a time
+WIDEST_TREE = 4096  # tokens of a tree, in which attention costs the square of them
 # At the peak of a chunk's backward pass, through logsumexp: the logits, their difference to the sum, its exponential
 # and the gradient, in fp32.
 LOGIT_BYTES = 4 * FP32
@@ -62,29 +63,36 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Batch:
-    """The largest micro-batch: padded rows, all after the same `prefix`."""
+    """The largest micro-batch: padded rows, or the nodes of a tree in one row."""
 
     rows: int
     tokens: int
-    """Length of each row, without the prefix."""
-    prefix: int = 0
+    """Length of each row."""
     padded: bool = False
-    """Rows of different lengths need a mask, as does a prefix."""
+    """Rows of different lengths, which need a mask."""
+    tree: bool = False
+    """Sequences that begin alike, as `pack_trees` puts them together; its mask is larger."""
 
     @classmethod
-    def of(cls, budget: int, longest: int, prompt: int = 0) -> Batch:
-        """What `pack` makes of episodes of about the greatest length; of `pack_shared`, if a `prompt` is shared."""
-        rest = longest - prompt
-        rows = max(1, (budget - prompt) // rest)
-        return cls(rows, rest, prompt, rows > 1)
+    def of(cls, budget: int, longest: int, *, shared: bool = False) -> Batch:
+        """What `pack` makes of episodes of about the greatest length; with `shared`, what `pack_trees` does."""
+        if shared:
+            return cls(1, max(longest, min(budget, WIDEST_TREE)), tree=True)
+        rows = max(1, budget // longest)
+        return cls(rows, longest, rows > 1)
 
     @property
     def computed(self) -> int:
-        return self.rows * self.tokens + self.prefix
+        return self.rows * self.tokens
 
     @property
     def masked(self) -> bool:
-        return self.padded or bool(self.prefix)
+        return self.padded or self.tree
+
+    @property
+    def mask_bytes(self) -> int:
+        """Of the masks that live as long as the batch: which tokens see which, and for a tree that as bf16 too."""
+        return (1 + BF16 * self.tree) * self.rows * self.tokens**2 if self.masked else 0
 
 
 @dataclass(frozen=True)
@@ -136,12 +144,10 @@ def layer_bytes(shape: ModelShape, lora: Lora, batch: Batch) -> float:
     attention = BF16 * 2 * queries + FP32 * shape.heads  # queries, output, log of the sums
     mlp = BF16 * 3 * inner  # gate, its activation, up
     kept = batch.computed * (norms + copies + attention + mlp)
-    # Under a mask transformers repeats keys and values for every head; so does a row for the prefix it shares.
+    # Under a mask transformers repeats keys and values for every head. A mask of rows becomes bf16 in every layer.
     width = 2 * BF16 * (queries if batch.masked else keys)
-    seen = batch.rows * (batch.prefix + batch.tokens)
-    prefix = batch.prefix * 2 * BF16 * keys + seen * 2 * BF16 * keys if batch.prefix else 0
-    mask = BF16 * batch.rows * batch.tokens * (batch.prefix + batch.tokens) if batch.masked else 0
-    return kept + seen * width + prefix + mask
+    mask = BF16 * batch.rows * batch.tokens**2 if batch.padded else 0
+    return kept + batch.computed * width + mask
 
 
 def working_bytes(shape: ModelShape, precision: Precision, batch: Batch, device: Device) -> tuple[float, float]:
@@ -159,7 +165,7 @@ def working_bytes(shape: ModelShape, precision: Precision, batch: Batch, device:
 
 
 def logit_bytes(shape: ModelShape, batch: Batch) -> float:
-    return LOGIT_BYTES * shape.vocabulary * min(HEAD_CHUNK, batch.rows * batch.tokens)
+    return LOGIT_BYTES * shape.vocabulary * min(HEAD_CHUNK, batch.computed)
 
 
 def training(
@@ -178,8 +184,8 @@ def training(
     if processes > 1:  # a layer is whole while it is computed
         held += Footprint(weights=weight_bytes(shape, precision) / shape.layers)
     tokens, layer = batch.computed, layer_bytes(shape, lora, batch)
-    mask = batch.rows * batch.tokens * (batch.prefix + batch.tokens) if batch.masked else 0
-    ends = tokens * (FP32 + 3 * BF16) * shape.hidden + mask  # the last norm, its output, the positions scored
+    # The last norm, its output, the positions scored.
+    ends = tokens * (FP32 + 3 * BF16) * shape.hidden + batch.mask_bytes
     kept = shape.layers * (BF16 * tokens * shape.hidden if checkpointing else layer) + ends
     work, unpacked = working_bytes(shape, precision, batch, device)
     in_layer = Footprint(activations=kept + work + (layer if checkpointing else 0), dequantized=unpacked)

@@ -36,44 +36,51 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
     (chunk, vocabulary) logits are alive; they and everything after them are fp32. Positions that predict no sampled
     token skip it.
     """
-    # A sequence's first token has no token before it to predict it.
-    rows, columns = (batch.sampled_BT * (batch.positions_BT > 0))[:, 1:].nonzero(as_tuple=True)
     decoder, head = decoder_and_head(model)
-    hidden_BTD = decoder(
-        input_ids=batch.ids_BT, position_ids=batch.positions_BT, **_context(decoder, batch)
-    ).last_hidden_state
-    hidden_ND, tokens_N = hidden_BTD[rows, columns], batch.ids_BT[rows, columns + 1]
+    hidden_BTD = _hidden(decoder, batch)
+    places = batch.predicted_BT.nonzero(as_tuple=True)
+    if batch.tree is None:
+        rows, columns = places
+        hidden_ND, tokens_N, entries = hidden_BTD[rows, columns - 1], batch.ids_BT[places], slice(None)
+    else:  # a token that rows share is scored once, and its gradient is the sum of theirs
+        nodes_N, entries = torch.unique(batch.tree.node_BT[places], return_inverse=True)
+        hidden_ND, tokens_N = hidden_BTD[0, batch.tree.parents_N[nodes_N]], batch.tree.ids_N[nodes_N]
     parts = [
-        checkpoint(_chunk_scores, head, hidden, tokens, temperature, use_reentrant=False)
+        checkpoint(chunk_scores, head, hidden, tokens, temperature, use_reentrant=False)
         for hidden, tokens in zip(torch.split(hidden_ND, chunk), torch.split(tokens_N, chunk), strict=True)
     ]
     logprobs_BT = torch.zeros(batch.ids_BT.shape, dtype=torch.float32, device=hidden_BTD.device)
-    if not parts:  # stays in the model's graph, so that a loss over no tokens still has a backward pass
+    if not len(tokens_N):  # stays in the model's graph, so that a loss over no tokens still has a backward pass
         return TokenScores(logprobs_BT + 0 * hidden_BTD.float().sum(), logprobs_BT)
-    logprobs_N, entropy_N = map(torch.cat, zip(*parts, strict=True))
-    places = (rows, columns + 1)
+    logprobs_N, entropy_N = (torch.cat(each)[entries] for each in zip(*parts, strict=True))
     return TokenScores(logprobs_BT.index_put(places, logprobs_N), logprobs_BT.index_put(places, entropy_N))
 
 
-def _context(decoder: Any, batch: TokenBatch) -> dict[str, Any]:
-    """What tokens attend to: their own row and any shared prefix, computed once with gradients from all rows."""
-    if batch.prefix_P is None:
+def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
+    """The decoder's output for the batch's rows or, in a row of their own, for the nodes of its tree."""
+    if batch.tree is None:
         # Padding comes last, where causal attention doesn't look; without a mask, a GPU takes its fastest kernel.
-        return {"attention_mask": None if batch.ids_BT.is_cuda else batch.attention_BT, "use_cache": False}
-    if batch.attention_BT is None:
-        raise ValueError("a shared prefix needs padded rows")
-    rows = len(batch.ids_BT)
-    cache = decoder(input_ids=batch.prefix_P[None], use_cache=True).past_key_values
-    if cache is None:  # transformers drops the cache under gradient checkpointing
-        raise UserError("--share-prompts and --gradient-checkpointing don't work together; drop one of them")
-    cache.batch_repeat_interleave(rows)
-    seen_BP = batch.attention_BT.new_ones(rows, len(batch.prefix_P))
-    return {
-        "attention_mask": torch.cat([seen_BP, batch.attention_BT], dim=1), "past_key_values": cache, "use_cache": True
-    }  # fmt: skip
+        ids_BT, positions_BT = batch.ids_BT, batch.positions_BT
+        mask = None if batch.ids_BT.is_cuda else batch.attention_BT
+    else:
+        if has_windows(decoder.config):
+            raise UserError(f"{decoder.config.model_type} has layers that can't share prompts; give --no-share-prompts")
+        ids_BT, positions_BT = batch.tree.ids_N[None], batch.tree.positions_N[None]
+        # transformers passes a mask of four dimensions on as it is: what is added to the attention scores.
+        unseen_NN = torch.zeros_like(batch.tree.seen_NN, dtype=decoder.dtype)
+        mask = unseen_NN.masked_fill_(~batch.tree.seen_NN, -torch.inf)[None, None]
+    hidden_BTD: Tensor = decoder(
+        input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, use_cache=False
+    ).last_hidden_state
+    return hidden_BTD
 
 
-def _chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def has_windows(config: Any) -> bool:
+    """Whether some layers don't attend to all tokens before; those need masks of their own."""
+    return set(getattr(config, "layer_types", None) or ()) - {"full_attention"} != set()
+
+
+def chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logits_NV = fp32_logits(head, hidden_ND) / temperature
     chosen_N = logits_NV.gather(1, tokens_N[:, None]).squeeze(1)
     total_N = logits_NV.logsumexp(dim=1)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from forage.cli import run_script
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one
 from forage.policy.footprint import (
     GIB,
     SERVED_NF4,
@@ -59,8 +59,6 @@ class Work:
     """How the base is kept in training."""
     max_tokens: int = 2048
     """Most tokens of an episode."""
-    prompt_tokens: int = 600
-    """Tokens that the episodes of a question share."""
     sequences: int = 64
     """Episodes that the server plays at once, if there is room for their keys and values."""
 
@@ -199,8 +197,7 @@ def training_settings(
 ) -> TrainingSettings | None:  # fmt: skip
     """The largest micro-batch that fits, of whole episodes; activations are kept if that leaves room for one.
 
-    Recomputing them costs a third of the speed, and prompts are computed once only if they are kept. A `budget` or
-    `checkpointing` that is given stays.
+    Recomputing them costs a third of the speed. A `budget` or `checkpointing` that is given stays.
     """
     budgets = (budget,) if budget else (*(size for size in BUDGETS if size > work.max_tokens), work.max_tokens)
     for again in (False, True) if checkpointing is None else (checkpointing,):
@@ -214,11 +211,10 @@ def training_settings(
 def widest_update(
     shape: ModelShape, work: Work, budget: int, *, checkpointing: bool, processes: int = 1
 ) -> Footprint:  # fmt: skip
-    """An update with micro-batches of so many tokens, whether prompts turn out to be shared or not."""
-    shared = 0 if checkpointing or processes > 1 else min(work.prompt_tokens, work.max_tokens - 1)
+    """An update with micro-batches of so many tokens, whether prompts are shared or not."""
     tried = (
         training(shape, work.lora, work.precision, batch, checkpointing=checkpointing, processes=processes)
-        for batch in (Batch.of(budget, work.max_tokens), Batch.of(budget, work.max_tokens, shared))
+        for batch in (Batch.of(budget, work.max_tokens, shared=shared) for shared in (False, True))
     )
     return max(tried, key=lambda footprint: footprint.total)
 
@@ -397,8 +393,6 @@ class Options:
     """Layers that it changes, as for create_lora_model.py."""
     max_tokens: int = 2048
     """Most tokens of an episode."""
-    prompt_tokens: int = 600
-    """Tokens of a prompt, which the episodes of a question share."""
     concurrency: int = 64
     """Episodes that the server should play at once."""
     apart: bool = False
@@ -408,7 +402,6 @@ class Options:
 
     def check(self) -> None:
         check_at_least_one(self, "r", "max_tokens", "concurrency")
-        check_at_least_zero(self, "prompt_tokens")
         if self.gpu_gib <= 0:
             raise UserError(f"--gpu-gib {self.gpu_gib:g} must be over 0")
 
@@ -420,7 +413,7 @@ class Options:
                 f"--target-modules {odd[0]} is no linear layer; give all-linear or {' '.join(shape.linears)}"
             )
         precision: Precision = "nf4" if self.quantize else "bf16"
-        return Work(Lora(self.r, targets), precision, self.max_tokens, self.prompt_tokens, self.concurrency)
+        return Work(Lora(self.r, targets), precision, self.max_tokens, self.concurrency)
 
 
 def main(options: Options) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from forage.policy.footprint import WIDEST_TREE
 
 
 class Tokens(Protocol):
@@ -17,6 +20,32 @@ class Tokens(Protocol):
     def ids(self) -> Sequence[int]: ...
     @property
     def mask(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Sequences as branches of trees: what they begin with in common is there once. Each token is a node.
+
+    Example: 5 6 7 8 and 5 6 9:
+
+        ids [5, 6, 7, 8, 9]   parents [-1, 0, 1, 2, 1]   positions [0, 1, 2, 3, 2]   node [[0, 1, 2, 3], [0, 1, 4, 0]]
+        seen [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
+    """
+
+    ids_N: Tensor
+    parents_N: Tensor
+    """The node before each; -1 before a sequence's first."""
+    positions_N: Tensor
+    seen_NN: Tensor
+    """Whether a node (row) attends to another (column): to itself and those on the way to it."""
+    node_BT: Tensor
+    """The node of each token of the batch's rows; 0 at padding."""
+
+    def to(self, device: torch.device | str) -> TokenTree:
+        return TokenTree(
+            self.ids_N.to(device), self.parents_N.to(device), self.positions_N.to(device), self.seen_NN.to(device),
+            self.node_BT.to(device),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,8 +69,8 @@ class TokenBatch:
     """Index of the token's sequence among those given to `pack`."""
     attention_BT: Tensor | None = None
     """1 = a token, 0 = padding; None for a single row, which has no padding."""
-    prefix_P: Tensor | None = None
-    """Tokens that all rows begin with, left out of the rows; positions continue after them."""
+    tree: TokenTree | None = None
+    """What is computed in the place of the rows, each token that several of them share once."""
     filler: bool = False
     """Only keeps a process in step with the others, which have one more: its episodes are counted elsewhere."""
 
@@ -49,13 +78,27 @@ class TokenBatch:
         return TokenBatch(
             self.ids_BT.to(device), self.positions_BT.to(device), self.sampled_BT.to(device),
             self.sequence_BT.to(device), None if self.attention_BT is None else self.attention_BT.to(device),
-            None if self.prefix_P is None else self.prefix_P.to(device), self.filler,
+            None if self.tree is None else self.tree.to(device), self.filler,
         )  # fmt: skip
 
     @property
     def tokens(self) -> int:
         """Number of tokens that are computed, including padding."""
-        return self.ids_BT.numel() + (0 if self.prefix_P is None else len(self.prefix_P))
+        return self.ids_BT.numel() if self.tree is None else len(self.tree.ids_N)
+
+    @property
+    def predicted_BT(self) -> Tensor:
+        """True at sampled tokens that have one before them, in their sequence and row, to predict them."""
+        predicted_BT = (self.sampled_BT > 0) & (self.positions_BT > 0)
+        predicted_BT[:, :1] = False
+        return predicted_BT
+
+    @property
+    def predictions(self) -> int:
+        """Number of log-probabilities that are computed."""
+        if self.tree is None:
+            return int(self.predicted_BT.count_nonzero())
+        return len(torch.unique(self.tree.node_BT[self.predicted_BT]))
 
 
 def pack(sequences: Sequence[Tokens], budget: int, *, padding_free: bool = False) -> list[TokenBatch]:
@@ -69,31 +112,51 @@ def pack(sequences: Sequence[Tokens], budget: int, *, padding_free: bool = False
     return [make(sequences, group) for group in _groups([len(s.ids) for s in sequences], budget, padding_free)]
 
 
-def pack_shared(sequences: Sequence[Tokens], prompts: Sequence[Hashable], budget: int) -> list[TokenBatch]:
-    """Padded batches of sequences that share a prompt, which is computed once for all rows of a batch.
+def pack_trees(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
+    """Batches of at most `budget` tokens, in which what sequences begin with in common is computed once.
 
-    Example: sequences (5 6 7 8) and (5 6 9), both with the prompt 5 6: prefix 5, rows (6 7 8) and (6 9). A prompt's
-    last token stays in the rows, because the first sampled token is predicted from it.
+    Sequences are taken in the order of their tokens, so that those that begin alike come together. The largest batch
+    comes first. Attention in a batch costs the square of its tokens, so more than WIDEST_TREE don't pay.
     """
-    numbers: dict[Hashable, list[int]] = {}
-    for number, prompt in enumerate(prompts):
-        numbers.setdefault(prompt, []).append(number)
-    batches = []
-    for members in numbers.values():
-        shared = max(0, _common([sequences[n].ids[: _first_sampled(sequences[n])] for n in members]) - 1)
-        rests = [len(sequences[n].ids) - shared for n in members]
-        groups = _groups(rests, max(1, budget - shared), padding_free=False)
-        batches += [_pad(sequences, [members[place] for place in group], shared) for group in groups]
-    return batches
+    order = sorted(range(len(sequences)), key=lambda number: (tuple(sequences[number].ids), number))
+    groups: list[tuple[int, list[int]]] = []  # nodes, members
+    for place, number in enumerate(order):
+        ids = sequences[number].ids
+        # Of all earlier ones in this order, the one just before shares the most.
+        shared = common_start(sequences[order[place - 1]].ids, ids) if place else 0
+        if groups and groups[-1][0] + len(ids) - shared <= min(budget, WIDEST_TREE):
+            nodes, members = groups.pop()
+            groups.append((nodes + len(ids) - shared, [*members, number]))
+        else:
+            groups.append((len(ids), [number]))
+    groups.sort(key=lambda group: -group[0])
+    return [replace(_pad(sequences, members), tree=_tree([sequences[n].ids for n in members])) for _, members in groups]
 
 
-def _first_sampled(sequence: Tokens) -> int:
-    return next((place for place, sampled in enumerate(sequence.mask) if sampled), len(sequence.mask))
+def common_start(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """Number of leading tokens that two sequences share. Example: [1, 2, 3] and [1, 2, 4, 5] share 2."""
+    length = min(len(held), len(wanted))
+    differ = np.flatnonzero(np.asarray(held[:length]) != np.asarray(wanted[:length]))
+    return int(differ[0]) if len(differ) else length
 
 
-def _common(rows: Sequence[Sequence[int]]) -> int:
-    """Number of leading tokens that all rows share."""
-    return next((n for n, ids in enumerate(zip(*rows, strict=False)) if len(set(ids)) > 1), min(map(len, rows)))
+def _tree(rows: Sequence[Sequence[int]]) -> TokenTree:
+    """The tree of sequences in the order of their tokens."""
+    ids: list[int] = []
+    parents: list[int] = []
+    positions: list[int] = []
+    branches: list[list[int]] = []
+    for row in rows:
+        before = branches[-1] if branches else []
+        shared = common_start([ids[node] for node in before], row)
+        branches.append(before[:shared] + list(range(len(ids), len(ids) + len(row) - shared)))
+        parents += [-1, *branches[-1]][shared : len(row)]
+        positions += range(shared, len(row))
+        ids += row[shared:]
+    seen_NN = torch.zeros(len(ids), len(ids), dtype=torch.bool)
+    for branch in map(torch.tensor, branches):
+        seen_NN[branch[:, None], branch] = torch.ones(len(branch), len(branch), dtype=torch.bool).tril()
+    return TokenTree(torch.tensor(ids), torch.tensor(parents), torch.tensor(positions), seen_NN, _rows(branches))
 
 
 def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
@@ -121,15 +184,15 @@ def _groups(lengths: Sequence[int], budget: int, padding_free: bool) -> list[lis
     return groups
 
 
-def _pad(sequences: Sequence[Tokens], group: Sequence[int], shared: int = 0) -> TokenBatch:
-    """Padded rows without their first `shared` tokens, which are the same in all of them."""
-    ids_BT = _rows([sequences[number].ids[shared:] for number in group])
-    attention_BT = _rows([[1] * (len(sequences[number].ids) - shared) for number in group])
-    sampled_BT = _rows([sequences[number].mask[shared:] for number in group])
-    positions_BT = torch.arange(shared, shared + ids_BT.shape[1]).expand_as(ids_BT)
-    sequence_BT = torch.tensor(group)[:, None].expand_as(ids_BT)
-    prefix_P = torch.tensor(sequences[group[0]].ids[:shared]) if shared else None
-    return TokenBatch(ids_BT, positions_BT, sampled_BT, sequence_BT, attention_BT, prefix_P)
+def _pad(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:
+    ids_BT = _rows([sequences[number].ids for number in group])
+    return TokenBatch(
+        ids_BT,
+        torch.arange(ids_BT.shape[1]).expand_as(ids_BT),
+        _rows([sequences[number].mask for number in group]),
+        torch.tensor(group)[:, None].expand_as(ids_BT),
+        _rows([[1] * len(sequences[number].ids) for number in group]),
+    )
 
 
 def _join(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:

@@ -18,8 +18,8 @@ from forage.errors import UserError
 from forage.files import remove_folder, replacing, write_jsonl
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
-from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import pack
+from forage.policy.logprobs import has_windows, token_logprobs
+from forage.policy.packing import pack, pack_trees
 from forage.schedule import in_rounds
 from forage.sft.options import SFTOptions
 from forage.sft.player import Player
@@ -98,8 +98,8 @@ def checkpoints_activations(options: SFTOptions) -> bool:
 
 
 def token_budget(options: SFTOptions) -> int:
-    """Tokens per micro-batch; on a CPU, one sequence at a time is fastest."""
-    return options.memory.token_budget or (8192 if torch.cuda.is_available() else 512)
+    """Tokens per micro-batch, of which each is computed once however many demonstrations begin with it."""
+    return options.memory.token_budget or (8192 if torch.cuda.is_available() else 1024)
 
 
 def choose_questions(options: SFTOptions) -> list[Question]:
@@ -151,7 +151,7 @@ def loss_of(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: 
     device = next(policy.parameters()).device
     tokens = sum(episode.sampled for episode in episodes)
     total = 0.0
-    for part in pack(episodes, budget):
+    for part in (pack if has_windows(policy.config) else pack_trees)(episodes, budget):
         loss = -token_logprobs(policy, part.to(device)).sum() / tokens
         if backward:
             loss.backward()  # type: ignore[no-untyped-call]

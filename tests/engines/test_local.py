@@ -14,9 +14,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
 from forage.engines.base import EngineError, Request, Sampling
-from forage.engines.local import LocalEngine, below_one, common_start, first_above, inverse_cdf, longest_start, share
+from forage.engines.local import LocalEngine, below_one, first_above, inverse_cdf, longest_start, share
 from forage.engines.slot_cache import Decode
 from forage.errors import UserError
+from forage.policy.packing import common_start
 from tests.factories import tiny_model
 from tests.sampling import generate, logprobs_of, requests
 
@@ -368,10 +369,3 @@ def test_an_episode_is_not_continued_by_another_adapter(tmp_path):
         generate(engine, Request((1, 2, 3, 4), 2, (), 0, episode="q/0", adapter="base"))
     [sample] = generate(engine, Request((1, 2, 3, 4), 2, (), 0, episode="q/1", adapter="run-v000001"))
     assert len(sample.ids) == 2
-
-
-@given(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), max_size=9))
-def test_common_start(held, wanted):
-    shared = common_start(held, wanted)
-    assert held[:shared] == wanted[:shared]
-    assert shared == min(len(held), len(wanted)) or held[shared] != wanted[shared]

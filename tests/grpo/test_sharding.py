@@ -23,6 +23,7 @@ from forage.grpo.options import TrainOptions
 from forage.grpo.sequence_parallel import check_split
 from forage.policy.adapters import adapter_path
 from forage.policy.four_bit import packed_layers
+from forage.policy.packing import pack
 from tests import ROOT
 from tests.sharding_worker import micro_batches, one_row, prompt_updates, tiny_policy, update
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.timeout(900)  # the first test waits for two processes 
 SHARDINGS = ("none", "fsdp2", "zero2", "zero3")
 OFFLOADED = ("zero2+optimizer", "zero3+optimizer", "zero3+all")
 SPLIT = ("none-split", "zero2-split", "fsdp2-split")
-PROMPTS = ("none-prompts", "zero2-prompts", "zero3-prompts", "zero3+all-prompts")
+PROMPTS = ("none-prompts", "fsdp2-prompts", "zero2-prompts", "zero3-prompts", "zero3+all-prompts")
 BOTH = [(processes, name) for processes in (2, 1) for name in (*SHARDINGS, *OFFLOADED)]
 # Policies of earlier versions stored 4-bit weights as bf16.
 FOUR_BIT = [
@@ -60,7 +61,7 @@ def ran(tmp_path_factory):
     for processes, folder in folders.items():
         tiny_policy(checkpointing=False).unload().save_pretrained(folder / "base")
         names = [name for count, name in (*BOTH, *FOUR_BIT) if count == processes]
-        start(folder, *names, *(SPLIT if processes == 2 else PROMPTS), processes=processes)
+        start(folder, *names, *PROMPTS, *(SPLIT if processes == 2 else ()), processes=processes)
     return folders
 
 
@@ -228,9 +229,11 @@ def test_a_batch_of_which_nothing_counts_scores_zero_and_still_has_a_backward_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROMPTS)
-def test_one_process_computes_shared_prompts_once(ran, name):
-    plain = Learner(tiny_policy(checkpointing=False))
-    assert found(ran[1], name)["norms"] == pytest.approx(prompt_updates(plain), rel=1e-5)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_prompts_computed_once_give_what_rows_of_their_own_give(ran, name, processes):
+    """With activations recomputed, and in two processes of which one has a batch less than the other."""
+    plain = prompt_updates(Learner(tiny_policy(checkpointing=False)), pack)
+    assert found(ran[processes], name)["norms"] == pytest.approx(plain, rel=1e-5)
 
 
 def test_what_can_not_be_sharded_is_refused(monkeypatch):
@@ -251,10 +254,9 @@ def test_what_can_not_be_sharded_is_refused(monkeypatch):
         check_sharding("zero3", 2)
 
 
-@pytest.mark.parametrize(
-    ("sharding", "processes", "shared"),
-    [("none", 1, True), ("zero3", 1, True), ("fsdp2", 1, False), ("none", 2, True), ("zero2", 2, False)],
-)
-def test_prompts_are_shared_where_no_process_waits_for_another(monkeypatch, sharding, processes, shared):
+@pytest.mark.parametrize("sharding", ["none", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_prompts_are_shared_unless_sequences_are_split(monkeypatch, sharding, processes):
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    assert TrainOptions(sharding=sharding).prompts_shared == shared
+    assert TrainOptions(sharding=sharding).prompts_shared
+    assert not TrainOptions(sharding="fsdp2", sequence_parallel=2).prompts_shared

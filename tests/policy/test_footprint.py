@@ -49,13 +49,13 @@ def test_what_a_layer_keeps_by_hand():
     assert fp.layer_bytes(SMALL, Lora(16, ("q_proj",)), Batch(1, 10)) == 10 * (512 + 256 + 64 + 400 + 768)
 
 
-def test_a_prefix_is_computed_once_but_each_row_has_its_keys():
-    shared, plain = Batch(3, 10, 30), Batch(3, 40, padded=True)
-    assert (shared.computed, plain.computed) == (60, 120)
-    assert fp.layer_bytes(SMALL, Lora(), shared) < fp.layer_bytes(SMALL, Lora(), plain)
-    tokens = 60 * (4_176 - 128)
-    repeated = 3 * 40 * (256 + 128)  # for all heads, and as they are until the forward pass ends
-    assert fp.layer_bytes(SMALL, Lora(), shared) == tokens + repeated + 30 * 128 + 2 * 3 * 10 * 40
+def test_a_tree_has_one_mask_for_all_layers():
+    plain, tree = Batch(1, 10), Batch(1, 10, tree=True)
+    assert fp.layer_bytes(SMALL, Lora(), tree) == 10 * 4_304  # keys and values for all heads, and no mask of its own
+    assert (plain.mask_bytes, tree.mask_bytes, Batch(2, 10, padded=True).mask_bytes) == (0, 300, 200)
+    more = training(SMALL, Lora(), "bf16", tree, checkpointing=False, device="cpu").activations
+    less = training(SMALL, Lora(), "bf16", plain, checkpointing=False, device="cpu").activations
+    assert more - less == 2 * 10 * 128 + 300
 
 
 def test_an_update_holds_its_parts():
@@ -91,12 +91,13 @@ def test_several_processes_share_what_they_hold():
 
 
 def test_the_batch_that_packing_makes():
-    assert Batch.of(4096, 1024) == Batch(4, 1024, 0, True)
+    assert Batch.of(4096, 1024) == Batch(4, 1024, padded=True)
     assert Batch.of(1024, 1024) == Batch(1, 1024)
     assert Batch.of(500, 1024) == Batch(1, 1024)  # a longer episode gets a batch of its own
-    assert Batch.of(4096, 1024, 600) == Batch(8, 424, 600, True)
-    assert Batch.of(1024, 1024, 600) == Batch(1, 424, 600)
-    assert Batch.of(1024, 1024, 600).masked
+    assert Batch.of(2048, 1024, shared=True) == Batch(1, 2048, tree=True)
+    assert Batch.of(16_384, 1024, shared=True) == Batch(1, 4096, tree=True)  # wider ones don't pay
+    assert Batch.of(16_384, 5000, shared=True) == Batch(1, 5000, tree=True)
+    assert Batch.of(1024, 1024, shared=True).masked
 
 
 def test_sampling():

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from forage.errors import UserError
-from forage.policy.logprobs import _chunk_scores, token_logprobs
+from forage.policy.logprobs import chunk_scores, token_logprobs
 from forage.policy.packing import TokenBatch
 from tests.factories import plain_logprobs as plain
 from tests.factories import tiny_model
@@ -64,12 +64,12 @@ def test_a_value_by_hand():
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
     # Logits 2, 1, 0: log-probability of the first is 2 - log(e^2 + e^1 + e^0).
-    found, entropy = _chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 1.0)
+    found, entropy = chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 1.0)
     chances = [math.exp(x) / (math.exp(2) + math.exp(1) + 1) for x in (2, 1, 0)]
     assert entropy.item() == pytest.approx(-sum(p * math.log(p) for p in chances), abs=1e-6)
     assert not entropy.requires_grad
     assert found.item() == pytest.approx(2 - math.log(math.exp(2) + math.exp(1) + 1), abs=1e-6)
-    halved, _ = _chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 2.0)
+    halved, _ = chunk_scores(head, torch.tensor([[2.0, 1.0]]), torch.tensor([0]), 2.0)
     assert halved.item() == pytest.approx(1 - math.log(math.exp(1) + math.exp(0.5) + 1), abs=1e-6)
 
 

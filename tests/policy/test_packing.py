@@ -5,8 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import pack, pack_shared, values_like
+from forage.errors import UserError
+from forage.policy import packing
+from forage.policy.logprobs import token_logprobs, token_scores
+from forage.policy.packing import common_start, pack, pack_trees, values_like
 from tests.factories import Sequence, tiny_model
 
 A, B = Sequence((5, 6, 7, 8), (0, 0, 1, 1)), Sequence((5, 9), (0, 1))
@@ -66,30 +68,79 @@ def test_one_row_gives_the_logprobs_of_rows_of_their_own(kind):
                 torch.testing.assert_close(logprobs[here], alone[number], atol=1e-5, rtol=0)
 
 
-# Shared prompts
+# Trees
 
 C, D = Sequence((5, 6, 7, 8), (0, 0, 1, 1)), Sequence((5, 6, 9), (0, 0, 1))
 
 
-def test_the_example_of_a_shared_prompt():
-    [batch] = pack_shared([C, D], ["q", "q"], budget=100)
-    assert batch.prefix_P.tolist() == [5]
-    assert batch.ids_BT.tolist() == [[6, 7, 8], [6, 9, 0]]
-    assert batch.positions_BT.tolist() == [[1, 2, 3], [1, 2, 3]]
-    assert batch.sampled_BT.tolist() == [[0, 1, 1], [0, 1, 0]]
-    assert batch.sequence_BT.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert batch.tokens == 7
-    assert len(pack_shared([C, D], ["q", "q"], budget=5)) == 2  # then each computes the prompt
-    assert len(pack_shared([C, D], ["q", "r"], budget=100)) == 2
-    # A prompt of one token, and one that differs within a group, leave nothing to share.
-    assert pack_shared([B], ["q"], budget=100)[0].prefix_P is None
-    assert pack_shared([C, Sequence((4, 6, 7), (0, 0, 1))], ["q", "q"], budget=100)[0].prefix_P is None
+def test_the_example_of_a_tree():
+    [batch] = pack_trees([D, C], budget=100)
+    tree = batch.tree
+    assert tree.ids_N.tolist() == [5, 6, 7, 8, 9]
+    assert tree.parents_N.tolist() == [-1, 0, 1, 2, 1]
+    assert tree.positions_N.tolist() == [0, 1, 2, 3, 2]
+    assert tree.node_BT.tolist() == [[0, 1, 2, 3], [0, 1, 4, 0]]
+    assert tree.seen_NN.int().tolist() == [
+        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1],
+    ]  # fmt: skip
+    # The rows are those of plain packing, in the order of their tokens.
+    assert batch.ids_BT.tolist() == [[5, 6, 7, 8], [5, 6, 9, 0]]
+    assert batch.sequence_BT.tolist() == [[1, 1, 1, 1], [0, 0, 0, 0]]
+    assert batch.sampled_BT.tolist() == [[0, 0, 1, 1], [0, 0, 1, 0]]
+    assert (batch.tokens, batch.predictions) == (5, 3)
+
+
+def test_what_several_share_is_there_once():
+    """Two questions after one instruction 1 2, two samples each, of which 3 9 9 and 3 9 8 share a sampled token too."""
+    rows = [(1, 2, 3, 9, 9), (1, 2, 3, 9, 8), (1, 2, 4, 7, 7), (1, 2, 4, 6, 7), (1, 2, 4, 6, 7)]
+    [batch] = pack_trees([Sequence(ids, (0, 0, 0, 1, 1)) for ids in rows], budget=100)
+    assert batch.tree.ids_N.tolist() == [1, 2, 3, 9, 8, 9, 4, 6, 7, 7, 7]
+    assert batch.tree.node_BT.tolist() == [
+        [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 6, 7, 8], [0, 1, 6, 7, 8], [0, 1, 6, 9, 10],
+    ]  # fmt: skip
+    assert batch.sequence_BT[:, 0].tolist() == [1, 0, 3, 4, 2]
+    assert batch.predictions == 7  # 9 8 9, 6 7 and 7 7
+    # 11 nodes fit 11 tokens. In 10, the last sequence starts a tree of its own, and the larger one still comes first.
+    sizes = [batch.tokens for batch in pack_trees([Sequence(ids, (0, 0, 0, 1, 1)) for ids in rows], budget=10)]
+    assert sizes == [9, 5]
+
+
+def test_sequences_with_nothing_in_common_share_a_row_unseen_by_one_another(monkeypatch):
+    [batch] = pack_trees([A, Sequence((7, 5), (0, 1))], budget=100)
+    assert batch.tree.positions_N.tolist() == [0, 1, 2, 3, 0, 1]
+    assert batch.tree.seen_NN[4:].int().tolist() == [[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
+    monkeypatch.setattr(packing, "WIDEST_TREE", 5)  # wider rows cost more than they save
+    assert [batch.tokens for batch in pack_trees([A, Sequence((7, 5), (0, 1))], budget=100)] == [4, 2]
+    assert pack_trees([], budget=100) == []
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(1, 20)
+)  # fmt: skip
+def test_all_sequences_are_in_the_trees_and_no_token_twice(rows, budget):
+    sequences = [Sequence(tuple(ids), (0,) + (1,) * (len(ids) - 1)) for ids in rows]
+    found = []
+    for batch in pack_trees(sequences, budget):
+        tree, paths = batch.tree, {}
+        assert batch.tokens <= budget or len(batch.ids_BT) == 1
+        for node, parent in enumerate(tree.parents_N.tolist()):
+            paths[node] = [*paths.get(parent, []), node]
+            assert tree.positions_N[node] == len(paths[node]) - 1
+            assert tree.seen_NN[node].nonzero().flatten().tolist() == sorted(paths[node])
+        spelled = {tuple(tree.ids_N[path].tolist()) for path in paths.values()}
+        assert len(spelled) == batch.tokens
+        for row, number in enumerate(batch.sequence_BT[:, 0].tolist()):
+            length = len(rows[number])
+            assert paths[int(tree.node_BT[row, length - 1])] == tree.node_BT[row, :length].tolist()
+            assert tree.ids_N[tree.node_BT[row, :length]].tolist() == rows[number]
+            found.append(number)
+    assert sorted(found) == list(range(len(rows)))
 
 
 def test_values_stand_where_the_tokens_are():
     values = [[0.0, 0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]
-    [shared] = pack_shared([C, D], ["q", "q"], budget=100)
-    torch.testing.assert_close(values_like(shared, values), torch.tensor([[0.1, 0.2, 0.3], [0.6, 0.7, 0.0]]))
+    [tree] = pack_trees([C, D], budget=100)
+    torch.testing.assert_close(values_like(tree, values), torch.tensor([[0.0, 0.1, 0.2, 0.3], [0.5, 0.6, 0.7, 0.0]]))
     [row] = pack([C, D], budget=100, padding_free=True)
     torch.testing.assert_close(values_like(row, values), torch.tensor([[0.0, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7]]))
     [rows] = pack([D, C], budget=100)
@@ -103,25 +154,69 @@ def test_values_of_other_batches_are_not_read():
     torch.testing.assert_close(values_like(short, [None, [0.5, 0.6, 0.7]]), torch.tensor([[0.5, 0.6, 0.7]]))
 
 
-@pytest.mark.parametrize("budget", [1000, 24, 1])
-def test_a_shared_prompt_changes_neither_values_nor_gradients(budget):
-    model = tiny_model()
+@given(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), max_size=9))
+def test_common_start(held, wanted):
+    shared = common_start(held, wanted)
+    assert held[:shared] == wanted[:shared]
+    assert shared == min(len(held), len(wanted)) or held[shared] != wanted[shared]
+
+
+def four_of_two_prompts():
+    """Three of one prompt, of which two share sampled tokens as well, and one of another; with a weight by token."""
     generator = torch.Generator().manual_seed(3)
-    prompt, sequences, groups = (5, 6, 7, 9, 11), [], []
+    prompt, sequences = (5, 6, 7, 9, 11), []
     for number, length in enumerate((4, 7, 5, 3)):
         more = torch.randint(1, 61, (length,), generator=generator).tolist()
-        sequences.append(Sequence((*prompt, *more), (0,) * 5 + (1,) * (length - 2) + (0, 1)))
-        groups.append(number == 3)
-    weights = [[(7 * n + m) % 5 - 2.0 for m in range(len(s.ids))] for n, s in enumerate(sequences)]
+        if number == 1:
+            more[:2] = sequences[0].ids[5:7]
+        start = (*prompt[:3], 13, 14) if number == 3 else prompt
+        sequences.append(Sequence((*start, *more), (0,) * 5 + (1,) * (length - 2) + (0, 1)))
+    return sequences, [[(7 * n + m) % 5 - 2.0 for m in range(len(s.ids))] for n, s in enumerate(sequences)]
 
-    def run(batches):
-        model.zero_grad()
-        total = sum((token_logprobs(model, b) * values_like(b, weights)).sum() for b in batches)
-        total.backward()
-        return total.detach(), [weight.grad.clone() for weight in model.parameters()]
 
-    total, gradients = run(pack(sequences, 1000))
-    shared_total, shared_gradients = run(pack_shared(sequences, groups, budget))
-    torch.testing.assert_close(shared_total, total)
-    for ours, plain in zip(shared_gradients, gradients, strict=True):
+def scored(model, batches, weights):
+    """(sum of weighted log-probabilities and of entropies, gradients)"""
+    model.zero_grad()
+    scores = [(batch, token_scores(model, batch, chunk=4)) for batch in batches]
+    total = sum((score.logprobs_BT * values_like(batch, weights)).sum() for batch, score in scores)
+    total.backward()
+    entropy = sum((score.entropy_BT * values_like(batch, weights)).sum() for batch, score in scores)
+    return total.detach(), entropy, [weight.grad.clone() for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("budget", [1000, 16, 1])
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_trees_change_neither_values_nor_gradients(budget, kind, checkpointing):
+    model = tiny_model()
+    model.set_attn_implementation(kind)
+    sequences, weights = four_of_two_prompts()
+    total, entropy, gradients = scored(model, pack(sequences, 1000), weights)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    trees = pack_trees(sequences, budget)
+    assert sum(batch.tokens for batch in trees) < 39 or budget == 1  # they are 39 tokens
+    tree_total, tree_entropy, tree_gradients = scored(model, trees, weights)
+    torch.testing.assert_close(tree_total, total)
+    torch.testing.assert_close(tree_entropy, entropy)
+    for ours, plain in zip(tree_gradients, gradients, strict=True):
         torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-4)
+
+
+def test_a_tree_that_saw_its_other_branches_would_be_found_out():
+    """The check above can fail: with a mask that is merely causal, values differ."""
+    model, (sequences, weights) = tiny_model(), four_of_two_prompts()
+    total, _, _ = scored(model, pack(sequences, 1000), weights)
+    [batch] = pack_trees(sequences, 1000)
+    batch.tree.seen_NN.copy_(torch.ones_like(batch.tree.seen_NN).tril())
+    wrong, _, _ = scored(model, [batch], weights)
+    assert abs(wrong - total) > 1e-3
+
+
+def test_a_model_with_windows_shares_no_prompts():
+    model = tiny_model()
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(UserError, match="llama has layers that can't share prompts; give --no-share-prompts"):
+        token_logprobs(model, pack_trees([C, D], 100)[0])
+    assert token_logprobs(model, pack([C, D], 100)[0]).shape == (2, 4)
