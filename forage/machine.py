@@ -6,12 +6,19 @@ import os
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
 Dtype = Literal["auto", "bfloat16", "float32"]
+
+
+class Choice(NamedTuple):
+    """What a script takes where an option says auto, and why."""
+
+    name: str
+    why: str
 
 
 @lru_cache(maxsize=1)
