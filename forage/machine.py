@@ -37,9 +37,9 @@ def hub_reachable(timeout: float = 5.0) -> bool:
 
 def has_bf16(device: str) -> bool:
     """Whether this device computes in bf16 rather than emulating it (emulation is 5 times slower than fp32)."""
-    import torch
-
     if device.startswith("cuda"):
+        import torch
+
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     flags = Path("/proc/cpuinfo")
     return flags.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags.read_text()))
