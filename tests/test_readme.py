@@ -39,7 +39,11 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
 # Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
 OTHERS = re.compile(r"docker|pip|python -m|scripts/")
-MODULES = ("forage.policy.memory", "forage.policy.served_base")  # that a user runs, with flags of their own
+MODULES = (
+    "forage.policy.memory",
+    "forage.policy.served_base",
+    "forage.doctor.__main__",
+)  # that a user runs, with flags of their own
 VLLM_FLAGS = {"--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-lora-rank"}
 # What the reader brings.
 YOURS = {
@@ -106,7 +110,8 @@ def python_call(command):
         if word.endswith(".py") and "/" not in word:
             return word.removesuffix(".py"), command[place + 1 :]
         if word == "-m" and command[place + 1].startswith(("forage.", "bench.")):
-            return command[place + 1], command[place + 2 :]
+            package = (ROOT / command[place + 1].replace(".", "/")).is_dir()
+            return command[place + 1] + (".__main__" if package else ""), command[place + 2 :]
     return None
 
 

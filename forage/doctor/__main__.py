@@ -26,8 +26,6 @@ from forage.doctor.report import as_json, as_text, works
 from forage.doctor.services import ask_hub, docker_lines, hub_lines, server_lines
 from forage.errors import UserError, first_line
 
-TOP = ("data", "policy", "run_dir", "json")
-
 
 @dataclass(frozen=True)
 class Options:
@@ -110,4 +108,4 @@ if __name__ == "__main__":
     except ImportError:
         without_tyro(sys.argv[1:])
     else:
-        run_script(main, __doc__, top=TOP)
+        run_script(main, __doc__)

@@ -52,15 +52,16 @@ def default_lines(hub: Hub) -> list[Line]:
         return Line("choice", f"{name}: {value}", why, option, figures={"name": name, "value": value})
 
     return [
-        chosen("base model", base.name, base.why, "create_lora_model.py --base-model NAME"),
+        chosen("base model", base.name, base.why, "python create_lora_model.py --base-model NAME"),
         chosen("4 bits", "yes" if picked.quantized else "no", f"there is {'a' if picked.gpu else 'no'} GPU: {four}",
-               "create_lora_model.py --quantize, --no-quantize"),
-        chosen("number type", dtype, units, "create_lora_model.py --dtype TYPE"),
-        chosen("embedder", embedder.name, embedder.why, "data_prep.py --embedder NAME"),
+               "python create_lora_model.py --quantize, --no-quantize"),
+        chosen("number type", dtype, units, "python create_lora_model.py --dtype TYPE"),
+        chosen("embedder", embedder.name, embedder.why, "python data_prep.py --embedder NAME"),
         chosen("engine", "vllm" if served else "local",
-               f"{'a' if served else 'no'} vLLM server answers at {engine.urls[0]}", "grpo_train.py --engine NAME"),
+               f"{'a' if served else 'no'} vLLM server answers at {engine.urls[0]}",
+               "python grpo_train.py --engine NAME"),
         chosen("sharding", sharding, "the default of grpo_train.py; the stack takes SHARDING of .env",
-               "grpo_train.py --sharding NAME"),
+               "python grpo_train.py --sharding NAME"),
         *(plan_lines(picked) if picked.gpu else ()),
     ]  # fmt: skip
 

@@ -37,7 +37,7 @@ def questions_line(folder: Path) -> Line:
     train, held_out = read_training_questions(folder), read_answerable(folder / "eval.jsonl")
     what, figures = f"--data {folder}", {"train": len(train), "eval": len(held_out)}
     if not train:
-        return Line("problem", what, "no chunk answers any question of train.jsonl", "data_prep.py --help",
+        return Line("problem", what, "no chunk answers any question of train.jsonl", "python data_prep.py --help",
                     needed=True, figures=figures)  # fmt: skip
     return Line("ok", what, f"{len(train)} questions to train on, {len(held_out)} held out", figures=figures)
 

@@ -21,13 +21,13 @@ SOME_OPTIONS = {
     "bitsandbytes": "--quantize (4-bit bases)",
     "datasets": "--dataset-name with a data set of the hub",
     "deepspeed": "--sharding zero2 and zero3",
-    "ir-measures": "evaluate.py on a test collection",
     "pyarrow": "--dataset-name with a .parquet file",
     "pypdf": "--documents with PDF files",
-    "rank-bm25": "--bm25 rank_bm25",
     "trl": "train_ppo.py",
 }
 TRACKERS = {"tensorboard": "--report-to tensorboard", "wandb": "--report-to wandb", "trackio": "--report-to trackio"}
+LISTED = 3  # more missing packages than these share a line
+SETUP = "make setup && source .venv/bin/activate"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
@@ -79,45 +79,49 @@ def python_line(running: str = platform.python_version()) -> Line:
     return Line("ok", what, why, figures=figures)
 
 
-def package_lines(path: Path, features: dict[str, str], install: str, *, needed: bool) -> Iterator[Line]:
-    """One line for all that are as pinned, and one for each that is not.
+def package_lines(path: Path, features: dict[str, str], *, needed: bool) -> Iterator[Line]:
+    """One line for all that are as pinned, and one for each that is not, or for all that are missing if they are many.
 
     `features` says what needs a package, for those that the basic path doesn't.
     """
-    good: dict[str, str] = {}
-    unknown = False
-    for pin in pins(path):
-        here, feature = installed_version(pin.name), features.get(pin.name, "")
-        basic = needed and not feature
-        what_for = f"needed by {feature}" if feature else "every run needs it" if needed else ""
-        pinned = f"{path.name}: {pin.name}{pin.bounds}"
-        command = install.format(name=pin.name, bounds=pin.bounds)
-        figures = {"package": pin.name, "version": here, "wanted": pin.bounds}
-        if not here:
-            why = "; ".join(filter(None, (pinned, what_for)))
-            yield Line("missing", f"package {pin.name}", why, command, needed=basic, figures=figures)
-            continue
-        fit = fits(here, pin.bounds)
-        if fit is False:  # other versions may work: it is told, and does not fail
-            why = "; ".join((pinned, "another version was not tested"))
-            yield Line("problem", f"package {pin.name} {here}", why, command, figures=figures)
-            continue
-        unknown = unknown or fit is None
-        good[pin.name] = here
+    wanted = list(pins(path))
+    here = {pin.name: installed_version(pin.name) for pin in wanted}
+    missing = [pin for pin in wanted if not here[pin.name]]
+    if len(missing) > LISTED:
+        what = f"{len(missing)} of {len(wanted)} packages of {path.name}"
+        basic = needed and any(pin.name not in features for pin in missing)
+        names = [pin.name for pin in missing]
+        yield Line("missing", what, ", ".join(names), SETUP if needed else f"pip install -r {path.name}", needed=basic,
+                   figures={"missing": names})  # fmt: skip
+    else:
+        for pin in missing:
+            feature = features.get(pin.name, "")
+            what_for = f"needed by {feature}" if feature else "every run needs it"
+            yield Line("missing", f"package {pin.name}", f"{what_for}; {path.name}: {pin.name}{pin.bounds}",
+                       install(pin), needed=needed and not feature,
+                       figures={"package": pin.name, "version": "", "wanted": pin.bounds})  # fmt: skip
+    fit = {pin: fits(here[pin.name], pin.bounds) for pin in wanted if here[pin.name]}
+    for pin in (pin for pin in fit if fit[pin] is False):  # it may work: it is told, and does not fail
+        yield Line("problem", f"package {pin.name} {here[pin.name]}",
+                   f"{path.name}: {pin.name}{pin.bounds}; this version was not tested", install(pin),
+                   figures={"package": pin.name, "version": here[pin.name], "wanted": pin.bounds})  # fmt: skip
+    good = {pin.name: here[pin.name] for pin in fit if fit[pin] is not False}
     if good:
-        why = "their versions are not compared, as the package packaging is missing" if unknown else ""
-        yield Line("ok", f"{len(good)} packages of {path.name} {'are there' if unknown else 'as pinned'}", why,
-                   figures=dict(good))  # fmt: skip
+        known = None not in fit.values()
+        why = "" if known else "their versions are not compared, as the package packaging is missing"
+        what = f"{len(good)} packages of {path.name} {'as pinned' if known else 'are there'}"
+        yield Line("ok", what, why, figures=dict(good))
+
+
+def install(pin: Pin) -> str:
+    if pin.name == "torch":  # the plain name would bring CUDA's libraries to a machine without a GPU
+        return "scripts/install_torch.sh .venv/bin/python"
+    return f'pip install "{pin.name}{pin.bounds}"'
 
 
 def python_and_packages() -> list[Line]:
-    some = 'pip install "{name}{bounds}"'
-    if (Path(sys.prefix) / "pyvenv.cfg").is_file():
-        every = some
-    else:  # not into the system's Python
-        every = "make setup && source .venv/bin/activate"
-    lines = [python_line(), *package_lines(ROOT / "requirements.txt", SOME_OPTIONS, every, needed=True)]
-    lines += package_lines(ROOT / "requirements-trackers.txt", TRACKERS, some, needed=False)
+    lines = [python_line(), *package_lines(ROOT / "requirements.txt", SOME_OPTIONS, needed=True)]
+    lines += package_lines(ROOT / "requirements-trackers.txt", TRACKERS, needed=False)
     if not installed_version("trackio"):
         lines.append(Line("missing", "package trackio", f"needed by {TRACKERS['trackio']}", "pip install trackio"))
     return [*lines, vllm_line(vllm_version())]

@@ -41,8 +41,11 @@ def ask_hub(patience: float = PATIENCE) -> Callable[[], Hub]:
     found: list[Hub] = []
 
     def ask() -> None:
-        import httpx
-
+        try:
+            import httpx
+        except ImportError as error:
+            found.append(Hub(False, first_line(error)))
+            return
         where = public_address(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
         try:
             there = hub_reachable(patience)
