@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,7 +116,9 @@ def packaged_lines(picked: Picked) -> list[Line]:
     from forage.store.embedder import PACKAGED_EMBEDDER, locate
 
     lines = []
-    finders = {PACKAGED_MODEL: gguf_path, PACKAGED_EMBEDDER: lambda: Path(locate(PACKAGED_EMBEDDER)[0])}
+    finders: dict[str, Callable[[], Path]] = {
+        PACKAGED_MODEL: gguf_path, PACKAGED_EMBEDDER: lambda: Path(locate(PACKAGED_EMBEDDER)[0])
+    }  # fmt: skip
     for name, find in finders.items():
         needed, figures = name in (picked.base, picked.embedder), {"model": name}
         try:

