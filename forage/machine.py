@@ -26,13 +26,18 @@ def hub_reachable(timeout: float = 5.0) -> bool:
     """True if the hub (or the mirror in HF_ENDPOINT) answers at all; HF_HUB_OFFLINE=1 says no without asking."""
     import httpx
 
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if hub_switched_off():
         return False
     try:
         httpx.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=timeout)
     except httpx.TransportError:
         return False
     return True
+
+
+def hub_switched_off() -> bool:
+    """Whether HF_HUB_OFFLINE says not to ask the hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def has_bf16(device: str) -> bool:

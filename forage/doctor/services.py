@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from forage.doctor.lines import Line, refused
 from forage.errors import UserError, first_line
-from forage.machine import hub_reachable
+from forage.machine import hub_reachable, hub_switched_off
 
 if TYPE_CHECKING:
     import httpx
@@ -56,8 +56,7 @@ def ask_hub(patience: float = PATIENCE) -> Callable[[], Hub]:
         except httpx.InvalidURL:
             found.append(Hub(False, f"HF_ENDPOINT is no address ({where})"))
             return
-        offline = os.environ.get("HF_HUB_OFFLINE")
-        said = f"HF_HUB_OFFLINE={offline}" if offline else f"{where} does not answer"
+        said = "HF_HUB_OFFLINE says not to ask" if hub_switched_off() else f"{where} does not answer"
         found.append(Hub(there, f"{where} answers" if there else said))
 
     thread = Thread(target=ask, daemon=True)
@@ -86,7 +85,7 @@ def hub_lines(hub: Hub) -> list[Line]:
     figures = {"reachable": hub.reachable, **{name: bool(os.environ.get(name)) for name in SECRETS}}
     if hub.reachable:
         return [Line("ok", "model hub", f"{hub.why}; {keys}", figures=figures)]
-    command = "unset HF_HUB_OFFLINE" if hub.why.startswith("HF_HUB_OFFLINE") else "export HF_ENDPOINT=https://a.mirror"
+    command = "unset HF_HUB_OFFLINE" if hub_switched_off() else "export HF_ENDPOINT=https://a.mirror"
     return [Line("missing", "model hub", f"{hub.why}; {keys}", command, figures=figures)]
 
 
