@@ -56,14 +56,14 @@ def main(options: Options) -> None:
     import torch
     from rich.console import Console
 
-    from forage.policy.base_models import resolve_model
+    from forage.policy.base_models import quantizes, resolve_model
     from forage.policy.creation import create_policy, sizes_table
 
     base = resolve_model(options.base_model, options.models_dir)
     check_apart("--output-dir", options.output_dir, {"--base-model": base})
     if Path(base).is_dir():  # model.json names it, and other scripts read that from other folders
         base = str(Path(base).resolve())
-    quantize = torch.cuda.is_available() if options.quantize is None else options.quantize
+    quantize = quantizes(options.quantize)
     torch.manual_seed(options.seed)
     with making_folder(options.output_dir, overwrite=options.overwrite) as partial:
         before, after = create_policy(base, partial, options.adapter, quantize=quantize, dtype=options.dtype)

@@ -21,6 +21,11 @@ def is_script(arguments: list[str]) -> bool:
     return len(arguments) > 1 and Path(arguments[1]).suffix == ".py" and Path(arguments[1]).resolve().parent == here
 
 
+def is_doctor(arguments: list[str]) -> bool:
+    """`python -m forage.doctor` runs without the packages too: it says which are missing."""
+    return "forage.doctor" in arguments[:4]
+
+
 def say_stopped(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ctrl-C while a script is still importing, in one line; later forage.cli says it."""
     if issubclass(kind, KeyboardInterrupt):
@@ -32,7 +37,7 @@ def say_stopped(kind: type[BaseException], error: BaseException, trace: Tracebac
 if is_script(sys.orig_argv):
     sys.excepthook = say_stopped
     missing = next((name for name in NEEDED if find_spec(name) is None), "")
-    if missing:
+    if missing and not is_doctor(sys.orig_argv):
         sys.exit(
             f"error: {sys.executable} lacks the package {missing}; make .venv with `make setup` and run "
             "`source .venv/bin/activate` in each terminal, or call .venv/bin/python"

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ast
 import errno
 import inspect
+import io
 import os
+import re
 import shutil
 import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -26,6 +28,8 @@ from forage.arguments import check_arguments, check_required
 from forage.errors import UserError
 from forage.text import one_line
 
+COMPLETION = "--tyro-print-completion"  # tyro's own flag: prints a shell's completion instead of running anything
+SHELLS = ("bash", "zsh", "fish")
 # Errors of a full or unwritable disk, from Python itself and through safetensors.
 NO_ROOM = {
     errno.ENOSPC: "no space left on it; free some",
@@ -99,14 +103,36 @@ def run(
         print(help_text(options, description, () if "--help-all" in arguments else top, presets))
         return
     arguments = with_preset(with_config(arguments), presets)
+    if arguments[:1] == [COMPLETION]:
+        print(completion(options, arguments))
+        return
     refuse_old_names(arguments, renamed)
     check_command_line(arguments, options)
     if isinstance(options, type):
         arguments = with_values(arguments, options)
+    main(parsed(options, arguments, description))
+
+
+def parsed(options: Any, arguments: Sequence[str], description: str) -> Any:
+    """The options as tyro reads them."""
     import tyro  # takes a fifth of a second, so not for --help
 
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    main(tyro.cli(options, args=arguments, description=description, config=config))
+    return tyro.cli(options, args=arguments, description=description, config=config)
+
+
+def completion(options: Any, arguments: Sequence[str]) -> str:
+    """A shell's script that completes the options.
+
+    In tyro's (1.0.17) a description that goes over two lines would offer the second as an option; here it is one line.
+    """
+    if len(arguments) != 2 or arguments[1] not in SHELLS:
+        raise UserError(f"give {COMPLETION} one of {', '.join(SHELLS)}")
+    script = io.StringIO()
+    with redirect_stdout(script), suppress(SystemExit):
+        parsed(options, arguments, "")
+    lines = script.getvalue().splitlines()
+    return "\n".join(re.sub(r"\\+n", " ", line) if line.startswith("COMPLETION_SPEC = ") else line for line in lines)
 
 
 def refuse_old_names(arguments: Sequence[str], renamed: Mapping[str, str]) -> None:
@@ -180,7 +206,8 @@ CONFIG = Flag("--config", "FILE", "Read any of the options from a YAML file, a l
 def help_text(options: type, description: str, top: Sequence[str], presets: Iterable[str] = ()) -> str:
     """The help with the flags of `top` in that order, or with all flags by group if `top` is empty."""
     flags = list(flags_of(options))
-    script = Path(sys.argv[0]).name
+    called = Path(sys.argv[0])
+    script = f"python -m forage.{called.parent.name}" if called.name == "__main__.py" else called.name
     parts = [f"usage: {script} [options]", reflowed(description.strip(), shutil.get_terminal_size((120, 24)).columns)]
     if top:
         by_name = {flag.name.replace("[no-]", ""): flag for flag in flags}

@@ -6,7 +6,7 @@ import os
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -14,12 +14,19 @@ if TYPE_CHECKING:
 Dtype = Literal["auto", "bfloat16", "float32"]
 
 
+class Choice(NamedTuple):
+    """What a script takes where an option says auto, and why."""
+
+    name: str
+    why: str
+
+
 @lru_cache(maxsize=1)
 def hub_reachable(timeout: float = 5.0) -> bool:
     """True if the hub (or the mirror in HF_ENDPOINT) answers at all; HF_HUB_OFFLINE=1 says no without asking."""
     import httpx
 
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if hub_switched_off():
         return False
     try:
         httpx.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=timeout)
@@ -28,11 +35,16 @@ def hub_reachable(timeout: float = 5.0) -> bool:
     return True
 
 
+def hub_switched_off() -> bool:
+    """Whether HF_HUB_OFFLINE says not to ask the hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
 def has_bf16(device: str) -> bool:
     """Whether this device computes in bf16 rather than emulating it (emulation is 5 times slower than fp32)."""
-    import torch
-
     if device.startswith("cuda"):
+        import torch
+
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     flags = Path("/proc/cpuinfo")
     return flags.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", flags.read_text()))

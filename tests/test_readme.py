@@ -21,7 +21,7 @@ import tyro
 from document_store import StoreOptions
 from forage.agent.combination import reward_matrix
 from forage.agent.episode import Episode
-from forage.cli import flags_of, with_preset, with_values
+from forage.cli import COMPLETION, flags_of, with_preset, with_values
 from forage.data.records import Document, Question, read_questions
 from forage.grpo.presets import PRESETS
 from forage.policy import memory
@@ -39,7 +39,11 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
 # Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
 OTHERS = re.compile(r"docker|pip|python -m|scripts/")
-MODULES = ("forage.policy.memory", "forage.policy.served_base")  # that a user runs, with flags of their own
+MODULES = (
+    "forage.policy.memory",
+    "forage.policy.served_base",
+    "forage.doctor.__main__",
+)  # that a user runs, with flags of their own
 VLLM_FLAGS = {"--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-lora-rank"}
 # What the reader brings.
 YOURS = {
@@ -106,7 +110,8 @@ def python_call(command):
         if word.endswith(".py") and "/" not in word:
             return word.removesuffix(".py"), command[place + 1 :]
         if word == "-m" and command[place + 1].startswith(("forage.", "bench.")):
-            return command[place + 1], command[place + 2 :]
+            package = (ROOT / command[place + 1].replace(".", "/")).is_dir()
+            return command[place + 1] + (".__main__" if package else ""), command[place + 2 :]
     return None
 
 
@@ -192,7 +197,7 @@ def test_every_command_parses_and_names_files_that_are_there(page, capsys):
     made = set().union(*map(made_by, {DEMO, README, RESULTS} - {page}))
     for command in commands_of(page):
         call = python_call(command)
-        if call is None or not can_be_imported(call[0]):
+        if call is None or not can_be_imported(call[0]) or COMPLETION in command:
             continue
         try:
             options = parsed(*call)
@@ -231,7 +236,7 @@ def test_make_commands_are_targets_and_scripts_exist(page):
 
 def flags():
     """Every flag of every script and of MODULES, --no-x of switches among them."""
-    found = {"--help", "--help-all", "--config", "--preset"}
+    found = {"--help", "--help-all", "--config", "--preset", COMPLETION}
     for script in (*(path.stem for path in ROOT.glob("*.py")), *MODULES):
         options = options_of(script)
         for one in typing.get_args(options) or (options,):

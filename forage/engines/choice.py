@@ -34,7 +34,7 @@ async def open_engine(
     `sleeps`: the caller lets the servers sleep (SleepingEngine).
     """
     options = with_key(options)
-    if options.engine == "vllm" or (options.engine == "auto" and answers(options)):
+    if uses_servers(options):
         kind = SleepingEngine if sleeps else VLLMEngine
         async with kind(options, Wanted(card, vocabulary_of(card), tokens)) as engine:
             yield engine
@@ -67,6 +67,11 @@ def open_local(card: PolicyCard, slots: int, tokens: int) -> LocalEngine:
 def with_key(options: EngineOptions) -> EngineOptions:
     """The options with the servers' API key, which may be in the environment."""
     return options if options.api_key else replace(options, api_key=os.environ.get("VLLM_API_KEY", ""))
+
+
+def uses_servers(options: EngineOptions) -> bool:
+    """Whether vLLM servers sample; else this process does."""
+    return options.engine == "vllm" or (options.engine == "auto" and answers(options))
 
 
 def answers(options: EngineOptions) -> bool:

@@ -24,7 +24,7 @@ def asleep_of(answer: httpx.Response) -> bool | None:
     return asleep if isinstance(asleep, bool) else None
 
 
-def has_sleep_mode(answer: httpx.Response, client: httpx.AsyncClient) -> bool:
+def has_sleep_mode(answer: httpx.Response, client: httpx.AsyncClient | httpx.Client) -> bool:
     """What a server's configuration says of --enable-sleep-mode."""
     if answer.status_code == 404:
         return False
@@ -45,6 +45,6 @@ def without_sleep_mode(client: httpx.AsyncClient) -> UserError:
     )
 
 
-def waking(client: httpx.AsyncClient) -> str:
+def waking(client: httpx.AsyncClient | httpx.Client) -> str:
     """The command that wakes a server by hand."""
     return f"curl -X POST {str(client.base_url).rstrip('/')}{WAKE}"

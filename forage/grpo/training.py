@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from forage.agent.options import AgentSettings
-from forage.engines.choice import answers, with_key
+from forage.engines.choice import uses_servers, with_key
 from forage.engines.sleeping import fall_asleep
 from forage.errors import UserError
 from forage.grpo.disk_use import check_room, disk_use
@@ -110,9 +110,7 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
     engine = options.rollout.engine
     if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
         asyncio.run(fall_asleep(with_key(engine)))
-    plays = options.rollouts == "own" and (
-        engine.engine == "local" or (engine.engine == "auto" and not answers(engine))
-    )
+    plays = options.rollouts == "own" and not uses_servers(engine)
     memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays, offload=options.offload)
     return replace(options, update=replace(options.update, memory=memory))
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forage.errors import UserError
-from forage.machine import hub_reachable
+from forage.machine import Choice, hub_reachable
 from forage.sole_writer import making_folder
 
 HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -40,12 +40,22 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu:
 
 
 def choose_model(on_gpu: str = HUB_MODEL) -> str:
+    """What `model_choice` says, printed."""
+    name, why = model_choice(on_gpu)
+    print(f"model: {f'{CONVERTED} from the package {name}' if name == PACKAGED_MODEL else name}, because {why}")
+    return name
+
+
+def model_choice(on_gpu: str = HUB_MODEL) -> Choice:
     """`on_gpu` with a CUDA GPU, else the packaged SmolLM2-135M-Instruct."""
     if torch.cuda.is_available():
-        print(f"model: {on_gpu}, because there is a GPU")
-        return on_gpu
-    print(f"model: {CONVERTED} from the package {PACKAGED_MODEL}, because there is no GPU")
-    return PACKAGED_MODEL
+        return Choice(on_gpu, "there is a GPU")
+    return Choice(PACKAGED_MODEL, "there is no GPU")
+
+
+def quantizes(wanted: bool | None = None) -> bool:
+    """Whether a base is stored in 4 bits: as --quantize says, else on a GPU."""
+    return torch.cuda.is_available() if wanted is None else wanted
 
 
 def check_folder(folder: Path) -> None:
