@@ -4,6 +4,8 @@ import base64
 import gzip
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -67,3 +69,19 @@ def test_two_runs_and_what_is_refused(tmp_path):
         contents(first, empty, 10)
     with pytest.raises(UserError, match="max-episodes"):
         Options(first, max_episodes=-1)
+
+
+@pytest.mark.slow
+def test_chromium_lists_the_episodes_and_runs_nothing_of_them(tmp_path):
+    """The page unpacks under its Content-Security-Policy, and draws a hostile text as a text."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("left out: no chromium here (apt-get install chromium)")
+    write_browser(a_run(tmp_path, 0, 1))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--enable-logging=stderr"]
+    page = (tmp_path / "browser.html").as_uri()
+    done = subprocess.run([chromium, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120)
+    assert "2 of 2 episodes" in done.stdout
+    assert done.stdout.count('class="row') == 2
+    assert done.stdout.count("<script") == 2
+    assert "CONSOLE" not in done.stderr
