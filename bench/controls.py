@@ -69,24 +69,29 @@ class Arm:
         return self.script.endswith("search_gain")
 
 
+START = "short imitation"  # what arms start from that have a vocabulary to choose from
+DEMONSTRATED = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--max-steps", "240")
+SAMPLED = (*GROUPS, "--batch-size", "8", "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28")
+WORDS = ("--credit", "words", "--word-cost", "0.005")
+# What follows short imitation takes as long as that did, about 35 minutes on one core; what follows the warm start
+# alone, as long as both.
 ARMS: Mapping[str, Arm] = {
     "warm": Arm("", "sft_train", (
         *AGENT, *TEACHER, "--num-demonstrations", "800", "--max-steps", "24", "--eval-every", "24"), seeded=False),
-    IMITATION: Arm("warm", "sft_train", (
-        *TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--max-steps", "240", "--eval-every", "30")),
-    "expert iteration": Arm("warm", "bench.search_gain", (
+    START: Arm("warm", "sft_train", (*DEMONSTRATED, "--eval-every", "60")),
+    IMITATION: Arm(START, "sft_train", (*DEMONSTRATED, "--eval-every", "60", "--learning-rate", "5e-4")),
+    "expert iteration": Arm(START, "bench.search_gain", (
         *GROUPS, "--advantage", "best", "--batch-size", "16", "--num-rollouts", "8", "--learning-rate", "5e-4",
-        "--max-steps", "80")),
-    "GRPO": Arm("warm", "bench.search_gain", (
-        *GROUPS, "--batch-size", "8", "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28",
-        "--learning-rate", "3e-4", "--max-steps", "80")),
+        "--max-steps", "60")),
+    "GRPO": Arm(START, "bench.search_gain", (*SAMPLED, "--learning-rate", "3e-4", "--max-steps", "50")),
+    "GRPO, credit by words": Arm(START, "bench.search_gain", (
+        *SAMPLED, *WORDS, "--learning-rate", "3e-4", "--max-steps", "50")),
+    "GRPO alone": Arm("warm", "bench.search_gain", (
+        *SAMPLED, *WORDS, "--learning-rate", "3e-4", "--max-steps", "100")),
     "GRPO with demonstrations": Arm("warm", "bench.search_gain", (
-        *GROUPS, "--batch-size", "8", "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28",
-        "--learning-rate", "3e-4", "--max-steps", "80", "--demonstrations", "{warm}/demonstrations.jsonl",
-        "--demonstrations-per-step", "16", "--demonstration-weight", "1", "--demonstration-steps", "60")),
-    "imitation, then GRPO": Arm(IMITATION, "bench.search_gain", (
-        *GROUPS, "--batch-size", "8", "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28",
-        "--learning-rate", "3e-4", "--max-steps", "80")),
+        *SAMPLED, *WORDS, "--learning-rate", "3e-4", "--max-steps", "75", "--demonstrations",
+        "{warm}/demonstrations.jsonl", "--demonstrations-per-step", "16", "--demonstration-weight", "1",
+        "--demonstration-steps", "60")),
 }  # fmt: skip
 
 
@@ -340,7 +345,7 @@ def table(rows: Sequence[Row], questions: int, split: str) -> str:
             row.arm, f"{row.seed or ''}", f"{row.temperature:g}" if row.seed else "",
             *(f"{np.mean(row.measures[name]):.3f}" for name in MEASURES),
             over(row, raw) if row is not raw else "",
-            over(row, paired[0]) if paired and row.arm not in (IMITATION, "warm") else "",
+            over(row, paired[0]) if paired and row.arm not in ("warm", START, IMITATION) else "",
             *((f"{row.well_formed:.3f}", f"{row.tokens:,}", f"{row.minutes:.0f}") if row.seed else ("", "", "")),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")

@@ -78,6 +78,7 @@ class Changes:
                 self.happened(event, args[0])
 
     def install(self):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started to ignore it
         sys.addaudithook(self.audit)
         self._count_writes()
         self._count_tensors()

@@ -42,7 +42,7 @@ def test_the_table_pairs_each_arm_with_the_question_and_with_imitation_of_its_se
 
 
 def test_no_arm_may_be_misspelt():
-    with pytest.raises(UserError, match="--only imitate: choose among 'warm', 'imitation'"):
+    with pytest.raises(UserError, match="--only imitate: choose among 'warm', 'short imitation', 'imitation'"):
         Options(only=("imitate",)).check()
     with pytest.raises(UserError, match="--seeds is empty"):
         Options(seeds=()).check()

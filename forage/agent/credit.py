@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from forage.agent.episode import Episode
 from forage.agent.rewards import rank_score
 from forage.agent.searcher import Place, Searcher
 from forage.data.records import Question
 
-Credit = Literal["episode", "words"]
 Decode = Callable[[Sequence[int]], str]
 DEPTH = 100
 
 
-def credited(episodes: Sequence[Episode], question: Question, searcher: Searcher, decode: Decode) -> list[Episode]:
+@dataclass(frozen=True)
+class Word:
+    """A word of a query."""
+
+    text: str
+    tokens: list[int]
+    """Places of the sampled tokens that say it."""
+    again: bool = False
+    """Whether the query has said it before."""
+
+    @property
+    def name(self) -> str:
+        return self.text.casefold()
+
+
+def credited(
+    episodes: Sequence[Episode], question: Question, searcher: Searcher, decode: Decode, cost: float = 0.0
+) -> list[Episode]:
     """A question's episodes with `credits`: what the search would lose without the word that a token says.
 
-    A word that is said twice can be missed once, so each of the two has the credit of the second. Example: "gout
-    signs" ranks what answers first (1, with depth 100), "gout" tenth (.5) and "signs" not at all (0): the tokens of
-    "gout" have a credit of 1 and those of "signs" one of .5 (here without margins, which count as much as ranks).
+    Example: "gout signs" ranks what answers first (1, with depth 100), "gout" tenth (.5) and "signs" not at all (0):
+    the tokens of "gout" have a credit of 1 and those of "signs" one of .5 (here without margins, which count as much as
+    ranks). `cost` is subtracted from each word's credit. A word that is said again has no credit but its cost: the
+    search would weigh it more, and a policy that learns to repeat itself does not end when it takes the likeliest word.
 
     Words after the one that is left out were sampled with it in sight, so this is no unbiased estimate of what the
     word is worth. Its variance is much smaller than that of the whole query's reward.
@@ -32,15 +48,15 @@ def credited(episodes: Sequence[Episode], question: Question, searcher: Searcher
         for number, episode in enumerate(episodes)
         for search in episode.searches
     ]
-    asked = [text for _, words, query in said for text in (query, *without_each(query, words))]
+    asked = [text for _, words, query in said for text in (query, *without_each(words))]
     places = iter(searcher.places([question] * len(asked), asked, DEPTH))
     credits = [[0.0] * len(episode.ids) if episode.searches else [] for episode in episodes]
     for number, words, _ in said:
         whole = value(next(places))
-        for _, _, tokens in words:
-            lost = whole - value(next(places))
-            for token in tokens:
-                credits[number][token] = lost
+        for word in words:
+            lost = 0.0 if word.again else whole - value(next(places))
+            for token in word.tokens:
+                credits[number][token] = lost - cost
     return [replace(episode, credits=tuple(each)) for episode, each in zip(episodes, credits, strict=True)]
 
 
@@ -49,14 +65,18 @@ def value(place: Place) -> float:
     return (rank_score(place.rank, DEPTH) + place.margin) / 2
 
 
-def without_each(query: str, words: Sequence[tuple[int, int, list[int]]]) -> Iterator[str]:
-    """Example: "gout signs" gives "signs" and "gout"."""
-    for start, end, _ in words:
-        yield " ".join(f"{query[:start]} {query[end:]}".split())
+def without_each(words: Sequence[Word]) -> Iterator[str]:
+    """The query without each of its words, however often it says it.
+
+    Example: "gout signs gout" gives "signs" and "gout gout".
+    """
+    for left_out in words:
+        if not left_out.again:
+            yield " ".join(word.text for word in words if word.name != left_out.name)
 
 
-def words_in(episode: Episode, turn: int, query: str, decode: Decode) -> Iterator[tuple[int, int, list[int]]]:
-    """(start, end, tokens) of each word of a query: its characters in the query, and the sampled tokens that say it.
+def words_in(episode: Episode, turn: int, query: str, decode: Decode) -> Iterator[Word]:
+    """Each word of a query.
 
     A token belongs to the word of its last character that is no space. A query that does not stand in the turn between
     quotes as it was searched for, such as one with escaped characters, has no words here, and so no credit.
@@ -67,7 +87,10 @@ def words_in(episode: Episode, turn: int, query: str, decode: Decode) -> Iterato
     offset = decode(episode.ids[first:last]).rfind(f'"{query}"') + 1
     if not offset:
         return
+    said = set[str]()
     for match in re.finditer(r"\S+", query):
         start, end = match.start() + offset, match.end() + offset
         tokens = [first + n for n, at in enumerate(ends) if start < at <= end and (not n or ends[n - 1] < at)]
-        yield match.start(), match.end(), [token for token in tokens if episode.mask[token]]
+        word = Word(match[0], [token for token in tokens if episode.mask[token]], match[0].casefold() in said)
+        said.add(word.name)
+        yield word

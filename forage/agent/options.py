@@ -14,6 +14,7 @@ from forage.files import replacing
 from forage.store.options import Fusion, Mode
 
 AGENT_FILE = "agent.json"
+Credit = Literal["episode", "words"]  # what a token answers for (credit.py)
 COUNTS = ("k", "passage_tokens", "max_turns", "max_turn_tokens", "max_tokens", "max_calls", "max_query")
 
 

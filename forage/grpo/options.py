@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
-from forage.agent.credit import Credit
-from forage.agent.options import AgentSettings
+from forage.agent.options import AgentSettings, Credit
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.grpo.launch import check_sharding, started_processes
 from forage.optimizer import MemoryOptions, OptimizerOptions
@@ -94,6 +93,9 @@ class UpdateOptions:
     credit: Credit = "episode"
     """What a token answers for: what its episode earned, as all others of it (episode); a query's also for what its
     search would have lost without their word (words), which teaches faster what is worth saying."""
+    word_cost: float = 0.0
+    """With --credit words: what each word of a query costs, on the scale of what searches lose: 1 is all that can be
+    found. A small cost, such as .005, keeps a policy from saying words that add nothing."""
     overlong: Literal["keep", "mask", "punish"] = "keep"
     """Episodes that ran out of tokens: train on them as they are, leave them out of the loss (mask), or lower their
     reward the closer they came to --max-tokens (punish)."""

@@ -155,7 +155,12 @@ def write_plans(run: Run) -> Plan | None:
 def plan_step(run: Run, step: int) -> Plan:
     """A step's questions, in rounds or from the pool, and spare ones to replace groups that turn out flat."""
     options, rollout = run.options, run.options.rollout
-    plan = replace(plan_of(rollout, run.questions, step), oldest=run.guarded_from, credit=options.update.credit)
+    plan = replace(
+        plan_of(rollout, run.questions, step),
+        oldest=run.guarded_from,
+        credit=options.update.credit,
+        word_cost=options.update.word_cost,
+    )
     if (combine := options.update.combine) != "uniform":
         plan = replace(plan, combine=combine, weights=tuple(run.card.weights.items()))
     if options.pool:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
-from forage.agent.credit import Credit
 from forage.agent.episode import Episode, read_episodes
 from forage.agent.episode_files import episode_files
+from forage.agent.options import Credit
 from forage.errors import UserError
 from forage.files import replacing
 from forage.policy.adapters import sampled_by, version_name
@@ -46,6 +46,8 @@ class Plan:
 
     credit: Credit = "episode"
     """Whether the words of a query have a credit of their own (forage/agent/credit.py)."""
+    word_cost: float = 0.0
+    """What is subtracted from that."""
 
     def wanted(self, groups: Mapping[str, Sequence[Episode]]) -> tuple[str, ...]:
         """The questions to play, given the groups played so far.

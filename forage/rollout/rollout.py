@@ -93,7 +93,7 @@ class Rollout:
         episodes = await asyncio.gather(*(one(sample) for sample in range(plan.num_rollouts)))
         episodes = await self.searches.in_thread(self.reward, episodes, [question] * len(episodes))
         if plan.credit == "words":
-            episodes = await self.searches.in_thread(self.credit, episodes, question)
+            episodes = await self.searches.in_thread(self.credit, episodes, question, plan.word_cost)
         view.rewarded(episodes)
         return episodes
 
@@ -103,8 +103,8 @@ class Rollout:
         combined_N = combine_rewards(matrix_NR, "uniform", list(self.weights.values()))
         return scored(episodes, list(self.functions), matrix_NR, combined_N)
 
-    def credit(self, episodes: Sequence[Episode], question: Question) -> list[Episode]:
-        return credited(episodes, question, self.searcher, self.protocol.tokenizer.decode)
+    def credit(self, episodes: Sequence[Episode], question: Question, cost: float) -> list[Episode]:
+        return credited(episodes, question, self.searcher, self.protocol.tokenizer.decode, cost)
 
     def question(self, plan: Plan, name: str) -> Question:
         if name not in self.by_id[plan.split]:

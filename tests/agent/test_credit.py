@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.credit import credited, words_in
+from forage.agent.credit import Word, credited, without_each, words_in
 from forage.agent.episode import Search, Turn
-from tests.agent.test_searcher import GOUT, opened
 from tests.factories import EPISODE
+from tests.ranked_library import GOUT, opened
 
 # A token for each piece; a call that was begun for the policy is not sampled.
 PIECES = ('<call>{"query": "', "go", "ut", " si", "gns", '"}', "</call>", "<end>", " signs", "-x", '\\"', '{"name": "')
@@ -36,16 +36,18 @@ def words(query, ids, mask=None):
 
 def test_the_tokens_of_each_word():
     """`go` and `ut` say gout, ` si` and `gns` say signs; the call around them says no word."""
-    assert words("gout signs", [0, 1, 2, 3, 4, 5, 6, 7]) == [(0, 4, [2, 3]), (5, 10, [4, 5])]
+    assert words("gout signs", [0, 1, 2, 3, 4, 5, 6, 7]) == [Word("gout", [2, 3]), Word("signs", [4, 5])]
 
 
 def test_a_token_of_two_words_is_the_last_ones():
     """In `gout signs-x signs`, `-x` ends the second word and ` signs` is the third."""
-    assert words("gout signs-x signs", [0, 1, 2, 8, 9, 8, 5]) == [(0, 4, [2, 3]), (5, 12, [4, 5]), (13, 18, [6])]
+    assert words("gout signs-x signs", [0, 1, 2, 8, 9, 8, 5]) == [
+        Word("gout", [2, 3]), Word("signs-x", [4, 5]), Word("signs", [6]),
+    ]  # fmt: skip
 
 
 def test_a_token_that_was_given_has_no_credit():
-    assert words("gout signs", [0, 1, 2, 3, 4, 5], mask=[0, 0, 0, 1, 1, 1]) == [(0, 4, []), (5, 10, [4, 5])]
+    assert words("gout signs", [0, 1, 2, 3, 4, 5], mask=[0, 0, 0, 1, 1, 1]) == [Word("gout", []), Word("signs", [4, 5])]
 
 
 def test_a_query_that_the_turn_spells_otherwise_has_no_words():
@@ -55,7 +57,7 @@ def test_a_query_that_the_turn_spells_otherwise_has_no_words():
 
 def test_a_query_is_not_taken_for_another_string_of_the_call():
     """`{"name": "gout", "query": "gout"}`"""
-    assert words("gout", [11, 1, 2, 5, 0, 1, 2, 5]) == [(0, 4, [6, 7])]
+    assert words("gout", [11, 1, 2, 5, 0, 1, 2, 5]) == [Word("gout", [6, 7])]
     assert words("gout", [0, 1, 2, 3, 4, 5]) == []  # the query is longer
 
 
@@ -66,6 +68,17 @@ def test_credits_by_hand():
     [episode] = credited([saying("gout signs", [0, 1, 2, 3, 4, 5, 6, 7])], GOUT, searcher, decode)
     gout, signs = 1 - 0, 1 - TENTH  # "signs" alone finds nothing, "gout" alone what rank 10 is worth
     assert episode.credits == pytest.approx([0, 0, gout, gout, signs, signs, 0, 0, 0])
+
+
+def test_a_word_said_again_has_no_credit_and_the_first_answers_for_both():
+    """Without signs the search is for gout, which ranks tenth; the second signs costs, and no more."""
+    said = saying("gout signs signs", [0, 1, 2, 3, 4, 8, 5])
+    library, searcher = opened({"gout signs signs": 1, "gout": 10})
+    [episode] = credited([said], GOUT, searcher, decode, cost=0.25)
+    gout, signs = 1 - 0.25, 1 - TENTH - 0.25
+    assert episode.credits == pytest.approx([0, 0, gout, gout, signs, signs, -0.25, 0])
+    assert [queries for queries, *_ in library.searched] == [("gout signs signs", "signs signs", "gout")]
+    assert list(without_each([Word("Gout", []), Word("toe", []), Word("gout", [], again=True)])) == ["toe", "Gout gout"]
 
 
 def test_a_word_that_harms_has_a_credit_below_0():

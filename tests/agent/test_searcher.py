@@ -8,34 +8,10 @@ import pytest
 
 from forage.agent.combination import rewards_of
 from forage.agent.episode import Search
-from forage.agent.options import AgentSettings
 from forage.agent.rewards import get_mrr, get_search_gain, get_search_margin, rank_score
-from forage.agent.searcher import Place, Searcher, place_of
-from forage.data.records import Question
+from forage.agent.searcher import Place, place_of
 from tests.factories import EPISODE
-
-GOUT = Question("q1", "gout?", "Rest.", relevant_chunk_ids=("right", "also"))
-
-
-class Library:
-    """Finds the chunk `right` at the rank that is given for a query, after others; remembers what was searched."""
-
-    def __init__(self, ranks):
-        self.ranks, self.searched = ranks, []
-
-    def search(self, queries, k, mode, *, fusion):
-        self.searched.append((tuple(queries), k, mode, fusion))
-        return [self.found(query, k) for query in queries]
-
-    def found(self, query, k):
-        rank = self.ranks.get(query, k + 1)
-        names = [f"other{n}" for n in range(rank - 1)] + ["right", "also"]
-        return [SimpleNamespace(chunk_id=name, score=100.0 - place) for place, name in enumerate(names[:k])]
-
-
-def opened(ranks, **settings):
-    library = Library(ranks)
-    return library, Searcher(lambda: library, AgentSettings(mode="sparse", **settings))
+from tests.ranked_library import GOUT, opened
 
 
 def searching(*queries):

@@ -28,9 +28,11 @@ def test_a_flat_group_calls_for_a_spare_question():
 
 def test_a_plan_is_read_as_it_was_written(tmp_path):
     write_plan(tmp_path, PLAN)
-    write_plan(tmp_path, replace(PLAN, name="000006", credit="words"))
+    write_plan(tmp_path, replace(PLAN, name="000006", credit="words", word_cost=0.5))
     assert read_plan(plan_path(tmp_path, "000007")) == PLAN
-    assert [(plan.name, plan.credit) for plan in open_plans(tmp_path)] == [("000006", "words"), ("000007", "episode")]
+    assert [(plan.name, plan.credit, plan.word_cost) for plan in open_plans(tmp_path)] == [
+        ("000006", "words", 0.5), ("000007", "episode", 0.0),
+    ]  # fmt: skip
     later = plan_path(tmp_path, "000007").read_text().replace('"format": 1', '"format": 2')
     plan_path(tmp_path, "000008").write_text(later)
     with pytest.raises(UserError, match=r"it has another format.*must run the same version"):

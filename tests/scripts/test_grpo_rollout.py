@@ -148,11 +148,12 @@ def test_words_have_a_credit_of_their_own_where_the_plan_asks_for_it(rollout, tm
         return [[SimpleNamespace(chunk_id=f"{query}#{n}", score=2.0 - n) for n in range(2)] for query in queries]
 
     rollout.searcher = Searcher(lambda: SimpleNamespace(search=search), rollout.settings)
-    plan = replace(first_plan(rollout), credit="words")
+    plan = replace(first_plan(rollout), credit="words", word_cost=0.01)
     asyncio.run(play_plan(rollout, tmp_path / "run", plan, "w"))
     for episode in Played(tmp_path / "run", plan).episodes():
         [found] = episode.searches
-        said = [n for n, credit in enumerate(episode.credits) if credit]
+        said = [n for n, credit in enumerate(episode.credits) if credit > 0]
+        assert min(episode.credits) == (-0.01 if episode.id.endswith("/1") else 0)
         if episode.id.endswith("/1"):
             assert not said
             continue

@@ -502,5 +502,6 @@ def test_a_plan_is_made_once_and_spare_questions_are_others(tiny, tmp_path):
     assert isinstance(plan, Plan)
     assert len({*plan.questions, *plan.spare}) == 5
     assert plan.credit == "episode"
-    assert plan_step(replace(run, options=tiny_options(tiny, tmp_path / "run", credit="words")), 0).credit == "words"
+    by_words = plan_step(replace(run, options=tiny_options(tiny, tmp_path / "run", credit="words", word_cost=0.5)), 0)
+    assert (by_words.credit, by_words.word_cost) == ("words", 0.5)
     assert plan == plan_step(run, 0)
