@@ -77,9 +77,10 @@ function card(episode, data, tools = []) {
   const box = make("section"), top = make("div", "", { className: "top" });
   top.append(make("h2", titleOf(episode, data)), ...tools);
   box.append(top, facts(episode, data), answers(episode), ...searches(episode));
-  const plain = () => make("div", episode.text, { className: "text" });
   if (!episode.tokens) {
-    box.append(plain());
+    const why = "tokens" in episode ? "Tokens are not shown: the tokenizer is not here, or its texts are not the transcript."
+      : "Tokens are on the page for the latest episodes only (--max-tokens).";
+    box.append(make("div", why, { className: "quiet" }), make("div", episode.text, { className: "text" }));
     return box;
   }
   const by = make("select", "", { className: "by", ariaLabel: "colour of tokens" });
