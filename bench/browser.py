@@ -3,7 +3,7 @@
     python -m bench.browser --episodes 10000
 
 Headless Chromium (Debian's package) draws it without a GPU. Times are of the page's own clock: of a filter from the
-input to the drawn rows, of a scroll from the new position to the next frame but one, so at least a frame of 17 ms.
+input to the drawn rows, of a scroll to the second frame after it, so at least 17 ms and usually 33 at 60 Hz.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def main(options: Options) -> None:
         written = time.perf_counter() - started
         size = (Path(folder) / "browser.html").stat().st_size
         texts = sum(len(episode["text"]) for episode in held["episodes"])
-        print(f"{len(held['episodes'])} episodes, {texts / 1e6:.1f} MB of transcripts: {size / 1e6:.1f} MB, {written:.1f} s to write")
+        print(
+            f"{len(held['episodes'])} episodes, {texts / 1e6:.1f} MB of transcripts: {size / 1e6:.1f} MB, {written:.1f} s to write"
+        )
         page = chromium.open(Path(folder) / "browser.html")
         print(f"{'load until the list is drawn':34} {page.evaluate('window.drawnAt'):7.0f} ms")
         for name, times in measure(page, options.episodes).items():

@@ -1,8 +1,8 @@
 """Chromium: a headless browser without a network, driven by the DevTools protocol over two pipes, with nothing to install.
 
-    with Chromium.start("/usr/bin/chromium") as chromium:
-        page = chromium.open(Path("browser.html"))
-        page.evaluate("document.title")
+with Chromium.start("/usr/bin/chromium") as chromium:
+    page = chromium.open(Path("browser.html"))
+    page.evaluate("document.title")
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0  # seconds for an answer
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+    "--no-first-run",
+]
 # A page that asks for any address is told that there is none.
 FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
 

@@ -181,7 +181,11 @@ def distributions(histories: Sequence[Sequence[StepStats]]) -> list[dict[str, An
             low, high = ranges.get(name, (summary["min"], summary["max"]))
             ranges[name] = min(low, summary["min"]), max(high, summary["max"])
     return [
-        {name: distribution(stats, name, *ends) for name, ends in ranges.items() if any(name in s.summary for s in stats)}
+        {
+            name: distribution(stats, name, *ends)
+            for name, ends in ranges.items()
+            if any(name in s.summary for s in stats)
+        }
         for stats in histories
     ]
 

@@ -13,13 +13,21 @@ function coloured(span, value) {
     : `color-mix(in srgb, var(--${value < 0 ? "bad" : "good"}) ${Math.round(Math.abs(value) * 60)}%, transparent)`;
 }
 
+// The prompt is the same in every episode, and longer than most; its heading is in browser.css.
+function promptOf(text) {
+  const box = make("details");
+  box.append(make("summary", "", { className: "prompt", ariaLabel: "prompt" }), text);
+  return box;
+}
+
 // largest: the largest lead and the largest credit on the page, so that colours mean the same in every episode.
 function tokenText(episode, texts, largest, by) {
   const box = make("div", "", { className: "text" }), { texts: ids, parts, logprobs, credits } = episode.tokens;
   let at = 0, own = 0;
   parts.forEach((length, part) => {
     if (part % 2 === 0) {
-      if (length) box.append(make("span", ids.slice(at, at + length).map((id) => texts[id]).join(""), { className: "theirs" }));
+      const theirs = make("span", ids.slice(at, at + length).map((id) => texts[id]).join(""), { className: "theirs" });
+      if (length) box.append(part ? theirs : promptOf(theirs));
       at += length;
       return;
     }
