@@ -1,4 +1,4 @@
-"""Browser benchmark: how large browser.html is with 10,000 made-up episodes, and how fast it loads, filters and scrolls.
+"""Browser benchmark: size of browser.html with 10,000 made-up episodes, and time to load, filter and scroll.
 
     python -m bench.browser --episodes 10000
 
@@ -103,7 +103,8 @@ def main(options: Options) -> None:
         size = (Path(folder) / "browser.html").stat().st_size
         texts = sum(len(episode["text"]) for episode in held["episodes"])
         print(
-            f"{len(held['episodes'])} episodes, {texts / 1e6:.1f} MB of transcripts: {size / 1e6:.1f} MB, {written:.1f} s to write"
+            f"{len(held['episodes'])} episodes, {texts / 1e6:.1f} MB of transcripts: "
+            f"{size / 1e6:.1f} MB, {written:.1f} s to write"
         )
         page = chromium.open(Path(folder) / "browser.html")
         print(f"{'load until the list is drawn':34} {page.evaluate('window.drawnAt'):7.0f} ms")

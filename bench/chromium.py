@@ -1,4 +1,4 @@
-"""Chromium: a headless browser without a network, driven by the DevTools protocol over two pipes, with nothing to install.
+"""Chromium: a headless browser without a network, driven by the DevTools protocol over two pipes, by no library.
 
 with Chromium.start("/usr/bin/chromium") as chromium:
     page = chromium.open(Path("browser.html"))

@@ -33,8 +33,8 @@ from forage.policy.policy import load_policy
 from forage.policy.room import fitted
 from forage.rollout.plans import plan_path
 from forage.rollout.run_card import RunCard, adapter_of
-from forage.runs.progress import TrainView
 from forage.runs.browser import write_after_training
+from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.run_folder import plain
 from forage.runs.stats import StepStats, write_evaluations, write_stats

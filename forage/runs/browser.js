@@ -52,7 +52,8 @@ function start(data) {
   };
   const search = input("search", "search", "search text ( / )"), least = input("least", "number", "least reward");
   const most = input("most", "number", "most reward"), stop = choice("stop", "any end", values("stop"));
-  const type = choice("type", "any type", values("type")), step = choice("step", "any step", values("step"));
+  const type = choice("type", "any type", values("type")), step = choice("step", "any step",
+    values("step").map((value) => new Option(`step ${value}`, value)));
   const run = choice("run", "both runs", data.runs.map((one, index) => new Option(one.name, index)));
   const sort = choice("sort", "latest first", ["best first", "worst first"]);
   const fields = [search, least, most, stop, type, step, ...(data.runs.length > 1 ? [run] : []), sort];

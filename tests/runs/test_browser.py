@@ -1,4 +1,4 @@
-"""Browser: what the page holds, worked out by hand; and in a real Chromium what it shows, to keys, filters and hostile text."""
+"""Browser: what the page holds, worked out by hand; and what a real Chromium makes of it: keys, filters, hostile texts."""
 
 import base64
 import gzip
@@ -191,8 +191,8 @@ def quiet(page):
 def hostile_texts():
     """Some 200, with what JSON and pages stumble over besides."""
     more = ["<script>document.title = 'owned'</script>", "\u2028\u2029", "\u200f\u202eright to left", "\ud83d half",
-            "w" * 5000, "\x1b[2J\x1b[31mred", "</script>", "]]>", "<img src=x onerror=\"document.title='owned'\">", "{{7*7}}",
-            "'\"`", "&lt;b&gt;", "__proto__", "<style>*{display:none}</style>"]  # fmt: skip
+            "w" * 5000, "\x1b[2J\x1b[31mred", "</script>", "]]>", "<img src=x onerror=\"document.title='owned'\">",
+            "{{7*7}}", "'\"`", "&lt;b&gt;", "__proto__", "<style>*{display:none}</style>"]  # fmt: skip
     short = [document.text for document in hostile_documents() if len(document.text) < 10_000]
     return short + more
 
@@ -202,8 +202,8 @@ def test_hostile_texts_are_shown_as_they_are_and_run_nothing(tmp_path, chromium)
     texts = hostile_texts()
     assert len(texts) > 200
     played = [
-        replace(EPISODE, id=f"q/{n}", question_id=text, transcript=text, answer=text, searches=(Search(0, text, (text,)),),
-                rewards={text: 0.5}, reward=0.5)
+        replace(EPISODE, id=f"q/{n}", question_id=text, transcript=text, answer=text,
+                searches=(Search(0, text, (text,)),), rewards={text: 0.5}, reward=0.5)
         for n, text in enumerate(texts)
     ]  # fmt: skip
     run_dir = a_run(tmp_path, 0, episodes=played)
@@ -363,7 +363,8 @@ def test_tokens_are_coloured_by_who_wrote_them_their_advantage_and_probability(p
 
 @pytest.mark.slow
 def test_curves_of_two_runs_lie_over_each_other(page):
-    script = """[...document.querySelectorAll("figure")].filter((f) => f.querySelector("b").textContent === "reward overall")
+    script = """[...document.querySelectorAll("figure")]
+      .filter((f) => f.querySelector("b").textContent === "reward overall")
       .map((f) => [...f.querySelectorAll("polyline")].map((line) => line.getAttribute("points").split(" ").length))"""
     assert page.evaluate(script) == [[2, 3]]
     names = "[...document.querySelectorAll('details:last-of-type b')].map((name) => name.textContent)"
