@@ -65,7 +65,7 @@ def _episode(number: int, draw: random.Random, words: int) -> Episode:
     return Episode(
         id=f"q{number // 8}/{number % 8}", question_id=f"q{number // 8 % 400}", ids=(1, 2, 3), mask=(0, 1, 1),
         logprobs=(0.0, -0.1, -0.2), turns=(Turn(1, 3),), searches=(Search(0, text[:40], ("d1#0", "d2#0")),),
-        answer=text[:80], stop=draw.choice(["answer", "turns", "tokens"]), adapter="v000000", transcript=text,  # type: ignore[arg-type]
+        answer=text[:80], stop=draw.choice(["answer", "turns", "tokens"]), adapter="v000000", transcript=text,
         rewards={"mrr": reward}, reward=reward,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Browser: what the page holds, worked out by hand; and what a real Chromium makes of it: keys, filters, hostile texts."""
+"""Browser: what the page holds, worked out by hand; and what a real Chromium makes of keys, filters, hostile texts."""
 
 import base64
 import gzip
