@@ -49,7 +49,7 @@ class Options:
 
 
 def make_run(run_dir: Path, options: Options) -> None:
-    """A run folder of made-up episodes, whose words are drawn evenly: no text of a model compresses as badly."""
+    """A run folder of made-up episodes, whose words are drawn evenly, without a prompt that repeats."""
     draw = random.Random(options.seed)
     for step in range(-(-options.episodes // PER_STEP)):
         numbers = range(step * PER_STEP, min((step + 1) * PER_STEP, options.episodes))
