@@ -3,7 +3,8 @@
 Three things make it several times as fast as `model.generate` on a PEFT model:
 
 - the adapter is merged into the weights while it samples (but see `beside`);
-- all episodes are decoded in one batch, which requests join and leave at any token;
+- all episodes are decoded in one batch, which requests join and leave at any token; those that join at the same time
+  have their new tokens computed in one pass;
 - an episode's keys and values stay in its slot, so a turn computes only its new tokens, and a beginning that prompts
   share is computed once and copied.
 """
@@ -23,13 +24,14 @@ import torch
 from torch import Tensor
 
 from forage.engines.base import EngineError, Request, Sample
-from forage.engines.slot_cache import ATTENTION, Decode, Prefill, SlotCache, check_attention
+from forage.engines.slot_cache import ATTENTION, Decode, Prefill, Prefills, SlotCache, check_attention
 from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
 from forage.policy.head import fp32_logits
 from forage.policy.logprobs import decoder_and_head
 
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
+START_TOKENS = 2048  # of the requests that start in one pass; more would gain nothing and take memory
 
 
 @dataclass
@@ -158,10 +160,10 @@ class LocalEngine:
 
     async def _sample_all(self) -> None:
         while self._waiting or any(slot.request for slot in self.slots):
-            while self._waiting and (slot := self._free_slot(self._waiting[0][0])):
-                self._start(slot, *self._waiting[0])
-                self._waiting.pop(0)  # only now: whoever waits is told of an error
-                self._finish(slot)
+            while starting := self._take_slots():
+                self._start(starting)
+                for slot in starting:
+                    self._finish(slot)
             if any(slot.request for slot in self.slots):
                 self._step()
             for slot in self.slots:
@@ -187,30 +189,59 @@ class LocalEngine:
         unkept = [slot for slot in free if not slot.episode]
         return next(iter(own or unkept or sorted(free, key=lambda slot: slot.last_use)), None)
 
-    @torch.no_grad()
-    def _start(self, slot: Slot, request: Request, future: asyncio.Future[Sample]) -> None:
-        """Put a request's tokens into a slot and sample its first token; compute only tokens that no slot holds.
+    def _take_slots(self) -> list[Slot]:
+        """Give slots to requests that wait; returns those whose tokens are to be computed in the next pass.
 
-        If only the last token is missing, nothing is computed here: the next step does that for all slots at once.
+        A request that will lack less than half as much once another's tokens are there waits for the pass after: the
+        samples of a prompt compute it once. One that lacks only its last token needs no pass; the next step computes
+        that for all slots at once.
         """
-        embedding = self.model.get_input_embeddings().weight
-        self._cache.make_room(len(request.ids) + request.max_tokens, embedding)
-        # The last token is always computed: the next one is sampled from its output.
-        source, start = longest_start([other.ids for other in self.slots], request.ids[:-1], slot.number)
-        if source != slot.number:
-            self._cache.copy(source, slot.number, start)
-        self._clock += 1
-        slot.episode, slot.last_use = request.episode, self._clock
-        slot.request, slot.future, slot.sampled, slot.logprobs = request, future, [], []
-        slot.random = torch.Generator().manual_seed(request.seed)
-        if start == len(request.ids) - 1:
-            slot.ids, slot.next_token = list(request.ids[:-1]), request.ids[-1]
-            return
-        slot.ids = list(request.ids)
-        ids = torch.tensor([request.ids[start:]], device=embedding.device)
-        positions = torch.arange(start, len(request.ids), device=embedding.device)[None]
-        hidden = self._forward(ids, positions, Prefill(slot.number, start, len(request.ids)))
-        self._sample([slot], hidden[:, -1])
+        starting: list[Slot] = []
+        planned = 0
+        for entry in tuple(self._waiting):
+            request, future = entry
+            slot = self._free_slot(request)
+            if slot is None:
+                break
+            # The last token is always computed: the next one is sampled from its output.
+            prompt = request.ids[:-1]
+            source, start = longest_start([other.ids for other in self.slots], prompt, slot.number)
+            missing = len(request.ids) - start
+            if any(share(prompt_of(other), prompt, start + missing // 2 + 1) for other in starting):
+                continue
+            if missing > 1 and starting and planned + missing > START_TOKENS:
+                break
+            self._cache.make_room(len(request.ids) + request.max_tokens, self.model.get_input_embeddings().weight)
+            if source != slot.number:
+                self._cache.copy(source, slot.number, start)
+            self._clock += 1
+            slot.episode, slot.last_use = request.episode, self._clock
+            slot.request, slot.future, slot.sampled, slot.logprobs = request, future, [], []
+            slot.random = torch.Generator().manual_seed(request.seed)
+            slot.ids, slot.next_token = list(request.ids[:start]), request.ids[-1]
+            self._waiting.remove(entry)  # only now: whoever waits is told of an error
+            if missing > 1:
+                starting.append(slot)
+                planned += missing
+        return starting
+
+    @torch.no_grad()
+    def _start(self, slots: Sequence[Slot]) -> None:
+        """Compute what the slots lack of their prompts, and sample each one's first token."""
+        prompts = [prompt_of(slot) for slot in slots]
+        parts = [Prefill(slot.number, len(slot.ids), len(ids)) for slot, ids in zip(slots, prompts, strict=True)]
+        device = self.model.get_input_embeddings().weight.device
+        new = [ids[part.start :] for part, ids in zip(parts, prompts, strict=True)]
+        positions = torch.cat([torch.arange(part.start, part.end) for part in parts])
+        hidden = self._forward(
+            torch.tensor([[token for ids in new for token in ids]], device=device),
+            positions.to(device)[None],
+            Prefills(tuple(parts)),
+        )
+        for slot, ids in zip(slots, prompts, strict=True):
+            slot.ids = list(ids)
+        last = np.cumsum([len(ids) for ids in new]) - 1
+        self._sample(slots, hidden[0, last.tolist()])
 
     @torch.no_grad()
     def _step(self) -> None:
@@ -243,7 +274,7 @@ class LocalEngine:
             self.slots[last.number], self.slots[free.number] = free, last
             last.number, free.number, free.ids = free.number, last.number, []
 
-    def _forward(self, ids: Tensor, positions: Tensor, view: Prefill | Decode) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, view: Prefills | Decode) -> Tensor:
         self._cache.view = view
         decoder, _ = decoder_and_head(self.model)
         hidden: Tensor = decoder(
@@ -306,6 +337,12 @@ def borrowing(policy: Any, slots: int, name: str) -> Iterator[LocalEngine]:
             weight.requires_grad_(True)
 
 
+def prompt_of(slot: Slot) -> tuple[int, ...]:
+    """All tokens of the request that starts in a slot."""
+    assert slot.request is not None
+    return tuple(slot.request.ids)
+
+
 def longest_start(held: Sequence[Sequence[int]], wanted: Sequence[int], own: int) -> tuple[int, int]:
     """The slot whose tokens share the longest beginning with those wanted, and its length; on a tie the `own`.
 
@@ -324,6 +361,13 @@ def common_start(held: Sequence[int], wanted: Sequence[int]) -> int:
     length = min(len(held), len(wanted))
     differ = np.flatnonzero(np.asarray(held[:length]) != np.asarray(wanted[:length]))
     return int(differ[0]) if len(differ) else length
+
+
+def share(held: Sequence[int], wanted: Sequence[int], tokens: int) -> bool:
+    """Whether two sequences share their first tokens, that many. The last of these rules out most, however many."""
+    if min(len(held), len(wanted)) < tokens:
+        return False
+    return held[tokens - 1] == wanted[tokens - 1] and held[:tokens] == wanted[:tokens]
 
 
 def below_one(draws: Sequence[float]) -> Tensor:

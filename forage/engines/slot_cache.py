@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ class SlotCache(Cache):
         # One tensor per layer: (slots, heads, room + 1, width). The last place takes the tokens that nobody reads.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.view: Prefill | Decode = Prefill(0, 0, 0)
+        self.view: Prefills | Decode = Prefills(())
 
     def make_room(self, tokens: int, like: Tensor) -> None:
         """Lengthen all slots to hold at least this many tokens."""
@@ -65,15 +66,11 @@ class SlotCache(Cache):
 
 @dataclass(frozen=True)
 class Prefill:
-    """A forward pass over tokens `start` to `end` of one slot."""
+    """Tokens `start` to `end` of one slot, which attend to those of the slot up to themselves."""
 
     slot: int
     start: int
     end: int
-
-    def store(self, kept: Tensor, new: Tensor) -> Tensor:
-        kept[self.slot, :, self.start : self.end] = new[0]
-        return kept[self.slot : self.slot + 1, :, : self.end]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         if query.is_cuda:
@@ -90,6 +87,30 @@ class Prefill:
         keys, values = (kept.repeat_interleave(repeats, dim=1) for kept in (keys, values))
         seen = torch.ones(self.end - self.start, self.end, dtype=torch.bool, device=query.device).tril(self.start)
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
+
+
+@dataclass(frozen=True)
+class Prefills:
+    """A forward pass over new tokens of several slots, one slot's after another's in a single row, without padding."""
+
+    parts: tuple[Prefill, ...]
+
+    def store(self, kept: Tensor, new: Tensor) -> Tensor:
+        for part, tokens in self.split(new):
+            kept[part.slot, :, part.start : part.end] = tokens[0]
+        return kept
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        held = [(keys[part.slot, :, : part.end][None], values[part.slot, :, : part.end][None]) for part in self.parts]
+        attended = [
+            part.attend(tokens, *kept, scale) for (part, tokens), kept in zip(self.split(query), held, strict=True)
+        ]
+        return torch.cat(attended, dim=2)
+
+    def split(self, row: Tensor) -> Iterator[tuple[Prefill, Tensor]]:
+        """Each part with its own tokens of (1, heads, tokens, width)."""
+        tokens = torch.split(row, [part.end - part.start for part in self.parts], dim=2)
+        return zip(self.parts, tokens, strict=True)
 
 
 @dataclass(frozen=True)
@@ -116,7 +137,7 @@ class Decode:
 
 def slot_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None,
-    view: Prefill | Decode | None = None, **_: Any,
+    view: Prefills | Decode | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attention over slots, as transformers calls it; the view makes its own mask."""
     assert view is not None

@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
 from forage.engines.base import EngineError, Request, Sampling
-from forage.engines.local import LocalEngine, below_one, common_start, first_above, inverse_cdf, longest_start
+from forage.engines.local import LocalEngine, below_one, common_start, first_above, inverse_cdf, longest_start, share
 from forage.engines.slot_cache import Decode
 from forage.errors import UserError
 from tests.factories import tiny_model
@@ -97,6 +97,45 @@ def test_a_shared_prompt_is_computed_once():
         )
 
 
+def test_those_that_start_together_are_computed_in_one_row(monkeypatch):
+    """Two samples each of three questions after one beginning: a pass for the first prompt, and one for the others.
+
+    The first pass has all 7 tokens of the first prompt. Then 5 8 9 13 lacks three, since 5 is there, and 10 11 12 all
+    its three. The second sample of each prompt waits for the first, and then lacks only the last token, which is left
+    to the step: it has 6 rows.
+    """
+    seen = []
+    beginning = (1, 2, 3, 4)
+    asked = [
+        Request((*beginning, *question), 3, (), seed, episode=str((question, seed)))
+        for question in ((5, 6, 7), (5, 8, 9, 13), (10, 11, 12))
+        for seed in range(2)
+    ]
+    engine = LocalEngine(tiny_model(), 6)
+    engine.model.model.embed_tokens.register_forward_hook(
+        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
+    )
+    samples = generate(engine, *asked)
+    # After the first step, the first samples of each prompt have two tokens and the second ones have one.
+    assert seen == [(1, 7), (1, 3 + 3), (6, 1), (6, 1), (6, 1)]
+    for request, sample in zip(asked, samples, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
+        )
+    monkeypatch.setattr(local, "START_TOKENS", 5)  # 3 tokens and 3 no longer fit one pass
+    seen.clear()
+    engine = LocalEngine(engine.model, 6)
+    assert [sample.ids for sample in generate(engine, *asked)] == [sample.ids for sample in samples]
+    assert seen[:3] == [(1, 7), (1, 3), (1, 3)]
+
+
+def test_share_by_hand():
+    assert share((1, 2, 3), (1, 2, 4, 5), 2)
+    assert not share((1, 2, 3), (1, 2, 4, 5), 3)
+    assert not share((9, 2, 3), (1, 2, 3), 2)
+    assert not share((1, 2, 3), (1, 2, 3), 4)
+
+
 def test_what_waits_is_untouched_by_what_is_decoded_beside_it():
     """A long episode waits for its search while a shorter one in a later slot is sampled."""
     engine = LocalEngine(tiny_model(), 3)
@@ -128,7 +167,7 @@ def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
         for number in range(5)
     ]
     samples = generate(engine, *asked)
-    assert seen == [(1, 3)] * 5 + [(5, 1)] + [(2, 1)] * 6
+    assert seen == [(1, 15), (5, 1)] + [(2, 1)] * 6
     seen.clear()
     second = Request((*asked[4].ids, *samples[4].ids, 9), 3, (), 9, episode="kept")
     [again] = generate(engine, second)
