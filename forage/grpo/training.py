@@ -34,6 +34,7 @@ from forage.policy.policy import load_policy
 from forage.policy.room import fitted
 from forage.rollout.plans import plan_path
 from forage.rollout.run_card import RunCard, adapter_of
+from forage.runs.browser import write_after_training
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
 from forage.runs.run_folder import plain
@@ -80,6 +81,7 @@ def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play
         tidy(options, run.step)
         draw_report(run_dir, run.history)  # with the last evaluation
         report_end(run)
+        write_after_training(run_dir)
 
 
 def check_start(run: Run, learner: Learner) -> None:

@@ -130,6 +130,7 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatc
         assert (options.run_dir / name).exists(), name
     assert open_plans(options.run_dir) == []
     said = capsys.readouterr().out
+    assert said.count(f"{options.run_dir / 'browser.html'} shows its curves and episodes\n") == 2
     assert "2 held-out questions    before    after    (95 % interval), answered greedily (T 0)\n" in said
     # Every adapter sampled its own step's episodes.
     kept = [row.step for row in stats if adapter_path(options.run_dir, row.step).exists()]

@@ -1,0 +1,204 @@
+"""Browser data: what the page of a run shows, as plain values that become JSON.
+
+Texts are made printable here, all of them at the end, so that no escape sequence and no character that turns the
+direction of a line reaches the page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from forage.agent.episode import STOPS, Episode, read_episodes
+from forage.agent.episode_files import episode_files
+from forage.agent.protocol import FAULTS
+from forage.data.records import Question
+from forage.errors import UserError
+from forage.policy.card import read_policy_card
+from forage.runs.pieces import Pieces
+from forage.runs.report import read_library
+from forage.runs.stats import StepStats, read_evaluations, read_stats
+from forage.text import encodable, printable
+
+LEVELS, COLUMNS = 20, 100  # of a distribution: bins of the reward, and bins of steps at most
+
+
+def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> dict[str, Any]:
+    """All that the page shows of one run or two.
+
+    Of too many episodes the latest are kept, as many of each run, and the others counted. The latest `max_tokens` of
+    them come with their tokens.
+    """
+    histories = [_stats(path) for path in run_dirs]
+    rows: list[dict[str, Any]] = []
+    texts, left_out = [""], 0
+    for number, (run_dir, stats) in enumerate(zip(run_dirs, histories, strict=True)):
+        kept, total = latest(run_dir, stats, max_episodes // len(run_dirs))
+        left_out += total - len(kept)
+        pieces = Pieces(tokenizer_of(run_dir), texts) if kept and max_tokens else None
+        questions = read_library(run_dir, {episode.question_id for _, episode, _ in kept}).questions
+        for place, (step, episode, lead) in enumerate(kept):
+            shown = row(step, episode, lead, questions.get(episode.question_id)) | {"run": number}
+            if pieces and place < max_tokens // len(run_dirs):
+                shown["tokens"] = tokens(episode, pieces)
+            rows.append(shown)
+    held = {
+        "runs": [
+            {"name": path.resolve().name, "curves": curves(stats, read_evaluations(path)), "rewards": spread}
+            for path, stats, spread in zip(run_dirs, histories, distributions(histories), strict=True)
+        ],
+        "stops": STOPS, "faults": FAULTS, "left_out": left_out, "texts": texts, "episodes": rows,
+    }  # fmt: skip
+    plain: dict[str, Any] = made_printable(held)
+    return plain
+
+
+def made_printable(value: Any) -> Any:
+    """`printable` for every text in the value, the names of objects included."""
+    if isinstance(value, str):
+        return printable(encodable(value))
+    if isinstance(value, Mapping):
+        return {made_printable(name): made_printable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [made_printable(part) for part in value]
+    return value
+
+
+def _stats(run_dir: Path) -> list[StepStats]:
+    if stats := read_stats(run_dir):
+        return stats
+    raise UserError(f"{run_dir} has no training_stats_<step>.json; is it the folder of a training run?")
+
+
+# Episodes
+
+
+def latest(run_dir: Path, stats: Sequence[StepStats], most: int) -> tuple[list[tuple[int, Episode, float]], int]:
+    """(step, episode, lead over its group) of the latest steps, the last step first; and how many there are in all."""
+    kept: list[tuple[int, Episode, float]] = []
+    total = 0
+    for step in reversed([step.step for step in stats]):
+        found = [e for path in episode_files(run_dir / "episodes" / f"{step:06d}") for e in read_episodes(path)]
+        total += len(found)
+        if len(kept) < most:
+            pairs = zip(found, leads(found), strict=True)
+            kept += [(step, episode, lead) for episode, lead in pairs][: most - len(kept)]
+    return kept, total
+
+
+def leads(episodes: Sequence[Episode]) -> list[float]:
+    """Each reward less the mean of its question's: what every advantage is made of.
+
+    Example: rewards 0, 1 of one question and .5 of another give -.5, .5 and 0.
+    """
+    groups: dict[str, list[float]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.question_id, []).append(episode.reward)
+    means = {name: math.fsum(rewards) / len(rewards) for name, rewards in groups.items()}
+    return [episode.reward - means[episode.question_id] for episode in episodes]
+
+
+def row(step: int, episode: Episode, lead: float, question: Question | None) -> dict[str, Any]:
+    """An episode as the page has it. Each search's hits come with whether the data calls them relevant."""
+    relevant = set(question.relevant_chunk_ids) if question else set()
+    return {
+        "step": step, "id": episode.id, "question_id": episode.question_id, "reward": episode.reward,
+        "lead": round(lead, 6), "rewards": episode.rewards, "stop": episode.stop, "answer": episode.answer,
+        "text": episode.transcript, "faults": episode.faults, "type": question.question_type if question else "",
+        "question": question.question if question else None, "reference": question.answer if question else None,
+        "searches": [[s.turn, s.query, [[hit, hit in relevant] for hit in s.hits]] for s in episode.searches],
+    }  # fmt: skip
+
+
+# Tokens
+
+
+def tokenizer_of(run_dir: Path) -> Any:
+    """The tokenizer of the run's base model; None where the run's model.json or the model is not here."""
+    # transformers takes seconds to import, which a page without tokens need not wait for.
+    from forage.policy.policy import load_tokenizer
+
+    try:
+        return load_tokenizer(read_policy_card(run_dir))
+    except (UserError, OSError, ValueError):
+        return None
+
+
+def tokens(episode: Episode, pieces: Pieces) -> dict[str, Any] | None:
+    """Which text each token is, how long the parts are that the policy did not write and did, and its tokens' figures.
+
+    Example of Episode's docstring: {"texts": [1, 2, ...], "parts": [3, 2, 3, 2], "logprobs": [-.2, -.1, -.7, 0]}.
+    """
+    texts = pieces.of(episode.ids, episode.transcript)
+    if texts is None:
+        return None
+    runs = [(sampled, len(list(part))) for sampled, part in groupby(episode.mask)]
+    parts = [length for _, length in runs]
+    figures = {
+        "texts": texts,
+        "parts": [0, *parts] if runs and runs[0][0] else parts,
+        "logprobs": list(_sampled(episode, episode.logprobs)),
+    }
+    return figures | ({"credits": list(_sampled(episode, episode.credits))} if episode.credits else {})
+
+
+def _sampled(episode: Episode, values: Sequence[float]) -> Iterator[float]:
+    return (round(value, 3) for value, sampled in zip(values, episode.mask, strict=True) if sampled)
+
+
+# Figures
+
+
+def curves(
+    stats: Sequence[StepStats], evaluations: Mapping[int, Mapping[str, Any]]
+) -> dict[str, list[tuple[int, float]]]:
+    """Points (step, value) by figure. Example: {"reward overall": [(0, 0.2), (1, 0.3)], "kl": ...}."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for step in stats:
+        figures = {f"reward {name}": summary["mean"] for name, summary in step.summary.items()} | step.training
+        figures |= {f"episodes: {name}": float(value) for name, value in step.episodes.items()}  # type: ignore[arg-type]
+        figures["flat groups, share"] = step.groups["flat"] / max(1, step.groups["total"])
+        for name, value in figures.items():
+            found.setdefault(name, []).append((step.step, value))
+    for version in sorted(evaluations):
+        for name, interval in evaluations[version].items():
+            found.setdefault(f"held-out {name}", []).append((version, interval["mean"]))
+    return found
+
+
+def distributions(histories: Sequence[Sequence[StepStats]]) -> list[dict[str, Any]]:
+    """For each run and reward, how many episodes are in each of 20 equal bins, by step; the bins of all runs are equal.
+
+    More than 100 steps are counted together by twos, threes, ... Example of 2 bins: rewards 0, 1, 1 in step 4 give
+    {"low": 0, "high": 1, "steps": [4], "counts": [[1, 2]]}.
+    """
+    ranges: dict[str, tuple[float, float]] = {}
+    for step in (step for stats in histories for step in stats):
+        for name, summary in step.summary.items():
+            low, high = ranges.get(name, (summary["min"], summary["max"]))
+            ranges[name] = min(low, summary["min"]), max(high, summary["max"])
+    return [
+        {
+            name: distribution(stats, name, *ends)
+            for name, ends in ranges.items()
+            if any(name in s.summary for s in stats)
+        }
+        for stats in histories
+    ]
+
+
+def distribution(
+    stats: Sequence[StepStats], name: str, low: float, high: float, levels: int = LEVELS, columns: int = COLUMNS
+) -> dict[str, Any]:
+    known = [step for step in stats if name in step.summary]
+    size = math.ceil(len(known) / columns)
+    parts = [known[start : start + size] for start in range(0, len(known), size)]
+    counts = [[0] * levels for _ in parts]
+    for column, part in enumerate(parts):
+        for value in (value for step in part for value in step.rewards[name] if value is not None):
+            share = (value - low) / (high - low) if high > low else 0.0
+            counts[column][min(levels - 1, int(share * levels))] += 1
+    return {"low": low, "high": high, "steps": [part[0].step for part in parts], "counts": counts}

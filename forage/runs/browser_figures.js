@@ -1,0 +1,100 @@
+"use strict";
+// Figures: curves of one run or two over each other, and how each reward is distributed, step by step.
+const SVG = "http://www.w3.org/2000/svg";
+// Drawn at once; the other curves are folded away.
+const FIRST = /^(reward |held-out |entropy$|kl$|grad_norm$|mismatch_kl$|episodes: (searches|sampled_tokens|well_formed)$|flat groups)/;
+
+// Every text from the run goes into the page as textContent, so that it can't become markup.
+function make(tag, text = "", props = {}) {
+  return Object.assign(document.createElement(tag), { textContent: text }, props);
+}
+
+function drawn(name, attributes) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  return element;
+}
+
+function number(value) {
+  if (Number.isInteger(value)) return String(value);
+  return Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
+}
+
+function ends(values) {
+  return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+}
+
+function figure(name, caption, svg) {
+  const box = make("figure"), title = make("figcaption"), said = make("span", caption);
+  title.append(make("b", name), said);
+  box.append(title, svg);
+  return { box, said };
+}
+
+// lines: for each run its points [step, value]; a run without this figure has none.
+function curve(name, lines) {
+  const points = lines.flat(), [left, right] = ends(points.map((p) => p[0])), [low, high] = ends(points.map((p) => p[1]));
+  const across = (x) => 4 + 252 * (x - left) / (right - left || 1);
+  const up = (y) => (high > low ? 86 - 82 * (y - low) / (high - low) : 45);
+  const svg = drawn("svg", { viewBox: "0 0 260 90", preserveAspectRatio: "none" });
+  lines.forEach((line, run) => {
+    const style = run ? "second" : "first";
+    if (line.length === 1) svg.append(drawn("circle", { class: style, r: 3, cx: across(line[0][0]), cy: up(line[0][1]) }));
+    else svg.append(drawn("polyline", { class: style, points: line.map(([x, y]) => `${across(x)},${up(y)}`).join(" ") }));
+  });
+  const range = `${number(low)} to ${number(high)}`, { box, said } = figure(name, range, svg);
+  svg.onpointermove = (event) => {
+    const edges = svg.getBoundingClientRect();
+    const step = left + (right - left) * ((event.clientX - edges.left) / edges.width * 260 - 4) / 252;
+    said.textContent = lines.filter((line) => line.length).map((line) => {
+      const near = line.reduce((best, p) => (Math.abs(p[0] - step) < Math.abs(best[0] - step) ? p : best));
+      return `step ${near[0]}: ${number(near[1])}`;
+    }).join("; ");
+  };
+  svg.onpointerleave = () => { said.textContent = range; };
+  return box;
+}
+
+// A column for each step; the darker a level, the larger the share of the step's episodes with such a reward.
+function distribution(name, spread, run) {
+  const columns = spread.counts.length, levels = spread.counts[0].length, style = run ? "second" : "first";
+  const svg = drawn("svg", { viewBox: `0 0 ${columns} ${levels}`, preserveAspectRatio: "none" });
+  spread.counts.forEach((counts, column) => {
+    const all = counts.reduce((sum, count) => sum + count, 0);
+    counts.forEach((count, level) => {
+      if (count) svg.append(drawn("rect", { class: style, x: column, y: levels - 1 - level, width: 1, height: 1,
+        opacity: 0.12 + 0.88 * Math.sqrt(count / all) }));
+    });
+  });
+  const range = `${number(spread.low)} to ${number(spread.high)}`, { box, said } = figure(name, range, svg);
+  svg.onpointermove = (event) => {
+    const edges = svg.getBoundingClientRect(), most = (n, limit) => Math.max(0, Math.min(limit - 1, Math.floor(n)));
+    const column = most((event.clientX - edges.left) / edges.width * columns, columns);
+    const level = levels - 1 - most((event.clientY - edges.top) / edges.height * levels, levels);
+    const size = (spread.high - spread.low) / levels, low = spread.low + level * size;
+    said.textContent = `step ${spread.steps[column]}, ${number(low)} to ${number(low + size)}: ` +
+      `${spread.counts[column][level]} episodes`;
+  };
+  svg.onpointerleave = () => { said.textContent = range; };
+  return box;
+}
+
+function folded(title, boxes, open) {
+  const part = make("details", "", { open }), grid = make("div", "", { className: "figures" });
+  grid.append(...boxes);
+  part.append(make("summary", title), grid);
+  return part;
+}
+
+function figures(runs) {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
+  const curves = (chosen) => chosen.map((name) => curve(name, runs.map((run) => run.curves[name] ?? [])));
+  const rewards = [...new Set(runs.flatMap((run) => Object.keys(run.rewards)))];
+  const spreads = rewards.flatMap((name) => runs.flatMap((run, index) => (run.rewards[name]
+    ? [distribution(runs.length > 1 ? `${name}, ${run.name}` : name, run.rewards[name], index)] : [])));
+  return [
+    folded("Curves", curves(names.filter((name) => FIRST.test(name))), true),
+    folded("More curves", curves(names.filter((name) => !FIRST.test(name))), false),
+    folded("Distribution of the rewards, by step", spreads, false),
+  ];
+}

@@ -1,0 +1,411 @@
+"""Browser: what the page holds, worked out by hand; and what a real Chromium makes of keys, filters, hostile texts."""
+
+import base64
+import gzip
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from bench.chromium import Chromium, chromium_path
+from forage.agent.episode import STOPS, Search, append_episodes
+from forage.data.records import Question
+from forage.errors import UserError
+from forage.files import write_jsonl
+from forage.runs.browser import Options, write_after_training, write_browser
+from forage.runs.browser_data import contents, curves, distribution, distributions, leads, row, tokens
+from forage.runs.pieces import Pieces
+from forage.runs.stats import write_stats
+from forage.text import encodable, printable
+from tests import ROOT
+from tests.attacks.hostile import hostile_documents
+from tests.factories import EPISODE, STATS
+from tests.tiny import make_base, make_policy, make_tokenizer
+
+EVIL = "</script><script>alert(1)</script>\"'\u2028<!--"
+
+
+def a_run(folder, *steps, episodes=None, rewards=(0.5, 0.75)):
+    """A run of these steps, each with one episode if none are given."""
+    for step in steps:
+        write_stats(folder, replace(STATS, step=step, rewards={"overall": list(rewards)}))
+        (folder / "episodes" / f"{step:06d}").mkdir(parents=True)
+        played = episodes or [replace(EPISODE, id=f"{EVIL}{step}", transcript=EVIL)]
+        append_episodes(folder / "episodes" / f"{step:06d}" / "w.jsonl", played)
+    return folder
+
+
+def with_data(folder, questions):
+    """Let the run's config.json name a data folder with these questions."""
+    (folder / "data").mkdir()
+    (folder / "config.json").write_text(json.dumps({"rollout": {"data": str(folder / "data")}}))
+    write_jsonl(folder / "data" / "train.jsonl", questions)
+
+
+# What the page holds
+
+
+def test_hostile_text_is_in_the_data_and_never_in_the_page(tmp_path):
+    write_browser(a_run(tmp_path, 0))
+    page = (tmp_path / "browser.html").read_text()
+    assert "alert(1)" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    data = re.search(r'id="data">"([A-Za-z0-9+/=]+)"</script>', page).group(1)
+    [episode] = json.loads(gzip.decompress(base64.b64decode(data)))["episodes"]
+    shown = EVIL.replace("\u2028", "\\u2028")  # printable, as on a terminal
+    assert (episode["id"], episode["text"]) == (f"{shown}0", shown)
+
+
+def test_too_many_episodes_leave_the_earliest_out_and_count_them(tmp_path):
+    held = contents([a_run(tmp_path, 0, 1, 2)], 2, 0)
+    assert [episode["step"] for episode in held["episodes"]] == [2, 1]
+    assert held["left_out"] == 1
+
+
+def test_a_lead_is_the_reward_less_the_mean_of_its_question():
+    rewards = {"a": (0.0, 1.0), "b": (0.5,)}
+    episodes = [replace(EPISODE, question_id=name, reward=value) for name in rewards for value in rewards[name]]
+    assert leads(episodes) == [-0.5, 0.5, 0.0]
+
+
+def test_a_hit_is_relevant_if_the_question_says_so():
+    question = Question("q", "Why?", "Because.", "cause", relevant_chunk_ids=("d1#0",))
+    episode = replace(EPISODE, searches=(Search(0, "why", ("d2#0", "d1#0")),))
+    assert row(3, episode, 0.0, question)["searches"] == [[0, "why", [["d2#0", False], ["d1#0", True]]]]
+    assert row(3, episode, 0.0, None)["reference"] is None
+
+
+def test_curves_have_the_means_of_rewards_and_the_figures_of_the_update():
+    stats = [replace(STATS, step=n, rewards={"overall": [0.0, n]}, training={"kl": 0.5}) for n in (1, 2)]
+    drawn = curves(stats, {0: {"mrr": {"mean": 0.25, "low": 0.0, "high": 1.0}}})
+    assert drawn["reward overall"] == [(1, 0.5), (2, 1.0)]
+    assert drawn["kl"] == [(1, 0.5), (2, 0.5)]
+    assert drawn["episodes: searches"] == [(1, 1.5), (2, 1.5)]
+    assert drawn["held-out mrr"] == [(0, 0.25)]
+    assert drawn["flat groups, share"] == [(1, 0.0), (2, 0.0)]
+
+
+def test_a_distribution_counts_each_reward_in_its_bin():
+    stats = [replace(STATS, step=n, rewards={"overall": values}) for n, values in ((4, [0, 1, 1]), (5, [0.4, 0.6, 1]))]
+    assert distribution(stats, "overall", 0, 1, levels=2) == {
+        "low": 0, "high": 1, "steps": [4, 5], "counts": [[1, 2], [1, 2]],
+    }  # fmt: skip
+    assert distribution(stats, "overall", 0, 1, levels=2, columns=1)["counts"] == [[2, 4]]
+    assert distribution(stats, "overall", 1, 1, levels=2, columns=1)["counts"] == [[6, 0]]
+
+
+def test_two_runs_have_the_same_bins():
+    first, second = ([replace(STATS, rewards={"overall": values})] for values in ([0.0, 0.5], [0.5, 2.0]))
+    spreads = [run["overall"] for run in distributions([first, second])]
+    assert [(spread["low"], spread["high"]) for spread in spreads] == [(0.0, 2.0)] * 2
+    assert [spread["counts"][0].index(1) for spread in spreads] == [0, 5]
+
+
+def test_tokens_come_with_their_texts_parts_and_figures():
+    class Words:
+        """A token's text is its number; 5 ends a turn."""
+
+        def decode(self, ids):
+            return "".join(f"{number} " if number != 5 else "end " for number in ids)
+
+    episode = replace(EPISODE, transcript=Words().decode(EPISODE.ids), credits=(0.0,) * 8 + (0.25, 0.0))
+    pieces = Pieces(Words(), [""])
+    found = tokens(episode, pieces)
+    assert "".join(pieces.texts[number] for number in found["texts"]) == "1 2 3 4 end 6 7 8 9 end "
+    assert found["parts"] == [3, 2, 3, 2]
+    assert found["logprobs"] == [-0.2, -0.1, -0.7, 0.0]
+    assert found["credits"] == [0.0, 0.0, 0.25, 0.0]
+    assert tokens(replace(episode, transcript="other"), pieces) is None
+    assert tokens(replace(EPISODE, mask=(1,) * 10, transcript=episode.transcript), pieces)["parts"] == [0, 10]
+
+
+def test_a_character_of_several_tokens_is_whole():
+    tokenizer = make_tokenizer()
+    text = "gout – 5 µg 🦶 e\u0301"
+    ids = tokenizer.encode(text)
+    pieces = Pieces(tokenizer, [""])
+    found = [pieces.texts[number] for number in pieces.of(ids, text)]
+    assert "".join(found) == text
+    assert "🦶" in found
+    assert Pieces(None, [""]).of(ids, text) is None
+
+
+def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
+    first, second, empty = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    for folder in (first, second, empty):
+        folder.mkdir()
+    held = contents([a_run(first, 0), a_run(second, 0, 1)], 2, 0)
+    assert [run["name"] for run in held["runs"]] == ["a", "b"]
+    assert [(episode["run"], episode["step"]) for episode in held["episodes"]] == [(0, 0), (1, 1)]
+    assert held["left_out"] == 1
+    with pytest.raises(UserError, match="is it the folder of a training run"):
+        contents([first, empty], 10, 0)
+    with pytest.raises(UserError, match="--max-tokens must be at least 0, got -1"):
+        Options(first, max_tokens=-1)
+
+
+def test_the_module_writes_the_page_and_says_where(tmp_path):
+    a_run(tmp_path, 0, 1)
+    command = [sys.executable, "-m", "forage.runs.browser", str(tmp_path), "--max-episodes", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'browser.html'} shows 1 episodes, 1 left out\n")
+    done = subprocess.run([*command[:3], str(tmp_path / "gone")], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def test_a_page_that_fails_after_training_says_so_and_raises_nothing(tmp_path, capsys):
+    a_run(tmp_path, 0)
+    write_after_training(tmp_path)
+    assert capsys.readouterr().out == f"{tmp_path / 'browser.html'} shows its curves and episodes\n"
+    (tmp_path / "browser.html").unlink()
+    (tmp_path / "episodes" / "000000" / "w.jsonl").write_text("no episode\n")
+    write_after_training(tmp_path)
+    assert capsys.readouterr().out.startswith("browser.html was not written (UserError: ")
+    (tmp_path / "episodes" / "000000" / "w.jsonl").write_text("")
+    (tmp_path / "training_stats_0.json").unlink()
+    write_after_training(tmp_path)
+    assert "has no training_stats_<step>.json" in capsys.readouterr().out
+    assert not (tmp_path / "browser.html").exists()
+
+
+# In Chromium
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    path = chromium_path()
+    if path is None:
+        pytest.skip("left out: no chromium here (apt-get install chromium)")
+    with Chromium.start(path) as started:
+        yield started
+
+
+def quiet(page):
+    """The page said nothing to the console, raised nothing and asked for nothing but itself."""
+    return page.said() == [] and all(url.startswith(("file://", "about:")) for url in page.asked())
+
+
+def hostile_texts():
+    """Some 200, with what JSON and pages stumble over besides."""
+    more = ["<script>document.title = 'owned'</script>", "\u2028\u2029", "\u200f\u202eright to left", "\ud83d half",
+            "w" * 5000, "\x1b[2J\x1b[31mred", "</script>", "]]>", "<img src=x onerror=\"document.title='owned'\">",
+            "{{7*7}}", "'\"`", "&lt;b&gt;", "__proto__", "<style>*{display:none}</style>"]  # fmt: skip
+    short = [document.text for document in hostile_documents() if len(document.text) < 10_000]
+    return short + more
+
+
+@pytest.mark.slow
+def test_hostile_texts_are_shown_as_they_are_and_run_nothing(tmp_path, chromium):
+    texts = hostile_texts()
+    assert len(texts) > 200
+    played = [
+        replace(EPISODE, id=f"q/{n}", question_id=text, transcript=text, answer=text,
+                searches=(Search(0, text, (text,)),), rewards={text: 0.5}, reward=0.5)
+        for n, text in enumerate(texts)
+    ]  # fmt: skip
+    run_dir = a_run(tmp_path, 0, episodes=played)
+    write_browser(run_dir)
+    page = chromium.open(run_dir / "browser.html", 390, 844)
+    title = page.evaluate("document.title")
+    open_all = """(() => { const list = document.getElementById("list"), found = [];
+      for (let n = 0; n < %d; n += 1) {
+        document.dispatchEvent(new KeyboardEvent("keydown", { key: n ? "j" : "Enter" }));
+        const shown = document.getElementById("shown");
+        found.push([shown.querySelector(".text").textContent, shown.querySelector(".answers div").lastChild.textContent,
+          shown.querySelector(".hit").textContent, document.querySelector(".row.chosen").lastChild.textContent,
+          document.documentElement.scrollWidth]);
+      }
+      return found; })()"""
+    for text, (body, answer, hit, listed, width) in zip(texts, page.evaluate(open_all % len(texts)), strict=True):
+        shown = printable(encodable(text))
+        assert (body, answer, hit, listed) == (shown, shown or "none", f"1. {shown}", shown)
+        assert width == 390
+    kinds = set(page.evaluate("[...document.querySelectorAll('body *')].map((e) => e.localName)"))
+    assert kinds <= set(
+        "header h1 h2 button details summary div figure figcaption b span svg polyline circle rect input select option "
+        "section dl dt dd kbd script".split()
+    )
+    assert page.evaluate("document.scripts.length") == 2
+    assert page.evaluate("document.title") == title
+    assert quiet(page)
+
+
+QUESTIONS = [
+    Question("q1", "What is gout?", "A kind of arthritis.", "information", relevant_chunk_ids=("d1#0",)),
+    Question("q2", "How is asthma treated?", "With inhalers.", "treatment"),
+]
+
+
+def small_run(folder):
+    """Steps 0 and 1 with an episode of each question: rewards .25 and .75, ends turns and answer."""
+    make_base(folder.with_name("base"))
+    make_policy(folder, folder.with_name("base"))
+    ids, tokenizer = make_tokenizer().encode("gout hurts"), make_tokenizer()
+    sampled = replace(
+        EPISODE, ids=tuple(ids), mask=(0, *[1] * (len(ids) - 1)), logprobs=(0.0, *[-0.5] * (len(ids) - 1)),
+        turns=(), transcript=tokenizer.decode(ids), searches=(Search(0, "toe", ("d1#0", "d2#0")),),
+    )  # fmt: skip
+    played = [
+        replace(sampled, id="q1/0", question_id="q1", reward=0.25, stop="turns", answer="A gem."),
+        replace(sampled, id="q2/0", question_id="q2", reward=0.75, stop="answer", answer="With rest."),
+    ]
+    a_run(folder, 0, 1, episodes=played)
+    with_data(folder, QUESTIONS)
+    return folder
+
+
+@pytest.fixture
+def page(tmp_path, chromium):
+    run_dir, second = small_run(tmp_path / "run"), a_run(tmp_path / "other", 0, 1, 2)
+    write_browser(run_dir, second)
+    return chromium.open(run_dir / "browser.html")
+
+
+def rows(page):
+    """Step, reward and question of each row in the list."""
+    script = "[...document.querySelectorAll('.row')].map((r) => [...r.children].map((c) => c.textContent))"
+    return [(step, reward, question) for step, reward, _, question in page.evaluate(script)]
+
+
+def choose(page, name, value):
+    page.evaluate(
+        f"(() => {{ const field = document.getElementById('{name}'); field.value = {json.dumps(value)}; "
+        "field.dispatchEvent(new Event('input')); })()"
+    )
+
+
+def text_of(page, selector):
+    return page.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent")
+
+
+GOUT, ASTHMA = "What is gout?", "How is asthma treated?"
+
+
+@pytest.mark.slow
+def test_filters_leave_the_episodes_that_fit(page):
+    assert text_of(page, "#count") == "7 of 7 episodes"
+    choose(page, "run", "0")
+    assert rows(page) == [
+        ("step 1", "0.250", GOUT), ("step 1", "0.750", ASTHMA), ("step 0", "0.250", GOUT), ("step 0", "0.750", ASTHMA),
+    ]  # fmt: skip
+    choose(page, "sort", "best first")
+    assert [reward for _, reward, _ in rows(page)] == ["0.750", "0.750", "0.250", "0.250"]
+    for name, value, left in (
+        ("step", "0", [("step 0", "0.750", ASTHMA), ("step 0", "0.250", GOUT)]),
+        ("least", "0.5", [("step 1", "0.750", ASTHMA), ("step 0", "0.750", ASTHMA)]),
+        ("most", "0.5", [("step 1", "0.250", GOUT), ("step 0", "0.250", GOUT)]),
+        ("stop", "turns", [("step 1", "0.250", GOUT), ("step 0", "0.250", GOUT)]),
+        ("type", "treatment", [("step 1", "0.750", ASTHMA), ("step 0", "0.750", ASTHMA)]),
+        ("search", "A GEM", [("step 1", "0.250", GOUT), ("step 0", "0.250", GOUT)]),
+        ("search", "nowhere", []),
+    ):
+        choose(page, name, value)
+        assert rows(page) == left, name
+        choose(page, name, "")
+    assert quiet(page)
+
+
+@pytest.mark.slow
+def test_keys_choose_open_compare_search_and_close(page):
+    chosen = ".row.chosen span:last-child"
+    assert text_of(page, chosen) == GOUT
+    page.press("j")
+    assert text_of(page, chosen) == ASTHMA
+    page.press("k")
+    page.press("k")
+    assert text_of(page, chosen) == GOUT
+    page.press("Enter")
+    assert text_of(page, "#shown h2") == "run, step 1, q1/0, reward 0.25"
+    assert text_of(page, ".answers") == "AnswerA gem.ReferenceA kind of arthritis."
+    assert text_of(page, ".hit.relevant") == "1. d1#0 ✓ relevant"
+    assert page.evaluate("document.querySelectorAll('.hit').length") == 2
+    assert STOPS["turns"] in text_of(page, ".facts")
+    page.press("b")
+    titles = page.evaluate("[...document.querySelectorAll('#shown h2')].map((title) => title.textContent)")
+    assert titles == ["run, step 1, q1/0, reward 0.25", "run, step 0, q1/0, reward 0.25"]
+    page.press("j")  # the next one opens, alone
+    assert page.evaluate("document.querySelectorAll('#shown section').length") == 1
+    page.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.press("j")
+    assert page.evaluate("document.activeElement.value") == "j"
+    page.press("Escape")
+    assert page.evaluate("document.activeElement.tagName") == "BODY"
+    page.press("?")
+    assert page.evaluate("document.getElementById('keys').hidden") is False
+    page.press("Escape")
+    assert page.evaluate("document.getElementById('keys').hidden") is True
+    page.press("Escape")
+    assert page.evaluate("document.getElementById('shown').children.length") == 0
+    assert quiet(page)
+
+
+@pytest.mark.slow
+def test_tokens_are_coloured_by_who_wrote_them_their_advantage_and_probability(page):
+    page.press("Enter")
+    text = make_tokenizer().decode(make_tokenizer().encode("gout hurts"))
+    assert text_of(page, "#shown .text") == text
+    own = page.evaluate("document.querySelectorAll('#shown .mine').length")
+    assert own == len(make_tokenizer().encode("gout hurts")) - 1
+    colour = "document.querySelector('.mine').style.backgroundColor"
+    seen = []
+    for by, said in (("who wrote it", "log-probability -0.5, probability 0.607"), ("advantage", "group's mean 0"),
+                     ("log-probability", "probability 0.607")):  # fmt: skip
+        page.evaluate(f"(() => {{ const by = document.querySelector('.by'); by.value = '{by}'; by.onchange(); }})()")
+        assert said in page.evaluate("document.querySelector('.mine').title")
+        seen.append(page.evaluate(colour))
+    assert len(set(seen)) == 3
+    assert quiet(page)
+
+
+@pytest.mark.slow
+def test_curves_of_two_runs_lie_over_each_other(page):
+    script = """[...document.querySelectorAll("figure")]
+      .filter((f) => f.querySelector("b").textContent === "reward overall")
+      .map((f) => [...f.querySelectorAll("polyline")].map((line) => line.getAttribute("points").split(" ").length))"""
+    assert page.evaluate(script) == [[2, 3]]
+    names = "[...document.querySelectorAll('details:last-of-type b')].map((name) => name.textContent)"
+    assert page.evaluate(names) == ["overall, run", "overall, other"]
+    page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    assert page.evaluate("document.querySelectorAll('rect').length") == 2 * 2 + 2 * 3  # two bins in each step
+    assert quiet(page)
+
+
+@pytest.mark.slow
+def test_a_phone_needs_no_scrolling_to_the_side(page):
+    page.resize(390, 844)
+    page.press("Enter")
+    page.press("b")
+    page.press("?")
+    page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    widest = "Math.max(...[...document.querySelectorAll('body *')].map((e) => e.getBoundingClientRect().right))"
+    assert page.evaluate(widest) <= 390
+
+
+@pytest.mark.slow
+def test_dark_follows_the_system_and_the_switch(tmp_path, chromium):
+    write_browser(a_run(tmp_path, 0))
+    ground = "getComputedStyle(document.body).backgroundColor"
+    colours = []
+    for scheme in ("light", "dark"):
+        page = chromium.open(tmp_path / "browser.html", scheme=scheme)
+        before = page.evaluate(ground)
+        page.evaluate("document.getElementById('theme').click()")
+        colours.append((before, page.evaluate(ground)))
+    assert colours == [("rgb(255, 255, 255)", "rgb(21, 24, 28)"), ("rgb(21, 24, 28)", "rgb(255, 255, 255)")]
+
+
+@pytest.mark.slow
+def test_of_many_episodes_only_those_in_view_are_drawn(tmp_path, chromium):
+    played = [replace(EPISODE, id=f"q/{n}", question_id=f"q{n}") for n in range(3000)]
+    write_browser(a_run(tmp_path, 0, episodes=played))
+    page = chromium.open(tmp_path / "browser.html")
+    last = "document.querySelector('.row:last-child span:last-child').textContent"
+    page.evaluate("new Promise((done) => { const list = document.getElementById('list'); list.scrollTop = 1e9;"
+                  "requestAnimationFrame(() => requestAnimationFrame(done)); })")  # fmt: skip
+    assert page.evaluate(last) == "q2999"
+    assert page.evaluate("document.querySelectorAll('.row').length") < 60
