@@ -8,6 +8,7 @@ the tool's responses are read back from the episode. Tokens are counted in the p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from forage.agent.protocol import Protocol, read_turn, write_answer
 from forage.engines.base import Request, Sample, Sampling
 from forage.errors import UserError, first_line
 from forage.questions.endpoint import RETRIED, chat_address, message_of
+from forage.text import encodable_values
 
 RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 SERVE_TOOLS = "serve a model with tool calling (vLLM: --enable-auto-tool-choice --tool-call-parser hermes)"
@@ -140,7 +142,7 @@ class Endpoint:
             way_out = SERVE_TOOLS if tools else "check --base-url, --model and the server's log"
             raise UserError(f"{self.url} refuses the request (status {status}: {message_of(answer)}); {way_out}")
         try:
-            choice = answer.json()["choices"][0]
+            choice: Any = encodable_values(answer.json()["choices"][0])
             message = dict(choice["message"])
             calls = [dict(call["function"]) for call in message.get("tool_calls") or []]
             if not all(isinstance(call["name"], str) for call in calls):
@@ -159,8 +161,6 @@ def call_text(call: dict[str, Any]) -> str:
     "arguments": '{"query": "a <b"}'}} gives '{"name": "search", "arguments": {"query": "a \\u003cb"}}'.
     """
     arguments = call["function"].get("arguments")
-    try:
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
         arguments = json.loads(arguments)
-    except (ValueError, TypeError, RecursionError):
-        pass
     return json.dumps({"name": call["function"]["name"], "arguments": arguments}).replace("<", "\\u003c")

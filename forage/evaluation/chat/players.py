@@ -24,6 +24,7 @@ from forage.policy.card import PolicyCard
 from forage.policy.policy import load_tokenizer
 from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
+from forage.store.options import Mode
 
 # An endpoint's model reads more than a small policy in training.
 ENDPOINT = AgentSettings(max_turns=8, max_turn_tokens=1024, max_tokens=16384, passage_tokens=200)
@@ -39,10 +40,10 @@ class Player:
     seed: int
     speak: Speak | None = None
 
-    async def play(self, question: str) -> Episode:
+    async def play(self, question: Question) -> Episode:
         """Play one question; raises UserError if the engine failed."""
         self.trace.clear()
-        episode = await self.agent.play(Question("chat", question, ""), 0, self.seed, self.speak)
+        episode = await self.agent.play(question, 0, self.seed, self.speak)
         if episode.stop == "engine":
             raise UserError(f"{self.name}: {episode.cause}; see that the server runs, and ask again")
         return episode
@@ -96,7 +97,7 @@ def for_endpoint(search: SearchOptions, store: DocumentStore) -> AgentSettings:
     return replace(search, mode=search.mode or best_mode(store), **roomy).settle()
 
 
-def best_mode(store: DocumentStore) -> str:
+def best_mode(store: DocumentStore) -> Mode:
     return "sparse" if store.options.embedder == NO_EMBEDDER else "hybrid"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -21,6 +22,7 @@ from forage.evaluation.chat.players import Player, open_endpoint, open_policy
 from forage.evaluation.chat.trace import Trace
 from forage.evaluation.chat.view import LiveTrace, answer_seen, in_line, ranks_seen, side_by_side, whole
 from forage.store.document_store import DocumentStore
+from forage.text import encodable
 
 HELP = """Type a question. Each one stands alone: nothing is remembered of those before it.
 /why    where each ranking of the store has the passages of the last question's searches
@@ -93,10 +95,8 @@ class Session:
                 yield line.strip()
             return
         self.console.print(Text(f"{len(self.store.chunks)} passages in {self.store.path}; /help shows the commands"))
-        try:
+        with contextlib.suppress(ImportError):  # some builds of Python have none
             import readline  # noqa: F401 input() uses it
-        except ImportError:  # some builds of Python have none
-            pass
         while True:
             try:
                 yield input("> ").strip()
@@ -105,8 +105,8 @@ class Session:
                 return
 
     def _ask(self, runner: asyncio.Runner, text: str) -> None:
-        self.last = Question("chat", text, "")
-        episodes: list[Episode] = [runner.run(player.play(text)) for player in self.players]
+        self.last = question = Question("chat", encodable(text), "")
+        episodes: list[Episode] = [runner.run(player.play(question)) for player in self.players]
         if len(self.players) == 1:
             self.console.print(answer_seen(episodes[0], self.players[0].trace))
             return
