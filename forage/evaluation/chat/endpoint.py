@@ -85,7 +85,7 @@ class Endpoint:
         """The conversation so far, in the endpoint's form."""
         system = {"role": "system", "content": self.protocol.task + RULE}
         messages: list[dict[str, Any]] = [system, {"role": "user", "content": episode.question.question}]
-        starts = [turn.start for turn in episode.turns[1:]] + [len(episode.ids)]
+        starts = [*(turn.start for turn in episode.turns), len(episode.ids)][1:]
         for message, turn, start in zip(said, episode.turns, starts, strict=True):
             results = RESPONSE.findall(self.protocol.tokenizer.decode(episode.ids[turn.end : start]))
             calls = message["tool_calls"]  # a reply without any was the answer
