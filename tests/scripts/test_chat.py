@@ -172,13 +172,16 @@ def test_on_a_terminal_ctrl_c_ends_with_130(tiny):
 
 @pytest.mark.slow
 def test_the_packaged_model_plays_a_question(model_folder, tiny_data, tmp_path):
-    """The real model as a merged folder: untrained for the protocol, it searches where its first turn is begun."""
+    """The real model as a merged folder: untrained for the protocol, its first turn is begun for it, and the
+    question is searched for beside its query."""
     folder = tmp_path / "merged"
     shutil.copytree(model_folder, folder)
-    write_agent(AgentSettings(mode="sparse", k=2, force_search=True, max_turns=2, max_turn_tokens=48), folder)
+    write_agent(
+        AgentSettings(mode="sparse", k=2, question_weight=1, force_search=True, max_turns=2, max_turn_tokens=48), folder
+    )
     done = chat("--policy", folder, "--data", tiny_data, "--engine", "local", "--question", "What mends disease 3?")
     assert done.returncode == 0, done.stderr
     assert "search 1: " in done.stdout
-    assert re.search(r"^ *1 Disease \d: Disease \d is mended by rest .* \d+\.\d{3} *$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ *1 Disease 3: Disease 3 is mended by rest .* \d+\.\d{3} *$", done.stdout, re.MULTILINE)
     assert plain(done.stdout)
     assert max(map(len, done.stdout.splitlines())) <= 80
