@@ -46,11 +46,13 @@ def run_script(
     top: Sequence[str] = (),
     renamed: Mapping[str, str] | None = None,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
+    resumes: bool = True,
 ) -> None:
     """Parse the command line into the dataclass that main takes, and call main with it.
 
     `top` are the flags that --help shows; `renamed` maps flags of earlier versions to their new names; `presets` are
-    the options that each `--preset NAME` stands for. A UserError, or a full or read-only disk, ends the script with one
+    the options that each `--preset NAME` stands for; `resumes`: the same command
+    takes up what was stopped. A UserError, or a full or read-only disk, ends the script with one
     line and status 1.
     """
     try:
@@ -64,7 +66,7 @@ def run_script(
         where = error.filename or "the disk"
         sys.exit(f"error: {where}: {NO_ROOM[error.errno]}, then re-run the same command to resume")
     except KeyboardInterrupt as stop:
-        sys.stderr.write("stopped; re-run the same command to resume\n")
+        sys.stderr.write("stopped; re-run the same command to resume\n" if resumes else "stopped\n")
         sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
 
 

@@ -17,7 +17,7 @@ LAYERS = [
     ["agent"],
     ["rollout", "runs", "questions"],
     ["grpo", "sft", "evaluation", "rewriter"],
-    ["evaluation.strategies", "doctor"],
+    ["evaluation.strategies", "evaluation.chat", "doctor"],
     ["scripts"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}

@@ -133,7 +133,7 @@ def test_a_script_refuses_what_would_cost_an_input(inputs, command, says):
 
 def test_every_script_that_writes_is_attacked():
     attacked = {command[1] if command[0] == "-m" else command[0] for command, _ in ATTACKS}
-    assert {path.name for path in ROOT.glob("*.py")} <= attacked
+    assert {path.name for path in ROOT.glob("*.py")} - {"chat.py"} <= attacked  # it writes nothing
 
 
 # The checks by hand

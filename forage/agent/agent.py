@@ -12,10 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from forage.agent.builder import EpisodeBuilder, Found, TurnTokens
 from forage.agent.episode import Episode
+from forage.agent.observer import Observer
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import CALL_FAULTS, NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn
 from forage.data.records import Question
@@ -73,6 +75,7 @@ class Agent:
     search: BatchedSearch
     settings: AgentSettings = field(default_factory=AgentSettings)
     sampling: Sampling = field(default_factory=Sampling)
+    observer: Observer | None = None
 
     async def play(
         self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None, asked: str = ""
@@ -102,6 +105,8 @@ class Agent:
             return
         reading = self.read(turn.ids)
         episode.add_turn(turn, reading)
+        if self.observer:
+            self.observer.turned(episode, self.protocol.text(turn.ids), reading)
         if turn.finish == "length":
             episode.stop = "turn_tokens" if room == self.settings.max_turn_tokens else "tokens"
         elif reading.answer is not None:
@@ -142,7 +147,8 @@ class Agent:
         """Sample the rest of the episode's next turn, which begins with the tokens `begun`."""
         started = time.perf_counter()
         ids, stop_ids = (*episode.ids, *begun), self.protocol.stop_ids
-        request = Request(ids, room, stop_ids, seed, self.sampling, episode.id, episode.adapter)
+        told = partial(self.observer.sampled, episode) if self.observer else None
+        request = Request(ids, room, stop_ids, seed, self.sampling, episode.id, episode.adapter, told)
         sampled = await self.engine.generate(request)
         episode.seconds["generate"] += time.perf_counter() - started
         return sampled
@@ -170,6 +176,8 @@ class Agent:
         number = episode.reserve_search(call.query)
         hits = await self.search(searched_for(episode.question, call.query, self.settings.question_weight))
         episode.fill_search(number, hits)
+        if self.observer:
+            self.observer.found(episode, call.query, hits)
         return self.protocol.show(Passage(hit.title, hit.text) for hit in hits)
 
 

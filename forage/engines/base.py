@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -48,6 +49,8 @@ class Request:
     """Requests of the same episode go to where its earlier tokens are cached."""
     adapter: str = ""
     """The adapter that the episode began with: no other samples it. Empty: the one in use."""
+    told: Callable[[int], None] | None = field(default=None, compare=False)
+    """Is given each token as it is sampled, by engines that sample one after the other; others leave it alone."""
 
 
 @dataclass(frozen=True, slots=True)

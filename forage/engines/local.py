@@ -302,6 +302,8 @@ class LocalEngine:
             slot.next_token = token
             slot.sampled.append(token)
             slot.logprobs.append(logprob)
+            if slot.request and slot.request.told:
+                slot.request.told(token)
 
     def _finish(self, slot: Slot) -> None:
         """If the sample is complete, give it to its caller. The keys and values of its last token are not computed."""

@@ -1,0 +1,58 @@
+"""An observer hears of each turn and search in order, and an observed episode is the same as an unobserved one."""
+
+import asyncio
+from dataclasses import replace
+
+from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.observer import Observer
+from forage.agent.options import AgentSettings
+from forage.agent.protocol import write_answer, write_call
+from forage.engines.base import Sampling
+from forage.engines.local import LocalEngine
+from tests.factories import QUESTION
+from tests.scripted_engine import InOrder, search_many
+from tests.tiny import make_model
+
+
+class Heard(Observer):
+    def __init__(self):
+        self.events, self.tokens = [], []
+
+    def sampled(self, episode, token):
+        self.tokens.append(token)
+
+    def turned(self, episode, text, reading):
+        self.events.append(("turn", text, reading.answer))
+
+    def found(self, episode, query, hits):
+        self.events.append(("found", query, [hit.chunk_id for hit in hits]))
+
+
+def played(engine, protocol, observer, **settings):
+    agent = Agent(
+        engine, protocol, BatchedSearch(search_many), AgentSettings(**settings), Sampling(temperature=1), observer
+    )
+    return asyncio.run(agent.play(QUESTION, seed=3))
+
+
+def test_turns_and_searches_are_told_in_their_order(tiny_protocol):
+    said = write_call("gout"), write_call("nothing"), write_answer("Rest.")
+    heard = Heard()
+    episode = played(InOrder(tiny_protocol, *said), tiny_protocol, heard)
+    assert heard.events == [
+        ("turn", said[0], None), ("found", "gout", ["gout#0", "gout#1"]),
+        ("turn", said[1], None), ("found", "nothing", []),
+        ("turn", said[2], "Rest."),
+    ]  # fmt: skip
+    plain = played(InOrder(tiny_protocol, *said), tiny_protocol, None)
+    assert replace(plain, seconds={}) == replace(episode, seconds={})
+
+
+def test_a_local_engine_tells_each_token_that_it_samples(tiny_protocol):
+    """Those of the episode with mask 1, in their order; and they are the same when nobody listens."""
+    settings = {"max_turns": 2, "max_turn_tokens": 8}
+    heard = Heard()
+    episode = played(LocalEngine(make_model(), 1), tiny_protocol, heard, **settings)
+    assert heard.tokens == [token for token, sampled in zip(episode.ids, episode.mask, strict=True) if sampled]
+    assert len(heard.tokens) >= 8
+    assert played(LocalEngine(make_model(), 1), tiny_protocol, None, **settings).ids == episode.ids

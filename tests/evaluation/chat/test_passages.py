@@ -1,0 +1,54 @@
+"""Which passages hold an answer's words, and where each search ranks them: worked out by hand."""
+
+import pytest
+
+from forage.agent.options import AgentSettings
+from forage.data.records import Document
+from forage.evaluation.chat.passages import modes_of, ranks_of, used_passages
+from forage.store.document_store import DocumentStore, Hit
+from forage.store.options import StoreOptions
+
+
+def hit(name, text, title=""):
+    return Hit(name, name, title, text, 1.0, 1)
+
+
+def test_passages_that_hold_half_of_the_answers_words_most_first():
+    hits = [
+        hit("ice", "Only ice."),
+        hit("none", "Sleep."),
+        hit("both", "Resting, with ices."),
+        hit("title", "", "Rest"),
+    ]
+    used = used_passages("Rest and the ice.", hits)
+    assert [(one.hit.chunk_id, one.share) for one in used] == [("both", 1.0), ("ice", 0.5), ("title", 0.5)]
+
+
+def test_less_than_half_is_not_used_and_an_answer_without_words_uses_nothing():
+    assert used_passages("Rest, ice, pills.", [hit("ice", "Ice.")]) == []
+    assert used_passages("the", [hit("the", "the")]) == []
+
+
+def test_without_vectors_there_is_the_ranking_by_words(tmp_path):
+    """Passage a holds the word twice, b once, c never: ranks 1, 2 and none."""
+    texts = {"a": "gout gout", "b": "gout pain", "c": "asthma cough"}
+    documents = [Document(name, "", text) for name, text in texts.items()]
+    store = DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder="none", title_in_chunk=False))
+    ranks = ranks_of(store, AgentSettings(mode="sparse"), "gout", "gout", ["c#0", "b#0", "a#0"])
+    assert modes_of(store) == ("sparse",)
+    assert ranks.by_mode == {"sparse": (None, 2, 1)}
+    assert ranks.depth == 100
+
+
+@pytest.mark.slow
+def test_with_vectors_each_ranking_is_the_stores_own(tmp_path):
+    texts = ["Gout hurts the big toe.", "Asthma narrows the airways.", "The liver makes bile."]
+    store = DocumentStore.build(tmp_path / "store", texts)
+    ids = [chunk.id for chunk in store.chunks]
+    ranks = ranks_of(store, AgentSettings(), "trouble breathing asthma", "asthma", ids)
+    assert list(ranks.by_mode) == ["dense", "sparse", "hybrid"]
+    for mode, places in ranks.by_mode.items():
+        found = [one.chunk_id for one in store.search("trouble breathing asthma", 3, mode)]
+        assert places == tuple(found.index(name) + 1 if name in found else None for name in ids)
+    assert ranks.by_mode["sparse"] == (None, 1, None)
+    assert ranks.by_mode["dense"][1] == 1

@@ -1,0 +1,187 @@
+"""chat.py: the same loop as evaluation's, from a question on the command line to the last line of the answer."""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from forage.agent.options import AgentSettings, write_agent
+from tests import ROOT
+from tests.questions.chat_server import chat_server
+
+TINY = ["--engine", "local", "--mode", "sparse", "--max-turns", "2", "--max-turn-tokens", "16"]
+
+
+def chat(*arguments, said=None, **more):
+    """A real process. `said` goes to its standard input, which is no terminal."""
+    command = [sys.executable, "chat.py", *map(str, arguments)]
+    environment = os.environ | {"COLUMNS": "80"}
+    return subprocess.run(
+        command, cwd=ROOT, input=said, capture_output=True, text=True, timeout=240, env=environment, **more
+    )
+
+
+def plain(text):
+    """Whether a terminal would do nothing but show it."""
+    return not [letter for letter in text if letter != "\n" and ord(letter) < 32]
+
+
+def tool_reply(query):
+    call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": json.dumps({"query": query})}}
+    return 200, {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [call]}}]}
+
+
+def test_an_endpoint_answers_every_line_of_standard_input(tiny_data, model_folder):
+    """Two questions, /why, an unknown command; the second is asked without the first. Document 3 has remedy 3."""
+
+    def reply(prompt, number):
+        return tool_reply("remedy disease 3") if number % 2 else "Disease 3 is mended by [bold]remedy[/bold] 3."
+
+    with chat_server(reply) as server:
+        done = chat("--base-url", server.url, "--model", "m", "--data", tiny_data, "--k", 2,
+                    said="What mends 3?\n\n/why\n/what\nAgain?\n/quit\nNever asked\n")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert [len(body.messages) for body in server.bodies] == [2, 4, 2, 4]
+        assert server.bodies[2].messages[1]["content"] == "Again?"
+    assert plain(done.stdout)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[:2] == ["> What mends 3?", "search 1: remedy disease 3"]
+    assert re.fullmatch(r"1 Disease 3: Disease 3 is mended by rest and by remedy 3\. \d\.\d{3}", lines[2])
+    assert lines[4:6] == ["answer", "Disease 3 is mended by [bold]remedy[/bold] 3."]
+    why = lines.index("> /why")
+    assert lines[why + 1 : why + 3] == ["search 1: remedy disease 3", "BM25*"]
+    assert lines[why + 3] == "Disease 3: Disease 3 is mended by rest and by remedy 3. 1"
+    assert "/what is no command; /help shows them" in lines
+    assert "Never asked" not in done.stdout
+
+
+def test_a_policy_and_a_run_and_a_merged_model(tiny, tmp_path):
+    """The newest adapter of a run in a demo's folder, which holds its own data."""
+    shutil.copytree(tiny / "policy", tmp_path / "demo" / "run")
+    shutil.copytree(tiny / "data", tmp_path / "demo" / "data")
+    shutil.copytree(tmp_path / "demo/run/adapters/v000000", tmp_path / "demo/run/adapters/v000007")
+    done = chat("--run-dir", tmp_path / "demo", "--question", "What mends disease 3?", *TINY)
+    assert done.returncode == 0, done.stderr
+    assert "no answer: " in done.stdout  # its weights are random
+    assert plain(done.stdout)
+
+
+def test_two_policies_side_by_side_and_one_below_the_other(tiny, monkeypatch, capsys):
+    from chat import main
+    from forage.agent.options import SearchOptions
+    from forage.engines.options import EngineOptions
+    from forage.evaluation.chat.options import ChatOptions
+
+    options = ChatOptions(
+        compare=(str(tiny / "policy"), str(tiny / "base")), data=tiny / "data", question="What mends disease 3?",
+        engine=EngineOptions(engine="local"), search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=8),
+    )  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "300")
+    main(options)
+    wide = capsys.readouterr().out
+    [names] = [line for line in wide.splitlines() if str(tiny / "policy") in line]
+    assert names.split() == [str(tiny / "policy"), "v000000", str(tiny / "base")]
+    monkeypatch.setenv("COLUMNS", "80")
+    main(options)
+    text = "".join(capsys.readouterr().out.split())
+    assert 0 <= text.find(f"{tiny / 'policy'}v000000") < text.find(str(tiny / "base"))
+    assert text.count("noanswer:") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--question", ""], "--question is empty"),
+        (["--policy", "{tiny}/policy", "--data", "{tiny}/base", "--question", "a"], "holds no document store"),
+        (["--policy", "{tiny}/none", "--data", "{tiny}/data", "--question", "a"], "/none: no such folder"),
+        (["--run-dir", "{tiny}/base", "--question", "a"], "has no model.json, so it is no training run"),
+        (["--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--data", "{tiny}/data", "--question", "a"],
+         "start the server, or check --base-url"),
+        (["--policy", "{tiny}/policy", "--data", "{tiny}/data", "--question", "a", "--engine", "vllm", "--urls",
+          "http://127.0.0.1:9", "--patience", "0.1"], "no vLLM server answers at http://127.0.0.1:9"),
+        (["--policy", "{tiny}/policy", "--data", "{tiny}/data", *TINY], "no question came on standard input"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(tiny, model_folder, arguments, says, monkeypatch):
+    import io
+
+    from tests.here import run_here
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    done = run_here([sys.executable, "chat.py", *(word.format(tiny=tiny) for word in arguments)])
+    assert done.returncode == 1
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert says in line
+
+
+def on_terminal(arguments, keys, until):
+    """(what a terminal of 80 columns saw, exit status); `keys` are typed when the prompt is there."""
+    master, slave = pty.openpty()
+    environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "chat.py", *map(str, arguments)], cwd=ROOT, stdin=slave, stdout=slave, stderr=slave,
+        env=environment, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    seen, deadline, typed = b"", time.monotonic() + 200, 0
+    while time.monotonic() < deadline:
+        if select.select([master], [], [], 0.2)[0]:
+            try:
+                seen += os.read(master, 65536)
+            except OSError:  # Linux, once the other side has closed it
+                break
+        if typed < len(keys) and seen.count(until) > typed:
+            os.write(master, keys[typed])
+            typed += 1
+    os.close(master)
+    if process.poll() is None:
+        time.sleep(0.5)
+    status = process.wait(timeout=20)
+    return seen.decode(errors="replace"), status
+
+
+@pytest.mark.slow
+def test_on_a_terminal_ctrl_d_leaves_quietly_and_tokens_are_shown(tiny):
+    arguments = ["--policy", tiny / "policy", "--data", tiny / "data", *TINY]
+    seen, status = on_terminal(arguments, [b"What mends disease 3?\n", b"\x04"], b"> ")
+    assert status == 0
+    assert "8 passages in " in seen
+    assert "no answer: " in seen
+    streamed = seen.split("What mends disease 3?")[-1].split("no answer")[0]
+    assert len(streamed.strip()) > 16  # the noise that it wrote
+
+
+@pytest.mark.slow
+def test_on_a_terminal_ctrl_c_ends_with_130(tiny):
+    arguments = ["--policy", tiny / "policy", "--data", tiny / "data", *TINY]
+    seen, status = on_terminal(arguments, [b"\x03"], b"> ")
+    assert status == 128 + signal.SIGINT
+    assert "stopped" in seen
+    assert "Traceback" not in seen
+
+
+@pytest.mark.slow
+def test_the_packaged_model_plays_a_question(model_folder, tiny_data, tmp_path):
+    """The real model as a merged folder: untrained for the protocol, its first turn is begun for it, and the
+    question is searched for beside its query."""
+    folder = tmp_path / "merged"
+    shutil.copytree(model_folder, folder)
+    write_agent(
+        AgentSettings(mode="sparse", k=2, question_weight=1, force_search=True, max_turns=2, max_turn_tokens=48), folder
+    )
+    done = chat("--policy", folder, "--data", tiny_data, "--engine", "local", "--question", "What mends disease 3?")
+    assert done.returncode == 0, done.stderr
+    assert "search 1: " in done.stdout
+    assert re.search(r"^ *1 Disease 3: Disease 3 is mended by rest .* \d+\.\d{3} *$", done.stdout, re.MULTILINE)
+    assert plain(done.stdout)
+    assert max(map(len, done.stdout.splitlines())) <= 80
