@@ -39,16 +39,8 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 SEPARATORS = {";", "&&", "||", "|", "&", "(", ")"}
 # Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
 OTHERS = re.compile(r"docker|pip|python -m|scripts/")
-<<<<<<< HEAD
-MODULES = (
-    "forage.policy.memory",
-    "forage.policy.served_base",
-    "forage.doctor.__main__",
-)  # that a user runs, with flags of their own
-=======
 # That a user runs, with flags of their own.
-MODULES = ("forage.policy.memory", "forage.policy.served_base", "forage.runs.browser")
->>>>>>> browser
+MODULES = ("forage.policy.memory", "forage.policy.served_base", "forage.doctor.__main__", "forage.runs.browser")
 VLLM_FLAGS = {"--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-lora-rank"}
 # What the reader brings.
 YOURS = {
