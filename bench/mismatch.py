@@ -350,12 +350,12 @@ def adapter_merged(policy: Any) -> Any:
 def attention_in(dtype: torch.dtype | None) -> Callable[..., Any]:
     """transformers' sdpa in another type; with none, in that of the layer's weights."""
 
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **named: Any) -> Any:
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **named: Any) -> Any:
         own = next(module.parameters()).dtype
         inner = dtype or own
-        found, weights = sdpa_attention_forward(
-            module, query.to(inner), key.to(inner), value.to(inner), *arguments, **named
-        )
+        if mask is not None and mask.is_floating_point():  # a tree's
+            mask = mask.to(inner)
+        found, weights = sdpa_attention_forward(module, query.to(inner), key.to(inner), value.to(inner), mask, **named)
         return found.to(own), weights
 
     return attend
