@@ -7,7 +7,8 @@
 
 Reads the data set and fetches the pages, or reads a folder of files. Writes to --output-dir: documents.jsonl, store/,
 train.jsonl, eval.jsonl, manifest.jsonl (what became of each page or file) and rewriter/ (the same data for
-train_ppo.py). If it is interrupted, re-run the same command to resume.
+train_ppo.py). If it is interrupted, re-run the same command to resume. The texts of a large data set lie in files
+beside --output-dir, not in memory (docs/data.md says what does).
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def main(options: Options) -> None:
         return
     from forage.data.corpus import load_corpus
 
-    corpus = load_corpus(options.dataset)
+    corpus = load_corpus(options.dataset, near=options.output_dir)
     with filling_folder(options.output_dir, "rewriter"):
         write_corpus(corpus, options)
 
@@ -106,7 +107,7 @@ def write_corpus(corpus: Corpus, options: Options) -> None:
     write_jsonl(options.output_dir / "manifest.jsonl", manifest_rows(corpus))
     drop_questions(options.output_dir)
     store = build_store(options.output_dir / "store", library.documents, options.store)
-    questions, left_out = make_questions(corpus.rows, library.doc_of_row, store.chunks)
+    questions, left_out = make_questions(corpus.rows, library.doc_of_row, store.chunks, near=options.output_dir)
     train, held_out = write_questions(questions, store, options)
     print_summary(corpus, left_out, store, train, held_out)
 
@@ -158,7 +159,7 @@ def load_or_scrape_documents(
 
 def write_questions(
     questions: Sequence[Question], store: DocumentStore, options: Options
-) -> tuple[list[Question], list[Question]]:
+) -> tuple[Sequence[Question], Sequence[Question]]:
     """Split by document; write train.jsonl, eval.jsonl and the query rewriter's files."""
     train, held_out = split_by_document(questions, options.eval_share, options.seed)
     if not train or not held_out:
@@ -217,11 +218,10 @@ def print_summary(
     from rich.table import Table
 
     library = corpus.library
-    sources = Counter(document.source for document in library.documents)
     table = Table("", "", show_header=False, title="prepared")
     table.add_row("rows", f"{len(corpus.rows):,}" + _causes(corpus.lacking))
     table.add_row("pages", f"{len(corpus.pages):,}" + _causes(Counter(r.cause for r in corpus.pages.values())))
-    table.add_row("documents", f"{len(library.documents):,}" + _causes(sources))
+    table.add_row("documents", f"{len(library.documents):,}" + _causes(library.sources))
     table.add_row("documents with a text seen before", f"{library.duplicates:,}")
     table.add_row("answers missing from their page, added to it", f"{library.answers_added:,}")
     table.add_row("chunks", f"{len(store.chunks):,} (embedded now: {store.embedded.chunks:,})")

@@ -76,7 +76,7 @@ def append(path: Path, lines: bytes) -> None:
     make_folder(path.parent)
     with naming(path), path.open("ab+") as file:
         is_new = not file.tell()
-        file.truncate(_end_of_lines(path))
+        file.truncate(end_of_lines(path))
         file.write(lines)
         file.flush()
         os.fsync(file.fileno())
@@ -84,7 +84,7 @@ def append(path: Path, lines: bytes) -> None:
         sync(path.parent)
 
 
-def _end_of_lines(path: Path) -> int:
+def end_of_lines(path: Path) -> int:
     """Where the last whole line ends; reads the whole file only if its last line is cut off."""
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 # Control characters except tab and line break, what overrides the direction of text, and halves of emoji. What joins
@@ -18,6 +19,7 @@ UNSPACED = (
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
 UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
+COUNTED = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")  # what count_words counts as one
 
 
 def words_of(text: str) -> list[str]:
@@ -30,6 +32,14 @@ def words_of(text: str) -> list[str]:
 def count_words(text: str) -> int:
     """The number of words between spaces, a character of an unspaced script counting as one."""
     return len(_spaced(text).split())
+
+
+def cut_to_words(text: str, most: int) -> str:
+    """The beginning of a text that has at most so many words, as `count_words` counts them. Example: ("Bei 痛风 hilft",
+    2) gives "Bei 痛".
+    """
+    ends = [word.end() for word in islice(COUNTED.finditer(text), most)]
+    return text[: ends[-1]] if ends else ""
 
 
 def _spaced(text: str) -> str:

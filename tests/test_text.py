@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.text import encodable, encodable_values, one_line, printable
+from forage.text import count_words, cut_to_words, encodable, encodable_values, one_line, printable
 
 
 def test_halves_of_emoji_become_question_marks():
@@ -17,6 +17,22 @@ def test_escape_sequences_are_shown_not_sent():
     assert printable("\x1b[2J\x9b\x07a\tb\nc") == "\\x1b[2J\\x9b\\x07a\tb\nc"
     assert printable("\u202eabc\u2069") == "\\u202eabc\\u2069"
     assert one_line("a\nb\r\nc\u2028d") == "a b c d"
+
+
+def test_a_text_is_cut_to_words_by_hand():
+    assert [cut_to_words("It  hurts. Rest", most) for most in range(5)] == ["", "It", "It  hurts."] + 2 * [
+        "It  hurts. Rest"
+    ]
+    assert [cut_to_words("Bei 痛风 hilft", most) for most in (1, 2, 3, 4)] == [
+        "Bei", "Bei 痛", "Bei 痛风", "Bei 痛风 hilft",
+    ]  # fmt: skip
+
+
+@given(st.text(st.sampled_from("ab 痛风\n.")), st.integers(0, 9))
+def test_what_is_cut_counts_as_many_words_as_were_asked_for(text, most):
+    cut = cut_to_words(text, most)
+    assert text.startswith(cut)
+    assert count_words(cut) == min(most, count_words(text))
 
 
 def test_letters_of_every_script_stay():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,18 +16,19 @@ from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.records import Document, Question
 from forage.data.relevance import make_questions
 from forage.data.sample import QUESTIONS, sample_sites
-from forage.data.scraping.boilerplate import drop_boilerplate
+from forage.data.scraping.boilerplate import host_of, recurring_blocks, without
 from forage.data.scraping.content_folder import PageRecord
-from forage.data.scraping.page_text import read_page
+from forage.data.scraping.page_text import Block, Page, read_page
 from forage.data.scraping.scraper import scrape
 from forage.progress import counting
+from forage.spool import new_rows, part
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Rows, how many lack each value, what became of each page, and the documents."""
 
-    rows: list[QARow]
+    rows: Sequence[QARow]
     lacking: Counter[str]
     pages: dict[str, PageRecord]
     library: Library
@@ -46,20 +48,24 @@ def dataset_of(corpus: Corpus) -> Dataset:
     library = corpus.library
     whole = [Chunk(d.id, d.title, d.text, 0, len(d.text), 0, 1) for d in library.documents]
     questions, _ = make_questions(corpus.rows, library.doc_of_row, whole)
-    return Dataset(library.documents, [replace(question, relevant_chunk_ids=()) for question in questions])
+    return Dataset(list(library.documents), [replace(question, relevant_chunk_ids=()) for question in questions])
 
 
-def load_corpus(options: DatasetOptions) -> Corpus:
-    """Read the rows, fetch their pages, make the documents."""
+def load_corpus(options: DatasetOptions, near: Path | None = None) -> Corpus:
+    """Read the rows, fetch their pages, make the documents.
+
+    With a folder `near`, the texts of all of them lie in files there, and memory holds ids and digests.
+    """
     sample = options.dataset_name == "sample"
     source = str(QUESTIONS) if sample else options.dataset_name
-    rows, lacking = to_rows(read_records(source, options.cache_dir, options.dataset_split), options.columns)
+    records = read_records(source, options.cache_dir, options.dataset_split)
+    rows, lacking = to_rows(records, options.columns, near)
     pages: dict[str, PageRecord] = {}
     if options.scrape:
         with ExitStack() as stack:
             sites = stack.enter_context(sample_sites()) if sample else {}
             pages = fetch_pages(rows, sites, options)
-    return Corpus(rows, lacking, pages, assemble(rows, read_pages(pages, options.content_dir)))
+    return Corpus(rows, lacking, pages, assemble(rows, read_pages(pages, options.content_dir, near), near))
 
 
 def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: DatasetOptions) -> dict[str, PageRecord]:
@@ -76,24 +82,42 @@ def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: Datase
         return scrape(urls, options.content_dir, scraping, options.skip_existing, on_page)
 
 
-def read_pages(records: Mapping[str, PageRecord], content_dir: Path) -> dict[str, PageText]:
-    """The text of every fetched page, without what recurs across its host's pages."""
-    fetched = {url: record for url, record in records.items() if record.cause == "ok" and record.path}
-    pages = {}
+class FetchedPages:
+    """The text of every fetched page, without what recurs across its host's pages; made when it is asked for."""
+
+    def __init__(self, numbers: Mapping[str, int], pages: Sequence[Page]) -> None:
+        """`numbers` are the places of the URLs among the pages."""
+        self.numbers, self.pages = numbers, pages
+        of_host: dict[str, array[int]] = {}
+        for url, number in numbers.items():
+            of_host.setdefault(host_of(url), array("q")).append(number)
+        self.recurring: dict[str, set[Block]] = {
+            host: recurring_blocks(part(pages, its_numbers)) for host, its_numbers in of_host.items()
+        }
+
+    def get(self, url: str, /) -> PageText | None:
+        """None for a page that was not fetched, or has nothing of its own."""
+        if url not in self.numbers:
+            return None
+        page = without(self.pages[self.numbers[url]], self.recurring[host_of(url)])
+        return page_text(page) if page.blocks else None
+
+
+def read_pages(records: Mapping[str, PageRecord], content_dir: Path, near: Path | None = None) -> FetchedPages:
+    """Read every page that was fetched. With a folder `near`, what was read lies in a file there."""
+    fetched = [url for url, record in records.items() if record.cause == "ok" and record.path]
+    pages = new_rows(near)
     with counting("reading pages", len(fetched), "page") as bar:
-        for url, record in fetched.items():
-            pages[url] = read_page((content_dir / str(record.path)).read_bytes(), record.charset)
+        for url in fetched:
+            record = records[url]
+            pages.append(read_page((content_dir / str(record.path)).read_bytes(), record.charset))
             bar.update()
-    return {url: page_text(page) for url, page in drop_boilerplate(pages).items() if page.blocks}
+    return FetchedPages({url: number for number, url in enumerate(fetched)}, pages)
 
 
 def manifest_rows(corpus: Corpus) -> Iterator[dict[str, object]]:
     """What became of each URL, and where its document's text came from: 'page', 'answer' or 'nothing'."""
-    source_of_url = {document.url: document.source for document in corpus.library.documents}
-    source_of_id = {document.id: document.source for document in corpus.library.documents}
-    for row in {row.url: row for row in corpus.rows if row.url}.values():
-        doc_id = corpus.library.doc_of_row.get(row.id, "")
-        record = corpus.pages.get(row.url)
-        fetched = asdict(record) if record else {"url": row.url, "status": None, "cause": "not_scraped"}
-        document = source_of_url.get(row.url) or source_of_id.get(doc_id, "nothing")
-        yield {**fetched, "document": document, "document_id": doc_id}
+    for place in corpus.library.places:
+        record = corpus.pages.get(place.url)
+        fetched = asdict(record) if record else {"url": place.url, "status": None, "cause": "not_scraped"}
+        yield {**fetched, "document": place.source, "document_id": place.document_id}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlparse
 
 from forage.data.qa_rows import QARow
 from forage.data.records import Document, clean
 from forage.data.relevance import shared_share, trigrams
 from forage.data.scraping.page_text import Page
+from forage.spool import digest, grouped, new_rows
 
 # An answer is on a page if at least this share of its word triples is; pages change after a data set is made.
 ON_PAGE = 0.5
@@ -26,40 +30,83 @@ class PageText:
     sections: tuple[int, ...] = ()
 
 
+class PageTexts(Protocol):
+    """Where the text of a page is got from by its address; a dictionary is one."""
+
+    def get(self, url: str, /) -> PageText | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A URL, which document it led to, and where that one's text came from: 'page', 'answer' or 'nothing'."""
+
+    url: str
+    document_id: str
+    source: str
+
+
 @dataclass(frozen=True)
 class Library:
     """Documents, and which of them has each row's answer."""
 
-    documents: list[Document]
-    doc_of_row: dict[str, str]
+    documents: Sequence[Document]
+    doc_of_row: list[str]
+    """The id of each row's document; empty where it has none."""
+    places: Sequence[Place]
+    sources: Counter[str]
+    """How many documents came from where."""
     answers_added: int
     """Answers missing from their page and added to its document."""
     duplicates: int
     """Documents left out because another has the same text."""
 
 
-def assemble(rows: Sequence[QARow], pages: Mapping[str, PageText]) -> Library:
-    """One document per URL (per row, if it has none); equal texts are kept once."""
-    by_place: dict[str, list[QARow]] = {}
-    for row in rows:
-        by_place.setdefault(row.url or f"row:{row.id}", []).append(row)
-    documents: list[Document] = []
-    kept: dict[str, str] = {}  # digest of a text -> id of its document
-    doc_of_row: dict[str, str] = {}
+def assemble(rows: Sequence[QARow], pages: PageTexts, near: Path | None = None) -> Library:
+    """One document per URL (per row, if it has none); equal texts are kept once.
+
+    With a folder `near`, documents and places lie in files there. In memory are ids and digests.
+    """
+    documents, places, sources = new_rows(near), new_rows(near), Counter[str]()
+    kept: dict[bytes, tuple[str, str]] = {}  # digest of a text -> id and source of its document
+    taken: set[str] = set()
+    doc_of_row = [""] * len(rows)
     added = duplicates = 0
-    for place, place_rows in by_place.items():
+    for numbers in grouped(map(place_of, rows)):
+        place_rows = [rows[number] for number in numbers]
+        place = place_of(place_rows[0])
         document, missing = _document(place, place_rows, pages.get(place))
-        if not document.text:
-            continue
-        added += missing
-        digest = hashlib.sha256(document.text.encode()).hexdigest()
-        if digest in kept:
-            duplicates += 1
-        else:
-            kept[digest] = document.id
-            documents.append(document)
-        doc_of_row |= {row.id: kept[digest] for row in place_rows}
-    return Library(documents, doc_of_row, added, duplicates)
+        doc_id, source = "", "nothing"
+        if document.text:
+            added += missing
+            key = digest(document.text)
+            if key in kept:
+                duplicates += 1
+            else:
+                document = _with_own_id(document, place, taken)
+                taken.add(document.id)
+                kept[key] = document.id, document.source
+                sources[document.source] += 1
+                documents.append(document)
+            doc_id, source = kept[key]
+        if place_rows[0].url:
+            places.append(Place(place, doc_id, source))
+        for number in numbers:
+            doc_of_row[number] = doc_id
+    return Library(documents, doc_of_row, places, sources, added, duplicates)
+
+
+def place_of(row: QARow) -> str:
+    """Rows of one place make one document."""
+    return row.url or f"row:{row.id}"
+
+
+def _with_own_id(document: Document, place: str, taken: set[str]) -> Document:
+    """The document, with more of the hash in its id if another one has that id: among 100,000 addresses some do."""
+    digits = 8
+    while document.id in taken:
+        digits *= 2
+        document = replace(document, id=document_id(place, document.url, digits))
+    return document
 
 
 def _document(place: str, rows: Sequence[QARow], page: PageText | None) -> tuple[Document, int]:
@@ -105,11 +152,11 @@ def page_text(page: Page) -> PageText:
     return PageText(page.title, text, tuple(sections))
 
 
-def document_id(place: str, url: str) -> str:
+def document_id(place: str, url: str, digits: int = 8) -> str:
     """A readable and stable name: the end of the path, and a hash of the whole.
 
     Example: https://ghr.nlm.nih.gov/condition/asthma -> 'asthma-' and 8 hex digits.
     """
     last = urlparse(url).path.rstrip("/").rsplit("/", 1)[-1].rsplit(".", 1)[0] if url else place.removeprefix("row:")
     slug = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40] or "page"
-    return f"{slug}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    return f"{slug}-{hashlib.sha256(place.encode()).hexdigest()[:digits]}"

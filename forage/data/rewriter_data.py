@@ -6,10 +6,10 @@ On export a "doc" is a chunk, the unit that the store searches; on import it is 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
@@ -34,11 +34,20 @@ def export_rewriter_data(
 ) -> None:
     """Write pubmed_corpus.json, train.jsonl and eval.jsonl into a folder."""
     with replacing(folder / CORPUS) as file:
-        rows = [{"doc_id": chunk.id, "text": f"{chunk.title}\n{chunk.text}".strip()} for chunk in chunks]
-        json.dump(rows, file, ensure_ascii=False, indent=0)
+        rows = ({"doc_id": chunk.id, "text": f"{chunk.title}\n{chunk.text}".strip()} for chunk in chunks)
+        _write_list(file, rows)
     for name, questions in (("train", train), ("eval", held_out)):
         pairs = ({"query": q.question, "relevant_doc_ids": list(q.relevant_chunk_ids)} for q in questions)
         write_jsonl(folder / f"{name}.jsonl", pairs)
+
+
+def _write_list(file: TextIO, rows: Iterable[Mapping[str, str]]) -> None:
+    """What json.dump writes for a list of them, of which it would want all at once."""
+    separator = "[\n"
+    for row in rows:
+        file.write(separator + json.dumps(row, ensure_ascii=False, indent=0))
+        separator = ",\n"
+    file.write("[]" if separator == "[\n" else "\n]")
 
 
 def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:

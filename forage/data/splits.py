@@ -12,9 +12,14 @@ from forage.errors import UserError
 
 def read_training_questions(data: Path) -> list[Question]:
     """The questions of train.jsonl that some chunk answers; refuses a folder that holds one of them out as well."""
+    return [question for question in read_train(data) if question.relevant_chunk_ids]
+
+
+def read_train(data: Path) -> list[Question]:
+    """All questions of train.jsonl; refuses a folder that holds one of them out as well."""
     train = read_questions(data / "train.jsonl")
     check_disjoint(data, train, read_held_out(data))
-    return [question for question in train if question.relevant_chunk_ids]
+    return train
 
 
 def read_held_out(data: Path) -> list[Question]:

@@ -33,7 +33,7 @@ class Writer(Protocol):
     async def made(self, passages: Sequence[Chunk]) -> list[Candidate | Dropped]: ...
 
 
-def make_from(store: DocumentStore, options: MakingOptions, folder: Path, seed: int) -> list[Question]:
+def make_from(store: DocumentStore, options: MakingOptions, folder: Path, seed: int) -> Sequence[Question]:
     """Questions with the ids of what answers them. Writes what was dropped into `folder`, and prints a table."""
     made = asyncio.run(_make(store, options, folder, seed))
     write_jsonl(folder / DROPPED, map(dropped_row, made.dropped))
@@ -97,15 +97,15 @@ async def _writer(
     return ChatWriter(model, replies)
 
 
-def questions_of(kept: Sequence[Kept], store: DocumentStore) -> list[Question]:
+def questions_of(kept: Sequence[Kept], store: DocumentStore) -> Sequence[Question]:
     """The kept candidates as a data set's rows: every chunk of the document that has the answer is relevant."""
-    rows, doc_of_row = [], {}
+    rows, doc_of_row = [], []
     for one in kept:
         made, passage = one.candidate, one.candidate.passage
         digest = hashlib.sha256(f"{passage.id}\n{made.question}".encode()).hexdigest()
         row_id = f"{made.kind}-{digest[:12]}"
         rows.append(QARow(row_id, made.question, made.answer, "", passage.title, made.kind))
-        doc_of_row[row_id] = passage.doc_id
+        doc_of_row.append(passage.doc_id)
     questions, _ = make_questions(rows, doc_of_row, store.chunks)
     return questions
 

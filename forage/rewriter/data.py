@@ -62,9 +62,9 @@ class SplitQuestions:
     """The questions of a data folder before they have prompts, with the files they come from."""
 
     documents: list[Document]
-    train: list[Question]
+    train: Sequence[Question]
     train_file: Path
-    held_out: list[Question]
+    held_out: Sequence[Question]
     held_out_file: Path
     problems: list[str]
 

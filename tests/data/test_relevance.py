@@ -44,7 +44,7 @@ def test_rows_that_ask_the_same_are_one_question_and_the_rest_is_counted():
         row(4, "", "An answer"),
         row(5, "A question", ""),
     ]
-    questions, left_out = make_questions(rows, {"r1": "d1", "r2": "d2", "r3": "d1"}, chunks)
+    questions, left_out = make_questions(rows, ["d1", "d2", "d1", "", ""], chunks)
     assert questions == [
         Question(
             "r1", "What are the symptoms of Gout ?", "The toe swells\nat night", "symptoms", "Gout",

@@ -1,5 +1,6 @@
 """The whole stage: the sample data from its own server, other data sets, and kills."""
 
+import hashlib
 import inspect
 import json
 import os
@@ -20,6 +21,7 @@ from forage.files import json_lines
 from forage.store.document_store import DocumentStore
 from tests import ROOT
 from tests.here import run_here
+from tests.odd_rows import odd_rows
 
 SAMPLE_ROWS = [row for _, row in json_lines(ROOT / "sample_data" / "questions.jsonl")]
 
@@ -133,14 +135,12 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
 
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_documents(prepared, tmp_path):
-    command = [sys.executable, "data_prep.py", "--dataset-name", "sample", "--output-dir", tmp_path]
-    command += ["--content-dir", tmp_path / "pages", "--cache-dir", tmp_path / "cache", "--batch-size", "2"]
-    process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    fetch_log = tmp_path / "pages" / "manifest.jsonl"
-    while process.poll() is None and (not fetch_log.exists() or len(fetch_log.read_bytes().splitlines()) < 10):
-        pass
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    moment = json.dumps([["/pages/[0-9a-f]{2}/", 30, 0]])  # two or three changes for each of more than sixty pages
+    command = [sys.executable, "-m", "tests.dying", moment, "data_prep.py", "--dataset-name", "sample"]
+    command += ["--output-dir", tmp_path, "--content-dir", tmp_path / "pages", "--cache-dir", tmp_path / "cache"]
+    done = subprocess.run([*map(str, command), "--batch-size", "2"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    assert 5 < len((tmp_path / "pages" / "manifest.jsonl").read_bytes().splitlines()) < 31
     assert not (tmp_path / "documents.jsonl").exists()
     prepare(tmp_path, "--dataset-name", "sample")
     for name in ("documents.jsonl", "train.jsonl", "eval.jsonl"):
@@ -200,6 +200,59 @@ def test_the_function_returns_the_questions_that_the_script_writes(prepared, tmp
     assert sorted(dataset.questions, key=lambda q: q.id) == [
         replace(q, relevant_chunk_ids=()) for q in sorted(written, key=lambda q: q.id)
     ]
+
+
+def digests(folder):
+    return {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]
+        for name in (*OF_ODD_ROWS, "store/chunks.jsonl")
+        if (folder / name).is_file()
+    }
+
+
+# What was written when every row was held in a list: it must not change with where texts are held.
+OF_ODD_ROWS = {
+    "documents.jsonl": "437c4e2c30c3b604",
+    "manifest.jsonl": "7edab8f584212333",
+    "train.jsonl": "2954b1cc08877e84",
+    "eval.jsonl": "2007107a85e3bf50",
+    "rewriter/pubmed_corpus.json": "ca92be20126382a2",
+    "rewriter/train.jsonl": "ee0cb3c12d551985",
+    "rewriter/eval.jsonl": "d486857405aa34af",
+    "store/chunks.jsonl": "5994eb5c2ed3b5e5",
+}
+OF_ANSWERS = {
+    "documents.jsonl": "b5527018c8e80e36",
+    "manifest.jsonl": "d1da47b235c62615",
+    "train.jsonl": "3fc3d4877a4759a1",
+    "eval.jsonl": "d4b18f4368465689",
+    "rewriter/pubmed_corpus.json": "985b545c694c0bcf",
+    "rewriter/train.jsonl": "0c7eb356e39301d5",
+    "rewriter/eval.jsonl": "6487cb0f9b7a225d",
+    "store/chunks.jsonl": "652327f0bcb21847",
+}
+
+
+def test_odd_rows_give_what_they_always_gave(tmp_path):
+    path = tmp_path / "odd.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in odd_rows(400)))
+    prepare(tmp_path / "out", "--dataset-name", path, "--no-scrape", "--embedder", "none", "--eval-share", "0.3")
+    assert digests(tmp_path / "out") == OF_ODD_ROWS
+
+
+def test_the_sample_gives_what_it_always_gave(prepared, tmp_path):
+    prepare(tmp_path, "--dataset-name", ROOT / "sample_data" / "questions.jsonl", "--no-scrape", "--embedder", "none")
+    assert digests(tmp_path) == OF_ANSWERS
+    assert digests(prepared)["documents.jsonl"] == "d224ab7f49b4d398"  # from its pages
+
+
+def test_texts_in_files_or_in_lists_make_the_same_corpus(prepared, tmp_path):
+    options = DatasetOptions("sample", cache_dir=tmp_path / "cache", content_dir=prepared / "pages")
+    listed, spooled = corpus.load_corpus(options), corpus.load_corpus(options, near=tmp_path)
+    assert list(spooled.rows) == listed.rows
+    assert list(spooled.library.documents) == listed.library.documents
+    assert list(corpus.manifest_rows(spooled)) == list(corpus.manifest_rows(listed))
+    assert list(tmp_path.iterdir()) == []  # their files have no names
 
 
 @pytest.mark.parametrize(

@@ -194,12 +194,21 @@ def test_a_model_that_refuses_everything_stops_the_run(files, tmp_path):
 
 def test_a_server_that_dies_leaves_its_replies_and_the_rest_is_asked_later(files, tmp_path, monkeypatch):
     monkeypatch.setattr(chat_endpoint, "PATIENCE", 0.3)
-    whole = tmp_path / "whole"
-    with chat_server(lambda prompt, number: good_reply(prompt) if number <= 9 else (503, {})) as chat:
+    whole, asked = tmp_path / "whole", tmp_path / "data" / "questions_asked.jsonl"
+
+    def reply(prompt, number):
+        if number <= 9:
+            return good_reply(prompt)
+        end = time.monotonic() + 120
+        while not (asked.exists() and asked.read_bytes().count(b"\n") == 9) and time.monotonic() < end:
+            time.sleep(0.01)  # the others give up once nine replies are kept
+        return 503, {}
+
+    with chat_server(reply) as chat:
         done = prepare(files, tmp_path / "data", *by_model(chat), check=False)
     assert (done.returncode, "gave no reply within 0.3 s (status 503)" in done.stderr) == (1, True)
     assert not (tmp_path / "data" / "train.jsonl").exists()
-    kept = len((tmp_path / "data" / "questions_asked.jsonl").read_bytes().splitlines())
+    kept = len(asked.read_bytes().splitlines())
     assert kept == 9
     monkeypatch.setattr(chat_endpoint, "PATIENCE", 60)
     with chat_server(lambda prompt, number: good_reply(prompt)) as chat:

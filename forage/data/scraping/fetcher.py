@@ -20,7 +20,7 @@ import httpx
 from forage.data.scraping.addresses import look_up, parse_url
 from forage.data.scraping.bodies import read_page_body, read_robots_body
 from forage.data.scraping.causes import HOST_FAILURES, RETRIED, TRANSIENT, Unfetchable, cause_of_status
-from forage.data.scraping.content_folder import ContentFolder, PageRecord
+from forage.data.scraping.content_folder import PageFiles, PageRecord
 from forage.data.scraping.hosts import Host, Hosts, Origin, origin_key
 from forage.data.scraping.options import ScrapeOptions, split_address
 from forage.data.scraping.page_text import read_page
@@ -49,10 +49,10 @@ class Fetcher:
     bad one raises errors of its own.
     """
 
-    def __init__(self, options: ScrapeOptions, transport: httpx.AsyncBaseTransport, folder: ContentFolder) -> None:
+    def __init__(self, options: ScrapeOptions, transport: httpx.AsyncBaseTransport, files: PageFiles) -> None:
         self.options = options
         self.transport = transport
-        self.folder = folder
+        self.files = files
         self.in_flight = asyncio.Semaphore(options.batch_size)
         self.hosts = Hosts(options)
 
@@ -81,7 +81,7 @@ class Fetcher:
         page = await asyncio.to_thread(read_page, answer.body, answer.charset)
         if not page.blocks:
             raise Unfetchable("empty", "no text in the page", answer.status, len(answer.body))
-        path = self.folder.store(url, answer.body)
+        path = self.files.store(url, answer.body)
         detail = "" if answer.url == first else f"redirected to {answer.url}"
         record = _record(url, "ok", detail, answer.status, len(answer.body))
         digest = hashlib.sha256(answer.body).hexdigest()

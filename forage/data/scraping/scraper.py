@@ -6,20 +6,16 @@ content_dir/<2 hex digits>/<32 hex digits>.html   bodies of the pages that ended
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
-import httpx
-
-from forage.data.scraping.addresses import parse_url
-from forage.data.scraping.causes import TRANSIENT, Unfetchable
+from forage.data.scraping.causes import TRANSIENT
 from forage.data.scraping.content_folder import ContentFolder, PageRecord
-from forage.data.scraping.fetcher import Fetcher
+from forage.data.scraping.fetching import fetch_all
 from forage.data.scraping.options import ScrapeOptions
+from forage.data.scraping.processes import fetch_by_processes
 
 OnPage = Callable[[PageRecord], None]
 
@@ -46,10 +42,14 @@ def scrape(
                 to_fetch.append(url)
             elif on_page:
                 on_page(known)
-        try:
-            asyncio.run(_fetch_all(to_fetch, folder, options, on_page))
-        except BaseExceptionGroup as group:  # the error that stopped one worker; all others were cancelled
-            raise group.exceptions[0] from None
+
+        def on_record(record: PageRecord) -> None:
+            folder.add(record)
+            if on_page:
+                on_page(record)
+
+        fetch = fetch_by_processes if options.scrape_processes > 1 else fetch_all
+        fetch(to_fetch, folder.path, options, on_record)
         folder.compact(wanted)
         return {url: folder.rows[url] for url in wanted}
 
@@ -65,35 +65,3 @@ def _is_settled(record: PageRecord, content_dir: Path, options: ScrapeOptions) -
     if record.cause == "too_large":
         return options.max_bytes < record.bytes
     return record.cause not in TRANSIENT
-
-
-async def _fetch_all(urls: list[str], folder: ContentFolder, options: ScrapeOptions, on_page: OnPage | None) -> None:
-    """Each host has its own queue and workers, so that a slow host holds up no other."""
-    queues: dict[str, deque[str]] = {}
-    for url in urls:
-        queues.setdefault(_host_of(url), deque()).append(url)
-
-    async def work(queue: deque[str]) -> None:
-        while queue:
-            record = await fetcher.fetch(queue.popleft())
-            folder.add(record)
-            if on_page:
-                on_page(record)
-
-    # A kept connection could carry one host's request over TLS that was checked for another at the same address.
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with (
-        httpx.AsyncHTTPTransport(trust_env=False, limits=limits) as transport,
-        asyncio.TaskGroup() as group,
-    ):
-        fetcher = Fetcher(options, transport, folder)
-        for queue in queues.values():
-            for _ in range(min(options.per_host, len(queue))):
-                group.create_task(work(queue))
-
-
-def _host_of(url: str) -> str:
-    try:
-        return parse_url(url).raw_host.decode("ascii")
-    except Unfetchable:
-        return ""

@@ -149,9 +149,12 @@ def test_title_without_a_heading(head, title):
 
 @given(st.binary(max_size=300), st.text(max_size=20) | st.sampled_from(["utf-16", "utf-7", "unicode_escape", "hz"]))
 def test_no_bytes_and_no_charset_raise(body, charset):
-    read_page(body, charset)
-    read_page(b"<p>" + body + b"<table><tr><td>" + body, charset)
-    decode_html(body, charset).encode()  # no half surrogate pairs
+    for page in (read_page(body, charset), read_page(b"<p>" + body + b"<table><tr><td>" + body, charset)):
+        found = [page.title, *(block.text for block in page.blocks)]
+        assert all(found[1:])  # no empty block
+        assert found == [" ".join(text.split()) for text in found]
+        assert "".join(found).encode().decode() == "".join(found)  # no half surrogate pairs
+    assert decode_html(body, charset).encode().decode() == decode_html(body, charset)
 
 
 @pytest.mark.parametrize("piece", ["<header>x", "<tr><td><div>x", "<h1>"])
