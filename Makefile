@@ -6,7 +6,7 @@
 # make vllm-cpu      starts a vLLM server without a GPU, from an environment of its own
 # make test-vllm     the tests that need such a server; they start it
 # make test-compose  the stack in containers; needs a Docker engine
-# make test-slurm    a run on a Slurm of three nodes, which it sets up; needs root
+# make test-slurm    a run on a Slurm of four nodes, which it sets up; needs root
 # make bench-env     what the benchmarks compare with: libraries, and trainers in an environment of their own
 # make bench         all benchmarks with bars as one table; MEDQUAD=FILE for retrieval; nothing else should run
 # make stack         prints the stack's commands, to run in terminals

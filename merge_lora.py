@@ -86,7 +86,7 @@ def main(options: Options) -> None:
     from forage.evaluation.published import read_scores
     from forage.policy.full_base import find_base
     from forage.policy.merge_proof import prove
-    from forage.policy.merging import check_output, find_changes, write_merged
+    from forage.policy.merging import check_output, find_changes, tied_vocabulary_of, write_merged
     from forage.policy.peft_adapter import find_adapter, read_adapter
     from forage.policy.publishing import push_to_hub
 
@@ -95,7 +95,7 @@ def main(options: Options) -> None:
     base = find_base(options.base_model, adapter, options.models_dir, allow_other=options.allow_other_base)
     scores = read_scores(options.evaluation, adapter.folder) if options.evaluation else None
     about = About(options.base_hub_name, options.dataset, options.license, scores)
-    changes = find_changes(adapter, base)
+    changes = find_changes(adapter, base.name, base.shapes, tied_vocabulary_of(base))
     check_output(output, dtype, adapter, base)
     with making_folder(output, overwrite=options.overwrite) as partial:
         write_merged(base, changes, partial, dtype)

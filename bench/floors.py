@@ -97,7 +97,7 @@ def seconds_between(run: Path, steps: Sequence[StepStats]) -> list[float]:
 
 
 def mean_seconds(steps: Sequence[StepStats]) -> dict[str, float]:
-    """Of each phase, over the steps."""
+    """How long each phase took on average over the steps."""
     names = dict.fromkeys(name for stats in steps for name in stats.seconds if name not in NO_PHASES)
     return {name: mean(stats.seconds.get(name, 0.0) for stats in steps) for name in names}
 

@@ -87,7 +87,7 @@ def main(bench: BenchOptions) -> None:
 
 def prepare(bench: BenchOptions) -> tuple[DocumentStore, dict[str, list[Question]]]:
     """The store of a sample of the documents, and the sets of questions that it answers."""
-    records = read_records(bench.data, bench.store)
+    records = list(read_records(bench.data, bench.store))
     rows, _ = to_rows(records, Columns())
     library = assemble(rows, {})
     documents = random.Random(bench.seed).sample(library.documents, min(bench.documents, len(library.documents)))

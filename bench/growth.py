@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.processes import output_of
 from forage.cli import run_script
 from forage.errors import UserError
 
@@ -73,16 +73,11 @@ def main(bench: BenchOptions) -> None:
 
 def measured(bench: BenchOptions, kind: str, size: int) -> Figures:
     """A point's figures, by a process of its own."""
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "bench.growth", "--data", str(bench.data), "--policy", str(bench.policy), "--point",
-            f"{kind}:{size}",
-        ],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise UserError(f"{kind} {size} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    command = [
+        sys.executable, "-m", "bench.growth", "--data", bench.data, "--policy", bench.policy, "--point",
+        f"{kind}:{size}",
+    ]  # fmt: skip
+    figures: Figures = json.loads(output_of(f"{kind} {size}", command).splitlines()[-1])
     return figures
 
 
@@ -104,7 +99,7 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def corpus(bench: BenchOptions, size: int) -> Figures:
-    """Of so many chunks: both indexes, and one query after the other."""
+    """Both indexes over so many chunks, and one query after the other."""
     from forage.store.bm25 import BM25
     from forage.store.vectors import exact_nearest
 
@@ -220,13 +215,15 @@ def draw(curves: Mapping[str, Mapping[int, Figures]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     titles = {"chunks": "chunks of the corpus", "groups": "episodes of a group", "tokens": "tokens of an episode"}
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
     for axes, (kind, curve) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
         for name in next(iter(curve.values())):
             costs = [row[name] for row in curve.values()]
             axes.loglog(list(curve), costs, marker="o", label=f"{name} ({exponent(list(curve), costs):.2f})")
         axes.set_xlabel(titles[kind])
-        axes.legend(fontsize=7)
+        axes.set_xticks(list(curve), [f"{size:,}" for size in curve])
+        axes.minorticks_off()
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
 

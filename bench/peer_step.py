@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean
 
 from bench.floors import seconds_between
-from bench.peer_update import PEERS
+from bench.processes import PEERS, check_peers, output_of
 from bench.report import Bar, finish
 from forage.agent.chat_template import write_template
 from forage.agent.options import read_agent
@@ -49,17 +49,16 @@ class BenchOptions:
     """Policy folder whose episodes are well-formed; one whose base is not quantised."""
     questions: int = 4
     """Questions of a step."""
-    group: int = 8
+    group: int = 4
     """Episodes of each question."""
-    steps: int = 4
+    steps: int = 2
     """Steps of each, the first of which is not counted."""
     temperature: float = 0.7
-    batches: tuple[int, ...] = (4, 8)
+    batches: tuple[int, ...] = (1, 4)
     """TRL's per_device_train_batch_size."""
 
     def check(self) -> None:
-        if not PEERS.exists():
-            raise UserError(f"{PEERS} is missing, which has TRL; run: make bench-env")
+        check_peers(PEERS)
         if self.steps < 2:
             raise UserError(f"--steps {self.steps}: the first step only warms up; give 2 or more")
 
@@ -132,14 +131,6 @@ def play_theirs(bench: BenchOptions, store: str, batch: int, folder: Path) -> Pl
         "--passage-tokens", settings.passage_tokens, "--max-completion", settings.max_tokens,
     ]).splitlines()[-1])  # fmt: skip
     return Played(**figures)
-
-
-def output_of(name: str, command: Sequence[object]) -> str:
-    """What a process prints."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{name} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no word'}")
-    return done.stdout
 
 
 @contextmanager

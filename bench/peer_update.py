@@ -3,20 +3,21 @@
     make bench-env
     python -m bench.peer_update --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
 
-Base and adapter are loaded in the same number types. TRL is measured with several numbers of episodes a micro-batch;
-the best speed and the least memory of them count. Each measurement is a process of its own, and is of the second
-update. Tokens/s counts the episodes' tokens, however many were computed.
+Base and adapter are loaded in the same number types. TRL is measured with several numbers of episodes a micro-batch, we
+with several token budgets; the best speed and the least memory of each count. Each measurement is a process of its own,
+and is of the second update. Tokens/s counts the episodes' tokens, however many were computed.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
+from bench.processes import PEERS, check_peers, output_of
 from bench.report import Bar, finish
 from bench.update import WAYS
 from forage.agent.episode import read_episodes, write_episodes
@@ -26,7 +27,6 @@ from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
 
-PEERS = Path(".venv-peers/bin/python")
 FASTER, LEANER = 3.0, 2.0  # bars: tokens/s over TRL's, and TRL's peak over ours
 
 
@@ -38,16 +38,16 @@ class BenchOptions:
     """Policy folder; one whose base is not quantised."""
     episodes: Path = Path("runs/demo/run/episodes/000000/trainer.jsonl")
     """File of a step's episodes."""
-    batches: tuple[int, ...] = (1, 4, 8)
+    batches: tuple[int, ...] = (1, 4)
     """TRL's per_device_train_batch_size."""
-    way: str = "shared 2048"
-    """How we pack, by its name in bench/update.py."""
+    ways: tuple[str, ...] = ("shared 2048", "shared 512")
+    """How we pack, by names in bench/update.py."""
 
     def check(self) -> None:
-        if not PEERS.exists():
-            raise UserError(f"{PEERS} is missing, which has TRL; run: make bench-env")
-        if self.way not in WAYS:
-            raise UserError(f"--way {self.way}: choose among {', '.join(WAYS)}")
+        check_peers(PEERS)
+        unknown = [way for way in self.ways if way not in WAYS]
+        if unknown or not self.ways:
+            raise UserError(f"--ways {' '.join(unknown)}: choose among {', '.join(WAYS)}")
 
 
 def main(bench: BenchOptions) -> None:
@@ -63,10 +63,13 @@ def main(bench: BenchOptions) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "episodes.jsonl"
         write_episodes(path, episodes)  # plain, whatever was given
-        ours = measured("ours", [
-            sys.executable, "-m", "bench.update", "--policy", bench.policy, "--episodes", path, "--way", bench.way,
-            "--questions", questions,
-        ])  # fmt: skip
+        ours = [
+            measured(f"ours, {way}", [
+                sys.executable, "-m", "bench.update", "--policy", bench.policy, "--episodes", path, "--way", way,
+                "--questions", questions,
+            ])
+            for way in bench.ways
+        ]  # fmt: skip
         dtype = str(compute_dtype(card.dtype)).removeprefix("torch.")
         theirs = [
             measured(f"TRL, {batch} a micro-batch", [
@@ -76,17 +79,17 @@ def main(bench: BenchOptions) -> None:
             for batch in bench.batches
         ]  # fmt: skip
     finish([
-        Bar("ours / TRL tokens/s", ours["rate"] / max(each["rate"] for each in theirs), FASTER),
-        Bar("TRL / our peak memory", min(each["mib"] for each in theirs) / ours["mib"], LEANER),
+        Bar("ours / TRL tokens/s, the fastest of each", max(map(rate, ours)) / max(map(rate, theirs)), FASTER),
+        Bar("TRL / our peak memory, the leanest of each", min(map(mib, theirs)) / min(map(mib, ours)), LEANER),
     ])  # fmt: skip
+
+
+rate, mib = itemgetter("rate"), itemgetter("mib")
 
 
 def measured(name: str, command: list[object]) -> dict[str, float]:
     """The figures that a process prints as its last line."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{name} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no word'}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, float] = json.loads(output_of(name, command).splitlines()[-1])
     print(f"{name:24} {figures['rate']:7.1f} tokens/s, peak {figures['mib']:6.0f} MiB above", flush=True)
     return figures
 

@@ -189,9 +189,10 @@ def table(results: Sequence[Result]) -> str:
 
 
 def lines_of(result: Result) -> list[str]:
-    took = f"`python -m {result.row.command}` ({result.seconds:.0f} s)"
+    command = f"`python -m {result.row.command.format(medquad='medquad.jsonl.gz')}`"
+    took = f"{command} ({result.seconds:.0f} s)"
     if result.why:
-        return [f"| `python -m {result.row.command}` | {result.why} | | | **short** |"]
+        return [f"| {command} | {result.why} | | | **short** |"]
     return [
         f"| {took if number == 0 else ''} | {bar.name} | {bar.figure:.3g} | "
         + ("| stated |" if bar.least is None else f"{bar.least:g} | {'ok' if bar.reached else '**short**'} |")

@@ -29,7 +29,9 @@ from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
 from forage.policy.head import fp32_logits
 from forage.policy.logprobs import decoder_and_head
+from forage.policy.merging import find_changes, merge
 from forage.policy.packing import common_start
+from forage.policy.peft_adapter import Adapter, read_adapter
 
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
 START_TOKENS = 2048  # of the requests that start in one pass; more would gain nothing and take memory
@@ -81,30 +83,38 @@ class LocalEngine:
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Merge an adapter into the weights; the originals are kept, to be restored bit for bit. Or keep it beside."""
-        silence_library_noise()
-        from peft import PeftModel
-
         if any(slot.request for slot in self.slots) or self._waiting:
             raise RuntimeError("the adapter can't change while requests are being sampled")
         self.unload_adapter()
-        policy = PeftModel.from_pretrained(self.model, str(folder))
         if self.beside:
-            self._unmerged = policy.eval()
+            self._unmerged = self._with_layers(folder)
         else:
-            self._keep_originals(policy)
-            policy.merge_and_unload()
+            self._merge(read_adapter(folder))
         self.adapter = name
 
-    def _keep_originals(self, policy: Any) -> None:
-        """Copy the weights that merging is about to change; an earlier adapter's copies serve again."""
-        for name, module in policy.get_base_model().named_modules():
-            if hasattr(module, "lora_A") and hasattr(module, "base_layer") and name not in self._originals:
-                self._originals[name] = module.base_layer.weight.detach().to("cpu", copy=True)
+    def _with_layers(self, folder: Path) -> Any:
+        silence_library_noise()
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(self.model, str(folder)).eval()
+
+    @torch.no_grad()
+    def _merge(self, adapter: Adapter) -> None:
+        """Change the weights in place; PEFT's layers, put in and taken out again, would take twice as long."""
+        weights = dict(self.model.named_parameters())
+        shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
+        config = self.model.config
+        tied = config.vocab_size if config.tie_word_embeddings else None
+        for key, change in find_changes(adapter, config.name_or_path or "the base", shapes, tied).items():
+            if key not in self._originals:
+                self._originals[key] = weights[key].to("cpu", copy=True)
+            weights[key].copy_(merge(weights[key], change))
 
     def unload_adapter(self) -> None:
         """Restore the base."""
-        for module_name, weight in self._originals.items():
-            self.model.get_submodule(module_name).weight.data.copy_(weight)
+        with torch.no_grad():
+            for key, weight in self._originals.items():
+                self.model.get_parameter(key).copy_(weight)
         if self._unmerged is not None:
             self._unmerged.unload()
             self._unmerged = None
@@ -372,14 +382,14 @@ def below_one(draws: Sequence[float]) -> Tensor:
 
 
 def inverse_cdf(logprobs_SV: Tensor, draws_S: Tensor) -> Tensor:
-    """The token at which the cumulative probability passes a draw from [0, 1). In fp64: it sums 50,000 numbers.
+    """The token at which the cumulative probability passes a draw from [0, 1). 50,000 numbers are summed in fp64.
 
     A token of probability 0 is never taken, however the sums are rounded.
 
     Example: probabilities .2 .5 .3 and a draw of .6 give token 1; the same draw always gives the same token.
     """
-    probabilities_SV = logprobs_SV.double().exp()
-    sums_SV = probabilities_SV.cumsum(-1)
+    probabilities_SV = logprobs_SV.exp()
+    sums_SV = probabilities_SV.cumsum(-1, dtype=torch.float64)
     wanted_S1 = (draws_S.double() * sums_SV[:, -1])[:, None]
     chosen_S1 = torch.searchsorted(sums_SV, wanted_S1, right=True).clamp(max=logprobs_SV.shape[1] - 1)
     if not probabilities_SV.gather(1, chosen_S1).all():

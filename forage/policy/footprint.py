@@ -91,7 +91,7 @@ class Batch:
 
     @property
     def mask_bytes(self) -> int:
-        """Of the masks that live as long as the batch: which tokens see which, and for a tree that as bf16 too."""
+        """The masks that live as long as the batch: which tokens see which, and for a tree that as bf16 too."""
         return (1 + BF16 * self.tree) * self.rows * self.tokens**2 if self.masked else 0
 
 
@@ -131,19 +131,23 @@ def kv_bytes(shape: ModelShape) -> int:
 
 # Training
 
+# Linear layers that read the same input.
+READERS = ({"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"})
+
 
 def layer_bytes(shape: ModelShape, lora: Lora, batch: Batch) -> float:
     """What one decoder layer keeps for the backward pass.
 
-    peft casts the input of every adapted layer to fp32 and keeps the copy; frozen weights keep nothing of their own.
+    Adapted layers keep their input in bf16, once for those that read the same one; frozen weights keep nothing.
     """
     hidden, queries, keys, inner = shape.hidden, shape.queries, shape.keys, shape.intermediate
     norms = 2 * FP32 * hidden + (FP32 * (queries + keys) if shape.qk_norm else 0)
     adapted = lora.changed(shape)
-    copies = sum(FP32 * (shape.linears[name][0] + lora.rank) for name in adapted)
+    inputs = BF16 * sum(shape.linears[min(each)][0] for names in READERS if (each := names & set(adapted)))
+    between = FP32 * lora.rank * len(adapted)  # the products of A
     attention = BF16 * 2 * queries + FP32 * shape.heads  # queries, output, log of the sums
     mlp = BF16 * 3 * inner  # gate, its activation, up
-    kept = batch.computed * (norms + copies + attention + mlp)
+    kept = batch.computed * (norms + inputs + between + attention + mlp)
     # Under a mask transformers repeats keys and values for every head. A mask of rows becomes bf16 in every layer.
     width = 2 * BF16 * (queries if batch.masked else keys)
     mask = BF16 * batch.rows * batch.tokens**2 if batch.padded else 0

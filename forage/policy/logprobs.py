@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from forage.errors import UserError
+from forage.policy.branches import BRANCHES, Branches
 from forage.policy.head import fp32_logits
 from forage.policy.packing import TokenBatch
 
@@ -58,6 +59,7 @@ def token_scores(model: Any, batch: TokenBatch, chunk: int = 256, temperature: f
 
 def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
     """The decoder's output for the batch's rows or, in a row of their own, for the nodes of its tree."""
+    more: dict[str, Branches] = {}
     if batch.tree is None:
         # Padding comes last, where causal attention doesn't look; without a mask, a GPU takes its fastest kernel.
         ids_BT, positions_BT = batch.ids_BT, batch.positions_BT
@@ -67,10 +69,13 @@ def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
             raise UserError(f"{decoder.config.model_type} has layers that can't share prompts; give --no-share-prompts")
         ids_BT, positions_BT = batch.tree.ids_N[None], batch.tree.positions_N[None]
         # transformers passes a mask of four dimensions on as it is: what is added to the attention scores.
-        unseen_NN = torch.zeros_like(batch.tree.seen_NN, dtype=decoder.dtype)
-        mask = unseen_NN.masked_fill_(~batch.tree.seen_NN, -torch.inf)[None, None]
+        if decoder.config._attn_implementation == BRANCHES:
+            mask, more = None, {"branches": Branches.of(batch.tree.branches, decoder.dtype)}
+        else:
+            seen_NN = batch.tree.seen_NN
+            mask = torch.zeros_like(seen_NN, dtype=decoder.dtype).masked_fill_(~seen_NN, -torch.inf)[None, None]
     hidden_BTD: Tensor = decoder(
-        input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, use_cache=False
+        input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, use_cache=False, **more
     ).last_hidden_state
     return hidden_BTD
 

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from forage.outputs import check_apart, check_replaceable
 from forage.policy.full_base import FullBase, other_files
 from forage.policy.peft_adapter import Adapter
 
+Shapes = Mapping[str, tuple[int, ...]]  # a model's weights by name
 CARD_MARK = "merged into its base by `merge_lora.py`"  # a line of each merged model's card
 # Beside the base's own files.
 WRITTEN = ("agent.json", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors.index.json")
@@ -40,23 +42,25 @@ class Change:
 # What changes
 
 
-def find_changes(adapter: Adapter, base: FullBase) -> dict[str, Change]:
-    """The change to each weight that the adapter affects. Every tensor of the adapter must be used, and fit."""
-    tied_vocabulary = tied_vocabulary_of(base)
+def find_changes(adapter: Adapter, base: str, shapes: Shapes, tied_vocabulary: int | None) -> dict[str, Change]:
+    """The change to each weight that the adapter affects. Every tensor of the adapter must be used, and fit.
+
+    `base` names the model in errors; `tied_vocabulary`: its size where input and output share one weight.
+    """
     changes = {}
-    for key, (module, parts) in parts_by_weight(adapter, base).items():
+    for key, (module, parts) in parts_by_weight(adapter, base, shapes).items():
         change, shape = find_change(adapter.config, module, parts)
-        if shape != base.shapes[key]:
-            raise UserError(f"{key} is {shape} in {adapter.folder}, but {base.shapes[key]} in {base.name}")
+        if shape != shapes[key]:
+            raise UserError(f"{key} is {shape} in {adapter.folder}, but {shapes[key]} in {base}")
         if shape[0] == tied_vocabulary:
-            raise UserError(f"{adapter.folder} changes {key}, which {base.name} uses as both input and output")
+            raise UserError(f"{adapter.folder} changes {key}, which {base} uses as both input and output")
         changes[key] = change
     if not changes:
         raise UserError(f"{adapter.folder} holds no tensor; get the adapter again")
     return changes
 
 
-def parts_by_weight(adapter: Adapter, base: FullBase) -> dict[str, tuple[str, dict[str, Tensor]]]:
+def parts_by_weight(adapter: Adapter, base: str, shapes: Shapes) -> dict[str, tuple[str, dict[str, Tensor]]]:
     """The adapter's tensors by the weight of the base that they belong to, with the name of its module.
 
     Example: m.q_proj.lora_A.weight and m.q_proj.lora_B.weight give {"m.q_proj.weight": ("m.q_proj", {"lora_A": ...,
@@ -69,9 +73,9 @@ def parts_by_weight(adapter: Adapter, base: FullBase) -> dict[str, tuple[str, di
         module, part = (match[1], match[2]) if match else (name.rpartition(".")[0], "saved")
         key = f"{module}.weight" if match else name
         # Some files, such as gpt2's on the hub, leave out the first part of a weight's name.
-        key = key if key in base.shapes else key.partition(".")[2]
-        if key not in base.shapes:
-            raise UserError(f"{adapter.folder}: {name} matches no weight of {base.name}; is that its base?")
+        key = key if key in shapes else key.partition(".")[2]
+        if key not in shapes:
+            raise UserError(f"{adapter.folder}: {name} matches no weight of {base}; is that its base?")
         parts[key][part], modules[key] = tensor, module
     return {key: (modules[key], found) for key, found in parts.items()}
 
@@ -123,12 +127,13 @@ def module_setting(config: dict[str, Any], patterns_name: str, module: str, defa
 
 def merge(weight: Tensor, change: Change) -> Tensor:
     """W + sBA in fp32; DoRA rescales its rows to the learned magnitudes, https://arxiv.org/abs/2402.09353."""
-    if "saved" in change.parts:
-        return change.parts["saved"].float()
+    parts = {name: part.to(weight.device, torch.float32) for name, part in change.parts.items()}
+    if "saved" in parts:
+        return parts["saved"]
     weight_OI = weight.float().T if change.transposed else weight.float()
-    weight_OI = torch.addmm(weight_OI, change.scale * change.parts["lora_B"].float(), change.parts["lora_A"].float())
-    if "lora_magnitude_vector" in change.parts:
-        weight_OI *= (change.parts["lora_magnitude_vector"].float() / torch.linalg.norm(weight_OI, dim=1))[:, None]
+    weight_OI = torch.addmm(weight_OI, change.scale * parts["lora_B"], parts["lora_A"])
+    if "lora_magnitude_vector" in parts:
+        weight_OI *= (parts["lora_magnitude_vector"] / torch.linalg.norm(weight_OI, dim=1))[:, None]
     return weight_OI.T if change.transposed else weight_OI
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forage.policy.branches import Branch
 from forage.policy.footprint import WIDEST_TREE
 
 
@@ -29,6 +31,7 @@ class TokenTree:
     Example: 5 6 7 8 and 5 6 9:
 
         ids [5, 6, 7, 8, 9]   parents [-1, 0, 1, 2, 1]   positions [0, 1, 2, 3, 2]   node [[0, 1, 2, 3], [0, 1, 4, 0]]
+        branches 0 to 4, and 4 to 5 by way of 0 to 2
         seen [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
     """
 
@@ -36,14 +39,22 @@ class TokenTree:
     parents_N: Tensor
     """The node before each; -1 before a sequence's first."""
     positions_N: Tensor
-    seen_NN: Tensor
-    """Whether a node (row) attends to another (column): to itself and those on the way to it."""
+    branches: tuple[Branch, ...]
+    """All nodes, in order."""
     node_BT: Tensor
     """The node of each token of the batch's rows; 0 at padding."""
 
+    @property
+    def seen_NN(self) -> Tensor:
+        """Whether a node (row) attends to another (column): to itself and those on the way to it."""
+        seen_NN = torch.zeros(len(self.ids_N), len(self.ids_N), dtype=torch.bool)
+        for branch in self.branches:
+            seen_NN[branch.start : branch.end, branch.nodes] = branch.seen_PQ
+        return seen_NN.to(self.ids_N.device)
+
     def to(self, device: torch.device | str) -> TokenTree:
         return TokenTree(
-            self.ids_N.to(device), self.parents_N.to(device), self.positions_N.to(device), self.seen_NN.to(device),
+            self.ids_N.to(device), self.parents_N.to(device), self.positions_N.to(device), self.branches,
             self.node_BT.to(device),
         )  # fmt: skip
 
@@ -145,18 +156,24 @@ def _tree(rows: Sequence[Sequence[int]]) -> TokenTree:
     ids: list[int] = []
     parents: list[int] = []
     positions: list[int] = []
-    branches: list[list[int]] = []
+    ways: list[list[int]] = []
+    branches: list[Branch] = []
     for row in rows:
-        before = branches[-1] if branches else []
+        before = ways[-1] if ways else []
         shared = common_start([ids[node] for node in before], row)
-        branches.append(before[:shared] + list(range(len(ids), len(ids) + len(row) - shared)))
-        parents += [-1, *branches[-1]][shared : len(row)]
+        ways.append(before[:shared] + list(range(len(ids), len(ids) + len(row) - shared)))
+        if shared < len(row):
+            branches.append(Branch(len(ids), len(ids) + len(row) - shared, _ranges(ways[-1])))
+        parents += [-1, *ways[-1]][shared : len(row)]
         positions += range(shared, len(row))
         ids += row[shared:]
-    seen_NN = torch.zeros(len(ids), len(ids), dtype=torch.bool)
-    for branch in map(torch.tensor, branches):
-        seen_NN[branch[:, None], branch] = torch.ones(len(branch), len(branch), dtype=torch.bool).tril()
-    return TokenTree(torch.tensor(ids), torch.tensor(parents), torch.tensor(positions), seen_NN, _rows(branches))
+    return TokenTree(torch.tensor(ids), torch.tensor(parents), torch.tensor(positions), tuple(branches), _rows(ways))
+
+
+def _ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Runs of consecutive numbers. Example: 0 1 2 5 6 gives (0, 3), (5, 7)."""
+    ends = [place + 1 for place in range(len(numbers) - 1) if numbers[place + 1] != numbers[place] + 1]
+    return tuple((numbers[first], numbers[last - 1] + 1) for first, last in pairwise((0, *ends, len(numbers))))
 
 
 def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:

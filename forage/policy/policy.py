@@ -11,9 +11,11 @@ from forage.errors import UserError
 from forage.library_noise import silence_library_noise
 from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter
+from forage.policy.branches import attend_by_branches
 from forage.policy.card import PolicyCard
 from forage.policy.four_bit import store_as, unpack_to
 from forage.policy.identity import base_digest, folder_of
+from forage.policy.widening import keep_inputs_narrow
 
 
 def load_tokenizer(card: PolicyCard) -> Any:
@@ -89,4 +91,6 @@ def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "au
     policy = PeftModel.from_pretrained(load_base(card, device=device), str(folder), is_trainable=True)
     # When it is saved again, the adapter names the full base that it is merged into, even if a 4-bit copy is loaded.
     policy.peft_config["default"].base_model_name_or_path = card.full_base
+    attend_by_branches(policy.get_base_model())
+    keep_inputs_narrow(policy)
     return policy

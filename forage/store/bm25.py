@@ -11,11 +11,13 @@ import json
 import re
 import unicodedata
 import zipfile
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import Stemmer
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from forage.files import replacing
 from forage.store.fusion import Ranking, top_k
+from forage.store.mapped import mapped_arrays
 from forage.text import UNSPACED, WORD
 
 STOP_WORDS = frozenset(
@@ -36,6 +39,7 @@ UNSPACED_WORD = re.compile(f"[{UNSPACED}]")
 K1, B, EPSILON = 1.5, 0.75, 0.25  # BM25Okapi's defaults
 # A row with scores for at least a quarter of the texts is added as a dense row, which is faster than by index.
 DENSE_SHARE = 0.25
+MAPPED = 2**30  # bytes of an index from which it is mapped; a smaller one is read and its checksums compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +105,16 @@ class BM25:
     def build(cls, tokenized: Iterable[Sequence[str]]) -> BM25:
         """Index texts given as lists of words."""
         terms: dict[str, int] = {}
-        term_ids, text_ids, counts, lengths = [], [], [], []
+        # Not lists: of a word in a text, these take 16 bytes.
+        term_ids, text_ids, counts, lengths = array("q"), array("i"), array("i"), array("q")
         for text_id, words in enumerate(tokenized):
             lengths.append(len(words))
             for word, count in Counter(words).items():
                 term_ids.append(terms.setdefault(word, len(terms)))
                 text_ids.append(text_id)
                 counts.append(count)
-        return cls(terms, *_weigh(np.array(term_ids, np.int64), text_ids, counts, lengths, len(terms)), len(lengths))
+        occurrences = np.asarray(term_ids), np.asarray(text_ids), np.asarray(counts)
+        return cls(terms, *_weigh(*occurrences, np.asarray(lengths), len(terms)), len(lengths))
 
     def scores(self, words: Sequence[str]) -> NDArray[np.float64]:
         """The score of every text, exactly as BM25Okapi.get_scores computes it: terms are added in the same order."""
@@ -147,8 +153,11 @@ class BM25:
 
     @classmethod
     def load(cls, path: Path) -> BM25:
+        """Read it, or map a large one: then only what queries look at is read, and processes share it."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            large = path.stat().st_size >= MAPPED
+            with np.load(path, allow_pickle=False) as whole:
+                file: Mapping[str, NDArray[Any]] = mapped_arrays(path) if large else whole
                 terms = {word: term for term, word in enumerate(json.loads(file["words"].tobytes()))}
                 return cls(terms, file["starts"], file["texts"], file["weights"], int(file["size"]))
         except (zipfile.BadZipFile, ValueError, KeyError) as error:
@@ -156,16 +165,19 @@ class BM25:
 
 
 def _weigh(
-    term_ids: NDArray[np.int64], text_ids: Sequence[int], counts: Sequence[int], lengths: Sequence[int], n_terms: int
+    term_ids: NDArray[np.int64],
+    text_ids: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    lengths_N: NDArray[np.int64],
+    n_terms: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
     """(starts, texts, weights): the score of each (term, text) pair, in BM25Okapi's order of operations."""
     order = np.argsort(term_ids, kind="stable")
-    texts = np.array(text_ids, np.int32)[order]
-    frequency = np.array(counts, np.int64)[order]
-    lengths_N = np.array(lengths, np.int64)
-    mean_length = lengths_N.sum() / max(len(lengths), 1)
+    texts = text_ids[order]
+    frequency = counts[order].astype(np.int64)
+    mean_length = lengths_N.sum() / max(len(lengths_N), 1)
     document_frequency = np.bincount(term_ids, minlength=n_terms)
-    idf = np.repeat(_idf(document_frequency, len(lengths)), document_frequency)
+    idf = np.repeat(_idf(document_frequency, len(lengths_N)), document_frequency)
     norm = K1 * (1 - B + B * lengths_N[texts] / mean_length) if len(texts) else np.zeros(0)
     weights = idf * (frequency * (K1 + 1) / (frequency + norm))
     return np.concatenate([[0], np.cumsum(document_frequency)]).astype(np.int64), texts, weights

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -109,8 +110,8 @@ class DocumentStore:
         options.check()
         if isinstance(documents, str | Mapping):
             raise UserError("build takes a list of documents; give [document] for a single one")
-        whole = [as_document(document, number) for number, document in enumerate(documents)]
-        if not whole:
+        whole = Counted(as_document(document, number) for number, document in enumerate(documents))
+        if not whole.any():
             raise UserError("no documents to build a store from")
         check_place(path)
         make_folder(path)
@@ -122,9 +123,9 @@ class DocumentStore:
             parts.check()
             chunks = chunks_of(whole, options, embedder)
             name = _collection_name(path, options, embedder)
-            card = StoreCard(FORMAT, False, name, options, documents=len(whole), chunks=len(chunks))
+            card = StoreCard(FORMAT, False, name, options, documents=whole.count, chunks=len(chunks))
             write_card(path, card)
-            store = cls(path, card, chunks, _index([search_text(chunk, options) for chunk in chunks], options))
+            store = cls(path, card, chunks, _index((search_text(chunk, options) for chunk in chunks), options))
             write_jsonl(path / CHUNKS_FILE, chunks)
             if isinstance(store._bm25, BM25):
                 store._bm25.save(path / BM25_FILE)
@@ -313,24 +314,46 @@ def _cut(title: str, room: int, embedder: Embedder) -> str:
     return " ".join(words[: most_parts(words, lambda text: embedder.count_tokens([text])[0], room)])
 
 
-def chunks_of(documents: Sequence[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
+class Counted:
+    """Documents that are read once, one at a time, and counted meanwhile."""
+
+    def __init__(self, documents: Iterator[Document]) -> None:
+        self.documents, self.count = documents, 0
+
+    def any(self) -> bool:
+        """Whether there is one; asked before they are read."""
+        first = list(islice(self.documents, 1))
+        self.documents = chain(first, self.documents)
+        return bool(first)
+
+    def __iter__(self) -> Iterator[Document]:
+        for document in self.documents:
+            self.count += 1
+            yield document
+
+
+def chunks_of(documents: Iterable[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
     """All chunks; without an embedder, a token is a word."""
     if embedder and options.chunk_tokens > embedder.max_tokens:
         raise UserError(
             f"--chunk-tokens {options.chunk_tokens} is over the {embedder.max_tokens} tokens that {embedder.name} reads"
         )
+    words = (lambda text: len(text.split())) if options.language == "english" else count_words
+    count = embedder.count_tokens if embedder else lambda texts: list(map(words, texts))
+    return [
+        chunk
+        for document in map(_encodable, _with_unique_ids(documents))
+        for chunk in chunk_document(document, count, options.chunk_tokens, options.chunk_overlap)
+    ]
+
+
+def _with_unique_ids(documents: Iterable[Document]) -> Iterator[Document]:
     seen: set[str] = set()
     for document in documents:
         if document.id in seen:
             raise UserError(f"document id {document.id!r} occurs twice; ids must be unique")
         seen.add(document.id)
-    words = (lambda text: len(text.split())) if options.language == "english" else count_words
-    count = embedder.count_tokens if embedder else lambda texts: list(map(words, texts))
-    return [
-        chunk
-        for document in map(_encodable, documents)
-        for chunk in chunk_document(document, count, options.chunk_tokens, options.chunk_overlap)
-    ]
+        yield document
 
 
 def _encodable(document: Document) -> Document:

@@ -85,7 +85,7 @@ def embed_share(path: Path, documents: Iterable[Document], options: StoreOptions
     options = replace(options, embedder=embedder.name)
     parts = Parts(path, options, embedder.probe())
     parts.check()
-    groups, text_of = groups_to_embed(path, chunks_of(list(documents), options, embedder), options, embedder)
+    groups, text_of = groups_to_embed(path, chunks_of(documents, options, embedder), options, embedder)
     make_folder(path)
     parts.begin()
     mine = groups[share.number - 1 :: share.count]
@@ -99,5 +99,5 @@ def embed_share(path: Path, documents: Iterable[Document], options: StoreOptions
 
 
 def own_device(device: str) -> str:
-    """Of several processes that torchrun started on a machine, each takes the GPU of its own number."""
+    """If torchrun started several processes on a machine, each takes the GPU with its own number."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device

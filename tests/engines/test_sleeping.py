@@ -38,7 +38,7 @@ def adapter(tmp_path):
 
 
 def options_of(*fakes, **more):
-    return EngineOptions(urls=tuple(fake.url for fake in fakes), **{"patience": 5.0} | more)
+    return EngineOptions(urls=tuple(fake.url for fake in fakes), **{"patience": 60.0} | more)
 
 
 def with_engine(action, *fakes, kind=SleepingEngine, **more):
@@ -256,14 +256,18 @@ def test_two_trainers_on_one_server_are_refused(fake, adapter):
 # Others that use the server
 
 
-def test_others_wait_until_the_trainer_wakes_it(fake, capsys):
+def test_others_wait_until_the_trainer_wakes_it(fake, capsys, monkeypatch):
     fake.asleep = True
+    real, asked = fake.handler.do_GET, []
 
-    def wake():
-        fake.turns.append("woken by its trainer")
-        fake.asleep = False
+    def do_GET(handler):
+        asked.append(handler.path)
+        if asked.count("/is_sleeping") == 3:
+            fake.turns.append("woken by its trainer")
+            fake.asleep = False
+        return real(handler)
 
-    threading.Timer(0.7, wake).start()
+    monkeypatch.setattr(fake.handler, "do_GET", do_GET)
     assert with_engine(lambda engine: engine.generate(REQUEST), fake, kind=VLLMEngine) == RIGHT
     assert fake.turns == ["woken by its trainer", "completion"]
     told = capsys.readouterr().out

@@ -25,7 +25,7 @@ def fake():
         yield fake
 
 
-def with_engine(action, *fakes, patience=5.0):
+def with_engine(action, *fakes, patience=60.0):
     async def run():
         async with VLLMEngine(EngineOptions(urls=tuple(f.url for f in fakes), patience=patience)) as engine:
             return await action(engine)
@@ -104,16 +104,18 @@ def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tm
 def test_an_episode_of_the_adapter_before_goes_on_with_that_adapters_weights(fake, tmp_path):
     async def act(engine):
         await engine.load_adapter("run-v000001", tmp_path / "one")
-        fake.plan = [503]  # this request retries after a pause, in which the next adapter replaces its own
+        fake.plan = [503] * 1000  # this request is tried again until the next adapter has replaced its own
         late = asyncio.create_task(engine.generate(REQUEST))
-        while fake.plan:
+        while not fake.bodies:
             await asyncio.sleep(0.001)
         await engine.load_adapter("run-v000002", tmp_path / "two")
         fake.folders.clear()
+        fake.plan.clear()
         await late
 
     with_engine(act, fake)
-    assert [body["model"] for body in fake.bodies[:2]] == ["run-v000001", "run-v000001"]
+    assert len(fake.bodies) > 1
+    assert {body["model"] for body in fake.bodies} == {"run-v000001"}
     assert fake.folders == {"run-v000001": str(tmp_path / "one")}
 
 

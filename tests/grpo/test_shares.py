@@ -48,9 +48,9 @@ class Paired:
 
     def all_gather(self, value):
         self.sent[self.rank] = value
-        self.barrier.wait(60)
+        self.barrier.wait(250)
         values = list(self.sent)
-        self.barrier.wait(60)
+        self.barrier.wait(250)
         return values
 
 

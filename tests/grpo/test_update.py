@@ -115,7 +115,7 @@ def test_credits_by_hand():
 
 
 def test_only_episodes_that_are_learnt_from_have_credits(tiny, episodes):
-    """Of four, the lowest and the highest are; the size of the credits is theirs as well."""
+    """The lowest and the highest of four are taught; the size of the credits is theirs as well."""
     group = [replace(e, credits=(float(n + 1),) * len(e.ids)) for n, e in enumerate(episodes[:4])]
     options = replace(tiny_options(tiny, tiny / "unused").update, learn_from=2)
     batch = prepare([replace(e, question_id="q") for e in group], options)

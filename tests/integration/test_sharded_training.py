@@ -1,6 +1,7 @@
 """grpo_train.py sharded each way, on two processes and on one, and on two machines, against the plain learner: the same
 figures, the same adapter."""
 
+import json
 import subprocess
 import sys
 import time
@@ -39,14 +40,14 @@ def run(folder, name, *more, processes=1):
     return folder / name / "run"
 
 
-def start_on_machines(machines, folder, name, *more):
+def start_on_machines(machines, folder, name, *more, dying=()):
     """A process on each, which meet over their network."""
     meet = ["--rdzv-backend", "static", "--rdzv-endpoint", f"{machines.addresses[machines.names[0]]}:29500"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", *meet, "--nproc-per-node", "1"]
     where = {"cwd": ROOT, "env": {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}}
     return [
         machines.start(
-            machine, *launch, "--node-rank", rank, *script(folder, name, *more),
+            machine, *launch, "--node-rank", rank, *dying, *script(folder, name, *more),
             log=folder / f"{name}-{machine}.log", **where,
         )
         for rank, machine in enumerate(machines.names)
@@ -123,7 +124,8 @@ def test_over_two_machines_too_and_one_of_them_may_be_lost(machines, folder, alo
     assert "processes: 2" in (folder / f"{name}-n1.log").read_text()
 
     lost = folder / f"{name}-lost" / "run"
-    processes = start_on_machines(machines, folder, lost.parent.name, "--sharding", sharding)
+    stop = ["-m", "tests.dying", json.dumps([["/episodes/000001", 1, "stop"]])]  # in the second and last step
+    processes = start_on_machines(machines, folder, lost.parent.name, "--sharding", sharding, dying=stop)
     while not (lost / "state" / "000001" / "model.safetensors").exists():
         assert processes[0].poll() is None, (folder / f"{lost.parent.name}-n1.log").read_text()[-3000:]
         time.sleep(0.1)

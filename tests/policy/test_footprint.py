@@ -40,18 +40,20 @@ def test_adapters_are_as_large_as_peft_makes_them(targets):
 
 
 def test_what_a_layer_keeps_by_hand():
-    # A token: two norms in fp32 512; inputs of q, k, v, gate and up in fp32 1,280, of o 256, of down 512, and 7 x 16
-    # fp32 between A and B 448; query and output 256, sums of 4 heads 16, key and value 128; three of the MLP 768.
-    assert fp.layer_bytes(SMALL, Lora(16), Batch(1, 10)) == 10 * 4_176
+    # A token: two norms in fp32 512; inputs in bf16, of q, k and v 128, of o 128, of gate and up 128, of down 256, and
+    # 7 x 16 fp32 between A and B 448; query, output 256, sums of 4 heads 16, key and value 128; three of the MLP 768.
+    assert fp.layer_bytes(SMALL, Lora(16), Batch(1, 10)) == 10 * 2_768
     # Padded: keys and values for all heads, 256 in place of 128, and a mask of 2 rows x 10 x 10 in bf16.
-    assert fp.layer_bytes(SMALL, Lora(16), Batch(2, 10, padded=True)) == 20 * 4_304 + 400
-    # Not adapted, a layer keeps no copy of its input, and nothing between A and B.
-    assert fp.layer_bytes(SMALL, Lora(16, ("q_proj",)), Batch(1, 10)) == 10 * (512 + 256 + 64 + 400 + 768)
+    assert fp.layer_bytes(SMALL, Lora(16), Batch(2, 10, padded=True)) == 20 * 2_896 + 400
+    # Not adapted, a layer keeps neither its input nor anything between A and B.
+    assert fp.layer_bytes(SMALL, Lora(16, ("q_proj",)), Batch(1, 10)) == 10 * (512 + 128 + 64 + 400 + 768)
+    # Of two that read the same input, one keeps it.
+    assert fp.layer_bytes(SMALL, Lora(16, ("q_proj", "v_proj")), Batch(1, 10)) == 10 * (512 + 128 + 128 + 400 + 768)
 
 
 def test_a_tree_has_one_mask_for_all_layers():
     plain, tree = Batch(1, 10), Batch(1, 10, tree=True)
-    assert fp.layer_bytes(SMALL, Lora(), tree) == 10 * 4_304  # keys and values for all heads, and no mask of its own
+    assert fp.layer_bytes(SMALL, Lora(), tree) == 10 * 2_896  # keys and values for all heads, and no mask of its own
     assert (plain.mask_bytes, tree.mask_bytes, Batch(2, 10, padded=True).mask_bytes) == (0, 300, 200)
     more = training(SMALL, Lora(), "bf16", tree, checkpointing=False, device="cpu").activations
     less = training(SMALL, Lora(), "bf16", plain, checkpointing=False, device="cpu").activations
@@ -63,7 +65,7 @@ def test_an_update_holds_its_parts():
     adapter = 4 * Lora().parameters(SMALL)
     assert (found.weights, found.adapters, found.gradients) == (213_632, adapter, adapter)
     assert (found.optimizer, found.context) == (2 * adapter, 0)
-    kept, ends, work = 2 * 10 * 4_176, 10 * 10 * 64, 10 * (8 * 128 + 10 * 64)
+    kept, ends, work = 2 * 10 * 2_768, 10 * 10 * 64, 10 * (8 * 128 + 10 * 64)
     logits = 16 * 256 * 10  # larger than `work`, so the peak is in the head
     assert (found.activations, found.logits) == (kept + ends, logits)
     assert work < logits

@@ -1,5 +1,7 @@
 """Packing: examples by hand; any sequences come out complete, once each, within the budget."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from forage.errors import UserError
 from forage.policy import packing
+from forage.policy.branches import BRANCHES, Branch
 from forage.policy.logprobs import token_logprobs, token_scores
 from forage.policy.packing import common_start, pack, pack_trees, values_like
 from tests.factories import Sequence, tiny_model
@@ -51,7 +54,7 @@ def test_all_sequences_are_packed_once_within_the_budget(lengths, budget, paddin
     assert sorted(found) == list(range(len(lengths)))
 
 
-@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["sdpa", "eager", BRANCHES])
 def test_one_row_gives_the_logprobs_of_rows_of_their_own(kind):
     model = tiny_model()
     model.set_attn_implementation(kind)
@@ -80,6 +83,7 @@ def test_the_example_of_a_tree():
     assert tree.parents_N.tolist() == [-1, 0, 1, 2, 1]
     assert tree.positions_N.tolist() == [0, 1, 2, 3, 2]
     assert tree.node_BT.tolist() == [[0, 1, 2, 3], [0, 1, 4, 0]]
+    assert tree.branches == (Branch(0, 4, ((0, 4),)), Branch(4, 5, ((0, 2), (4, 5))))
     assert tree.seen_NN.int().tolist() == [
         [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1],
     ]  # fmt: skip
@@ -97,6 +101,10 @@ def test_what_several_share_is_there_once():
     assert batch.tree.ids_N.tolist() == [1, 2, 3, 9, 8, 9, 4, 6, 7, 7, 7]
     assert batch.tree.node_BT.tolist() == [
         [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 6, 7, 8], [0, 1, 6, 7, 8], [0, 1, 6, 9, 10],
+    ]  # fmt: skip
+    # The last row has no node of its own, so it is no branch; the fourth leaves what the third and the first share.
+    assert [(branch.start, branch.end, branch.way) for branch in batch.tree.branches] == [
+        (0, 5, ((0, 5),)), (5, 6, ((0, 4), (5, 6))), (6, 9, ((0, 2), (6, 9))), (9, 11, ((0, 2), (6, 7), (9, 11))),
     ]  # fmt: skip
     assert batch.sequence_BT[:, 0].tolist() == [1, 0, 3, 4, 2]
     assert batch.predictions == 7  # 9 8 9, 6 7 and 7 7
@@ -185,7 +193,7 @@ def scored(model, batches, weights):
 
 
 @pytest.mark.parametrize("budget", [1000, 16, 1])
-@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["sdpa", "eager", BRANCHES])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_trees_change_neither_values_nor_gradients(budget, kind, checkpointing):
     model = tiny_model()
@@ -204,13 +212,15 @@ def test_trees_change_neither_values_nor_gradients(budget, kind, checkpointing):
         torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-4)
 
 
-def test_a_tree_that_saw_its_other_branches_would_be_found_out():
-    """The check above can fail: with a mask that is merely causal, values differ."""
+@pytest.mark.parametrize("kind", ["sdpa", BRANCHES])
+def test_a_tree_that_saw_its_other_branches_would_be_found_out(kind):
+    """The check above can fail: if each node saw all before it, values would differ."""
     model, (sequences, weights) = tiny_model(), four_of_two_prompts()
+    model.set_attn_implementation(kind)
     total, _, _ = scored(model, pack(sequences, 1000), weights)
     [batch] = pack_trees(sequences, 1000)
-    batch.tree.seen_NN.copy_(torch.ones_like(batch.tree.seen_NN).tril())
-    wrong, _, _ = scored(model, [batch], weights)
+    causal = tuple(replace(branch, way=((0, branch.end),)) for branch in batch.tree.branches)
+    wrong, _, _ = scored(model, [replace(batch, tree=replace(batch.tree, branches=causal))], weights)
     assert abs(wrong - total) > 1e-3
 
 

@@ -23,6 +23,7 @@ from forage.store.options import Fusion, StoreOptions
 from forage.store.vectors import VectorCollection
 from tests import ROOT
 from tests.factories import tiny_cross_encoder
+from tests.ports import free_port
 
 OPTIONS = StoreOptions(embedder=PACKAGED_EMBEDDER, chunk_tokens=48, chunk_overlap=8)
 DOCUMENTS = [
@@ -242,7 +243,7 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path):
     assert ids(resumed.search(["topic 7"], 10)) == ids(undisturbed.search(["topic 7"], 10))
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=250):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -262,9 +263,9 @@ def test_two_processes_read_one_store_at_once(store):
     workers = [context.Process(target=search_in_process, args=(store.path, barrier, answers)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    found = [answers.get(timeout=120) for _ in workers]
+    found = [answers.get(timeout=250) for _ in workers]
     for worker in workers:
-        worker.join(30)
+        worker.join(120)
     assert found[0] == found[1] == ids(store.search(["swollen toe", "fever"], 3))
 
 
@@ -363,7 +364,7 @@ def test_vectors_on_a_chroma_server(tmp_path):
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: answers(url), 60)
+        wait_for(lambda: answers(url))
         store = DocumentStore.build(tmp_path / "store", DOCUMENTS, replace(OPTIONS, chroma_url=url))
         assert not (tmp_path / "store" / "chroma").exists()
         assert ids(DocumentStore.open(store.path).search(["swollen toe"], 1, "dense")) == [["gout"]]
@@ -379,14 +380,6 @@ def answers(url):
         return httpx.get(f"{url}/api/v2/heartbeat").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("line", ['{"doc_id": "a", "title": "t"}', '["a"]', '{"more": 1}', "7"])

@@ -1,6 +1,7 @@
 """The store as a tool of MCP clients, asked by the mcp package's own client: in memory, over HTTP and over pipes."""
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -251,11 +252,17 @@ def test_the_command_serves_over_http_and_stops_when_told(store):
         address = re.search(r"http://\S+/mcp", process.stdout.readline())[0]
         check_found(asked(address, {"query": QUERY, "k": 2}), store, 2)
         process.terminate()
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
     assert (process.returncode, said) == (143, "stopped; re-run the same command to resume\n")
+
+
+HELLO = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -273,9 +280,11 @@ def test_over_pipes_a_missing_store_is_one_line_and_a_signal_ends_it(store, tmp_
     )  # fmt: skip
     try:
         assert "over standard input and output" in process.stderr.readline()
-        time.sleep(1)  # it waits for the client's first line
+        process.stdin.write(f"{json.dumps(HELLO)}\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == HELLO["id"]  # so it waits for the next line
         process.terminate()
-        assert process.wait(timeout=20) == -15
+        assert process.wait(timeout=120) == -15
         assert process.stdout.read() == ""
     finally:
         process.kill()

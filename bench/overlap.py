@@ -1,0 +1,129 @@
+"""Steps an hour of three ways to divide a machine between playing and learning.
+
+    python -m bench.overlap --data runs/demo/data --policy runs/demo/warm --workers 1 2 4
+
+    turns        one process that plays, then learns, with a thread for each core
+    shared       a process for each core (torchrun): all play their share of a step, then all learn theirs
+    1 worker     a trainer, and a worker that plays the next step meanwhile (--max-staleness 1), a thread for each
+    2 workers    the same with two workers, and so on
+
+Each way runs grpo_train.py for --max-steps from the same start, one after the other, with the same questions in a step.
+Time is counted from the statistics of the second step to those of the last, since processes start during the first.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench.asynchronous import Pace, pace_of
+from bench.report import Bar, finish
+from forage.cli import run_script
+from forage.errors import UserError, check_at_least_one
+from forage.runs.stats import read_stats
+from forage.runs.waiting import Shares, shares
+
+ALONE = ("turns", "shared")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure on."""
+
+    data: Path = Path("runs/demo/data")
+    """Folder that data_prep.py wrote."""
+    policy: Path = Path("runs/demo/warm")
+    """Policy folder to start from."""
+    max_steps: int = 8
+    """Steps of each way."""
+    batch_size: int = 8
+    """Questions of a step."""
+    num_rollouts: int = 4
+    """Episodes of each question."""
+    workers: tuple[int, ...] = (1,)
+    """Numbers of workers to try."""
+    rounds: int = 1
+    """How often each way is run; the best counts."""
+
+    def check(self) -> None:
+        check_at_least_one(self, "rounds")
+        if min(self.workers, default=1) < 1:
+            raise UserError(f"--workers {' '.join(map(str, self.workers))}: each must be at least 1")
+        if self.max_steps < 3:
+            raise UserError(f"--max-steps {self.max_steps}: at least 3 are needed to tell a pace")
+        if cores() < 2:
+            raise UserError("one core can't be divided; run this where there are at least two")
+
+
+def main(bench: BenchOptions) -> None:
+    bench.check()
+    ways = dict.fromkeys(ALONE, 0) | {f"{count} worker{'s' * (count > 1)}": count for count in bench.workers}
+    best = dict.fromkeys(ways, 0.0)
+    for _ in range(bench.rounds):
+        for way, workers in ways.items():
+            with TemporaryDirectory() as folder:
+                run(bench, way, workers, Path(folder))
+                pace = pace_of(Path(folder) / "run")
+                waited = shares(read_stats(Path(folder) / "run"))
+            best[way] = max(best[way], pace.per_hour)
+            print(f"{way:10} {line(bench, pace, waited)}", flush=True)
+    finish([Bar(f"{way} / turns, steps an hour", best[way] / best["turns"]) for way in list(ways)[1:]])
+
+
+def line(bench: BenchOptions, pace: Pace, waited: Shares | None) -> str:
+    """Example: 120.0 steps an hour, 1.07 episodes/s; waiting: trainer 62%, workers 0%, for each other 4%."""
+    episodes = bench.batch_size * bench.num_rollouts
+    said = f"{pace.per_hour:.1f} steps an hour, {pace.per_hour * episodes / 3600:.2f} episodes/s"
+    if waited is None:
+        return said
+    return (
+        f"{said}; waiting: trainer {waited.trainer:.0%}, workers {waited.workers:.0%}, for each other "
+        f"{waited.tail:.0%}; {pace.behind:.0%} of the steps by an older adapter; {pace.stale} episodes dropped"
+    )
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def run(bench: BenchOptions, way: str, workers: int, folder: Path) -> None:
+    """A run to its end; with workers, to theirs."""
+    places = ("--data", bench.data, "--policy", bench.policy, "--run-dir", folder / "run")
+    python: tuple[object, ...] = (sys.executable,)
+    if way == "shared":
+        python = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", cores())
+    train = (
+        *python, "grpo_train.py", *places, "--batch-size", bench.batch_size, "--num-rollouts", bench.num_rollouts,
+        "--max-steps", bench.max_steps, "--eval-every", 0, "--report-to", "none", "--on-collapse", "warn",
+        *(("--rollouts", "service", "--max-staleness", 1) if workers else ("--engine", "local")),
+    )  # fmt: skip
+    play = (
+        sys.executable, "grpo_rollout.py", *places, "--engine", "local", "--follow", "--max-staleness", 1,
+        "--concurrency", -(-bench.batch_size // max(1, workers)), "--worker",
+    )  # fmt: skip
+    processes = {"trainer": start(folder / "trainer", train, cores() if way == "turns" else 1)}
+    processes |= {name: start(folder / name, (*play, name), 1) for name in (f"w{number}" for number in range(workers))}
+    try:
+        for name, process in processes.items():
+            if process.wait():
+                said = (folder / name).read_text().splitlines()
+                raise UserError(f"{way}: {name} failed: {(said or ['no word'])[-1]}")
+    finally:
+        for process in processes.values():
+            process.terminate()  # does nothing to one that has ended
+
+
+def start(log: Path, command: Sequence[object], threads: int) -> subprocess.Popen[bytes]:
+    with log.open("w") as file:
+        return subprocess.Popen(
+            list(map(str, command)), stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": str(threads)}
+        )
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)

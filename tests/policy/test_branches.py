@@ -1,0 +1,84 @@
+"""Attention branch by branch: what a branch sees by hand, the same output and gradients as under a mask, and where."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from forage.policy.branches import BRANCHES, Branch, Branches, attend_by_branches, branch_attention
+from forage.policy.card import read_policy_card
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import TokenTree, pack, pack_trees
+from forage.policy.policy import load_policy
+from tests.factories import tiny_model
+
+
+def test_what_a_branch_sees_by_hand():
+    """Nodes 4 and 5 after 0 and 1: each sees those two, itself, and 5 also sees 4."""
+    branch = Branch(4, 6, ((0, 2), (4, 6)))
+    assert branch.nodes.tolist() == [0, 1, 4, 5]
+    assert branch.seen_PQ.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+def test_a_value_by_hand():
+    """All scores are 0, so each node's output is the mean of the values on its way: 1, (1 + 2) / 2, (1 + 4) / 2."""
+    values = torch.tensor([1.0, 2.0, 4.0]).view(1, 1, 3, 1)
+    zeros = torch.zeros(1, 1, 3, 1)
+    branches = Branches.of([Branch(0, 2, ((0, 2),)), Branch(2, 3, ((0, 1), (2, 3)))], torch.float32)
+    assert branches.attend(zeros, zeros, values, 1.0).flatten().tolist() == [1.0, 1.5, 2.5]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6])
+def test_output_and_gradients_are_those_under_a_mask(heads):
+    """Six heads of queries over as many heads of keys and values, or fewer."""
+    drawn = torch.Generator().manual_seed(0)
+    parts = [Branch(0, 5, ((0, 5),)), Branch(5, 9, ((0, 3), (5, 9))), Branch(9, 10, ((0, 3), (5, 7), (9, 10)))]
+    seen_NN = torch.zeros(10, 10, dtype=torch.bool)
+    for part in parts:
+        seen_NN[part.start : part.end, part.nodes] = part.seen_PQ
+    states = [torch.randn(1, count, 10, 4, generator=drawn, requires_grad=True) for count in (6, heads, heads)]
+    weights = torch.randn(1, 6, 10, 4, generator=drawn)
+
+    def of(attend):
+        for state in states:
+            state.grad = None
+        found = attend()
+        (found * weights).sum().backward()
+        return [found.detach(), *(state.grad.clone() for state in states)]
+
+    masked = of(lambda: scaled_dot_product_attention(*states, attn_mask=seen_NN, scale=0.5, enable_gqa=True))
+    ours = of(lambda: Branches.of(parts, torch.float32).attend(*states, 0.5))
+    for one, other in zip(ours, masked, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_without_branches_it_is_the_models_own_attention():
+    """Rows with padding, through the mask that transformers makes for PyTorch's function."""
+    states = [torch.randn(2, 2, 5, 4) for _ in range(3)]
+    module = SimpleNamespace(is_causal=True, num_key_value_groups=1)
+    found, _ = branch_attention(module, *states, None)
+    torch.testing.assert_close(found, scaled_dot_product_attention(*states, is_causal=True).transpose(1, 2))
+
+
+def test_a_policy_on_a_cpu_attends_so(tiny):
+    policy = load_policy(read_policy_card(tiny / "policy"), device="cpu")
+    assert policy.get_base_model().config._attn_implementation == BRANCHES
+
+
+def test_a_model_that_attends_in_another_way_is_left_alone():
+    model = tiny_model()
+    model.set_attn_implementation("eager")
+    attend_by_branches(model)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_no_mask_over_all_nodes_is_made(monkeypatch):
+    """It would take the square of a batch's tokens, which is what branches save."""
+    model = tiny_model()
+    attend_by_branches(model)
+    rows = [SimpleNamespace(ids=ids, mask=(0, 0, 1, 1)) for ids in ((5, 6, 7, 8), (5, 6, 9, 9))]
+    [tree], [plain] = pack_trees(rows, 100), pack(rows, 100)
+    expected = token_logprobs(model, plain)
+    monkeypatch.setattr(TokenTree, "seen_NN", property(lambda self: pytest.fail("a mask was made")))
+    torch.testing.assert_close(token_logprobs(model, tree), expected)
