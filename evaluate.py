@@ -2,12 +2,14 @@
 
     python evaluate.py --data data --policy warm=models/warm trained=runs/grpo
     python evaluate.py --data data --policy runs/grpo --beside models/warm --systems single plain_rag best_of_8
+    python evaluate.py --data data --policy runs/grpo --scorer models/scorer --systems single best_of_8 learned_8
     python evaluate.py --data data/scifact --policy models/merged      a test collection, from collection_prep.py
 
 Reads --data (eval.jsonl and store/ of data_prep.py or collection_prep.py, and a collection's qrels/) and policies:
 folders with adapters (the newest is taken) or plain models (a base, a merged model, a hub name). Every system named in
 --systems answers every question; all are compared with the first policy's first system. Samples from vLLM servers
-(--urls) or in this process (--engine local).
+(--urls) or in this process (--engine local). The systems learned_... choose by a scorer that
+`python -m forage.evaluation.preference.train_scorer` trained (--scorer).
 
 Writes into --output-dir: eval.json (described in forage/evaluation/summary.py), per_question.jsonl, table.md, eval.png,
 episodes/<policy>/<system>.jsonl (every episode), outcomes/ (which episodes count, and what they cost), agent.json.
@@ -24,7 +26,7 @@ from forage.agent.combination import MakeRewards
 from forage.cli import run_script
 from forage.evaluation import baselines
 from forage.evaluation.options import EvaluationOptions
-from forage.evaluation.scorers import Oracle, Total, relevance, support, well_formed
+from forage.evaluation.scorers import LOOKS_GOOD, Oracle
 from forage.evaluation.strategies.best_of_n import BestOfN
 from forage.evaluation.strategies.budget_forcing import BudgetForcing
 from forage.evaluation.strategies.s_star import SStar
@@ -35,11 +37,17 @@ from forage.evaluation.strategies.tree_search import TreeSearch
 from grpo_rollout import get_reward_functions
 
 if TYPE_CHECKING:
-    from forage.evaluation.setting import Systems
+    from forage.evaluation.preference.scorer import Preference
+    from forage.evaluation.setting import Setting, Systems
 
-# What a good episode looks like without knowing the answer: it keeps to the protocol, its passages cover the question,
-# and they support the answer.
-LOOKS_GOOD = Total((well_formed, 1), (relevance, 1), (support, 1))
+
+def learned(setting: Setting) -> Preference:
+    """The scorer in --scorer."""
+    from forage.evaluation.preference.scorer import Preference  # here, as it loads torch
+
+    assert setting.options.scorer is not None  # options.check has seen to it
+    return Preference.load(setting.options.scorer, setting.embedder)
+
 
 # The systems that --systems can name. Add your own: a line makes a strategy.
 SYSTEMS: Systems = {
@@ -49,13 +57,26 @@ SYSTEMS: Systems = {
     "rewrite": lambda _: baselines.rewrite,
     "single": lambda _: baselines.single,
     "best_of_8": lambda _: BestOfN(LOOKS_GOOD, n=8),
+    "best_of_16": lambda _: BestOfN(LOOKS_GOOD, n=16),
     "oracle_8": lambda setting: BestOfN(Oracle(setting.similarity), n=8),  # upper bound of any choice among 8
     "self_consistency_8": lambda _: SelfConsistency(n=8),
     "fused_8": lambda _: SelfConsistency(n=8, fuse=True),
     "budget_forcing": lambda _: BudgetForcing(),
+    "forced_0": lambda _: BudgetForcing(0, 0),  # answers without thinking
+    "forced_16": lambda _: BudgetForcing(16, 16, waits=6),
+    "forced_32": lambda _: BudgetForcing(32, 32, waits=6),
+    "forced_64": lambda _: BudgetForcing(64, 64, waits=6),
+    "capped_16": lambda _: BudgetForcing(0, 16),  # an upper limit alone: no "Wait"
+    "capped_32": lambda _: BudgetForcing(0, 32),
     "tpo": lambda _: TPO(LOOKS_GOOD, n=4, rounds=1),  # 8 episodes, like the others
     "s_star": lambda _: SStar(),
     "tree_search": lambda _: TreeSearch(LOOKS_GOOD),
+    "learned_8": lambda setting: BestOfN(learned(setting), n=8),
+    "learned_tree": lambda setting: TreeSearch(scorer := learned(setting), values=scorer),
+    "learned_tpo": lambda setting: TPO(learned(setting), n=4, rounds=1),
+    "learned_tpo_2x3": lambda setting: TPO(learned(setting), n=2, rounds=3),  # 8 episodes as well
+    "learned_tpo_4x3": lambda setting: TPO(learned(setting), n=4, rounds=3),  # 16
+    "learned_s_star": lambda setting: SStar(judge=learned(setting)),
     "templates": lambda setting: ThoughtTemplates(read_templates(setting.options.templates)),
 }
 

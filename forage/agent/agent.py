@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from forage.agent.builder import EpisodeBuilder, Found, TurnTokens
 from forage.agent.episode import Episode
 from forage.agent.observer import Observer
 from forage.agent.options import AgentSettings
+from forage.agent.planning import Planned
 from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn
 from forage.agent.tools import ToolError, ToolFunction
 from forage.data.records import Question
@@ -160,7 +161,7 @@ class Agent:
         """Read a turn: an opening that the policy was given, then the tokens it sampled."""
         text = opening + self.protocol.text(ids)
         limits = {"max_calls": self.settings.max_calls, "max_query": self.settings.max_query}
-        reading = read_turn(text, **limits, tools=self.protocol.tools)
+        reading = read_turn(text, **limits, tools=self.protocol.tools, templates=self.protocol.templates)
         if self.protocol.forges(ids):
             return Reading(reading.calls, reading.answer, (*reading.faults, "control_token"))
         return reading
@@ -177,13 +178,28 @@ class Agent:
     async def _result(self, call: Call, episode: EpisodeBuilder) -> str:
         if call.fault:
             return f"error: {call.explanation}"
+        if call.planned:
+            return await self._follow(call.planned, episode)
         if call.tool:
             return await self._use(call, episode)
-        number = episode.reserve_search(call.query)
-        hits = await self.search(searched_for(episode.question, call.query, self.settings.question_weight))
+        return self._shown(await self._find(episode.reserve_search(call.query), episode))
+
+    async def _follow(self, planned: Sequence[Planned], episode: EpisodeBuilder) -> str:
+        """What the searches of a plan find, numbered in one go; a chunk that several of them find is shown once."""
+        # All are reserved before any is waited for: the calls after the plan come after all of its searches.
+        numbers = [episode.reserve_search(each.query, each.template) for each in planned]
+        return self._shown(distinct(await asyncio.gather(*(self._find(number, episode) for number in numbers))))
+
+    async def _find(self, number: int, episode: EpisodeBuilder) -> Sequence[Found]:
+        """What a reserved search finds."""
+        query = episode.searches[number].query
+        hits = await self.search(searched_for(episode.question, query, self.settings.question_weight))
         episode.fill_search(number, hits)
         if self.observer:
-            self.observer.found(episode, call.query, hits)
+            self.observer.found(episode, query, hits)
+        return hits
+
+    def _shown(self, hits: Iterable[Found]) -> str:
         return self.protocol.show(Passage(hit.title, hit.text) for hit in hits)
 
     async def _use(self, call: Call, episode: EpisodeBuilder) -> str:
@@ -199,6 +215,15 @@ class Agent:
         if self.observer:
             self.observer.used(episode, episode.uses[number])
         return shown
+
+
+def distinct(found: Iterable[Sequence[Found]]) -> list[Found]:
+    """What several searches find, in their order, each chunk once. Example: (a, b) and (b, c) give a, b, c."""
+    by_id: dict[str, Found] = {}
+    for hits in found:
+        for hit in hits:
+            by_id.setdefault(hit.chunk_id, hit)
+    return list(by_id.values())
 
 
 def searched_for(question: Question, query: str, question_weight: int) -> str:

@@ -76,14 +76,13 @@ class EpisodeBuilder:
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
 
-    def reserve_search(self, query: str) -> int:
+    def reserve_search(self, query: str, template: str = "") -> int:
         """Reserve a place, so that searches stay in the order of their calls, whichever returns first."""
-        self.searches.append(Search(len(self.turns) - 1, query))
+        self.searches.append(Search(len(self.turns) - 1, query, template=template))
         return len(self.searches) - 1
 
     def fill_search(self, number: int, hits: Iterable[Found]) -> None:
-        search = self.searches[number]
-        self.searches[number] = Search(search.turn, search.query, tuple(hit.chunk_id for hit in hits))
+        self.searches[number] = replace(self.searches[number], hits=tuple(hit.chunk_id for hit in hits))
 
     def reserve_use(self, tool: str, arguments: Mapping[str, Any]) -> int:
         """`reserve_search` for another tool."""
@@ -97,6 +96,12 @@ class EpisodeBuilder:
         """Remove what a turn's searches and other calls found."""
         self.searches = [replace(search, hits=()) if search.turn == turn else search for search in self.searches]
         self.uses = [replace(use, result="") if use.turn == turn else use for use in self.uses]
+
+    def so_far(self, protocol: Protocol) -> Episode:
+        """The episode as if no more were asked of it than its last turn's searches, as with --max-turns 1."""
+        other = self.fork(self.id)
+        other.stop = other.stop or "search"
+        return other.finished(protocol)
 
     def finished(self, protocol: Protocol) -> Episode:
         if not self.stop:

@@ -43,6 +43,8 @@ class Search:
     turn: int
     query: str
     hits: tuple[str, ...] = ()
+    template: str = ""
+    """The template of the plan that it was filled in from (planning.py); empty if the policy wrote the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def to_json(episode: Episode) -> str:
     """One line."""
     row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
     row["turns"] = [asdict(turn) for turn in episode.turns]
-    row["searches"] = [asdict(search) for search in episode.searches]
+    row["searches"] = [_row_of(search) for search in episode.searches]
     row["uses"] = [asdict(use) for use in episode.uses]
     for name in ("credits", "uses", "worker", "server"):
         if not row[name]:
@@ -136,10 +138,17 @@ def to_json(episode: Episode) -> str:
     return encodable(json.dumps(row, ensure_ascii=False))
 
 
+def _row_of(search: Search) -> dict[str, Any]:
+    row = asdict(search)
+    if not search.template:  # as versions without plans wrote it
+        del row["template"]
+    return row
+
+
 def from_json(line: str | bytes) -> Episode:
     row: dict[str, Any] = json.loads(line)
     row["turns"] = tuple(Turn(t["start"], t["end"], tuple(t["faults"])) for t in row["turns"])
-    row["searches"] = tuple(Search(s["turn"], s["query"], tuple(s["hits"])) for s in row["searches"])
+    row["searches"] = tuple(Search(**s | {"hits": tuple(s["hits"])}) for s in row["searches"])
     row["uses"] = tuple(Use(**use) for use in row.get("uses", ()))
     for name in {"ids", "mask", "logprobs", "credits"} & row.keys():
         row[name] = tuple(row[name])

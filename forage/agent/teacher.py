@@ -6,15 +6,19 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 
-from forage.agent.agent import Agent, BatchedSearch, SearchMany, searched_for
+from forage.agent.agent import Agent, BatchedSearch, SearchMany, distinct, searched_for
 from forage.agent.builder import Found
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings, TeacherOptions
+from forage.agent.plan_trials import Trial, choose_plans, first_relevant, topic_of, try_templates
+from forage.agent.planning import write_plan
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.agent.telling_words import IDLE
+from forage.agent.thoughts import as_shown, before_answer, before_next_query, before_query, with_thoughts
 from forage.data.records import Question
 from forage.engines.base import Request, Sample
 from forage.metrics import reciprocal_rank
@@ -186,27 +190,83 @@ async def demonstrate(
 ) -> list[Episode]:  # fmt: skip
     """Play a well-formed episode for each question that one of the teacher's queries can answer.
 
+    Where the agent has templates, a plan with one of them is preferred to a query that finds the answer no higher.
     `guess` says what an answer may say; without it, a guess is how this answer begins.
     """
     choose = random.Random(seed)
     guesses = draw_guesses(questions, settings.question_weight, teacher, guess, choose)
     hits_of = search_candidates(questions, guesses, search_many, settings.question_weight)
-    scripts = {}
+    trials_of = try_templates(questions, settings, search_many)
+    scripts, expected = {}, {}
     for question, guessed in zip(questions, guesses, strict=True):
         hits = hits_of[question.id]
         ranks = {query: first_relevant(found, question) for query, found in hits.items()}
-        queries = choose_queries(ranks, choose, guessed, steady=guess is not None) or []
-        calls = [write_call(protocol.harmless(query)) for query in queries]
-        if len(calls) == settings.max_turns == 1:
-            scripts[question] = calls
-        elif calls and len(calls) < settings.max_turns:
-            rank = ranks[queries[-1]] or 0
-            answer = write_last_turn(question, rank, hits[queries[-1]][rank - 1], protocol, teacher.answer_tokens)
-            scripts[question] = [*calls, answer]
+        best = min((rank for rank in ranks.values() if rank), default=None)
+        if plans := choose_plans(trials_of[question.id], best, choose, settings.max_calls):
+            topic = protocol.harmless(topic_of(question))
+            steps = [plan_step(topic, plan) for plan in plans]
+        else:
+            queries = choose_queries(ranks, choose, guessed, steady=guess is not None) or []
+            steps = [query_step(protocol.harmless(query), hits[query]) for query in queries]
+        if steps and (len(steps) < settings.max_turns or len(steps) == settings.max_turns == 1):
+            scripts[question] = write_turns(question, steps, protocol, settings, teacher)
+            expected[question] = [tuple(hit.chunk_id for hit in each) for step in steps for each in step.found]
     turns = {f"{question.id}/0": script for question, script in scripts.items()}
     agent = Agent(Teacher(protocol, turns), protocol, BatchedSearch(search_many), settings)
-    episodes = [await agent.play(question) for question in scripts]
-    return [episode for episode in episodes if episode.well_formed]
+    played = [(question, await agent.play(question)) for question in scripts]
+    return [
+        episode
+        for question, episode in played
+        if episode.well_formed
+        # A query that had to be made harmless may find something else than what the thoughts quote.
+        and (not teacher.thought_words or [search.hits for search in episode.searches] == expected[question])
+    ]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A turn of the teacher that searches."""
+
+    call: str
+    sought: str
+    """What it searches for, as a thought says it."""
+    found: tuple[Sequence[Found], ...]
+    """What each of its searches finds."""
+
+    @property
+    def shown(self) -> list[Found]:
+        return distinct(self.found)
+
+
+def query_step(query: str, found: Sequence[Found]) -> Step:
+    return Step(write_call(query), query, (found,))
+
+
+def plan_step(topic: str, plan: Sequence[Trial]) -> Step:
+    """Example: templates "signs" and "cure" and topic "gout" search for "signs, cure of gout", as a thought says."""
+    names = [trial.template for trial in plan]
+    return Step(write_plan(topic, names), f"{', '.join(names)} of {topic}", tuple(trial.hits for trial in plan))
+
+
+def write_turns(
+    question: Question, steps: Sequence[Step], protocol: Protocol, settings: AgentSettings, teacher: TeacherOptions
+) -> list[str]:
+    """The turns of an episode with these searches, of which only the last step's find the answer."""
+    acts, words = [step.call for step in steps], teacher.thought_words
+    found = [step.shown for step in steps]
+    thoughts = [
+        before_query(protocol.harmless(question.question), steps[0].sought, words),
+        *map(before_next_query, found, [step.sought for step in steps[1:]]),
+    ]
+    if settings.max_turns > 1:
+        rank = first_relevant(found[-1], question) or 0
+        hit = found[-1][rank - 1]
+        answer = read_out(question, hit, protocol, teacher.answer_tokens)
+        if not words:
+            return [*acts, f"Passage {rank} answers this.\n{write_answer(answer)}"]
+        acts.append(write_answer(answer))
+        thoughts.append(before_answer(rank, as_shown(hit, protocol), answer))
+    return with_thoughts(question.question, acts, thoughts, found, words, protocol, settings)
 
 
 def draw_guesses(
@@ -237,18 +297,11 @@ def search_candidates(
     return {name: {query: found[text] for query, text in text_of.items()} for name, text_of in texts.items()}
 
 
-def write_last_turn(question: Question, rank: int, hit: Found, protocol: Protocol, answer_tokens: int) -> str:
-    """The turn that names the passage and reads the answer from it."""
+def read_out(question: Question, hit: Found, protocol: Protocol, answer_tokens: int) -> str:
+    """The answer, as the passage shows it."""
     # As harmless as the passage: what the policy learns to write must hold no turn that the reference forges.
     answer = readable(protocol.harmless(body_of(question.answer)), protocol.show([Passage(hit.title, hit.text)]))
-    answer = short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
-    return f"Passage {rank} answers this.\n{write_answer(answer)}"
-
-
-def first_relevant(hits: Iterable[Found], question: Question) -> int | None:
-    """Rank, from 1, of the first hit that answers the question."""
-    relevant = set(question.relevant_chunk_ids)
-    return next((rank for rank, hit in enumerate(hits, 1) if hit.chunk_id in relevant), None)
+    return short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)
 
 
 def accepted(episode: Episode, question: Question, similarity: Callable[[str, str], float], least: float) -> bool:

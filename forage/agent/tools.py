@@ -124,5 +124,8 @@ def shape(spec: Spec) -> str:
 
 def example_call(name: str, spec: Spec) -> str:
     """How a call looks, for prompts. Example: {"name": "calculate", "arguments": {"expression": ...}}."""
-    arguments = ", ".join(f'"{each}": ...' for each in spec["parameters"]["properties"])
+    properties = spec["parameters"]["properties"]
+    arguments = ", ".join(
+        f'"{name}": {"[...]" if each["type"] == "array" else "..."}' for name, each in properties.items()
+    )
     return f'{{"name": "{name}", "arguments": {{{arguments}}}}}'

@@ -37,10 +37,10 @@ from forage.agent.episode import Episode, Turn, read_episodes, write_episodes
 from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
-from forage.data.records import Question, read_questions
-from forage.data.splits import check_disjoint, read_held_out
+from forage.data.records import Question
+from forage.data.splits import read_train
 from forage.errors import UserError, check_at_least_one
-from forage.evaluation.outcomes import FUSED
+from forage.evaluation.outcomes import is_fused
 from forage.evaluation.scorers import Scorer, agreement, confidence, hit_agreement, support
 from forage.metrics import token_f1
 from forage.outputs import check_apart
@@ -79,8 +79,7 @@ def main(options: Options) -> None:
     check_apart("--out", options.out, {str(path): path for path in options.files}, nested=True)
     settings = options.search.settle(options.policy)
     protocol = Protocol.playing(load_tokenizer(read_policy_card(options.policy)), settings)
-    train = read_questions(options.data / "train.jsonl")
-    check_disjoint(options.data, train, read_held_out(options.data))
+    train = read_train(options.data)
     questions = {question.id: question for question in train}
     episodes = distinct([episode for path in options.files for episode in read_episodes(path)])
     if options.by == "reward" and not any(episode.rewards for episode in episodes):
@@ -135,7 +134,7 @@ def unfit(episode: Episode, questions: Mapping[str, Question]) -> str:
     """Why an episode is left out; empty if it is fit to learn from."""
     if episode.question_id not in questions:
         return "not of a training question"
-    if any(search.turn == FUSED for search in episode.searches):
+    if is_fused(episode):
         return "with fused hits"
     return "" if episode.well_formed else "not well-formed"
 

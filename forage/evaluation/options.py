@@ -14,8 +14,14 @@ from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.outputs import check_apart, check_folder
 from forage.store.options import StorePlace
 
+LEARNED = "learned_"  # begins the names of the systems that choose by --scorer
+
 # These may change between calls with one output folder: earlier episodes stay valid. `search` is kept in agent.json.
-FREE = ("policy", "beside", "systems", "output_dir", "eval_questions", "cutoffs", "engine", "concurrency", "search")
+# `scorer` is kept in scorer.json.
+FREE = (
+    "policy", "beside", "systems", "output_dir", "eval_questions", "skip_questions", "cutoffs", "engine", "concurrency",
+    "search", "scorer",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class EvaluationOptions:
     """Folder for all results."""
     eval_questions: int = 200
     """Number of questions, chosen at random by --seed; a larger number includes the questions of a smaller. 0: all."""
+    skip_questions: int = 0
+    """Leave out the first N questions in that order, such as those of an earlier part."""
     split: Literal["eval", "train"] = "eval"
     """Take the questions from eval.jsonl or from train.jsonl."""
     cutoffs: tuple[int, ...] = (3, 10)
@@ -46,6 +54,8 @@ class EvaluationOptions:
     """Questions played at the same time; with --engine local also the sequences sampled in one batch."""
     templates: Path = Path("templates.jsonl")
     """Templates for the system `templates`, made by python -m forage.evaluation.strategies.thought_templates."""
+    scorer: Path | None = None
+    """Learned scorer for the systems learned_..., made by python -m forage.evaluation.preference.train_scorer."""
     seed: int = 0
     """Seed of the choice of questions and of sampling."""
 
@@ -54,7 +64,7 @@ class EvaluationOptions:
         self.sampling.check()
         self.place.check()
         check_at_least_one(self, "concurrency")
-        check_at_least_zero(self, "eval_questions")
+        check_at_least_zero(self, "eval_questions", "skip_questions")
         if not self.cutoffs or min(self.cutoffs) < 1:
             raise UserError("--cutoffs must be one or more numbers of at least 1")
         unknown = [name for name in self.systems if name not in systems]
@@ -65,12 +75,27 @@ class EvaluationOptions:
                 f"--templates {self.templates} is missing; make it with "
                 "python -m forage.evaluation.strategies.thought_templates"
             )
+        self.check_scorer()
         reads = {"--data": self.data} | {f"--policy {name}": path for name, path in self.sources.items()}
+        reads |= {"--scorer": self.scorer} if self.scorer else {}
         check_folder("--output-dir", self.output_dir)
         check_apart("--output-dir", self.output_dir, reads, nested=True)
         if not self.policy or len(self.sources) < len(self.policy + self.beside):
             given = " ".join(self.policy + self.beside)
             raise UserError(f"--policy {given}: give each policy its own name, as name=folder")
+
+    def check_scorer(self) -> None:
+        """Refuse learned systems without a scorer; what is in its folder is read when they are played."""
+        way_out = "make one with python -m forage.evaluation.preference.train_scorer"
+        if self.learned and self.scorer is None:
+            raise UserError(f"--systems {self.learned[0]} needs --scorer; {way_out}")
+        if self.scorer is not None and not (self.scorer / "scorer.json").is_file():
+            raise UserError(f"--scorer {self.scorer} holds no scorer.json; {way_out}")
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The systems that choose by the learned scorer."""
+        return tuple(name for name in self.systems if name.startswith(LEARNED))
 
     @property
     def sources(self) -> dict[str, str]:

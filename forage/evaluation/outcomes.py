@@ -56,6 +56,12 @@ class Outcome:
 
 FUSED = -1  # the turn number of a search whose hits are fused from several episodes
 
+
+def is_fused(episode: Episode) -> bool:
+    """Whether it has the hits of others (self_consistency.py)."""
+    return any(search.turn == FUSED for search in episode.searches)
+
+
 # A way of answering: plain sampling, a baseline, a test-time strategy. The integer is the seed.
 Strategy = Callable[[Agent, Question, int], Awaitable[Outcome]]
 
@@ -144,6 +150,14 @@ class OutcomeLog:
                     f"delete it and {self.outcomes} to play this system again"
                 )
         return results
+
+    def candidates(self) -> dict[str, list[Episode]]:
+        """All episodes of each answered question, in the order they were tried."""
+        tried: dict[str, list[Episode]] = {name: [] for name in self.results()}
+        for episode in self._tried():
+            if episode.question_id in tried:
+                tried[episode.question_id].append(episode)
+        return tried
 
     def _tried(self) -> Iterator[Episode]:
         return read_episodes(self.episodes) if self.episodes.exists() else iter(())

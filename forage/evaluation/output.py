@@ -13,6 +13,7 @@ from forage.evaluation.options import FREE, EvaluationOptions
 from forage.files import replacing
 from forage.runs.run_folder import changed, flat, plain, read_config
 from forage.sole_writer import filling_folder
+from forage.store.card import file_digest
 
 
 @contextmanager
@@ -22,6 +23,7 @@ def output_folder(options: EvaluationOptions) -> Iterator[None]:
     logs = (str(path.relative_to(out)) for kind in ("episodes", "outcomes") for path in (out / kind).glob("*"))
     with filling_folder(out, *logs):
         keep_options(options)
+        keep_scorer(options)
         yield
 
 
@@ -35,6 +37,20 @@ def keep_options(options: EvaluationOptions) -> None:
         refuse(options.output_dir, words)
     with replacing(path) as file:
         json.dump(kept, file, indent=1)
+
+
+def keep_scorer(options: EvaluationOptions) -> None:
+    """Record by which scorer the learned systems choose in scorer.json, once one of them is played."""
+    if options.scorer is None or not options.learned:
+        return
+    path = options.output_dir / "scorer.json"
+    now = {"scorer": str(options.scorer), "card": file_digest(options.scorer / "scorer.json")}
+    before = json.loads(path.read_text()) if path.exists() else now
+    if before["card"] != now["card"]:
+        name = before["scorer"]
+        refuse(options.output_dir, f"--scorer {name}" + " as it was then" * (name == now["scorer"]))
+    with replacing(path) as file:
+        json.dump(before, file, indent=1)
 
 
 def keep_agent(settings: AgentSettings, out: Path) -> None:

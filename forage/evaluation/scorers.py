@@ -1,8 +1,9 @@
 """Scorers: how good each candidate episode of a question looks, from 0 to 1, without knowing the answer.
 
-Strategies call them through `scores_of`, which passes only the question's text: the reference, the relevant chunks, the
-type and the focus are blanked, so no scorer can peek. Only `Oracle` gets the whole question: it is the upper bound of
-what choosing among the candidates could reach, not a way of answering.
+Those here are written; `preference/` learns one from rewarded episodes, and strategies take either. They call scorers
+through `scores_of`, which passes only the question's text: the reference, the relevant chunks, the type and the focus
+are blanked, so no scorer can peek. Only `Oracle` gets the whole question: it is the upper bound of what choosing among
+the candidates could reach, not a way of answering.
 
 Where they don't help: `confidence` prefers short, bland answers, and a small model is sure of its mistakes; `agreement`
 needs mistakes that differ, and a policy's bias is the same mistake n times; `support` sees what is said without
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,12 +39,17 @@ async def scores_of(
     agent: Agent, scorer: Scorer | Oracle, question: Question, episodes: Sequence[Episode]
 ) -> list[float]:
     """A finite number for each episode. Runs in the search thread, because a scorer may use the embedder."""
-    asked = question if isinstance(scorer, Oracle) else Question(question.id, question.question, "")
+    asked = question if isinstance(scorer, Oracle) else unanswered(question)
     scores = [float(score) for score in await agent.search.in_thread(scorer, agent.protocol, asked, episodes)]
     if len(scores) != len(episodes) or not all(map(math.isfinite, scores)):
         name = getattr(scorer, "__name__", scorer)
         raise UserError(f"scorer {name} gave {scores} for {len(episodes)} episodes of question {question.id}")
     return scores
+
+
+def unanswered(question: Question) -> Question:
+    """As much of a question as its asker knows."""
+    return Question(question.id, question.question, "")
 
 
 def best_index(scores: Sequence[float], episodes: Sequence[Episode]) -> int:
@@ -92,10 +98,13 @@ def confidence(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[f
 
     They are already at hand, under the distribution that was drawn from. Example: probabilities .9 and .4 give .6.
     """
-    return [_confidence(episode) if episode.answer else 0.0 for episode in episodes]
+    return [probability(episode) if episode.answer else 0.0 for episode in episodes]
 
 
-def _confidence(episode: Episode) -> float:
+def probability(episode: Episode) -> float:
+    """Geometric mean of the last turn's token probabilities; 0 without a turn."""
+    if not episode.turns:
+        return 0.0
     turn = slice(episode.turns[-1].start, episode.turns[-1].end)
     sampled = [logprob for logprob, own in zip(episode.logprobs[turn], episode.mask[turn], strict=True) if own]
     return math.exp(sum(sampled) / len(sampled)) if sampled else 0.0
@@ -128,7 +137,7 @@ def covered(text: str, passages: Sequence[str]) -> float:
 def shown(protocol: Protocol, episode: Episode) -> list[str]:
     """The tool responses that the policy read, errors included."""
     ends = [turn.end for turn in episode.turns]
-    starts = [*(turn.start for turn in episode.turns[1:]), len(episode.ids)]
+    starts = [*(turn.start for turn in episode.turns[1:]), len(episode.ids)][: len(ends)]  # none without a turn
     given = [protocol.text(episode.ids[end:start]) for end, start in zip(ends, starts, strict=True)]
     return [response for text in given for response in RESPONSE.findall(text)]
 
@@ -190,3 +199,13 @@ def hit_agreement(_: Protocol, __: Question, episodes: Sequence[Episode]) -> lis
         / (len(episodes) - 1)
         for number, episode in enumerate(episodes)
     ]
+
+
+# What a good episode looks like without knowing the answer: it keeps to the protocol, its passages cover the question,
+# and they support the answer.
+LOOKS_GOOD = Total((well_formed, 1), (relevance, 1), (support, 1))
+
+WRITTEN: Mapping[str, Scorer] = {
+    "looks_good": LOOKS_GOOD, "agreement": agreement, "hit_agreement": hit_agreement, "support": support,
+    "relevance": relevance, "confidence": confidence, "well_formed": well_formed,
+}  # fmt: skip

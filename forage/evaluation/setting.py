@@ -101,14 +101,20 @@ def keep_embedder(store: Store, out: Path) -> str:
 
 def choose_questions(options: EvaluationOptions) -> list[Question]:
     path = options.data / f"{options.split}.jsonl"
-    questions = choose(read_answerable(path), options.eval_questions, options.seed)
+    answerable = read_answerable(path)
+    questions = choose(answerable, options.eval_questions, options.seed, options.skip_questions)
+    if answerable and not questions:
+        raise UserError(f"--skip-questions {options.skip_questions} leaves none of the {len(answerable)} of {path}")
     if not questions:
         raise UserError(f"{path} has no question with a chunk that answers it; make it again with data_prep.py")
     return questions
 
 
-def choose(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-    """The first `count` questions in the order of the seed, so 200 questions include the 100; 0: all."""
+def choose(questions: Sequence[Question], count: int, seed: int, skip: int = 0) -> list[Question]:
+    """The first `count` questions in the order of the seed after those to skip, so 200 include the 100; 0: all.
+
+    Example: of the order a, b, c, d, two are a and b; two after skipping two are c and d.
+    """
     drawn = sorted(questions, key=lambda question: question.id)
     random.Random(seed).shuffle(drawn)
-    return drawn[: count or None]
+    return drawn[skip:][: count or None]

@@ -27,7 +27,7 @@ def by_length(prompt, number):
 
 
 def judge_of(chat, folder, **more):
-    settings = {"max_judged": 100, "timeout": 5.0, "patience": 5.0} | more
+    settings = {"max_judged": 100, "timeout": 60.0, "patience": 60.0} | more
     return Judge("m", chat.url, folder / "judged.jsonl", **settings)
 
 
@@ -107,7 +107,7 @@ def test_a_killed_judge_asks_nothing_twice(tmp_path):
     path = tmp_path / "judged.jsonl"
     with chat_server(lambda prompt, number: "5" if prompt[-1] in "abc" else None) as chat:
         process = subprocess.Popen([sys.executable, "-c", code, chat.url, str(path)], cwd=ROOT)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while time.monotonic() < deadline and not (path.exists() and path.read_text().count('"score"') == 3):
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
@@ -166,12 +166,13 @@ def test_a_judge_that_mostly_rambles_stops_the_run(tmp_path):
         ((401, {}), r"reward 'judge': http\S+ refuses the key \(status 401\); set OPENAI_API_KEY"),
         ((404, {"error": "no m"}), r"status 404 \(no m\); check the judge's url, and that it has a model m"),
         ((503, {}), r"gave no reply within 0.4 s \(status 503\); start the server, then re-run"),
-        (None, r"gave no reply within 0.4 s \((Read)?Timeout"),
+        (None, r"gave no reply within 0.4 s \(\w*Timeout"),
     ],
 )
 def test_a_server_in_trouble_is_one_line(tmp_path, reply, says):
+    timeout = 60 if reply else 0.3  # a reply is waited for, however slow this machine is
     with chat_server(lambda prompt, number: reply) as chat:
-        assert re.search(says, one_line(judge_of(chat, tmp_path, patience=0.4, timeout=0.3), "a"))
+        assert re.search(says, one_line(judge_of(chat, tmp_path, patience=0.4, timeout=timeout), "a"))
 
 
 def test_a_damaged_cache_is_one_line(tmp_path):

@@ -35,6 +35,10 @@ def test_what_is_written_is_read_back(log):
     assert (q.cost.sampled, q.cost.read) == (3 * 4 + 10, 3 * 6 + 20)
     assert (q.cost.latency, q.cost.seconds) == (4.0, 2.0)
     assert [e.id for e in read_episodes(log.episodes)] == ["p/0", "p/1", "q/0", "q/1", "q/2"]
+    append_episodes(log.episodes, outcome("r").tried)  # not answered yet
+    assert {name: [e.id for e in tried] for name, tried in log.candidates().items()} == {
+        "p": ["p/0", "p/1"], "q": ["q/0", "q/1", "q/2"],
+    }  # fmt: skip
 
 
 def test_episodes_without_their_line_are_cut_off(log):

@@ -11,6 +11,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Search, Turn
 from forage.errors import UserError
 from forage.evaluation.scorers import (
+    LOOKS_GOOD,
     Agreement,
     Cosines,
     Oracle,
@@ -71,6 +72,8 @@ def test_support_is_the_share_of_words_in_what_was_shown(protocol):
     assert covered("the", ["the"]) == 0.0  # no words
     unsearched, _ = run(lambda a, q, s: plain(a, q, s), protocol, turns({"0": (None, "user tool response")}))
     assert (shown(protocol, unsearched), support(protocol, QUESTION, [unsearched])) == ([], [0.0])
+    unplayed = replace(unsearched, turns=(), answer="", stop="engine")  # the engine gave up on its first turn
+    assert (shown(protocol, unplayed), LOOKS_GOOD(protocol, QUESTION, [unplayed])) == ([], [0.0])
 
 
 async def plain(agent, question, seed):

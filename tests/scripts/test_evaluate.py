@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import evaluate
 from evaluate import SYSTEMS, main
@@ -30,6 +32,9 @@ from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.evaluation.output import keep_agent, output_folder
 from forage.evaluation.player import Player
 from forage.evaluation.policies import Policy, settle_agent
+from forage.evaluation.preference.card import ScorerCard, write_scorer
+from forage.evaluation.preference.features import PRODUCTS, SCALARS
+from forage.evaluation.preference.model import Head
 from forage.evaluation.setting import choose
 from forage.evaluation.summary import SystemScores, markdown, print_rows, summary
 from forage.files import write_jsonl
@@ -166,14 +171,15 @@ def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny,
     assert sorted(asked) == ["q1", "q2"]
 
 
-def test_every_strategy_is_a_line_that_plays(tiny, tmp_path):
+def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
     """All but the templates, whose library is not there, which is told."""
-    systems = tuple(name for name in SYSTEMS if name != "templates")
-    main(options_of(tiny, tmp_path, systems=systems, eval_questions=2, max_turn_tokens=4))
-    rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
+    systems, out = tuple(name for name in SYSTEMS if name != "templates"), tmp_path / "out"
+    main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("one", 0)))
+    rows = json.loads((out / "eval.json").read_text())["systems"]
     assert [row["system"] for row in rows] == list(systems)
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
-    assert tokens["best_of_8"] == tokens["oracle_8"] == tokens["self_consistency_8"] > tokens["single"]
+    assert tokens["best_of_8"] == tokens["learned_8"] == tokens["oracle_8"] > tokens["single"]
+    assert tokens["self_consistency_8"] == tokens["best_of_8"]
 
 
 KILLED = """
@@ -390,6 +396,44 @@ def test_the_embedder_of_an_evaluation_is_chosen_once(tiny, tmp_path, monkeypatc
     assert set(asked) == {"chosen"}
 
 
+LEARNED = ("learned_8", "learned_tree", "learned_tpo", "learned_s_star")
+
+
+@pytest.fixture
+def scorer(tmp_path, embedder):
+    """An untrained head, which chooses too."""
+
+    def made(name, seed):
+        torch.manual_seed(seed)
+        folder, width = tmp_path / name, len(SCALARS) + len(PRODUCTS) * embedder.dimension
+        card = ScorerCard(embedder.name, "", embedder.dimension, 8, 2, {}, {}, {}, {}, {})
+        write_scorer(folder, card, Head(width, 8, 2), embedder.probe())
+        return folder
+
+    return made
+
+
+def test_learned_systems_choose_by_the_scorer_given(tiny, tmp_path, scorer):
+    one, out = scorer("one", 0), tmp_path / "out"
+    main(options_of(tiny, out, systems=("single",), eval_questions=2))
+    main(options_of(tiny, out, systems=("best_of_8", *LEARNED), eval_questions=2, scorer=one))
+    rows = json.loads((out / "eval.json").read_text())["systems"]
+    assert [row["system"] for row in rows] == ["best_of_8", *LEARNED]
+    samples = {
+        name: [(e.id, e.ids) for e in read_episodes(out / "episodes" / "tiny" / f"{name}.jsonl")]
+        for name in ("best_of_8", "learned_8")
+    }
+    assert sorted(samples["best_of_8"]) == sorted(samples["learned_8"])  # played once
+    assert json.loads((out / "scorer.json").read_text())["scorer"] == str(one)
+    other = scorer("other", 1)
+    with pytest.raises(UserError, match=r"was begun with --scorer .*one; give that, or another --output-dir"):
+        main(options_of(tiny, out, systems=LEARNED, eval_questions=2, scorer=other))
+    main(options_of(tiny, out, systems=("single",), eval_questions=2, scorer=other))  # nothing is chosen by it
+    scorer("one", 1)
+    with pytest.raises(UserError, match=r"was begun with --scorer .*one as it was then"):
+        main(options_of(tiny, out, systems=LEARNED, eval_questions=2, scorer=one))
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -402,6 +446,8 @@ def test_the_embedder_of_an_evaluation_is_chosen_once(tiny, tmp_path, monkeypatc
         ({"cutoffs": (3, 0)}, "--cutoffs must be one or more numbers of at least 1"),
         ({"concurrency": 0}, "--concurrency 0 must be at least 1"),
         ({"systems": ("templates",)}, "--templates templates.jsonl is missing; make it with"),
+        ({"systems": ("single", "learned_8")}, "--systems learned_8 needs --scorer; make one with python -m"),
+        ({"systems": ("learned_tree",), "scorer": Path("no/scorer")}, "--scorer no/scorer holds no scorer.json"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_loaded(tmp_path, changed, told):
@@ -431,6 +477,8 @@ def test_a_greater_number_of_questions_adds_to_a_smaller_one():
     questions = [Question(f"q{n}", "?", "") for n in range(50)]
     few, many = choose(questions, 10, 1), choose(questions, 30, 1)
     assert many[:10] == few
+    assert choose(questions, 20, 1, skip=10) == many[10:]
+    assert choose(questions, 0, 1, skip=48) == choose(questions, 0, 1)[48:]
     assert choose(questions[::-1], 10, 1) == few  # whatever the order of the file
     assert choose(questions, 10, 2) != few
     assert sorted(q.id for q in choose(questions, 0, 1)) == sorted(q.id for q in questions)

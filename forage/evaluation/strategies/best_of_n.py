@@ -2,9 +2,11 @@
 
 Paper: https://arxiv.org/abs/2110.14168 samples many solutions and chooses by a verifier trained on labelled answers.
 
-Here: any scorer of forage/evaluation/scorers.py chooses among n episodes. Costs n times one episode.
+Here: any scorer chooses among n episodes, written (forage/evaluation/scorers.py) or learned from rewarded episodes
+(forage/evaluation/preference). Costs n times one episode.
 
-Left out: a trained verifier.
+Left out: a verifier that is a language model and judges every token. The learned scorer sees embeddings and counts of a
+whole episode, and learns from pairs instead of from right and wrong answers.
 
 Where it doesn't help: a policy whose samples are all alike, and a scorer that can't tell them apart (among equal scores
 the first episode is chosen, which is plain sampling again).

@@ -1,19 +1,30 @@
 """Budget forcing: make the policy think longer before it answers, but not too long, by inserting tokens in its turn.
 
-Paper: s1, https://arxiv.org/abs/2501.19393. If the model ends its thinking too early, the end is suppressed and "Wait"
-is appended; at a budget, the end of thinking is forced.
+Paper: s1, https://arxiv.org/abs/2501.19393. A model of 32B parameters is fine-tuned on 1,000 questions with reasoning
+traces of a larger one, so it thinks before it answers. At test time, an end of thinking that comes too early is
+suppressed and "Wait" is appended; where a budget is spent, the end of thinking is forced, and with it the answer.
 
-Here: thinking is the free text before `<answer>` in a turn after a search. Turns that call the tool are left alone, and
-so are turns before the first search. Example with `min_thinking` 6 and `max_thinking` 20; the tokens in [] are forced
-and have mask 0:
+Here: the traces are the teacher's (`sft_train.py --thought-words 24`, forage/agent/thoughts.py), and thinking is the
+free text before `<answer>` in a turn after a search. Turns that call the tool are left alone, and so are turns before
+the first search. Example with `min_thinking` 6 and `max_thinking` 20; the tokens in [] are forced and have mask 0:
 
     Passage 1 . [ Wait] it says rest and ice . <answer>Rest, ice.</answer> end
 
+Thinking that reaches `max_thinking` ends there, even if it was about to search again; with 0 there is none, so the
+first search is the last. A line break before a suppressed `<answer>` goes with it, as "Wait" goes on with the line.
+Equal bounds ask for a length; `min_thinking` 0 only limits it, and so does `waits` 0.
+
 Left out: suppressing tokens while sampling. The turn is sampled in parts; if a part opens the answer or ends the turn
-too early, that is cut off and replaced by "Wait". The cut tokens are counted in `extra_sampled`.
+too early, that is cut off and replaced by "Wait". The cut tokens are counted in `extra_sampled`. The paper also selects
+its questions for difficulty and variety; ours are drawn at random. Its traces are found by reasoning and hold second
+thoughts; ours are written by rule from what the passages show, and none says "Wait".
 
 Where it doesn't help: a policy that was never trained to think in words. After "Wait", a small model repeats itself or
-leaves the protocol; s1 has 32B parameters and was tuned on reasoning traces.
+leaves the protocol. With the teacher's thoughts it knows how to think for about as long as they were; beyond that,
+"Wait" only asks it to quote more. Nor does thinking find what the search did not. For models like the paper's,
+https://arxiv.org/abs/2507.14419 finds that most of the gain from longer thinking is what a shorter limit takes away,
+and that "Wait" lets a model waver between answers. So compare with the policy left alone (`single`), not only budgets
+with each other. A turn has `max_turn_tokens` in all: a long budget may leave the answer too few.
 """
 
 from __future__ import annotations
@@ -39,17 +50,17 @@ class BudgetForcing:
     min_thinking: int = 32
     """Tokens the policy must sample before it answers."""
     max_thinking: int = 96
-    """After this many tokens the answer is opened for it."""
+    """After this many tokens the answer is opened for it; 0: at once."""
     waits: int = 2
     """Most times that "Wait" is inserted."""
     wait: str = " Wait"
     opening: str = f"\n{ANSWER}"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_thinking <= self.max_thinking or self.max_thinking < 1 or self.waits < 0:
+        if not 0 <= self.min_thinking <= self.max_thinking or self.waits < 0:
             raise UserError(
-                f"budget forcing needs 0 <= min_thinking ({self.min_thinking}) <= max_thinking ({self.max_thinking}), "
-                f"max_thinking >= 1 and waits ({self.waits}) >= 0"
+                f"budget forcing needs 0 <= min_thinking ({self.min_thinking}) <= max_thinking ({self.max_thinking}) "
+                f"and waits ({self.waits}) >= 0"
             )
 
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
@@ -81,6 +92,10 @@ class _Forcing:
         """Sample the turn in parts, each up to the next point where tokens may have to be forced."""
         budget, waits, part = self.budget, self.budget.waits, 0
         while turn.left and not turn.ended:
+            if turn.thought >= budget.max_thinking and not turn.acts and not turn.opens_a_tag:
+                turn.open(budget.opening)
+                if not turn.left:
+                    break
             goal = budget.min_thinking if turn.thought < budget.min_thinking and waits else budget.max_thinking
             tokens = turn.left if turn.acts else min(turn.left, max(1, goal - turn.thought))
             part_seed = turn_seed(seed, "part", part) if part else seed
@@ -90,8 +105,6 @@ class _Forcing:
                 self.cut += turn.cut_answer()
                 turn.force(budget.wait)
                 waits -= 1
-            elif turn.thought >= budget.max_thinking and not turn.acts and not turn.ended and not turn.opens_a_tag:
-                turn.force(budget.opening)
 
 
 @dataclass
@@ -156,11 +169,21 @@ class _Turn:
         self.logprobs += sampled.logprobs
 
     def cut_answer(self) -> int:
-        """Remove everything after the thinking; returns how many tokens that was."""
+        """Remove everything after the thinking, and the line break before it; returns how many sampled tokens that was.
+
+        A token that holds more than white space stays, such as ".\\n" in Qwen2.5's vocabulary.
+        """
         kept = self.thinking
+        while kept and self.mask[kept - 1] and not self.protocol.text(self.ids[kept - 1 : kept]).strip():
+            kept -= 1
         cut = len(self.ids) - kept
         del self.ids[kept:], self.mask[kept:], self.logprobs[kept:]
         return cut
+
+    def open(self, opening: str) -> None:
+        """Force the answer's opening, on a line of its own."""
+        begins_a_line = self.protocol.text(self.ids)[-1:] in ("", "\n")
+        self.force(opening.lstrip("\n") if begins_a_line else opening)
 
     def force(self, text: str) -> None:
         """Append these words with mask 0, as far as there is room."""

@@ -4,18 +4,22 @@ Paper: https://arxiv.org/abs/2502.14382, for programs. Stage 1 samples in parall
 results of public tests until they pass. Stage 2 merges candidates that behave alike; for each pair of the others, the
 model invents an input that tells them apart, both programs run on it, and the model judges their outputs.
 
-Here: the public test is whether the passages shown to a candidate contain its answer's words (`support`). If they
-don't, the question is played again with a note of the unsupported words. The distinguishing input is a search query
+Here: the public test is what was found: do the passages shown to a candidate contain the question's words
+(`relevance`) and its answer's (`support`)? If not, the question is played again with a note of the words that are
+missing in either. A revision that passes more of the test takes the candidate's place, another one is dropped; after
+`rounds` revisions, or when the test is passed, the candidate is done. The distinguishing input is a search query
 that the policy writes for two answers: the answer whose own words (those the other lacks) the passages contain more of
-gets the point, or half a point each if equal. If the policy writes no query, the words in which the answers differ are
+gets the point, or half a point each if equal. With `judge`, a scorer gives the points: it is shown both answers as if
+the evidence were what the policy had found. If the policy writes no query, the words in which the answers differ are
 searched for. Most points win, then the larger cluster, then the first candidate.
 
-Left out: a model as the judge; words are compared instead. The evidence is used to choose only: the policy never reads
-it, and it is not counted among the episode's hits.
+Left out: the model itself as the judge; words are compared, or the scorer's numbers. The evidence is used to choose
+only: the policy never reads it, and it is not counted among the episode's hits.
 
 Where it doesn't help: answers that say the same in other words look different here, and words prove little: a passage
-that denies something supports it. A policy trained to write one kind of query will hardly write distinguishing ones;
-then this is self-consistency with an expensive tie-break.
+that denies something supports it. A learned judge never saw an answer beside passages that it was not written from. A
+policy trained to write one kind of query will hardly write distinguishing ones; then this is self-consistency with an
+expensive tie-break.
 """
 
 from __future__ import annotations
@@ -26,12 +30,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from forage.agent.agent import Agent
-from forage.agent.episode import Episode
+from forage.agent.builder import Found
+from forage.agent.episode import Episode, Search, Turn
 from forage.agent.prompts import worded
+from forage.agent.protocol import Passage, Protocol, write_call
 from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.outcomes import Outcome
-from forage.evaluation.scorers import WORDS, covered, shown, support
+from forage.evaluation.scorers import WORDS, Scorer, covered, relevance, scores_of, shown, support
 from forage.evaluation.strategies.asides import Aside, ask
 from forage.evaluation.strategies.best_of_n import candidates
 from forage.evaluation.strategies.self_consistency import plain
@@ -49,9 +55,12 @@ class SStar:
     n: int = 4
     rounds: int = 1
     """Most revisions of a candidate."""
-    min_support: float = 0.8
-    """An answer is revised unless at least this share of its words is in the passages shown."""
+    min_found: float = 0.8
+    """A candidate is revised unless at least this share of the question's words, and of its answer's, is in the
+    passages shown."""
     query_tokens: int = 24
+    judge: Scorer | None = None
+    """Chooses between two answers by the evidence; None: their words do."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "n", "query_tokens")
@@ -76,15 +85,17 @@ class SStar:
         )  # fmt: skip
 
     async def _revised(self, agent: Agent, question: Question, number: int, seed: int) -> list[Episode]:
-        """A candidate and its revisions, the last of which counts; a revision without an answer is put first."""
-        (episode,) = await candidates(agent, question, [number], seed)
-        line = [episode]
+        """A candidate and its revisions; the one that passed most of the test comes last, and counts."""
+        line = list(await candidates(agent, question, [number], seed))
+        test = passed(agent.protocol, question, line[-1])
         for round_ in range(1, self.rounds + 1):
-            if not line[-1].answer or support(agent.protocol, question, line[-1:])[0] >= self.min_support:
+            if not line[-1].answer or min(test) >= self.min_found:
                 break
-            asked = with_check(agent, question, line[-1])
+            asked = with_findings(agent, question, line[-1])
             (episode,) = await candidates(agent, question, [number + round_ * self.n], seed, asked)
-            line = [*line, episode] if episode.answer else [episode, *line]
+            again = passed(agent.protocol, question, episode)
+            better = bool(episode.answer) and sum(again) > sum(test)
+            line, test = ([*line, episode], again) if better else ([episode, *line], test)
         return line
 
     async def _judge(
@@ -100,8 +111,13 @@ class SStar:
         only_one, only_other = differing(one.answer, other.answer)
         query = aside.text or f"{question.question} {only_one} {only_other}"
         hits = await agent.search(query[: agent.settings.max_query])
-        passages = [f"{hit.title} {hit.text}" for hit in hits]
-        return preferred(covered(only_one, passages), covered(only_other, passages)), replace(aside, searches=1)
+        if self.judge:
+            shown_it = [with_evidence(agent, question, episode, query, hits) for episode in (one, other)]
+            points = await scores_of(agent, self.judge, question, shown_it)
+        else:
+            passages = [f"{hit.title} {hit.text}" for hit in hits]
+            points = [covered(only_one, passages), covered(only_other, passages)]
+        return preferred(*points), replace(aside, searches=1)
 
 
 def clusters(episodes: Sequence[Episode]) -> list[list[Episode]]:
@@ -122,16 +138,48 @@ def differing(one: str, other: str) -> tuple[str, str]:
     )
 
 
+def with_evidence(agent: Agent, question: Question, episode: Episode, query: str, hits: Sequence[Found]) -> Episode:
+    """The episode's last turn, after a search for `query` that found these hits instead of all that came before it."""
+    protocol, last = agent.protocol, episode.turns[-1]
+    asked, call = protocol.prompt(question.question), protocol.turn_ids(write_call(query))
+    given = asked + call + protocol.join([protocol.show(Passage(hit.title, hit.text) for hit in hits)], call[-1])
+    end = len(given) + last.end - last.start
+    return replace(
+        episode, ids=(*given, *episode.ids[last.start : last.end]), credits=(), uses=(), transcript="",
+        mask=(0,) * len(given) + episode.mask[last.start : last.end],
+        logprobs=(0.0,) * len(given) + episode.logprobs[last.start : last.end],
+        turns=(Turn(len(asked), len(asked) + len(call)), Turn(len(given), end, last.faults)),
+        searches=(Search(0, query, tuple(hit.chunk_id for hit in hits)),),
+    )  # fmt: skip
+
+
 def preferred(one: float, other: float) -> float:
     """The first one's point. Example: .5 and .25 give 1; equal ones give .5."""
     return 0.5 if one == other else float(one > other)
 
 
-def with_check(agent: Agent, question: Question, episode: Episode) -> str:
-    """The prompt of a revision: the answer so far, and what the check found."""
+def passed(protocol: Protocol, question: Question, episode: Episode) -> tuple[float, float]:
+    """The shares of the question's words and of the answer's that the passages shown contain."""
+    return relevance(protocol, question, [episode])[0], support(protocol, question, [episode])[0]
+
+
+def with_findings(agent: Agent, question: Question, episode: Episode) -> str:
+    """The prompt of a revision: the query and answer so far, and what they lacked."""
     passages = shown(agent.protocol, episode)
-    lacking = [word for word in dict.fromkeys(episode.answer.split()) if WORDS(word) and covered(word, passages) < 1]
-    return (
-        f"{question.question} An earlier answer was: {episode.answer} No passage supports these words of it: "
-        f"{' '.join(lacking)} Search again and answer by what is found."
+    query = episode.searches[-1].query if episode.searches else ""
+    unfound, unsupported = (" ".join(lacking(text, passages)) for text in (question.question, episode.answer))
+    return " ".join(
+        [
+            question.question,
+            *([f"An earlier search was: {query}"] if query else []),
+            *([f"What it found lacks these words of the question: {unfound}"] if unfound else []),
+            f"An earlier answer was: {episode.answer}",
+            *([f"No passage supports these words of it: {unsupported}"] if unsupported else []),
+            "Search in other words and answer by what is found.",
+        ]
     )
+
+
+def lacking(text: str, passages: Sequence[str]) -> list[str]:
+    """The words of a text that no passage contains. Example: "heat or ice" and the passage "Ice helps." give heat."""
+    return [word for word in dict.fromkeys(text.split()) if WORDS(word) and covered(word, passages) < 1]

@@ -13,7 +13,9 @@ A question gets the templates of its own shape, with their queries filled in fro
 whose shape shares most of its words (BM25), with the slot left open. Only the question's text is used, not its focus or
 type.
 
-Left out: planning with several templates, and any step other than a search.
+Left out here: that the policy itself plans with templates, and learns to by reinforcement. A policy that is given a
+library does so (forage/agent/planning.py, and template_library.py, which distils one); this strategy tells any policy
+what worked, without training it.
 
 Where it doesn't help: a policy trained on these questions has learnt their queries already, and has never seen a hint
 in its prompt. A policy that copies the hint's query finds what the template finds.
@@ -27,14 +29,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forage.agent.agent import Agent
+from forage.agent.planning import SLOT
 from forage.data.records import Question
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.outcomes import Outcome
 from forage.files import json_lines
 from forage.store.bm25 import BM25
 from forage.store.bm25 import Tokenizer as Words
-
-SLOT = "[topic]"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ focus in the data give no template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,11 +20,12 @@ import tyro
 
 from forage.agent.episode import Episode, read_episodes
 from forage.agent.episode_files import episode_files
+from forage.agent.planning import SLOT
 from forage.cli import run_script
 from forage.data.records import Question, read_questions
 from forage.data.splits import check_disjoint, read_held_out
 from forage.errors import UserError, check_at_least_one
-from forage.evaluation.strategies.templates import SLOT, Template
+from forage.evaluation.strategies.templates import Template
 from forage.files import write_jsonl
 from forage.outputs import check_apart
 from forage.text import one_line
@@ -49,10 +50,7 @@ class Options:
 def main(options: Options) -> None:
     check_at_least_one(options, "min_episodes")
     check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
-    files = [path for step in sorted((options.run_dir / "episodes").glob("*/")) for path in episode_files(step)]
-    if not files:
-        raise UserError(f"{options.run_dir}/episodes has no episodes; give the --run-dir of a training run")
-    episodes = (episode for file in files for episode in read_episodes(file))
+    episodes = played_in(options.run_dir)
     questions = read_questions(options.data / "train.jsonl")
     check_disjoint(options.data, questions, read_held_out(options.data))
     library = build_library(episodes, questions, options.min_reward, options.min_episodes)
@@ -62,6 +60,14 @@ def main(options: Options) -> None:
     for template in library[:5]:
         shown = one_line(f"{template.question} -> {', '.join(template.queries)}")
         print(f"  {shown} ({template.reward:.2f}, {template.episodes})")
+
+
+def played_in(run_dir: Path) -> Iterator[Episode]:
+    """All episodes of a training run, in the order of its steps."""
+    files = [path for step in sorted((run_dir / "episodes").glob("*/")) for path in episode_files(step)]
+    if not files:
+        raise UserError(f"{run_dir}/episodes has no episodes; give the --run-dir of a training run")
+    return (episode for file in files for episode in read_episodes(file))
 
 
 def build_library(

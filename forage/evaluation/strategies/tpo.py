@@ -5,7 +5,8 @@ answer against the worst (a textual loss and gradient); sample revisions with th
 best of the cache is the answer.
 
 Here: a revision is a whole new episode with its own searches, whose prompt adds the best answer so far and its critique
-to the question.
+to the question. `rounds` iterations of `n` revisions each, after `n` samples; the scorer in the place of the paper's
+reward model may be a learned one (preference/).
 
 Left out: loss and gradient are one question to the policy, not two; earlier passages are not shown again.
 

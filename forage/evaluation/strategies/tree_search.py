@@ -5,13 +5,20 @@ preference model that it trains in rounds, and checks steps by running code.
 
 Here: a node is an episode up to the end of a turn, search results included. A rollout walks down from the root, by UCT
 among a node's children once there are `width` of them, samples a new turn there and plays on to the end; each of its
-turns becomes a node. Its score, by any scorer of scorers.py, is added to all nodes above. The finished episode with the
-best score is chosen. Example with width 2: the first two rollouts open two queries and score .1 and .5, so the third
-continues from the second query with another answer. `concurrency` rollouts are chosen before any of them is scored, so
-that the engine can sample a batch; each counts as a visit with score 0 meanwhile.
+turns becomes a node. Its score, by any scorer, is added to all nodes above. The finished episode with the best score is
+chosen. Example with width 2: the first two rollouts open two queries and score .1 and .5, so the third continues from
+the second query with another answer. `concurrency` rollouts are chosen before any of them is scored, so that the engine
+can sample a batch; each counts as a visit with score 0 meanwhile.
 
-Left out: a trained value model, checking steps by code, self-evolution. Values come from finished episodes only, so a
-scorer that compares answers (`agreement`) compares a rollout with those finished by then.
+With `values`, a turn that its rollout went on from also has a value of its own, judged without what came after it,
+beside the tree's other turns of its depth; it counts as one more rollout in the turn's mean. So two queries with poor
+answers can still be told apart by what they found. The paper begins a node's value with its process preference model's
+in the same way; ours is preference/, and the written scorers that look at passages (`relevance`) will do.
+
+Left out: a language model as the preference model, and keeping only the best of many sampled steps: here a turn is
+always played to the end once. Steps are not checked by code. The rounds in which policy and scorer are trained in turn
+are forage/evolution/self_evolve.py's. A scorer that compares answers (`agreement`) compares a rollout with those
+finished by then.
 
 Cost: a branch starts with its parent's tokens. Each finished episode contains them, but they were sampled once:
 `extra_sampled` subtracts the shared tokens, and `extra_read` adds them.
@@ -40,6 +47,8 @@ class TreeSearch:
     """A strategy. Example: await TreeSearch(agreement, rollouts=8)(agent, question, seed)."""
 
     scorer: Scorer | Oracle
+    values: Scorer | None = None
+    """Judges turns before their episode is finished; None: only finished episodes tell what a turn is worth."""
     rollouts: int = 8
     width: int = 3
     """Most children of a node."""
@@ -57,6 +66,7 @@ class TreeSearch:
         scores: list[float] = []
         shared, searches, turns = 0, 0, 0
         while len(tried) < self.rollouts:
+            await self._judge(agent, question, root)
             leaves = self._choose(root, self.rollouts - len(tried))
             if not leaves:  # the whole tree has been played
                 break
@@ -85,6 +95,17 @@ class TreeSearch:
             leaves[-1].back_up(0.0, visits=1)
         return leaves
 
+    async def _judge(self, agent: Agent, question: Question, root: Node) -> None:
+        """Value the turns that go on, each depth by itself, and those valued before beside the new ones."""
+        level = root.children if self.values else []
+        while level:
+            going = [(node, node.state) for node in level if node.state and not node.state.stop]
+            episodes = [state.so_far(agent.protocol) for _, state in going]
+            scores = await scores_of(agent, self.values, question, episodes) if self.values and going else []
+            for (node, _), score in zip(going, scores, strict=True):
+                node.value = score
+            level = [child for node in level for child in node.children]
+
     async def _roll_out(self, agent: Agent, node: Node, name: str, seed: int) -> tuple[Node, Episode]:
         """Play from a new node to the end; returns the last node and the episode."""
         builder = node.above.fork(name)
@@ -106,6 +127,8 @@ class Node:
     children: list[Node] = field(default_factory=list)
     visits: int = 0
     total: float = 0.0
+    value: float | None = None
+    """What the turn was thought to be worth without what came after it."""
 
     @property
     def above(self) -> EpisodeBuilder:
@@ -123,12 +146,14 @@ class Node:
     def uct(self, exploration: float) -> float:
         """Mean score plus a bonus for few visits compared with its siblings; unvisited nodes come first.
 
-        Example: score .5 in one of the parent's 4 visits, with constant 1, gives .5 + sqrt(ln 4) = 1.677.
+        Example: score .5 in one of the parent's 4 visits, with constant 1, gives .5 + sqrt(ln 4) = 1.677; with a value
+        of its own of .9, the mean is .7.
         """
         assert self.parent is not None
         if not self.visits:
             return math.inf
-        return self.total / self.visits + exploration * math.sqrt(math.log(self.parent.visits) / self.visits)
+        mean = (self.total + (self.value or 0.0)) / (self.visits + (self.value is not None))
+        return mean + exploration * math.sqrt(math.log(self.parent.visits) / self.visits)
 
     def grow(self) -> Node:
         self.children.append(Node(parent=self))

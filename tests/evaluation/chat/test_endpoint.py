@@ -33,7 +33,7 @@ def played(replies, protocol, patience=0.0, search=search_many, **settings):
         async def run():
             trace = Trace()
             async with Endpoint(
-                server.url, "m", protocol, Sampling(temperature=0), patience=patience, timeout=5
+                server.url, "m", protocol, Sampling(temperature=0), patience=patience, timeout=60
             ) as end:
                 settled = AgentSettings(**{"max_turn_tokens": 400, "max_tokens": 4000} | settings)
                 agent = Agent(end, protocol, BatchedSearch(search, in_line=True), settled, Sampling(), trace)
@@ -110,7 +110,7 @@ def test_a_cut_reply_ends_the_episode(tiny_protocol):
 
 
 def test_a_busy_server_is_asked_again(tiny_protocol):
-    episode, asked, _ = played([(503, b"busy"), calls("gout"), "Rest."], tiny_protocol, patience=5)
+    episode, asked, _ = played([(503, b"busy"), calls("gout"), "Rest."], tiny_protocol, patience=60)
     assert (episode.answer, len(asked)) == ("Rest.", 3)
 
 

@@ -1,15 +1,26 @@
 """Budget forcing: what is forced, cut and counted, token by token."""
 
-import pytest
+import asyncio
 
+import pytest
+from transformers import AutoModelForCausalLM
+
+from evaluate import SYSTEMS
+from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import write_answer, write_call
-from forage.engines.base import EngineError
+from forage.agent.protocol import Protocol, write_answer, write_call
+from forage.data.records import read_questions
+from forage.engines.base import EngineError, Sampling
+from forage.engines.local import LocalEngine
 from forage.errors import UserError
+from forage.evaluation.baselines import single
 from forage.evaluation.strategies.budget_forcing import BudgetForcing
+from forage.store.document_store import DocumentStore
 from tests.scripted_engine import check_books, run
+from tests.tiny import make_data, make_taught_base, make_tokenizer, teach
 
 FOUND = {"gout": {"c#0": "Rest helps."}}
+THOUGHT = "Passage 1 says: Rest helps. That answers it."  # as the teacher thinks
 
 
 def script(*parts):
@@ -122,13 +133,112 @@ def test_an_engine_error_ends_the_episode_and_its_tokens_are_counted(protocol):
     check_books(outcome, engine)
 
 
+def test_a_thought_that_ends_too_early_goes_on_behind_wait_on_its_line(protocol):
+    """Of 5 tokens beyond the thought, the line break and 4 of the answer are cut."""
+    thought = length(protocol, THOUGHT)
+    parts = (f"{THOUGHT}\n{write_answer('rest')}", " Passage 1 says: Rest helps.\n" + write_answer("Rest."))
+    strategy = BudgetForcing(min_thinking=thought + 5, max_thinking=60, waits=1)
+    outcome, engine = run(strategy, protocol, script(*parts), FOUND)
+    turn = outcome.episode.turns[-1]
+    text = f"{THOUGHT} Wait Passage 1 says: Rest helps.\n<answer>Rest.</answer>"
+    assert protocol.text(outcome.episode.ids[turn.start : turn.end]) == text
+    assert said(outcome.episode, protocol)[1] == " Wait"
+    assert outcome.extra_sampled == 5
+    assert [request.max_tokens for request in engine.requests[1:]] == [thought + 5, 60 - thought]
+    assert outcome.episode.well_formed
+    check_books(outcome, engine)
+
+
+def test_with_a_budget_of_nothing_the_answer_comes_first(protocol):
+    outcome, engine = run(BudgetForcing(0, 0), protocol, script("rest</answer>"), FOUND)
+    assert said(outcome.episode, protocol) == ("rest</answer><|im_end|>", "<answer>")
+    assert (outcome.episode.answer, outcome.episode.well_formed, outcome.extra_sampled) == ("rest", True, 0)
+    assert len(engine.requests) == 2
+    assert engine.requests[1].ids[-length(protocol, "<answer>") :] == tuple(protocol.turn_ids("<answer>")[:-1])
+    check_books(outcome, engine)
+
+
+def test_at_a_line_break_the_answer_is_opened_without_another(protocol):
+    budget = length(protocol, "Rest helps.\n")
+    outcome, _ = run(BudgetForcing(0, budget), protocol, script("Rest helps.\nIt does.", "rest</answer>"), FOUND)
+    assert said(outcome.episode, protocol) == ("Rest helps.\nrest</answer><|im_end|>", "<answer>")
+
+
+def test_a_turn_without_room_for_the_whole_opening_ends(protocol):
+    limits = AgentSettings(max_turn_tokens=length(protocol, write_call("gout")) + 1)
+    budget = limits.max_turn_tokens - 1
+    outcome, engine = run(BudgetForcing(0, budget), protocol, script("so on " * 40), FOUND, limits=limits)
+    turn = outcome.episode.turns[-1]
+    assert (turn.end - turn.start, outcome.episode.stop) == (limits.max_turn_tokens, "turn_tokens")
+    assert len(engine.requests) == 2
+
+
+def test_the_budgets_that_evaluate_names():
+    named = {name: make(None) for name, make in SYSTEMS.items() if name.startswith(("forced_", "capped_"))}
+    assert named == {
+        "forced_0": BudgetForcing(0, 0),
+        **{f"forced_{tokens}": BudgetForcing(tokens, tokens, waits=6) for tokens in (16, 32, 64)},
+        "capped_16": BudgetForcing(0, 16), "capped_32": BudgetForcing(0, 32),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """(play, protocol) of a tiny policy that has learnt the teacher's thoughts, sampled greedily."""
+    folder = tmp_path_factory.mktemp("thinker")
+    make_data(folder / "data", 8)
+    questions = read_questions(folder / "data" / "train.jsonl")
+    base = make_taught_base(folder / "base", teach(folder, questions, thought_words=24), steps=100)
+    model, store = AutoModelForCausalLM.from_pretrained(base), DocumentStore.open(folder / "data" / "store")
+    settings = AgentSettings(mode="sparse")
+    protocol = Protocol.playing(make_tokenizer(), settings)
+
+    async def played(strategy):
+        search = BatchedSearch(lambda queries: store.search(queries, 3, "sparse"), in_line=True)
+        agent = Agent(LocalEngine(model, 4), protocol, search, settings, Sampling(temperature=0))
+        return [await strategy(agent, question, 0) for question in questions[:3]]
+
+    return lambda strategy: asyncio.run(played(strategy)), protocol
+
+
+def last_turn(outcome, protocol):
+    """(its text, which of its tokens before the answer are the policy's own)."""
+    episode = outcome.episode
+    turn = slice(episode.turns[-1].start, episode.turns[-1].end)
+    ids, mask = episode.ids[turn], episode.mask[turn]
+    text = protocol.text(ids)
+    before = next(n for n in range(len(ids)) if len(protocol.text(ids[: n + 1])) > text.index("<answer>"))
+    return text, list(mask[:before])
+
+
+def test_a_policy_that_learnt_to_think_thinks_as_long_as_it_is_told(thinker):
+    play, protocol = thinker
+    free = [last_turn(outcome, protocol) for outcome in play(single)]
+    for text, own in free:
+        assert text.startswith("Passage 1 says: ")
+        assert 20 < sum(own) == len(own) < 40
+    for outcome in play(BudgetForcing(0, 0)):
+        assert last_turn(outcome, protocol)[1] == []
+    for (text, _), outcome in zip(free, play(BudgetForcing(0, 8)), strict=True):
+        capped, own = last_turn(outcome, protocol)
+        begun = capped.partition("\n<answer>")[0]
+        assert text.startswith(begun)
+        assert own[:8] == [1] * 8
+        assert sum(own) == 8
+        assert outcome.extra_sampled == 0
+    for (text, _), outcome in zip(free, play(BudgetForcing(48, 48, waits=6)), strict=True):
+        longer, own = last_turn(outcome, protocol)
+        assert longer.startswith(text.partition("\n<answer>")[0] + " Wait")
+        assert sum(own) == 48
+        assert outcome.extra_sampled > 0
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"min_thinking": 5, "max_thinking": 4},
         {"min_thinking": -1},
         {"waits": -1},
-        {"min_thinking": 0, "max_thinking": 0},
     ],
 )
 def test_bad_budgets_are_told(wrong):

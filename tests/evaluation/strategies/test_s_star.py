@@ -1,15 +1,18 @@
 """S*: the candidate that fetched evidence speaks for, not the one that most gave or that came first."""
 
+import math
+
 import pytest
 
 from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import EngineError
+from forage.evaluation.scorers import confidence, shown
 from forage.evaluation.strategies.s_star import SStar, clusters, differing, preferred
 from tests.factories import answering
 from tests.scripted_engine import QUESTION, check_books, run
 
 PASSAGES = {
-    "gout": {"a#0": "mended by heat, ice and rest"},
+    "gout": {"a#0": "Gout is mended by heat, ice and rest"},
     "tell": {"b#0": "Ice mends it."},
     # What a search for the words in which the two answers differ finds.
     f"{QUESTION.question} heat ice": {"c#0": "Heat mends it."},
@@ -34,6 +37,24 @@ def test_the_evidence_decides(protocol):
     check_books(outcome, engine, asides=1)
 
 
+def test_a_judge_sees_both_answers_beside_the_evidence_alone(protocol):
+    seen = []
+
+    def judge(protocol, question, episodes):
+        seen.append([(episode.answer, shown(protocol, episode), episode.hits) for episode in episodes])
+        assert question.answer == ""
+        assert all(episode.well_formed for episode in episodes)
+        assert confidence(protocol, question, episodes) == [pytest.approx(math.exp(-0.5))] * 2  # as it was sampled
+        return [0.8, 0.3]
+
+    outcome, engine = run(SStar(n=3, judge=judge), protocol, two_say_heat_one_says_ice, PASSAGES)
+    evidence = (["[1] T: Ice mends it."], ("b#0",))
+    assert seen == [[("by heat", *evidence), ("by ice", *evidence)]]
+    assert (outcome.episode.id, outcome.episode.answer) == ("q1/0", "by heat")  # words would have chosen ice
+    assert outcome.episode.hits == ("a#0",)
+    check_books(outcome, engine, asides=1)
+
+
 def test_without_a_query_the_differing_words_are_searched(protocol):
     def speechless(name, turn, text):
         return EngineError("gone") if name.startswith("pair") else two_say_heat_one_says_ice(name, turn, text)
@@ -53,19 +74,37 @@ def test_where_evidence_says_nothing_the_larger_cluster_counts(protocol):
     assert outcome.episode.answer == "by heat"
 
 
-def test_a_candidate_that_nothing_supports_is_told_so_and_revised(protocol):
-    def say(name, turn, text):
-        if turn == 0:
-            return write_call("gout")
-        if "No passage supports these words of it: magic Search" in text:
-            assert "earlier answer was: by magic " in text
-            return write_answer("by ice")
-        return write_answer("by magic")
+def test_a_candidate_is_told_what_the_search_lacked_until_it_finds_it(protocol):
+    passages = {**PASSAGES, "toes": {"d#0": "Toes: rest mends a broken one"}}
 
-    outcome, engine = run(SStar(n=2, rounds=2), protocol, say, PASSAGES)
-    # Each candidate was revised once, and then left alone, as its answer stands in what it found.
+    def say(name, turn, text):
+        if name in "01":  # finds another thing, and makes its answer up
+            return write_call("toes") if turn == 0 else write_answer("magic rest")
+        if turn == 0:
+            assert (
+                "What mends gout? An earlier search was: toes What it found lacks these words of the question: gout? "
+                "An earlier answer was: magic rest No passage supports these words of it: magic Search in other words"
+            ) in text
+            return write_call("gout")
+        return write_answer("by ice")
+
+    outcome, engine = run(SStar(n=2, rounds=3), protocol, say, passages)
+    # Each candidate was revised once, and then left alone, as the question and the answer stand in what was found.
     assert sorted(episode.id for episode in outcome.tried) == ["q1/0", "q1/1", "q1/2", "q1/3"]
     assert (outcome.episode.id, outcome.episode.answer) == ("q1/2", "by ice")
+    check_books(outcome, engine)
+
+
+def test_a_revision_that_finds_less_is_dropped_and_the_next_one_starts_from_the_candidate(protocol):
+    def say(name, turn, text):
+        if turn == 0:
+            assert name == "0" or "An earlier answer was: magic ice No passage supports" in text
+            return write_call("gout" if name == "0" else "nothing")
+        return write_answer("magic ice" if name == "0" else "magic spells")
+
+    outcome, engine = run(SStar(n=1, rounds=2), protocol, say, PASSAGES)
+    assert [episode.id for episode in outcome.tried] == ["q1/2", "q1/1", "q1/0"]
+    assert (outcome.episode.id, outcome.episode.answer) == ("q1/0", "magic ice")
     check_books(outcome, engine)
 
 

@@ -78,12 +78,65 @@ def test_an_engine_error_says_nothing_of_the_turns_before_it(protocol):
     check_books(outcome, engine)
 
 
+def relevance_of(found):
+    """Values of turns by what they found, which keep what they were asked about."""
+    asked = []
+
+    def values(protocol, question, episodes):
+        asked.append(tuple((len(episode.turns), episode.hits, episode.answer, episode.stop) for episode in episodes))
+        assert "GOLD" not in question.answer
+        return [found[episode.hits[0]] for episode in episodes]
+
+    return values, asked
+
+
+def test_what_a_turn_found_counts_before_its_answers_do(protocol):
+    """Both queries' first answers are equally poor; with values, the third rollout goes on from what found all."""
+
+    def poor(name, turn, text):
+        if turn == 0:
+            return write_call("bad" if name == "0" else "good")
+        return write_answer("great" if name == "2" and '"query": "good"' in text else "poor")
+
+    plain, _ = run(TreeSearch(SCORER, rollouts=3, width=2, concurrency=1), protocol, poor, FOUND)
+    assert (plain.episode.answer, plain.tried[2].hits) == ("poor", ("x#0",))  # the first of equal ones
+    values, asked = relevance_of({"x#0": 0.1, "y#0": 0.9})
+    search = TreeSearch(SCORER, values=values, rollouts=3, width=2, concurrency=1)
+    outcome, engine = run(search, protocol, poor, FOUND)
+    assert (outcome.episode.answer, outcome.tried[2].hits) == ("great", ("y#0",))
+    # Turns of one depth are judged together, without what came after them.
+    assert asked == [
+        ((1, ("x#0",), "", "search"),),
+        ((1, ("x#0",), "", "search"), (1, ("y#0",), "", "search")),
+    ]
+    check_books(outcome, engine)
+
+
+def test_each_depth_is_judged_by_itself(protocol):
+    def thrice(name, turn, text):
+        return write_call("bad" if turn else "good") if turn < 2 else write_answer("fair")
+
+    values, asked = relevance_of({"x#0": 0.1, "y#0": 0.9})
+    run(TreeSearch(SCORER, values=values, rollouts=2, width=2, concurrency=1), protocol, thrice, FOUND)
+    assert [[turns for turns, *_ in group] for group in asked] == [[1], [2]]
+
+
+def test_a_turn_that_ended_its_episode_or_failed_has_no_value(protocol):
+    values, asked = relevance_of({})
+    say_at_once = TreeSearch(SCORER, values=values, rollouts=2, width=2, concurrency=1)
+    run(say_at_once, protocol, lambda *_: write_answer("fair"))
+    run(say_at_once, protocol, lambda *_: EngineError("gone"))
+    assert asked == []
+
+
 def test_uct_by_hand():
     root = Node(EpisodeBuilder("r", QUESTION, [], "base"), visits=4)
     child = root.grow()
     assert child.uct(1.0) == math.inf
     child.visits, child.total = 1, 0.5
     assert child.uct(1.0) == pytest.approx(0.5 + math.sqrt(math.log(4)))
+    child.value = 0.9
+    assert child.uct(1.0) == pytest.approx(0.7 + math.sqrt(math.log(4)))
     child.back_up(0.25, visits=1)
     assert (child.visits, child.total, root.visits, root.total) == (2, 0.75, 5, 0.25)
 

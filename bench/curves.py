@@ -1,0 +1,201 @@
+"""Curves: what each test-time strategy scores beside best-of-n that samples as many tokens.
+
+    python evaluate.py --data data --policy models/warm --scorer models/scorer --systems single best_of_8 tpo learned_8
+    python -m bench.curves runs/eval --scorer models/scorer --figure curves.png
+
+Reads an output folder of evaluate.py. The first 1, 2, ... samples of --candidates give a curve of best-of-n for each
+way of choosing, and the oracle's; each other system is a point. A point is compared with the curve of `best_of_8`,
+chosen by what looks good, where that curve has sampled as many tokens a question: between two of its sizes it lies on
+the line between their scores, question by question, so that the difference is paired. A point that costs more than all
+samples together is compared with all of them, and marked: it had more tokens.
+
+Nothing is sampled here, and there is no bar: it tells what pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from bench.choosing import BEFORE, ORACLE, SINGLE, Stored, functions, read_stored, scorers, values_of
+from bench.choosing import Options as Choices
+from forage.agent.episode import Episode
+from forage.cli import run_script
+from forage.errors import UserError
+from forage.evaluation.measures import Floats
+from forage.evaluation.outcomes import Cost, OutcomeLog
+from forage.evaluation.plots import COLORS, MARKERS
+from forage.evaluation.scorers import best_index, unanswered
+from forage.runs.plots import GREY, STYLE, WIDTH, save_figure
+from forage.statistics import bootstrapped, clear
+
+CHOSEN_BY = (BEFORE, "agreement")  # besides learned ones and the oracle
+
+
+@dataclass(frozen=True)
+class Options(Choices):
+    """The comparison."""
+
+    others: tuple[str, ...] = ()
+    """Systems of other policies of the evaluation to set beside it, as policy/system."""
+    tokens: Literal["sampled", "all"] = "sampled"
+    """What is equal: the tokens that the policy wrote, or those and the ones it read."""
+    figure: Path | None = None
+    """Picture to write."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Best-of-n for S sizes n."""
+
+    tokens_S: Floats
+    """Mean tokens a question, rising."""
+    scores_QS: Floats
+
+    def at(self, tokens: float) -> Floats:
+        """(Q,): the scores where this many tokens are spent, on straight lines between the sizes.
+
+        Example: sizes of 100 and 200 tokens with scores .2 and .6 give .4 at 150, and .6 at 500.
+        """
+        for size, (before, after) in enumerate(pairwise(self.tokens_S)):
+            if tokens < after:
+                share = max(0.0, (tokens - before) / (after - before))
+                return np.asarray((1 - share) * self.scores_QS[:, size] + share * self.scores_QS[:, size + 1])
+        return np.asarray(self.scores_QS[:, -1])
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A system."""
+
+    name: str
+    tokens: float
+    score_Q: Floats
+
+
+def main(options: Options) -> None:
+    stored = read_stored(options)
+    curves = dict(curves_of(options, stored))
+    points = points_of(options, stored)
+    print(f"{options.score} of {len(stored.questions)} questions; tokens {options.tokens}:\n")
+    print("\n".join([*curve_table(curves), "", *point_table(points, curves[BEFORE])]), flush=True)
+    if options.figure:
+        with mpl.rc_context(STYLE):
+            save_figure(draw(curves, points, options), options.figure)
+
+
+def curves_of(options: Options, stored: Stored) -> Mapping[str, Curve]:
+    """A curve for each way of choosing among the first n samples."""
+    sizes = sorted({1, 2, 3, 4, 6, stored.values_QN.shape[1]} & set(range(1, stored.values_QN.shape[1] + 1)))
+    tokens_QN = np.array([[tokens_of(options, episode) for episode in each] for each in stored.candidates])
+    tokens_S = tokens_QN.cumsum(axis=1).mean(axis=0)[[size - 1 for size in sizes]]
+    known = scorers(options, stored.embedder)
+    chosen_by = {name: known[name] for name in (*CHOSEN_BY, *(path.name for path in options.scorer))}
+    curves = {}
+    for name, scorer in chosen_by.items():
+        places_QS = np.array(
+            [
+                [
+                    best_index(scorer(stored.protocol, unanswered(question), episodes[:size]), episodes[:size])
+                    for size in sizes
+                ]
+                for question, episodes in zip(stored.questions, stored.candidates, strict=True)
+            ]
+        )
+        curves[name] = Curve(tokens_S, np.take_along_axis(stored.values_QN, places_QS, axis=1))
+    best_QN = np.maximum.accumulate(stored.values_QN, axis=1)
+    return {**curves, ORACLE: Curve(tokens_S, best_QN[:, [size - 1 for size in sizes]])}
+
+
+def points_of(options: Options, stored: Stored) -> list[Point]:
+    """The evaluation's other systems of the policy, and --others, in alphabetical order."""
+    logs = sorted((options.evaluation / "outcomes" / stored.policy).glob("*.jsonl"))
+    names = [f"{stored.policy}/{path.stem}" for path in logs if path.stem not in (SINGLE, options.candidates)]
+    points = []
+    for name in [*names, *options.others]:
+        results = OutcomeLog(options.evaluation, name).results()
+        found = [results.get(question.id) for question in stored.questions]
+        if None in found:
+            raise UserError(
+                f"{options.evaluation} has {name} of {len(found) - found.count(None)} of the {len(found)} questions; "
+                "re-run the evaluation with it"
+            )
+        whole = [result for result in found if result]
+        values_Q1 = values_of(
+            stored.questions, [[result.episode] for result in whole], functions(stored.embedder)[options.score]
+        )
+        tokens = float(np.mean([cost_of(options, result.cost) for result in whole]))
+        points.append(Point(name.removeprefix(f"{stored.policy}/"), tokens, values_Q1[:, 0]))
+    return points
+
+
+def tokens_of(options: Options, episode: Episode) -> int:
+    return len(episode.ids) if options.tokens == "all" else episode.sampled
+
+
+def cost_of(options: Options, cost: Cost) -> int:
+    return cost.sampled + (cost.read if options.tokens == "all" else 0)
+
+
+def curve_table(curves: Mapping[str, Curve]) -> list[str]:
+    """Markdown: a line for each way of choosing, a column for each size."""
+    tokens_S = curves[BEFORE].tokens_S
+    lines = ["| tokens a question | " + " | ".join(f"{tokens:,.0f}" for tokens in tokens_S) + " |"]
+    lines.append("|---" * (len(tokens_S) + 1) + "|")
+    for name, curve in curves.items():
+        lines.append(f"| {name} | " + " | ".join(f"{score:.3f}" for score in curve.scores_QS.mean(axis=0)) + " |")
+    return lines
+
+
+def point_table(points: Sequence[Point], curve: Curve) -> list[str]:
+    """Markdown: a line for each system, the best difference first."""
+    lines = ["| system | tokens a question | score | best-of-n for as many | difference |", "|---|---|---|---|---|"]
+    rows = []
+    for point in points:
+        beside_Q = curve.at(point.tokens)
+        over = bootstrapped((point.score_Q - beside_Q).tolist())
+        said = f"{over['mean']:+.3f}"
+        more = " (n at its most)" if point.tokens > curve.tokens_S[-1] else ""
+        rows.append(
+            (
+                -over["mean"],
+                f"| {point.name} | {point.tokens:,.0f} | {point.score_Q.mean():.3f} | {beside_Q.mean():.3f}{more} | "
+                f"{f'**{said}**' if clear(over) else said} ({over['low']:+.3f} to {over['high']:+.3f}) |",
+            )
+        )
+    return lines + [line for _, line in sorted(rows)]
+
+
+def draw(curves: Mapping[str, Curve], points: Sequence[Point], options: Options) -> Figure:
+    figure = Figure(figsize=(WIDTH, 5.5), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, curve) in enumerate(curves.items()):
+        color = GREY if name == ORACLE else COLORS[number]
+        axes.plot(curve.tokens_S, curve.scores_QS.mean(axis=0), color=color, marker=".", label=f"best of n: {name}")
+    for number, point in enumerate(points, len(curves)):
+        found = bootstrapped(point.score_Q.tolist())
+        axes.errorbar(
+            point.tokens, found["mean"], [[found["mean"] - found["low"]], [found["high"] - found["mean"]]],
+            fmt=MARKERS[number // len(COLORS) % len(MARKERS)], color=COLORS[number % len(COLORS)],
+            markersize=7, capsize=2, elinewidth=0.8, label=point.name,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(f"tokens a question, {'sampled' if options.tokens == 'sampled' else 'sampled and read'}")
+    axes.set_ylabel(options.score)
+    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=9)
+    return figure
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)

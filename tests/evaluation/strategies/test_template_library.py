@@ -1,0 +1,213 @@
+"""The library of query templates by hand, and the whole chain on a tiny policy: episodes, library, plans, GRPO."""
+
+from dataclasses import replace
+
+import pytest
+
+import evaluate
+import sft_train
+from forage.agent.episode import Search, append_episodes, read_episodes
+from forage.agent.episode_files import episode_files
+from forage.agent.options import AgentSettings, SearchOptions, read_agent
+from forage.agent.planning import QueryTemplate, read_library
+from forage.agent.protocol import Protocol
+from forage.data.records import Question, read_questions
+from forage.engines.options import EngineOptions
+from forage.errors import UserError
+from forage.evaluation.options import EvaluationOptions
+from forage.evaluation.strategies.template_library import (
+    Candidate,
+    Distilled,
+    Options,
+    cover,
+    distil,
+    earnings,
+    main,
+    merged,
+    name_of,
+    shares_of,
+)
+from forage.files import write_jsonl
+from forage.policy.adapters import weights_digest
+from forage.sft.options import SFTOptions
+from tests.factories import EPISODE as EXAMPLE
+from tests.options import with_options
+from tests.tiny import make_data, make_policy, make_taught_base, make_tokenizer, teach
+from tests.tiny_training import tiny_options, train
+
+GOUT = Question("gout", "What causes gout?", "x", "causes", "Gout", (), ("right",))
+
+
+def played(question, reward, *searches, **more):
+    return replace(EXAMPLE, question_id=question.id, searches=searches, reward=reward, **more)
+
+
+def test_a_query_earns_what_its_episode_did_if_it_found_the_answer():
+    unknown = replace(GOUT, id="unknown", question_type="", relevant_chunk_ids=())
+    nameless = replace(GOUT, id="nameless", focus="")
+    episodes = [
+        played(GOUT, 0.8, Search(0, "gout", ("wrong",)), Search(1, "why Gout", ("wrong", "right"))),
+        played(GOUT, 0.6, Search(0, "why gout", ()), Search(1, "why  gout", ("right",))),  # once per episode
+        played(GOUT, 0.9, Search(0, "toes", ("right",))),  # speaks of something else
+        played(GOUT, 0.9, Search(0, "gout", ("right",)), stop="turns"),  # not well-formed
+        played(unknown, 0.7, Search(0, "gout", ("a",))),  # no label says what answers
+        played(nameless, 0.9, Search(0, "gout", ("right",))),
+        played(replace(GOUT, id="stranger"), 0.9, Search(0, "gout", ("right",))),
+    ]
+    assert list(earnings(episodes, [GOUT, unknown, nameless])) == [
+        ("[topic]", "causes", 0.0), ("why [topic]", "causes", 0.8), ("why [topic]", "causes", 0.6),
+        ("[topic]", "What causes [topic]?", 0.7),
+    ]  # fmt: skip
+    assert shares_of([GOUT, unknown, nameless]) == {"causes": 0.5, "What causes [topic]?": 0.5}
+
+
+def test_shapes_that_say_the_same_are_one():
+    earned = [
+        ("symptoms of [topic]", "a", 1.0), ("[topic] Symptoms", "a", 0.5), ("[topic] Symptoms", "b", 0.0),
+        ("[topic] symptoms signs", "a", 0.25), ("what is [topic]?", "b", 0.5), ("[topic]", "b", 0.75),
+    ]  # fmt: skip
+    assert merged(earned) == [
+        Candidate("[topic] Symptoms", {"a": [1.0, 0.5], "b": [0.0]}),
+        Candidate("[topic] symptoms signs", {"a": [0.25]}),
+        Candidate("[topic]", {"b": [0.5, 0.75]}),
+    ]
+
+
+def test_what_a_template_is_worth_by_hand():
+    candidate = Candidate("[topic]", {"a": [1.0, 0.5], "b": [0.5]})
+    assert (candidate.worth("a"), candidate.worth("b"), candidate.worth("c")) == (0.5, 0.25, 0)
+    assert (candidate.episodes, candidate.reward) == (3, pytest.approx(2 / 3))
+
+
+def test_a_library_serves_all_kinds():
+    """With one episode each, a template is worth half of what it earned."""
+    x, y, z = Candidate("x", {"a": [0.8]}), Candidate("y", {"a": [0.7]}), Candidate("z", {"b": [0.2], "a": [0.6]})
+    assert cover([y, z, x], {"a": 0.5, "b": 0.5}, 12) == [x, z]  # gains .2 (z: .2) and .05; y gains nothing after x
+    assert cover([y, z, x], {"a": 0.25, "b": 0.75}, 12) == [z, x]  # .15 against .1; then x adds .25 * .1
+    assert cover([y, z, x], {"a": 0.5, "b": 0.5}, 1) == [x]
+    assert cover([Candidate("w", {"a": [0.0]})], {"a": 1.0}, 12) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "taken", "name"),
+    [
+        ("[topic] Symptoms signs", [], "symptoms"), ("[topic] symptoms signs", ["symptoms"], "symptoms_signs"),
+        ("what is [topic]?", [], "topic"), ("[topic]", ["topic"], "topic_2"),
+        ("[topic]", ["topic", "topic_2"], "topic_3"), ("[topic] Ursache für", [], "ursache"),
+    ],
+)  # fmt: skip
+def test_names(query, taken, name):
+    assert name_of(query, taken) == name
+
+
+def test_a_library_by_hand():
+    mumps = Question("mumps", "What are the symptoms of mumps?", "x", "symptoms", "mumps", (), ("right",))
+    episodes = [
+        *[played(GOUT, reward, Search(0, "why gout", ("right",))) for reward in (1.0, 0.8)],
+        *[played(GOUT, reward, Search(0, "cause of gout", ("right",))) for reward in (0.9, 0.9, 0.9)],
+        *[played(mumps, 0.5, Search(0, "mumps why signs", ("right",))) for _ in range(2)],
+        played(mumps, 1.0, Search(0, "mumps fever", ("right",))),  # only one
+    ]
+    # "why" is an idle word: "why [topic]" is what is left of it. Worth for causes: 2.7 / 4 against 1.8 / 3.
+    assert distil(episodes, [GOUT, mumps], most=12, min_episodes=2) == [
+        Distilled("cause", "cause of [topic]", 3, pytest.approx(0.9)),
+        Distilled("signs", "[topic] why signs", 2, 0.5),
+    ]
+    assert [each.name for each in distil(episodes, [GOUT, mumps], most=12, min_episodes=1)] == ["cause", "fever"]
+
+
+def test_the_command(tmp_path, capsys):
+    held_out = replace(GOUT, id="eval-1", question="What mends gout?")
+    episodes = [played(GOUT, 0.9, Search(0, "cause gout", ("right",))), played(held_out, 1.0, Search(0, "gout cure"))]
+    append_episodes(tmp_path / "run" / "episodes" / "000003" / "w.jsonl", episodes)
+    write_jsonl(tmp_path / "train.jsonl", [GOUT])
+    write_jsonl(tmp_path / "eval.jsonl", [held_out])
+    options = Options(tmp_path / "run", tmp_path, tmp_path / "library.jsonl", min_episodes=1)
+    main(options)
+    assert read_library(options.out) == (QueryTemplate("cause", "cause [topic]"),)
+    assert "cause: cause [topic] (0.90, 1)" in capsys.readouterr().out
+    for wrong, says in (
+        ({"min_episodes": 2}, "lower --min-episodes"), ({"most": 0}, "--most 0"),
+        ({"run_dir": tmp_path / "none"}, "has no episodes"), ({"out": tmp_path / "train.jsonl"}, "--out"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            main(replace(options, **wrong))
+
+
+# The chain
+
+
+def kinds_of_questions(folder):
+    """Tiny data whose questions have a focus and are of two types."""
+    data = make_data(folder / "data")
+    for split in ("train", "eval"):
+        questions = [
+            replace(question, focus=f"disease {n}", question_type="care" if n % 2 else "cure")
+            for question in read_questions(data / f"{split}.jsonl")
+            for n in [int(question.id[1:])]
+        ]
+        write_jsonl(data / f"{split}.jsonl", questions)
+    return data
+
+
+def test_the_chain_from_episodes_to_a_policy_that_plans(tmp_path, embedder, monkeypatch):
+    data = kinds_of_questions(tmp_path)
+    questions = read_questions(data / "train.jsonl")
+    # Episodes of a run that wrote its queries, and their library.
+    wrote = {"cure": "remedy for disease {}", "care": "disease {} rest"}
+    episodes = [
+        played(question, 1.0, Search(0, wrote[question.question_type].format(n), (f"d{n}#0",)))
+        for n, question in enumerate(questions)
+    ]
+    append_episodes(tmp_path / "run" / "episodes" / "000000" / "w.jsonl", episodes)
+    library = tmp_path / "library.jsonl"
+    main(Options(tmp_path / "run", data, library))
+    expected = (QueryTemplate("rest", "[topic] rest"), QueryTemplate("remedy", "remedy for [topic]"))
+    assert sorted(read_library(library), key=lambda each: each.query) == list(expected)
+
+    # A warm start that shows plans, over a base that has learnt to write them: a tiny one would take long to.
+    settings = AgentSettings(mode="sparse", max_turns=2, max_turn_tokens=80, query_templates=read_library(library))
+    taught = teach(tmp_path, questions, settings, Protocol.playing(make_tokenizer(), settings))
+    make_policy(tmp_path / "policy", make_taught_base(tmp_path / "base", taught, steps=55))
+    warm = SFTOptions(
+        data=data, policy=tmp_path / "policy", output_dir=tmp_path / "warm", max_steps=1, eval_every=1, batch_size=4,
+        eval_questions=0, eval_share=0.3,
+        search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=80, query_templates=library),
+    )  # fmt: skip
+    sft_train.main(with_options(warm, learning_rate=1e-3))
+    shown = list(read_episodes(tmp_path / "warm" / "demonstrations.jsonl"))
+    assert shown
+    assert all(search.template in ("rest", "remedy") for episode in shown for search in episode.searches)
+    assert read_agent(tmp_path / "warm") == settings
+
+    # GRPO, which is told of no library, and plans.
+    library.unlink()
+    run = tmp_path / "planning"
+    more = {"policy": tmp_path / "warm", "search": SearchOptions(), "max_steps": 1, "eval_every": 1}
+    train(tiny_options(tmp_path, run, temperature=0.3, **more))  # at 1 so small a model seldom ends a plan
+    assert read_agent(run).query_templates == settings.query_templates
+    assert weights_digest(run / "adapters" / "v000001") != weights_digest(run / "adapters" / "v000000")
+    rollouts = [episode for path in episode_files(run / "episodes" / "000000") for episode in read_episodes(path)]
+    planned = [episode for episode in rollouts if any(search.template for search in episode.searches)]
+    assert planned
+    protocol = Protocol.playing(make_tokenizer(), settings)
+    for episode in planned:
+        first = episode.turns[0]
+        assert '"plan"' in protocol.text(episode.ids[first.start : first.end])
+        assert set(episode.mask[first.start : first.end]) == {1}
+        assert all(search.hits for search in episode.searches)
+
+    # The same prompt at test time.
+    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda *_, **__: embedder)
+    monkeypatch.setattr("forage.evaluation.report.draw_evaluation", lambda rows, path: None)
+    evaluate.main(EvaluationOptions(
+        data=data, policy=(f"planner={run}",), output_dir=tmp_path / "out", engine=EngineOptions(engine="local"),
+        cutoffs=(1, 3), systems=("single", "best_of_8"), eval_questions=2,
+    ))  # fmt: skip
+    for name in ("single", "best_of_8"):
+        [path] = (tmp_path / "out" / "episodes" / "planner").glob(f"{name}.jsonl*")
+        tested = list(read_episodes(path))
+        prompts = {episode.question_id: episode.ids[: episode.turns[0].start] for episode in tested}
+        held_out = {question.id: question for question in read_questions(data / "eval.jsonl")}
+        assert prompts == {name: tuple(protocol.prompt(held_out[name].question)) for name in prompts}
+        assert len(prompts) == 2
