@@ -3,6 +3,7 @@ clock."""
 
 import fcntl
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -13,6 +14,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import that reads it: tests reach no hub
+
+# A shell starts background jobs so that they ignore Ctrl-C, and the scripts that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test survives the machine's power, so none needs to wait for its disk; many write hundreds of small files.
 os.fsync = lambda file: None

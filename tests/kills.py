@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import struct
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import ROOT
+from tests.ports import free_port
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.kills_preload"])
@@ -89,8 +89,12 @@ class Changes:
         changes, real_open = self, io.open
 
         class Raw(io.FileIO):
+            def __init__(self, path, *args):
+                super().__init__(path, *args)
+                self.path = path  # `tempfile` names a nameless file by its descriptor
+
             def write(self, data):
-                changes.happened("write", self.name, lambda: super(Raw, self).write(bytes(data)[: len(data) // 2]))
+                changes.happened("write", self.path, lambda: super(Raw, self).write(bytes(data)[: len(data) // 2]))
                 return super().write(data)
 
         def counted(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, closefd=True, opener=None):
@@ -180,7 +184,7 @@ class Started:
         """The change at which it died."""
         return self.board.read()[1]
 
-    def wait(self, seconds=120):
+    def wait(self, seconds=250):
         """Its exit status, negative for a signal."""
         self.process.join(seconds)
         if self.process.exitcode is None:
@@ -204,12 +208,6 @@ def start(command, arena, signals=None, environment=None, group=None):
     )
     process.start()
     return Started(process, board, written)
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def start_ranks(command, arena, signals=None, *, second=None, environment=None):

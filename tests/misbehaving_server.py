@@ -12,10 +12,12 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 PDF = b"%PDF-1.7\n1 0 obj\n"
+LONG = 50  # seconds; whatever is waited for comes much sooner, or never
 
 
 def page(title: str, text: str = "") -> str:
@@ -24,26 +26,29 @@ def page(title: str, text: str = "") -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    time: float
     host: str
     path: str
 
 
 @dataclass
 class Log:
-    """What was asked for, and how many requests were open at once, by host and over all ('')."""
+    """What was asked for, and how many requests were open at once, by host and over all ('').
+
+    A request is over before its answer is sent, so that a client's next one never counts beside it.
+    """
 
     requests: list[Seen] = field(default_factory=list)
     peak: Counter[str] = field(default_factory=Counter)
     open: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Condition = field(default_factory=threading.Condition)
 
     def begin(self, host: str, path: str) -> None:
         with self.lock:
-            self.requests.append(Seen(time.monotonic(), host, path))
+            self.requests.append(Seen(host, path))
             for key in (host, ""):
                 self.open[key] += 1
                 self.peak[key] = max(self.peak[key], self.open[key])
+            self.lock.notify_all()
 
     def end(self, host: str) -> None:
         with self.lock:
@@ -52,8 +57,8 @@ class Log:
     def count(self, path: str) -> int:
         return sum(seen.path == path for seen in self.requests)
 
-    def starts(self, host: str) -> list[float]:
-        return [seen.time for seen in self.requests if seen.host == host]
+    def asked(self, host: str) -> int:
+        return sum(seen.host == host for seen in self.requests)
 
     def clear(self) -> None:
         with self.lock:
@@ -72,6 +77,8 @@ class MisbehavingServer(socketserver.ThreadingTCPServer):
         self.log = Log()
         self.robots: dict[str, str] = {}
         self.answer_after = 0.0  # seconds that a page takes
+        self.until: Callable[[Log], bool] = lambda log: True  # what good pages wait for, such as others beside them
+        self.tickets: threading.Semaphore | None = None  # each page takes one, and waits where there is none
 
     @property
     def address(self) -> str:
@@ -91,6 +98,7 @@ class MisbehavingServer(socketserver.ThreadingTCPServer):
 
 class _Handler(socketserver.StreamRequestHandler):
     server: MisbehavingServer
+    open_for = ""  # the host of the request that is being answered
 
     def handle(self) -> None:
         request = re.fullmatch(rb"GET (\S+) HTTP/1\.1\r\n", self.rfile.readline(65537))
@@ -101,19 +109,28 @@ class _Handler(socketserver.StreamRequestHandler):
         lines = [line.decode("latin-1").strip() for line in iter(self.rfile.readline, b"\r\n")]
         host = next(line[5:].strip() for line in lines if line.lower().startswith("host:")).partition(":")[0]
         self.server.log.begin(host, path)
+        self.open_for = host
         try:
             if path == "/robots.txt":
                 self.robots(host)
             else:
+                if self.server.tickets:
+                    self.server.tickets.acquire(timeout=LONG)
                 name, _, rest = path.lstrip("/").partition("/")
                 getattr(self, name.replace("-", "_"))(rest)
         finally:
-            self.server.log.end(host)
+            self.end()
+
+    def end(self) -> None:
+        if self.open_for:
+            self.server.log.end(self.open_for)
+            self.open_for = ""
 
     def answer(self, status: int, body: bytes = b"", kind: str | None = "text/html", **headers: str) -> None:
         head = [f"HTTP/1.1 {status} Whatever", f"Content-Length: {headers.pop('length', len(body))}"]
         head += [f"Content-Type: {kind}"] if kind else []
         head += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self.end()
         self.wfile.write("\r\n".join([*head, "Connection: close", "", ""]).encode("latin-1") + body)
 
     def robots(self, host: str) -> None:
@@ -128,6 +145,8 @@ class _Handler(socketserver.StreamRequestHandler):
     # Pages that are fine in the end.
 
     def good(self, rest: str) -> None:
+        with self.server.log.lock:
+            self.server.log.lock.wait_for(lambda: self.server.until(self.server.log), LONG)
         time.sleep(self.server.answer_after)
         self.answer(200, page(f"Page {rest}").encode(), "text/html; charset=utf-8")
 
@@ -145,7 +164,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def busy(self, _: str) -> None:
         if self.server.log.count("/busy") == 1:
-            self.answer(429, Retry_After="1")
+            self.answer(429, Retry_After="3")
         else:
             self.answer(200, page("Busy").encode())
 
@@ -237,4 +256,4 @@ class _Handler(socketserver.StreamRequestHandler):
             time.sleep(pause)
 
     def _until_client_leaves(self) -> None:
-        select.select([self.connection], [], [], 30)
+        select.select([self.connection], [], [], LONG)

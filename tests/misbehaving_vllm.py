@@ -2,9 +2,12 @@
 
 import json
 import math
+import select
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.ports import free_port
 
 LOGITS = {"token_id:7": 3.0, "token_id:5": 2.0, "token_id:2": 1.0, "token_id:9": 0.0, "token_id:1": -2.0}
 HTML = b"<html><body>Welcome to the proxy</body></html>"
@@ -27,8 +30,8 @@ class Listener(ThreadingHTTPServer):
 class MisbehavingVLLM:
     """`plan` holds what the next completions do, after which all succeed: a status, or one of
 
-    cut (half a body), hang (nothing for a second), drip (a byte at a time, for ever), html (a proxy's page), redirect,
-    or a dictionary of changes to the choice. `says` makes the choice of a completion otherwise, from the body.
+    cut (half a body), hang (nothing until the client leaves), drip (a byte at a time, for ever), html (a proxy's page),
+    redirect, or a dictionary of changes to the choice. `says` makes a completion's choice otherwise, from the body.
 
     `sleep_mode` is True with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, False with the latter alone (then it says
     that it sleeps and frees nothing, as the real server does), None without both. `turns` lists what happened in turn.
@@ -154,8 +157,7 @@ class MisbehavingVLLM:
                 self.wfile.flush()
 
             def hang(self):
-                time.sleep(1)
-                self.say(200, {"choices": []})
+                select.select([self.connection], [], [], 60)
 
             def drip(self):
                 self.send_response(200)
@@ -170,7 +172,7 @@ class MisbehavingVLLM:
             def redirect(self):
                 self.say(307, b"", Location="http://elsewhere:8100/v1/completions")
 
-        self.handler, self.port = Handler, 0
+        self.handler, self.port = Handler, free_port()  # which stays its own when it is stopped and started
         self.start()
 
     def start(self):

@@ -11,7 +11,7 @@ from forage.data.records import Question
 
 
 def test_rm3_by_hand():
-    """Of the example's x .5, y .375 and z .125 two words are kept, as .875 of all: 4/7 and 3/7 of the words' weight.
+    """Two of the example's x .5, y .375 and z .125 are kept, .875 of all: 4/7 and 3/7 of the words' weight.
 
     The question has one word, 20 times. The words have as much weight: 20 * 4/7 = 11.4 and 20 * 3/7 = 8.6 times.
     """

@@ -72,7 +72,7 @@ def test_a_script_ends_with_one_line_and_a_status():
         ("key", 130, "stopped; re-run the same command"),
     ):
         done = subprocess.run(
-            [sys.executable, "-c", script, "--name", name], cwd=ROOT, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", script, "--name", name], cwd=ROOT, capture_output=True, text=True, timeout=250
         )
         assert done.returncode == status
         assert done.stderr.startswith(says)

@@ -17,7 +17,7 @@ LAYERS = [
     ["agent"],
     ["rollout", "runs", "questions"],
     ["grpo", "sft", "evaluation", "rewriter"],
-    ["evaluation.strategies", "evaluation.chat", "doctor"],
+    ["evaluation.strategies", "evaluation.preference", "evaluation.chat", "evolution", "doctor"],
     ["scripts"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}

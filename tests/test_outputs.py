@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,7 @@ EVALUATE = ["evaluate.py", "--data", "data", "--policy", "policy", "--engine", "
 COLLECTION = ["collection_prep.py", "--embedder", "none"]
 EXPERT = ["-m", "forage.evaluation.expert", "best.jsonl", "--data", "data", "--policy", "policy", "--out"]
 TEMPLATES = ["-m", "forage.evaluation.strategies.thought_templates", "runs", "--data", "data", "--out"]
+LIBRARY = ["-m", "forage.evaluation.strategies.template_library", "runs", "--data", "data", "--out"]
 ATTACKS = [
     # the output is an input, by its name or by a link
     ([*SFT, "policy"], "--output-dir policy is --policy, which would be written over"),
@@ -96,6 +98,7 @@ ATTACKS = [
      "would be written over"),
     ([*EXPERT, "best.jsonl"], "which would be written over"),
     ([*TEMPLATES, "data/train.jsonl"], "--out data/train.jsonl is --data"),
+    ([*LIBRARY, "data/train.jsonl"], "--out data/train.jsonl is --data"),
     # it lies inside of one, or around one
     ([*SFT, "policy/adapters"], "is inside of --policy"),
     ([*SFT, "."], "holds --data"),
@@ -165,6 +168,9 @@ def test_an_older_versions_config_is_still_this_scripts(tmp_path):
     options = EvaluationOptions(output_dir=tmp_path)
     keep_options(tmp_path, options)
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["seed"]
-    (tmp_path / "config.json").write_text(json.dumps(config | {"questions": 200}))
+    lacking = {name: value for name, value in config.items() if name != "seed"}
+    (tmp_path / "config.json").write_text(json.dumps(lacking | {"questions": 200}))
     keep_options(tmp_path, options)
+    assert json.loads((tmp_path / "config.json").read_text()) == config
+    with pytest.raises(UserError, match="was begun with"):
+        keep_options(tmp_path, replace(options, seed=options.seed + 1))

@@ -26,6 +26,7 @@ def test_a_log_gets_whole_lines(monkeypatch):
 
 
 def test_what_is_soon_done_leaves_no_line(monkeypatch):
+    monkeypatch.setattr(progress, "LOG_EVERY", 600.0)
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
     with counting("pages", 2, "page") as bar:

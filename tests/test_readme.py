@@ -34,7 +34,11 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 # Commands in the text whose flags are another program's, or a benchmark's own, which parsing has seen.
 OTHERS = re.compile(r"docker|pip|python -m|scripts/")
 # That a user runs, with flags of their own.
-MODULES = ("forage.policy.memory", "forage.policy.served_base", "forage.doctor.__main__", "forage.runs.browser")
+MODULES = (
+    "forage.policy.memory", "forage.policy.served_base", "forage.doctor.__main__", "forage.runs.browser",
+    "forage.evaluation.preference.train_scorer", "forage.evolution.self_evolve",
+    "forage.evaluation.strategies.template_library",
+)  # fmt: skip
 # vLLM's and trackio's.
 OTHERS_FLAGS = {
     "--enable-auto-tool-choice", "--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-lora-rank",
@@ -48,8 +52,8 @@ YOURS = {
 # Options that name what a command writes, and what it reads.
 WRITES = ("output_dir", "output_path", "content_dir", "cache_dir", "out")
 READS = (
-    "data", "policy", "beside", "lora_model", "documents", "demonstrations", "templates", "episodes", "collection",
-    "corpus", "queries", "qrels", "evaluation", "questions_file", "lockstep", "ahead",
+    "data", "policy", "beside", "lora_model", "documents", "demonstrations", "templates", "query_templates", "episodes",
+    "collection", "corpus", "queries", "qrels", "evaluation", "questions_file", "lockstep", "ahead", "scorer",
 )  # fmt: skip
 ALWAYS_READ = ("data", "policy")  # though it be their default
 RUN_DIR_IS_MADE_BY = ("grpo_train", "bench.search_gain", "grpo_rollout", "train_ppo")

@@ -91,17 +91,21 @@ def make_policy(folder, base):
     return folder
 
 
-def make_data(folder):
-    """A data folder: a store of eight documents that BM25 searches, six questions to train on and two held out."""
+def make_data(folder, count=8):
+    """A data folder: a store of eight documents that BM25 searches, six questions to train on and two held out.
+
+    With another `count`, that many documents and questions, of which two are held out.
+    """
     documents = [
-        Document(f"d{n}", f"Disease {n}", f"Disease {n} is mended by rest and by remedy {n}.") for n in range(8)
+        Document(f"d{n}", f"Disease {n}", f"Disease {n} is mended by rest and by remedy {n}.") for n in range(count)
     ]
     DocumentStore.build(folder / "store", documents, StoreOptions(embedder="none"))
     questions = [
-        Question(f"q{n}", f"What mends disease {n}?", f"Remedy {n}.", relevant_chunk_ids=(f"d{n}#0",)) for n in range(8)
+        Question(f"q{n}", f"What mends disease {n}?", f"Remedy {n}.", relevant_chunk_ids=(f"d{n}#0",))
+        for n in range(count)
     ]
-    write_jsonl(folder / "train.jsonl", questions[:6])
-    write_jsonl(folder / "eval.jsonl", questions[6:])
+    write_jsonl(folder / "train.jsonl", questions[:-2])
+    write_jsonl(folder / "eval.jsonl", questions[-2:])
     return folder
 
 
@@ -124,7 +128,7 @@ def rewards_of_tokens(embedder):
     return {"even": even, "low": low}
 
 
-def teach(folder, questions, settings=None, protocol=None):
+def teach(folder, questions, settings=None, protocol=None, **teacher):
     """A teacher's well-formed episodes on the tiny data."""
     import asyncio
 
@@ -139,4 +143,25 @@ def teach(folder, questions, settings=None, protocol=None):
     def search(queries):
         return store.search(queries, settings.k, settings.mode)
 
-    return asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(), 0))
+    return asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(**teacher), 0))
+
+
+def make_taught_base(folder, episodes, steps):
+    """A model folder whose weights have learnt these episodes: it searches and answers, and errs now and then."""
+    from forage.policy.packing import pack
+
+    model = make_model()
+    model.lm_head.weight.data /= 24
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    longest = max(len(episode.ids) for episode in episodes)
+    [batch] = pack(episodes, longest * len(episodes))
+    for _ in range(steps):
+        logits = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits[:, :-1]
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch.ids_BT[:, 1:], reduction="none")
+        sampled_BT = batch.sampled_BT[:, 1:]
+        ((losses * sampled_BT).sum() / sampled_BT.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,10 +30,13 @@ def server():
         yield server
 
 
-def sample(*servers, request=REQUEST, patience=20.0, timeout=5.0, wanted=None):
+def sample(*servers, request=REQUEST, wanted=None, opening=60, **later):
+    """`later` are options of the request alone: however slow this machine is, the servers are found to be there."""
+
     async def run():
-        options = EngineOptions(urls=tuple(server.url for server in servers), patience=patience, timeout=timeout)
+        options = EngineOptions(urls=tuple(server.url for server in servers), patience=opening, timeout=60)
         async with VLLMEngine(options, wanted) as engine:
+            engine.options = replace(options, **later)
             return await engine.generate(request)
 
     return asyncio.run(run())
@@ -65,8 +69,10 @@ TROUBLE = {
 @pytest.mark.parametrize("plan", TROUBLE.values(), ids=TROUBLE)
 def test_trouble_that_passes_is_waited_out(server, plan):
     server.plan = list(plan)
-    assert sample(server, timeout=0.3) == RIGHT
-    assert len(server.bodies) == len(plan) + 1
+    stuck = {"hang", "drip"} & set(map(str, plan))
+    assert sample(server, timeout=0.3 if stuck else 60) == RIGHT
+    # A slow machine may time out an answer that was on its way, too.
+    assert len(server.bodies) > len(plan) if stuck else len(server.bodies) == len(plan) + 1
     assert all(body == server.bodies[0] for body in server.bodies)
 
 
@@ -147,7 +153,7 @@ def test_a_redirect_is_told_with_where_it_leads(server):
 def test_something_else_at_the_address_is_one_line(server, listing):
     server.listing = listing
     with pytest.raises(UserError, match=r"no vLLM server answers at .* but no list of models\); start one") as error:
-        sample(server, patience=0.1)
+        sample(server, opening=0.1)
     one_line(error)
 
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from forage.rollout.plans import Plan, Played
 from forage.rollout.worker import play_plan
 from forage.runs.report import PlotSchedule
 from tests.factories import EPISODE, STATS
+from tests.slow_folder import run_virtually
 
 HOUR = 3600.0
 QUESTIONS = tuple(f"q{number}" for number in range(12))
@@ -55,13 +57,14 @@ class SlowRollout:
 
 
 def shared(rollout, run_dir, workers="abc", lease=0.4):
+    """On virtual time: on a slow machine a live worker's claim might expire before its next refresh."""
     plan = Plan("000000", 0, QUESTIONS, num_rollouts=2)
 
     async def run():
         playing = (play_plan(rollout, run_dir, plan, name, poll=0.01, lease=lease) for name in workers)
         await asyncio.wait_for(asyncio.gather(*playing), 60)
 
-    asyncio.run(run())
+    run_virtually(SimpleNamespace(pass_on=lambda seconds: None), run())
     return Played(run_dir, plan)
 
 

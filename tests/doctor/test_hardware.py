@@ -1,6 +1,7 @@
 """Processor, memory, GPUs and disks of machines that are made up."""
 
 import shutil
+import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
@@ -96,6 +97,8 @@ def test_no_gpu_at_all_is_a_choice(monkeypatch):
 
 
 def test_nvidia_smi_is_asked(tmp_path, monkeypatch):
+    real = subprocess.run
+    monkeypatch.setattr(hardware.subprocess, "run", lambda *args, **more: real(*args, **more | {"timeout": 60}))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert hardware.nvidia_smi() == ""
     script = tmp_path / "nvidia-smi"

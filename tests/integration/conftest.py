@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 
@@ -11,17 +10,16 @@ import httpx
 import pytest
 
 from tests import ROOT
+from tests.ports import free_port
 
-STARTUP = 300  # seconds; about 60 on two idle cores
+STARTUP = 600  # seconds; about 60 on two idle cores
 
 
 class Server:
     """A vLLM process that can be killed and started again on its port."""
 
     def __init__(self, model, log, arguments=(), **settings):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url, self.model, self.log, self.process = f"http://127.0.0.1:{self.port}", model, log, None
         self.arguments, self.settings = arguments, settings
 
@@ -43,7 +41,7 @@ class Server:
             if self.process.poll() is not None:
                 break
             try:
-                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
+                if httpx.get(f"{self.url}/health", timeout=10).status_code == 200:
                     return self
             except httpx.TransportError:
                 pass

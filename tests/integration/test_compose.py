@@ -7,7 +7,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from forage.policy.adapters import sampled_by, versions
 from forage.runs.stats import read_stats
 from tests import ROOT
 from tests.bounds import mismatch_bound
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
 PROJECT = "grpo-test"
@@ -44,9 +44,7 @@ class Stack:
 
     def __init__(self, folder):
         self.key = secrets.token_urlsafe(24)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.env_file = folder / "env"
         settings = {
             "VLLM_API_KEY": self.key, "VLLM_PORT": port, "DATASET": "sample", "WARM_STEPS": 8, "LORA_RANK": 8,

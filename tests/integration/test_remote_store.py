@@ -27,6 +27,7 @@ from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions, StorePlace
 from forage.store.remote import RemoteStore
 from tests import ROOT
+from tests.ports import free_port
 from tests.tiny import make_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -111,12 +112,12 @@ def test_a_server_that_dies_is_waited_for_but_not_one_of_another_store(tmp_path)
     ]
     DocumentStore.build(tmp_path / "first", documents, words)
     DocumentStore.build(tmp_path / "second", documents[:2], words)
-    with serving(tmp_path / "first") as (process, url):
-        remote = RemoteStore(url, patience=120)
+    port = free_port()
+    with serving(tmp_path / "first", port) as (process, url):
+        remote = RemoteStore(url, patience=250)
         assert remote.search(["toe"], 1, "sparse")[0][0].chunk_id == "gout#0"
         process.send_signal(signal.SIGKILL)
         process.wait()
-    port = int(url.rpartition(":")[2])
     with serving(tmp_path / "first", port):
         assert remote.search(["toe"], 1, "sparse")[0][0].chunk_id == "gout#0"
     command = [sys.executable, "document_store.py", "serve", "--store", str(tmp_path / "second"), "--port", str(port),

@@ -150,7 +150,8 @@ def test_a_request_in_flight_during_a_swap_ends_with_its_own_adapters_tokens(ser
 
     async def act(engine):
         await engine.load_adapter("flight-v000001", adapters / "v000001")
-        early = asyncio.create_task(engine.generate(replace(request, adapter=engine.adapter)))
+        # Long enough that it outlasts the swap on a busy machine too.
+        early = asyncio.create_task(engine.generate(replace(request, max_tokens=240, adapter=engine.adapter)))
         while not await running():
             await asyncio.sleep(0.01)
         await engine.load_adapter("flight-v000002", adapters / "v000002")

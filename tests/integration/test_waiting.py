@@ -72,8 +72,8 @@ def waited(stats, kind):
 
 
 def test_a_slow_worker_makes_the_trainer_wait_and_a_second_one_less(tiny, tmp_path):
-    """A step has three questions, and a worker here takes two seconds for each: six, or four for two of them."""
-    alone, said = run(tiny, tmp_path / "alone", a=2.0)
+    """A step has three questions, and a worker here takes three seconds for each: nine, or six for two of them."""
+    alone, said = run(tiny, tmp_path / "alone", a=3.0)
     found = shares(alone)
     assert found.trainer > 0.4, found
     assert found.workers < 0.2, found
@@ -84,7 +84,7 @@ def test_a_slow_worker_makes_the_trainer_wait_and_a_second_one_less(tiny, tmp_pa
     assert says in said.splitlines()
     assert says in (tmp_path / "alone" / "run" / "report.html").read_text()
 
-    helped, _ = run(tiny, tmp_path / "helped", a=2.0, b=2.0)
+    helped, _ = run(tiny, tmp_path / "helped", a=3.0, b=3.0)
     assert {name for step in helped for name in step.workers} == {"a", "b"}
     assert waited(helped, "rollout_wait") < waited(alone, "rollout_wait")
     # Three questions are not shared evenly: each step one of the two waits for the other's last one.

@@ -120,8 +120,12 @@ def test_a_policy_remade_in_place_does_not_resume_the_old_run(run):
 def test_a_policy_that_was_trained_further_is_still_the_one_the_run_began_with(run):
     shutil.copytree(adapter_path(run / "policy", 0), adapter_path(run / "policy", 1))
     scale(adapter_path(run / "policy", 1))
+    before = read_run_card(run / "run")
     resume(run)
     play(run)
+    assert read_run_card(run / "run") == before
+    assert before.adapter == "v000000"
+    assert [row.step for row in read_stats(run / "run")] == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "eval.jsonl", "store/chunks.jsonl"])
@@ -240,8 +244,9 @@ def test_a_worker_does_not_contradict_its_run(run, given, says, follow):
         play(run, follow=follow, **given)
 
 
-def test_a_worker_may_repeat_what_the_run_says(run):
+def test_a_worker_may_repeat_what_the_run_says(run, capsys):
     play(run, num_rollouts=2, batch_size=2, temperature=1.0, top_p=1.0, top_k=0, weights=(1.0, 1.0), seed=0)
+    assert f"{run / 'run'} is finished; to continue it" in capsys.readouterr().out  # it was let in
 
 
 def test_a_worker_takes_from_the_run_what_it_was_not_given(run):

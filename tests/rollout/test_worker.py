@@ -49,7 +49,7 @@ def load(run_dir, least=0, within=0.05):
 
 
 def test_an_adapter_of_which_a_part_is_missing_is_not_loaded(tmp_path):
-    """Of what another machine published, files may appear one by one, and with wrong bytes."""
+    """What another machine published may appear file by file, and with wrong bytes."""
     for version in (0, 1):
         empty_adapter(tmp_path, version)
     newer = adapter_path(tmp_path, 1)

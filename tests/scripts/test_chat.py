@@ -124,7 +124,10 @@ def test_mistakes_are_one_line(tiny, model_folder, arguments, says, monkeypatch)
 
 
 def on_terminal(arguments, keys, until):
-    """(what a terminal of 80 columns saw, exit status); `keys` are typed when the prompt is there."""
+    """(what a terminal of 80 columns saw, exit status); `keys` are typed when the prompt is there.
+
+    A Ctrl-C just after the prompt is written, before input is waited for, is lost: it is typed again later.
+    """
     master, slave = pty.openpty()
     environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
     process = subprocess.Popen(
@@ -133,7 +136,7 @@ def on_terminal(arguments, keys, until):
         preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(slave)
-    seen, deadline, typed = b"", time.monotonic() + 200, 0
+    seen, deadline, typed, again = b"", time.monotonic() + 200, 0, float("inf")
     while time.monotonic() < deadline:
         if select.select([master], [], [], 0.2)[0]:
             try:
@@ -141,13 +144,15 @@ def on_terminal(arguments, keys, until):
             except OSError:  # Linux, once the other side has closed it
                 break
         if typed < len(keys) and seen.count(until) > typed:
-            time.sleep(0.5)  # the prompt is written just before input is waited for; a Ctrl-C between them is lost
+            time.sleep(0.5)
             os.write(master, keys[typed])
             typed += 1
+            again = time.monotonic() + 20 if keys[typed - 1] == b"\x03" else float("inf")
+        elif time.monotonic() > again:
+            os.write(master, b"\x03")
+            again = float("inf")
+    status = process.wait(timeout=60)
     os.close(master)
-    if process.poll() is None:
-        time.sleep(0.5)
-    status = process.wait(timeout=20)
     return seen.decode(errors="replace"), status
 
 

@@ -45,7 +45,7 @@ def node(tmp_path):
             "SHARED": str(shared), "ENV_FILE": str(tmp_path / "env"), "CARDS": str(cards),
         }  # fmt: skip
         command = command or ("cluster/node.sh",)
-        done = subprocess.run(command, cwd=ROOT, env=env | settings, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=ROOT, env=env | settings, capture_output=True, text=True, timeout=250)
         found = (shared / "logs" / settings.get("RUN", "stack")).glob("*.log")
         logs = {path.name.split("-")[0]: path.read_text() for path in found}
         return done, logs

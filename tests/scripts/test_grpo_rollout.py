@@ -258,20 +258,23 @@ def test_episodes_say_who_played_them_and_when(rollout, tmp_path):
 def test_a_worker_that_finds_all_questions_claimed_counts_how_long(rollout, tmp_path):
     """At its default --concurrency the first worker claims the whole step."""
     plan, idle, busy = first_plan(rollout), Waits(), Waits()
-    generate = rollout.engine.generate
+    generate, playing = rollout.engine.generate, asyncio.Event()
 
     async def slow(request):
-        await asyncio.sleep(0.1)
+        playing.set()
+        while idle.seconds["tail"] < 0.1:
+            await asyncio.sleep(0.01)
         return await generate(request)
 
     async def run():
         first = asyncio.create_task(play_plan(rollout, tmp_path, plan, "first", poll=0.01, waits=busy))
-        await asyncio.sleep(0.02)
-        await asyncio.gather(first, play_plan(rollout, tmp_path, plan, "second", poll=0.01, waits=idle))
+        await playing.wait()
+        second = play_plan(rollout, tmp_path, plan, "second", poll=0.01, waits=idle)
+        await asyncio.wait_for(asyncio.gather(first, second), 120)
 
     rollout.engine.generate = slow
     asyncio.run(run())
-    assert idle.seconds["tail"] >= 0.1  # an episode has two turns
+    assert idle.seconds["tail"] >= 0.1
     assert idle.seconds["backpressure"] == 0.0
     assert busy.seconds == {"backpressure": 0.0, "tail": 0.0}
     assert [path.name for path in (tmp_path / "episodes" / plan.name).glob("*.jsonl")] == ["first.jsonl"]
@@ -414,7 +417,7 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
             WorkerOptions(run_dir, follow=True, worker="w", poll=0.01),
             get_reward_functions,
         )
-        await asyncio.wait_for(asyncio.gather(trainer(), follower), 60)
+        await asyncio.wait_for(asyncio.gather(trainer(), follower), 250)
 
     asyncio.run(run())
     assert rollout.engine.loaded == [(f"run-v{n:06d}", f"v{n:06d}") for n in range(3)]

@@ -101,7 +101,7 @@ def test_a_gpu_has_other_defaults(tmp_path, cards):
     assert "--no-quantize" not in on_gpu
     assert "--serve nf4" in on_gpu
     assert "scripts/vllm_gpu.sh" in on_gpu
-    assert "--token-budget 4096 --gradient-checkpointing" in on_gpu
+    assert "--token-budget 8192 --gradient-checkpointing" in on_gpu
     without = shown(tmp_path / "none")
     assert "--no-quantize" in without
     assert "--token-budget" not in without

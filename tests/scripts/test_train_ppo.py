@@ -15,6 +15,7 @@ from forage.cli import run_script
 from forage.errors import UserError
 from forage.rewriter.options import AdamOptions, Options, RewriteOptions
 from forage.rewriter.rewards import CustomRewardModel
+from tests import ROOT
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 from tests.wandb_file import wandb_records
 from train_ppo import RENAMED, main
@@ -89,10 +90,11 @@ def logged(path):
 
 
 def start(args):
-    """train_ppo.py in another process."""
+    """train_ppo.py in another process, which is killed as it writes the fourth update's episodes."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
-        [sys.executable, "train_ppo.py", *args],
+        [sys.executable, "-m", "tests.dying", '[["/episodes/.*000004", 1, 0]]', "train_ppo.py", *args],
+        cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -105,13 +107,9 @@ def start(args):
 def test_a_killed_run_resumes_to_the_same_result(tiny, tmp_path, backend):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = start(tiny_args(tiny, killed, "--backend", backend, "--save-every", "2", "--max-steps", "8"))
-    deadline = time.time() + 200
-    while not list((killed / "state").glob("0*")):
-        assert process.poll() is None, process.communicate()
-        assert time.time() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    _, said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said
+    assert [path.name for path in (killed / "state").glob("0*")] == ["000002"]
     assert not (killed / "model").exists()
     run(tiny_args(tiny, killed, "--backend", backend, "--save-every", "2", "--max-steps", "8"))
     run(tiny_args(tiny, whole, "--backend", backend, "--max-steps", "8"))

@@ -1,0 +1,21 @@
+"""Ports for servers that others start, or that end and start again."""
+
+import random
+import socket
+from pathlib import Path
+
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def free_port():
+    """A port that nobody uses, below those that the system gives to connections: one of those may be gone at once."""
+    first = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 32_768
+    draw = random.SystemRandom()  # another one in each of several test processes
+    while True:
+        port = draw.randrange(10_000, first) if first > 11_000 else 0
+        with socket.socket() as found:
+            try:
+                found.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return found.getsockname()[1]
