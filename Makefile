@@ -37,7 +37,7 @@ test-slurm: .venv/.installed-dev
 	$(ONE_THREAD) $(PY) -m pytest -m slurm -s tests/integration/test_slurm.py
 
 test-compose: .venv/.installed-dev
-	$(PY) -m pytest -m compose -s tests/integration/test_compose.py
+	$(PY) -m pytest -m compose -s tests/integration
 
 bench-env: .venv/.installed-bench .venv-peers/.installed
 

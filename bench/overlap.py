@@ -7,6 +7,9 @@
     1 worker     a trainer, and a worker that plays the next step meanwhile (--max-staleness 1), a thread for each
     2 workers    the same with two workers, and so on
 
+With --image grpo:cpu the trainer and each worker run in a container of their own, without a network: all that they
+share is the run folder. The ways without workers stay as they are.
+
 Each way runs grpo_train.py for --max-steps from the same start, one after the other, with the same questions in a step.
 Time is counted from the statistics of the second step to those of the last, since processes start during the first.
 """
@@ -14,6 +17,7 @@ Time is counted from the statistics of the second step to those of the last, sin
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -47,6 +51,8 @@ class BenchOptions:
     """Episodes of each question."""
     workers: tuple[int, ...] = (1,)
     """Numbers of workers to try."""
+    image: str | None = None
+    """Docker image in whose containers trainer and workers run, such as grpo:cpu; none: as processes."""
     rounds: int = 1
     """How often each way is run; the best counts."""
 
@@ -58,6 +64,10 @@ class BenchOptions:
             raise UserError(f"--max-steps {self.max_steps}: at least 3 are needed to tell a pace")
         if cores() < 2:
             raise UserError("one core can't be divided; run this where there are at least two")
+        if self.image is not None and not has_image(self.image):
+            raise UserError(
+                f"--image {self.image}: no Docker engine here has it; build it with `docker build -t {self.image} .`"
+            )
 
 
 def main(bench: BenchOptions) -> None:
@@ -106,8 +116,11 @@ def run(bench: BenchOptions, way: str, workers: int, folder: Path) -> None:
         sys.executable, "grpo_rollout.py", *places, "--engine", "local", "--follow", "--max-staleness", 1,
         "--concurrency", -(-bench.batch_size // max(1, workers)), "--worker",
     )  # fmt: skip
-    processes = {"trainer": start(folder / "trainer", train, cores() if way == "turns" else 1)}
-    processes |= {name: start(folder / name, (*play, name), 1) for name in (f"w{number}" for number in range(workers))}
+    commands = {"trainer": train} | {f"w{number}": (*play, f"w{number}") for number in range(workers)}
+    if workers and bench.image:
+        commands = {name: contained(bench, folder, command) for name, command in commands.items()}
+    threads = cores() if way == "turns" else 1
+    processes = {name: start(folder / name, command, threads) for name, command in commands.items()}
     try:
         for name, process in processes.items():
             if process.wait():
@@ -116,6 +129,24 @@ def run(bench: BenchOptions, way: str, workers: int, folder: Path) -> None:
     finally:
         for process in processes.values():
             process.terminate()  # does nothing to one that has ended
+
+
+def contained(bench: BenchOptions, folder: Path, command: Sequence[object]) -> tuple[object, ...]:
+    """The command in a container that sees the checkout, data and policy, and may write into `folder`."""
+    assert bench.image is not None
+    read_only = (Path.cwd(), bench.data, bench.policy)
+    mounts = [f"{path.absolute()}:{path.absolute()}:ro" for path in read_only] + [f"{folder}:{folder}"]
+    return (
+        "docker", "run", "--rm", "--network", "none", "--user", f"{os.getuid()}:{os.getgid()}", "--workdir", Path.cwd(),
+        "--env", "OMP_NUM_THREADS", "--env", "HOME=/tmp", *(word for mount in mounts for word in ("--volume", mount)),
+        bench.image, "python", *command[1:],
+    )  # fmt: skip
+
+
+def has_image(image: str) -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode == 0
 
 
 def start(log: Path, command: Sequence[object], threads: int) -> subprocess.Popen[bytes]:

@@ -1,10 +1,13 @@
 """The overlap benchmark: its line by hand, what it refuses, and every way for real on a tiny run."""
 
+import sys
+from itertools import pairwise
+
 import pytest
 
 from bench import overlap
 from bench.asynchronous import Pace
-from bench.overlap import BenchOptions, line, main
+from bench.overlap import BenchOptions, contained, line, main
 from forage.errors import UserError
 from forage.runs.waiting import Shares
 
@@ -25,11 +28,23 @@ def test_a_line_by_hand():
         ({"max_steps": 2}, "--max-steps 2: at least 3"),
         ({"workers": (1, 0)}, "--workers 1 0: each must be at least 1"),
         ({"rounds": 0}, "--rounds 0 must be at least 1"),
+        ({"image": "grpo:there-is-none"}, "--image grpo:there-is-none: no Docker engine here has it; build it"),
     ],
 )
 def test_what_is_refused(wrong, said):
     with pytest.raises(UserError, match=said):
         BenchOptions(**wrong).check()
+
+
+def test_a_container_sees_its_inputs_and_may_write_the_run_alone(tmp_path):
+    bench = BenchOptions(tmp_path / "data", tmp_path / "policy", image="grpo:cpu")
+    command = contained(
+        bench, tmp_path / "out", (sys.executable, "grpo_train.py", "--run-dir", tmp_path / "out" / "run")
+    )
+    mounts = [mount for word, mount in pairwise(command) if word == "--volume"]
+    assert [mount for mount in mounts if not mount.endswith(":ro")] == [f"{tmp_path}/out:{tmp_path}/out"]
+    assert f"{tmp_path}/data:{tmp_path}/data:ro" in mounts
+    assert command[-5:] == ("grpo:cpu", "python", "grpo_train.py", "--run-dir", tmp_path / "out" / "run")
 
 
 def test_a_process_that_fails_is_told(tmp_path):

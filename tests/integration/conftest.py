@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests import ROOT
+from tests.containers import docker
 from tests.ports import free_port
 
 STARTUP = 600  # seconds; about 60 on two idle cores
@@ -77,3 +78,13 @@ def start_server(vllm_environment, tmp_path_factory):
     yield start
     for server in servers:
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def engine():
+    try:
+        found = docker("info", check=False).returncode == 0 and docker("compose", "version", check=False)
+    except FileNotFoundError:
+        found = None
+    if not found or found.returncode:
+        pytest.skip("left out: no Docker engine with compose answers here")

@@ -5,13 +5,10 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +17,8 @@ from forage.agent.episode_files import episode_files
 from forage.machine import has_bf16
 from forage.policy.adapters import sampled_by, versions
 from forage.runs.stats import read_stats
-from tests import ROOT
 from tests.bounds import mismatch_bound
+from tests.containers import docker, inspected, lend_wheels
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
@@ -29,14 +26,6 @@ PROJECT = "grpo-test"
 STEPS, QUESTIONS, SAMPLES = 7, 2, 4
 # The stack computes in bf16 where the processor does. Half as much again, since a step has few tokens.
 MISMATCH = 1.5 * mismatch_bound("bfloat16" if has_bf16("cpu") else "float32")
-
-
-def docker(*arguments, check=True, env=None):
-    done = subprocess.run(
-        ["docker", *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=os.environ | (env or {})
-    )
-    assert not check or done.returncode == 0, f"docker {' '.join(map(str, arguments))}:\n{done.stdout}\n{done.stderr}"
-    return done
 
 
 class Stack:
@@ -100,30 +89,6 @@ class Stack:
             assert time.monotonic() < deadline, f"no step {count}:\n{self.compose('logs', '--tail', '40').stdout}"
             time.sleep(2)
         print(f"{count} steps", flush=True)
-
-
-def inspected(container, what):
-    return docker("inspect", "--format", f"{{{{json {what}}}}}", container).stdout.strip().strip('"')
-
-
-@pytest.fixture(scope="module")
-def engine():
-    try:
-        found = docker("info", check=False).returncode == 0 and docker("compose", "version", check=False)
-    except FileNotFoundError:
-        found = None
-    if not found or found.returncode:
-        pytest.skip("left out: no Docker engine with compose answers here")
-
-
-def lend_wheels():
-    """What pip finds in a folder of this machine, the build finds in wheels/."""
-    found = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.find-links"], capture_output=True)
-    folder = Path(os.environ.get("PIP_FIND_LINKS") or found.stdout.decode().strip() or "wheels")
-    for wheel in folder.glob("torch-*.whl"):
-        if not (ROOT / "wheels" / wheel.name).exists():
-            (ROOT / "wheels").mkdir(exist_ok=True)
-            shutil.copy(wheel, ROOT / "wheels")
 
 
 @pytest.fixture(scope="module")

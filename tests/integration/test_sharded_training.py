@@ -7,28 +7,14 @@ import sys
 import time
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from forage.agent.episode import append_episodes
-from forage.data.records import read_questions
-from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats, same_run
 from tests import ROOT
 from tests.machines import Machines, check_machines
-from tests.tiny import make_tiny, teach
-from tests.tiny_training import tiny_args
+from tests.sharded_runs import STEPS, check_same, make_inputs, script
+from tests.tiny_training import adapter_bytes
 
 pytestmark = pytest.mark.slow
-FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean", "demonstration_loss")
-STEPS = 2
-
-
-def script(folder, name, *more):
-    return ["-m", "tests.tiny_training", "train", *tiny_args(
-        folder, folder / name / "run", "--max-steps", str(STEPS), "--token-budget", "300",
-        "--demonstrations", str(folder / "shown.jsonl"), *more,
-    )]  # fmt: skip
 
 
 def run(folder, name, *more, processes=1):
@@ -63,9 +49,7 @@ def run_on_machines(machines, folder, name, *more):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded")
-    make_tiny(folder)
-    questions = read_questions(folder / "data" / "train.jsonl")[:4]
-    append_episodes(folder / "shown.jsonl", teach(folder, questions))
+    make_inputs(folder)
     return folder
 
 
@@ -90,21 +74,6 @@ def test_sharded_it_does_what_the_plain_learner_does(folder, alone, processes, s
     assert (together / "state" / f"{STEPS:06d}" / "model.safetensors").exists()
     again = run(folder, name, "--max-steps", str(STEPS + 1))
     assert [row.step for row in read_stats(again)] == list(range(STEPS + 1))
-
-
-def check_same(alone, together):
-    one, two = read_stats(alone), read_stats(together)
-    assert len(one) == len(two) == STEPS
-    assert one[0].rewards == two[0].rewards  # the first step's episodes are by the same adapter
-    for figure in FIGURES:
-        assert two[0].training[figure] == pytest.approx(one[0].training[figure], rel=1e-4, abs=1e-6), figure
-    ours, theirs = (load_file(adapter_path(path, 1) / "adapter_model.safetensors") for path in (together, alone))
-    assert ours.keys() == theirs.keys()
-    for name, weight in theirs.items():
-        # AdamW's first step is the sign of the gradient, so a gradient near 0 may go either way.
-        assert (ours[name] - weight).abs().mean() < 1e-4, name
-        assert torch.isfinite(ours[name]).all()
-    assert one[1].training["grad_norm"] == pytest.approx(two[1].training["grad_norm"], rel=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -138,5 +107,4 @@ def test_over_two_machines_too_and_one_of_them_may_be_lost(machines, folder, alo
     run_on_machines(machines, folder, lost.parent.name, "--sharding", sharding)
     assert "resuming from step 1" in (folder / f"{lost.parent.name}-n1.log").read_text()
     assert same_run(read_stats(lost), read_stats(together))
-    ours, theirs = (adapter_path(path, STEPS) / "adapter_model.safetensors" for path in (lost, together))
-    assert ours.read_bytes() == theirs.read_bytes()
+    assert adapter_bytes(lost, STEPS) == adapter_bytes(together, STEPS)
