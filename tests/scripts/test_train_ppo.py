@@ -52,9 +52,11 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     assert json.loads(episodes[0]).keys() == {"query", "written", "searched", "reward"}
     assert (tmp_path / "training.png").stat().st_size > 10_000
     assert list((tmp_path / "tensorboard").rglob("events*"))
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    source = AutoModelForCausalLM.from_pretrained(tiny / "model")
-    assert not torch.equal(trained.lm_head.weight, source.lm_head.weight)
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    source = AutoModelForCausalLM.from_pretrained(tiny / "model", dtype=torch.float32)
+    # Of the layers that the adapter is on, and by more than the rounding of a model that was saved in bf16.
+    before, after = (model.model.layers[0].mlp.down_proj.weight for model in (source, trained))
+    assert (after - before).abs().max() > 2 * before.abs().max() * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.slow
