@@ -72,7 +72,7 @@ class Branches:
                 own.reshape(1, shared, -1, width), on_way(key, branch), on_way(value, branch),
                 attn_mask=unseen_PQ.repeat(repeats, 1), scale=scale,
             )  # fmt: skip
-            attended.append(found.reshape(own.shape))
+            attended.append(found.reshape(*own.shape[:3], value.shape[-1]))
         return torch.cat(attended, dim=2)
 
 

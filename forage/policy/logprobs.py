@@ -68,12 +68,12 @@ def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
         if has_windows(decoder.config):
             raise UserError(f"{decoder.config.model_type} has layers that can't share prompts; give --no-share-prompts")
         ids_BT, positions_BT = batch.tree.ids_N[None], batch.tree.positions_N[None]
-        # transformers passes a mask of four dimensions on as it is: what is added to the attention scores.
+        # transformers passes a mask of four dimensions on as it is: what is added to the attention scores. Attention by
+        # branches doesn't look at it, but some models (StableLM) don't hand `branches` on to their attention.
+        seen_NN = batch.tree.seen_NN
+        mask = torch.zeros_like(seen_NN, dtype=decoder.dtype).masked_fill_(~seen_NN, -torch.inf)[None, None]
         if decoder.config._attn_implementation == BRANCHES:
-            mask, more = None, {"branches": Branches.of(batch.tree.branches, decoder.dtype)}
-        else:
-            seen_NN = batch.tree.seen_NN
-            mask = torch.zeros_like(seen_NN, dtype=decoder.dtype).masked_fill_(~seen_NN, -torch.inf)[None, None]
+            more = {"branches": Branches.of(batch.tree.branches, decoder.dtype)}
     hidden_BTD: Tensor = decoder(
         input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, use_cache=False, **more
     ).last_hidden_state

@@ -105,6 +105,8 @@ def make_server(
             self.send_response(status)
             self.send_header("Content-Type", "application/json; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
+            if self.close_connection:  # or a client would send its next request into a connection that is ending
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
 

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from forage.policy.branches import BRANCHES, Branch, Branches, attend_by_branches, branch_attention
 from forage.policy.card import read_policy_card
 from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import TokenTree, pack, pack_trees
+from forage.policy.packing import pack, pack_trees
 from forage.policy.policy import load_policy
 from tests.factories import tiny_model
 
@@ -73,12 +74,26 @@ def test_a_model_that_attends_in_another_way_is_left_alone():
     assert model.config._attn_implementation == "eager"
 
 
-def test_no_mask_over_all_nodes_is_made(monkeypatch):
-    """It would take the square of a batch's tokens, which is what branches save."""
-    model = tiny_model()
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LATENT = {  # other widths of queries and of values
+    "q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 6, "first_k_dense_replace": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("llama", {}), ("qwen2", {}), ("stablelm", {}), ("nemotron", {}), ("deepseek_v3", LATENT)],
+)
+def test_every_kind_of_model_scores_a_tree_as_it_scores_rows(kind, more):
+    """StableLM and Nemotron don't hand branches on to their attention; DeepSeek has narrower values than queries."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL, **more)).float().eval()
     attend_by_branches(model)
-    rows = [SimpleNamespace(ids=ids, mask=(0, 0, 1, 1)) for ids in ((5, 6, 7, 8), (5, 6, 9, 9))]
+    assert model.config._attn_implementation == BRANCHES
+    rows = [SimpleNamespace(ids=ids, mask=(0, 0, 1, 1, 1)) for ids in ((5, 6, 7, 8, 9), (5, 6, 9, 9, 7))]
     [tree], [plain] = pack_trees(rows, 100), pack(rows, 100)
-    expected = token_logprobs(model, plain)
-    monkeypatch.setattr(TokenTree, "seen_NN", property(lambda self: pytest.fail("a mask was made")))
-    torch.testing.assert_close(token_logprobs(model, tree), expected)
+    torch.testing.assert_close(token_logprobs(model, tree), token_logprobs(model, plain))

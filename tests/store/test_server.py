@@ -64,6 +64,15 @@ def test_one_connection_carries_many_requests(url):
         assert client.get(f"{url}/health").json() == {"status": "ok"}
 
 
+def test_a_connection_that_ends_with_its_answer_says_so(url):
+    """What is left of a refused request's body would be read as the next request."""
+    with httpx.Client() as client:
+        for _ in range(20):  # a client that is not told may send the next one before it sees the end
+            refused = client.post(f"{url}/retrieve", content=b"{")
+            assert (refused.status_code, refused.headers["connection"]) == (400, "close")
+            assert client.post(f"{url}/retrieve", json={"queries": ["toe"]}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
