@@ -76,7 +76,7 @@ def main(options: Options) -> None:
         raise UserError(
             f"{options.evaluation}: no sample has a better {options.score} than the first; play more samples"
         )
-    judged = options.scorer[-1].name if options.scorer else LEARNED
+    judged = str(options.scorer[-1]) if options.scorer else LEARNED
     if judged not in worth:
         raise UserError(f"{options.evaluation} has no {LEARNED} of {stored.policy}; give a --scorer, or play it")
     print(f"{options.score} of {len(stored.questions)} questions, {stored.values_QN.shape[1]} samples each:\n")
@@ -154,8 +154,10 @@ def values_of(
 
 def scorers(options: Options, embedder: Embedder) -> dict[str, Scorer]:
     """The scorers to choose by here, by name; best_of_8 chooses by what looks good."""
-    learned = {path.name: Preference.load(path, embedder) for path in options.scorer}
+    learned = {str(path): Preference.load(path, embedder) for path in options.scorer}
     written = dict(WRITTEN)
+    if taken := learned.keys() & {BEFORE, *written}:
+        raise UserError(f"--scorer {min(taken)} has the name of a written scorer; give its folder as ./{min(taken)}")
     return {BEFORE: written.pop("looks_good"), **written, **learned}
 
 

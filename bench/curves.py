@@ -37,6 +37,7 @@ from forage.evaluation.scorers import best_index, unanswered
 from forage.runs.plots import GREY, STYLE, WIDTH, save_figure
 from forage.statistics import bootstrapped, clear
 
+SIZES = (1, 2, 3, 4, 6, 8, 12)  # and all samples there are
 CHOSEN_BY = (BEFORE, "agreement")  # besides learned ones and the oracle
 
 
@@ -94,11 +95,12 @@ def main(options: Options) -> None:
 
 def curves_of(options: Options, stored: Stored) -> Mapping[str, Curve]:
     """A curve for each way of choosing among the first n samples."""
-    sizes = sorted({1, 2, 3, 4, 6, stored.values_QN.shape[1]} & set(range(1, stored.values_QN.shape[1] + 1)))
+    sampled = stored.values_QN.shape[1]
+    sizes = sorted({size for size in SIZES if size < sampled} | {sampled})
     tokens_QN = np.array([[tokens_of(options, episode) for episode in each] for each in stored.candidates])
     tokens_S = tokens_QN.cumsum(axis=1).mean(axis=0)[[size - 1 for size in sizes]]
     known = scorers(options, stored.embedder)
-    chosen_by = {name: known[name] for name in (*CHOSEN_BY, *(path.name for path in options.scorer))}
+    chosen_by = {name: known[name] for name in (*CHOSEN_BY, *map(str, options.scorer))}
     curves = {}
     for name, scorer in chosen_by.items():
         places_QS = np.array(
@@ -164,6 +166,7 @@ def point_table(points: Sequence[Point], curve: Curve) -> list[str]:
         over = bootstrapped((point.score_Q - beside_Q).tolist())
         said = f"{over['mean']:+.3f}"
         more = " (n at its most)" if point.tokens > curve.tokens_S[-1] else ""
+        more = " (one sample, which has more)" if point.tokens < curve.tokens_S[0] else more
         rows.append(
             (
                 -over["mean"],

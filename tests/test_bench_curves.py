@@ -29,6 +29,8 @@ def test_a_curve_between_its_sizes(tokens, scores):
 
 def test_points_beside_the_curve_by_hand():
     cheap, dear = Point("cheap", 150, np.array([0.3, 0.3])), Point("dear", 500, np.array([0.7, 0.9]))
+    [least] = point_table([Point("least", 50, cheap.score_Q)], CURVE)[2:]
+    assert "(one sample, which has more)" in least
     lines = point_table([dear, cheap], CURVE)[2:]
     assert lines == [
         "| cheap | 150 | 0.300 | 0.200 | +0.100 (-0.100 to +0.300) |",

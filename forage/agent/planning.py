@@ -98,7 +98,8 @@ def searches_of(arguments: object, templates: Sequence[QueryTemplate], max_query
     if unknown := [name for name in arguments["templates"] if name not in by_name]:
         # A long name is not repeated in whole: what it says is the policy's, and would fill the episode.
         raise PlanFault("unknown_template", f'there is no template "{_plain(unknown[0])}"; {choice}')
-    planned = tuple(Planned(name, by_name[name].about(topic)) for name in arguments["templates"])
+    names = dict.fromkeys(arguments["templates"])  # one that is named twice is searched for once
+    planned = tuple(Planned(name, by_name[name].about(topic)) for name in names)
     if any(len(each.query) > max_query for each in planned):
         raise PlanFault("long_query", 'the "topic" is too long; use a few words')
     return planned

@@ -40,15 +40,16 @@ async def play_policy(
 ) -> None:
     options = setting.options
     protocol = Protocol.playing(load_tokenizer(policy.card), setting.agent)
+    # All of them before anything is played: a scorer or a file that doesn't fit is told now, not hours later.
+    strategies = {system: systems[system](setting) for system, questions in missing.items() if questions}
     async with open_engine(options.engine, policy.card, options.concurrency, setting.agent.max_tokens) as engine:
         await load_adapter(engine, policy)
         search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))
         tools = functions_for(setting.agent.tools)
         agent = CachingAgent(engine, protocol, search, setting.agent, options.sampling, tools=tools)
-        for system, questions in missing.items():
-            if questions:
-                log = log_of(policy, system, options)
-                await Player(systems[system](setting), agent, log, options.seed, options.concurrency).play(questions)
+        for system, strategy in strategies.items():
+            log = log_of(policy, system, options)
+            await Player(strategy, agent, log, options.seed, options.concurrency).play(missing[system])
 
 
 def log_of(policy: Policy, system: str, options: EvaluationOptions) -> OutcomeLog:

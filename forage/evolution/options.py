@@ -20,6 +20,9 @@ FREE = (
     "rounds", "imitation", "concurrency", "place.store_patience", "place.store_timeout",
     *(f"engine.{field.name}" for field in fields(EngineOptions)),
 )  # fmt: skip
+# Systems that don't search: they play one episode of a question.
+ONE_EPISODE = ("plain_rag", "no_retrieval", "hyde", "rewrite", "single", "budget_forcing", "templates")
+ONE_EPISODE_EACH = ("forced_", "capped_")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class EvolveOptions:
         for option, name in (("--first-system", self.first_system), ("--system", self.system)):
             if name not in systems:
                 raise UserError(f"{option} {name} is unknown; choose among {', '.join(systems)}")
+            if name in ONE_EPISODE or name.startswith(ONE_EPISODE_EACH):
+                raise UserError(f"{option} {name} plays one episode of a question, so there is none to choose")
         if self.first_system.startswith(LEARNED):
             raise UserError(
                 f"--first-system {self.first_system} chooses by a learned scorer, and round 1 has none yet; give "

@@ -84,6 +84,12 @@ def report(options: EvolveOptions, rounds: int) -> None:
     print(f"all results: {out / 'evolution.json'}, {out / 'table.md'}, {out / 'evolution.png'}")
 
 
+def reported(folder: Path) -> int:
+    """The number of rounds in the last report, 0 where there is none."""
+    path = folder / "evolution.json"
+    return sum("round" in row["name"] for row in json.loads(path.read_text())["rounds"]) if path.exists() else 0
+
+
 # The scores
 
 

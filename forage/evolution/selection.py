@@ -102,7 +102,8 @@ def main(options: Options) -> None:
     kept = [demonstration(episode, question, protocol) for question, episode, _ in found if episode]
     if not kept:
         raise UserError(
-            f"no episode to learn from: {counted}; give more --questions or a higher --temperature, or stop here"
+            f"no episode to learn from: {counted}; give more --questions or a higher --temperature, with another "
+            "--output-dir, or stop here"
         )
     write_episodes(options.out, kept)
     print(f"{options.out}: {counted}")

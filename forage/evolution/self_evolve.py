@@ -39,7 +39,10 @@ import shlex
 import sys
 from collections.abc import Iterable
 
+from forage.agent.combination import MakeRewards, rewards_of, weights_by_name
 from forage.agent.episode import read_episodes
+from forage.agent.searcher import Searcher
+from forage.agent.tools import SCRIPT
 from forage.cli import run_script
 from forage.data.splits import read_held_out, read_training_questions
 from forage.errors import UserError
@@ -48,15 +51,16 @@ from forage.evolution.processes import run_module
 from forage.evolution.stages import Place, Stage, imitation_stages, round_stages, start_stage
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
+from forage.rollout.run_card import open_embedder
 from forage.runs.run_folder import keep_options
 from forage.sole_writer import filling_folder
-from forage.store.opening import card_at
+from forage.store.opening import card_at, open_place
 
-SCRIPT = "evaluate"  # whose dictionary of systems users add to
+SYSTEMS_SCRIPT = "evaluate"  # whose dictionary of systems users add to
 
 
 def main(options: EvolveOptions) -> None:
-    options.check(importlib.import_module(SCRIPT).SYSTEMS)
+    options.check(importlib.import_module(SYSTEMS_SCRIPT).SYSTEMS)
     check_inputs(options)
     with filling_folder(options.output_dir):
         keep_options(options.output_dir, options, FREE, "another --output-dir")
@@ -68,7 +72,11 @@ def check_inputs(options: EvolveOptions) -> None:
     read_policy_card(options.policy)
     newest_adapter(options.policy)
     options.search.settle(options.policy)
-    card_at(options.place, options.data)
+    card = card_at(options.place, options.data)[0]
+    if options.weights:
+        make: MakeRewards = importlib.import_module(SCRIPT).get_reward_functions
+        searcher = Searcher(lambda: open_place(options.place, options.data), options.search.settle(options.policy))
+        weights_by_name(rewards_of(make, open_embedder(card), searcher), options.weights)
     known, needed = len(read_training_questions(options.data)), options.rounds * options.questions
     if needed > known:
         raise UserError(
@@ -81,11 +89,12 @@ def check_inputs(options: EvolveOptions) -> None:
 
 def evolve(options: EvolveOptions) -> None:
     """The rounds, a report after each."""
-    from forage.evolution.report import report  # after the checks: it loads what draws
+    from forage.evolution.report import report, reported  # after the checks: it loads what draws
 
     perform([start_stage(options)], options)
     for number in range(1, options.rounds + 1):
-        if perform(round_stages(options, number), options) or number == options.rounds:
+        missing = number == options.rounds or number > reported(options.output_dir)
+        if perform(round_stages(options, number), options) or missing:
             report(options, number)
     if options.imitation and perform(imitation_stages(options, number_kept(options)), options):
         report(options, options.rounds)
@@ -99,7 +108,7 @@ def perform(stages: Iterable[Stage], options: EvolveOptions) -> bool:
         if status := run_module(stage.command, options.engine.api_key):
             print(
                 f"error: {stage.title}: {stage.command[0]} ended with status {status}, see above; re-run the same "
-                "command to resume", file=sys.stderr,
+                "command to resume, or give another --output-dir for other options", file=sys.stderr,
             )  # fmt: skip
             sys.exit(status)
     return bool(unfinished)

@@ -49,6 +49,8 @@ def test_a_plan_is_read_as_its_searches_in_its_order():
     [call] = read_turn(write_plan("  the  gout ", ["cure", "signs"]), templates=LIBRARY).calls
     assert call.planned == (Planned("cure", "zebra cure of the gout"), Planned("signs", "the gout zebra signs"))
     assert not call.fault
+    [again] = read_turn(write_plan("gout", ["signs", "cure", "signs"]), templates=LIBRARY).calls
+    assert [planned.template for planned in again.planned] == ["signs", "cure"]  # no search is made twice
 
 
 @pytest.mark.parametrize(

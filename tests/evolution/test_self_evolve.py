@@ -57,11 +57,16 @@ class Stages:
             stage.made.touch()
         return 0
 
+    def report(self, options, rounds):
+        self.reports.append(rounds)
+        whole = {"rounds": [{"name": f"round_{number}"} for number in range(1, rounds + 1)]}
+        (options.output_dir / "evolution.json").write_text(json.dumps(whole))
+
 
 @pytest.fixture
 def stages(options, monkeypatch):
     stages = Stages(options)
-    monkeypatch.setattr("forage.evolution.report.report", lambda options, rounds: stages.reports.append(rounds))
+    monkeypatch.setattr("forage.evolution.report.report", stages.report)
     monkeypatch.setattr(self_evolve, "run_module", stages.run)
     return stages
 
@@ -94,7 +99,7 @@ def test_a_stage_that_fails_is_named_and_ends_with_its_status(options, stages, c
     assert stages.started == [START, *titles(1)[:4]]
     told = (
         "error: round 1, training the policy: sft_train ended with status 137, see above; re-run the same command to "
-        "resume\n"
+        "resume, or give another --output-dir for other options\n"
     )
     assert capsys.readouterr().err == told
     stages.statuses, stages.started = {}, []
@@ -109,6 +114,17 @@ def test_more_rounds_go_on_from_those_that_are_there(options, stages):
     main(options)
     assert stages.started == titles(2)
     assert stages.reports == [1, 2]
+
+
+def test_a_report_that_a_kill_prevented_is_made_up_for(options, stages):
+    stages.statuses = {f"round 2, {ROUND[0]}": 1}
+    with pytest.raises(SystemExit):
+        main(options)
+    (options.output_dir / "evolution.json").unlink()
+    stages.reports = []
+    with pytest.raises(SystemExit):
+        main(options)
+    assert stages.reports == [1]
 
 
 def test_the_imitation_has_as_many_demonstrations_as_the_rounds_kept(options, stages):
@@ -136,6 +152,9 @@ def test_an_evolution_is_written_by_one_process(options, stages):
     [
         ({"system": "lerned_8"}, r"--system lerned_8 is unknown; choose among plain_rag, "),
         ({"first_system": "learned_8"}, r"--first-system learned_8 chooses by a learned scorer, and round 1 has none"),
+        ({"first_system": "single"}, "--first-system single plays one episode of a question"),
+        ({"system": "forced_16"}, "--system forced_16 plays one episode of a question"),
+        ({"weights": (1.0,)}, "--weights 1 must be 3 numbers"),
         ({"rounds": 0}, "--rounds 0 must be at least 1"),
         ({"questions": 4}, r"--rounds 2 of --questions 4 need 8 training questions, and .*train.jsonl has 6 that"),
         ({"policy": Path("none")}, "none"),

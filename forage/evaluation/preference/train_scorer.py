@@ -13,7 +13,7 @@ Writes into --out: scorer.json (what it was trained on, and how often it is righ
 written scorers on the same pairs), head.safetensors, and features/, what was embedded. Re-run the same command to
 resume: what is in features/ is not embedded again, and the result is that of an undisturbed training.
 
-What is a good turn is said by the rewards of the episodes that went on from it (q_values.py), which are computed anew
+How good a turn is follows from the rewards of the episodes that went on from it (q_values.py), which are computed anew
 here. What the model sees of an episode is in features.py, what it is in model.py.
 
 Following rStar-Math's process preference model, https://arxiv.org/abs/2501.04519. Left out: it is a head over

@@ -100,10 +100,13 @@ class TreeSearch:
         level = root.children if self.values else []
         while level:
             going = [(node, node.state) for node in level if node.state and not node.state.stop]
-            episodes = [state.so_far(agent.protocol) for _, state in going]
+            # Turns with the same tokens are one candidate, as they are where the scorer is trained (q_values.py).
+            different = {tuple(state.ids): state for _, state in going}
+            episodes = [state.so_far(agent.protocol) for state in different.values()]
             scores = await scores_of(agent, self.values, question, episodes) if self.values and going else []
-            for (node, _), score in zip(going, scores, strict=True):
-                node.value = score
+            score_of = dict(zip(different, scores, strict=True))
+            for node, state in going:
+                node.value = score_of[tuple(state.ids)]
             level = [child for node in level for child in node.children]
 
     async def _roll_out(self, agent: Agent, node: Node, name: str, seed: int) -> tuple[Node, Episode]:

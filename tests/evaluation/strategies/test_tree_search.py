@@ -112,6 +112,14 @@ def test_what_a_turn_found_counts_before_its_answers_do(protocol):
     check_books(outcome, engine)
 
 
+def test_turns_of_the_same_tokens_are_judged_as_one(protocol):
+    """As in training; both nodes have its value."""
+    values, asked = relevance_of({"x#0": 0.1, "y#0": 0.9})
+    search = TreeSearch(SCORER, values=values, rollouts=3, width=2, concurrency=2)
+    run(search, protocol, lambda name, turn, text: write_answer("fair") if turn else write_call("bad"), FOUND)
+    assert asked[0] == ((1, ("x#0",), "", "search"),)
+
+
 def test_each_depth_is_judged_by_itself(protocol):
     def thrice(name, turn, text):
         return write_call("bad" if turn else "good") if turn < 2 else write_answer("fair")
