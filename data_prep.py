@@ -8,7 +8,7 @@
 Reads the data set and fetches the pages, or reads a folder of files. Writes to --output-dir: documents.jsonl, store/,
 train.jsonl, eval.jsonl, manifest.jsonl (what became of each page or file) and rewriter/ (the same data for
 train_ppo.py). If it is interrupted, re-run the same command to resume. The texts of a large data set lie in files
-beside --output-dir, not in memory (docs/data.md says what does).
+in --output-dir, not in memory (docs/data.md says what does).
 """
 
 from __future__ import annotations

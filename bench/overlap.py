@@ -20,7 +20,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,7 @@ from forage.runs.stats import read_stats
 from forage.runs.waiting import Shares, shares
 
 ALONE = ("turns", "shared")
+POLL = 0.2  # seconds between two looks at the processes
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,21 @@ def run(bench: BenchOptions, way: str, workers: int, folder: Path) -> None:
     threads = cores() if way == "turns" else 1
     processes = {name: start(folder / name, command, threads) for name, command in commands.items()}
     try:
-        for name, process in processes.items():
-            if process.wait():
-                said = (folder / name).read_text().splitlines()
-                raise UserError(f"{way}: {name} failed: {(said or ['no word'])[-1]}")
+        while any(process.poll() is None for process in processes.values()):
+            check_all_well(way, folder, processes)  # a trainer whose worker failed would wait for it for ever
+            time.sleep(POLL)
+        check_all_well(way, folder, processes)
     finally:
         for process in processes.values():
             process.terminate()  # does nothing to one that has ended
+            process.wait()
+
+
+def check_all_well(way: str, folder: Path, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    for name, process in processes.items():
+        if process.poll():
+            said = (folder / name).read_text().splitlines()
+            raise UserError(f"{way}: {name} failed: {(said or ['it printed nothing'])[-1]}")
 
 
 def contained(bench: BenchOptions, folder: Path, command: Sequence[object]) -> tuple[object, ...]:

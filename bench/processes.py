@@ -21,5 +21,5 @@ def output_of(name: str, command: Sequence[object]) -> str:
     """What a process prints."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        raise UserError(f"{name} failed: {(done.stderr.strip().splitlines() or ['it printed nothing'])[-1]}")
     return done.stdout

@@ -45,6 +45,8 @@ class BenchOptions:
     def check(self) -> None:
         if not 1 <= self.rows[0] < self.rows[1]:
             raise UserError(f"--rows {self.rows[0]} {self.rows[1]}: give a small and a large size")
+        if self.folder is not None and not self.folder.is_dir():
+            raise UserError(f"--folder {self.folder} is no folder; make it, or leave the option out")
 
 
 Figures = dict[str, float]
@@ -139,7 +141,7 @@ def prepared(folder: Path, size: int) -> Figures:
 def timed(action: Callable[[], None]) -> tuple[float, float]:
     """Seconds, and MiB more at the peak than before."""
     before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # starts VmHWM over
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     started = time.perf_counter()
     action()
     return time.perf_counter() - started, (status("VmHWM") - before) / 1024

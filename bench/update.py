@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from bench.processes import output_of
 from bench.report import Bar, finish
 from forage.agent.episode import Episode, read_episodes
 from forage.cli import run_script
@@ -68,8 +68,7 @@ def main(bench: BenchOptions) -> None:
             sys.executable, "-m", "bench.update", "--policy", str(bench.policy), "--episodes", str(bench.episodes),
             "--way", way, "--questions", str(bench.questions), "--prompt-tokens", str(bench.prompt_tokens),
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        figures[way] = json.loads(done.stdout.splitlines()[-1])
+        figures[way] = json.loads(output_of(way, command).splitlines()[-1])
         print(f"{way:26} {figures[way]['rate']:7.1f} tokens/s, peak {figures[way]['mib']:6.0f} MiB above", flush=True)
     prompts = f", prompts of {bench.prompt_tokens} tokens" if bench.prompt_tokens else ""
     fastest = {

@@ -65,7 +65,7 @@ def gains_by_bf16(device: str) -> bool:
 
 
 def processor() -> str:
-    """What Linux says of the processor; empty elsewhere."""
+    """The text of /proc/cpuinfo; empty where there is none."""
     told = Path("/proc/cpuinfo")
     return told.read_text() if told.exists() else ""
 

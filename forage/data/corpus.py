@@ -16,7 +16,7 @@ from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.records import Document, Question
 from forage.data.relevance import make_questions
 from forage.data.sample import QUESTIONS, sample_sites
-from forage.data.scraping.boilerplate import host_of, recurring_blocks, without
+from forage.data.scraping.boilerplate import host_part, recurring_blocks, without
 from forage.data.scraping.content_folder import PageRecord
 from forage.data.scraping.page_text import Block, Page, read_page
 from forage.data.scraping.scraper import scrape
@@ -90,7 +90,7 @@ class FetchedPages:
         self.numbers, self.pages = numbers, pages
         of_host: dict[str, array[int]] = {}
         for url, number in numbers.items():
-            of_host.setdefault(host_of(url), array("q")).append(number)
+            of_host.setdefault(host_part(url), array("q")).append(number)
         self.recurring: dict[str, set[Block]] = {
             host: recurring_blocks(part(pages, its_numbers)) for host, its_numbers in of_host.items()
         }
@@ -99,7 +99,7 @@ class FetchedPages:
         """None for a page that was not fetched, or has nothing of its own."""
         if url not in self.numbers:
             return None
-        page = without(self.pages[self.numbers[url]], self.recurring[host_of(url)])
+        page = without(self.pages[self.numbers[url]], self.recurring[host_part(url)])
         return page_text(page) if page.blocks else None
 
 

@@ -29,7 +29,7 @@ from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
 from forage.policy.head import fp32_logits
 from forage.policy.logprobs import decoder_and_head
-from forage.policy.merging import find_changes, merge
+from forage.policy.merging import find_changes, merge, tied_vocabulary
 from forage.policy.packing import common_start
 from forage.policy.peft_adapter import Adapter, read_adapter
 
@@ -101,10 +101,10 @@ class LocalEngine:
     @torch.no_grad()
     def _merge(self, adapter: Adapter) -> None:
         """Change the weights in place; PEFT's layers, put in and taken out again, would take twice as long."""
-        weights = dict(self.model.named_parameters())
+        weights = dict(self.model.named_parameters(remove_duplicate=False))  # a tied one by both its names
         shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
         config = self.model.config
-        tied = config.vocab_size if config.tie_word_embeddings else None
+        tied = tied_vocabulary(config.get_text_config())
         for key, change in find_changes(adapter, config.name_or_path or "the base", shapes, tied).items():
             if key not in self._originals:
                 self._originals[key] = weights[key].to("cpu", copy=True)

@@ -88,7 +88,11 @@ def tied_vocabulary_of(base: FullBase) -> int | None:
         text = AutoConfig.from_pretrained(base.folder).get_text_config()
     except (OSError, ValueError) as error:
         raise UserError(f"{base.folder}/config.json is not supported here ({first_line(error)})") from error
-    return int(text.vocab_size) if getattr(text, "tie_word_embeddings", False) else None
+    return tied_vocabulary(text)
+
+
+def tied_vocabulary(text_config: Any) -> int | None:
+    return int(text_config.vocab_size) if getattr(text_config, "tie_word_embeddings", False) else None
 
 
 def find_change(config: dict[str, Any], module: str, parts: dict[str, Tensor]) -> tuple[Change, tuple[int, ...]]:

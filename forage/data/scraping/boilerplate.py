@@ -11,11 +11,11 @@ from forage.data.scraping.page_text import Block, Page
 from forage.spool import grouped, part
 
 
-def host_of(url: str) -> str:
+def host_part(url: str) -> str:
     return urlsplit(url).hostname or ""
 
 
-def drop_boilerplate(pages: Mapping[str, Page], site_of: Callable[[str], str] = host_of) -> dict[str, Page]:
+def drop_boilerplate(pages: Mapping[str, Page], site_of: Callable[[str], str] = host_part) -> dict[str, Page]:
     """The pages without the blocks that recur on their site."""
     by_site: dict[str, list[Page]] = {}
     for url, page in pages.items():

@@ -14,7 +14,10 @@ from forage.errors import UserError
 
 def main(connection: Connection) -> None:
     """Fetch a share and send the records of its pages, or the line of an error."""
-    share: Share = connection.recv()
+    try:
+        share: Share = connection.recv()
+    except (EOFError, OSError):  # whoever started this process is gone already
+        os._exit(1)
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     try:
         fetch_all(share.urls, share.content_dir, share.options, connection.send)
