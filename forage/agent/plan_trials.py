@@ -22,7 +22,7 @@ class Trial:
     template: str
     hits: Sequence[Found]
     rank: int | None
-    """Of the first chunk that answers, from 1; None if none was found."""
+    """Rank of the first chunk that answers, from 1; None if none was found."""
 
 
 def try_templates(

@@ -124,7 +124,7 @@ def test_the_teacher_thinks_before_its_plans_too(tiny_protocol):
 
 
 def test_the_teacher_may_plan_twice_and_name_two(tiny_protocol):
-    """Of many seeds, every way of choose_plans is played, with thoughts, and each finds the answer at the end."""
+    """With many seeds every way of choose_plans is played, with thoughts, and each finds the answer at the end."""
     rest = QueryTemplate("rest", "[topic] rest")
     finds = {"gout signs": ("wrong", "right"), "cure of gout": ("wrong", "other", "right")}
     seen = {

@@ -40,8 +40,8 @@ from forage.agent.episode import Episode
 from forage.agent.planning import SLOT, library_of
 from forage.agent.telling_words import IDLE
 from forage.cli import run_script
-from forage.data.records import Question, read_questions
-from forage.data.splits import check_disjoint, read_held_out
+from forage.data.records import Question
+from forage.data.splits import read_train
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.strategies.thought_templates import played_in, slotted
 from forage.files import write_jsonl
@@ -101,8 +101,7 @@ def main(options: Options) -> None:
     check_at_least_one(options, "most", "min_episodes")
     check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
     episodes = played_in(options.run_dir)
-    questions = read_questions(options.data / "train.jsonl")
-    check_disjoint(options.data, questions, read_held_out(options.data))
+    questions = read_train(options.data)
     library = distil(episodes, questions, options.most, options.min_episodes)
     if not library:
         raise UserError(

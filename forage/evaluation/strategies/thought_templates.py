@@ -22,8 +22,8 @@ from forage.agent.episode import Episode, read_episodes
 from forage.agent.episode_files import episode_files
 from forage.agent.planning import SLOT
 from forage.cli import run_script
-from forage.data.records import Question, read_questions
-from forage.data.splits import check_disjoint, read_held_out
+from forage.data.records import Question
+from forage.data.splits import read_train
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.strategies.templates import Template
 from forage.files import write_jsonl
@@ -51,8 +51,7 @@ def main(options: Options) -> None:
     check_at_least_one(options, "min_episodes")
     check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
     episodes = played_in(options.run_dir)
-    questions = read_questions(options.data / "train.jsonl")
-    check_disjoint(options.data, questions, read_held_out(options.data))
+    questions = read_train(options.data)
     library = build_library(episodes, questions, options.min_reward, options.min_episodes)
     if not library:
         raise UserError(f"no episode of {options.run_dir} gives a template; lower --min-reward or --min-episodes")

@@ -134,7 +134,7 @@ def test_an_engine_error_ends_the_episode_and_its_tokens_are_counted(protocol):
 
 
 def test_a_thought_that_ends_too_early_goes_on_behind_wait_on_its_line(protocol):
-    """Of 5 tokens beyond the thought, the line break and 4 of the answer are cut."""
+    """Five tokens go beyond the thought: the line break and four of the answer are cut."""
     thought = length(protocol, THOUGHT)
     parts = (f"{THOUGHT}\n{write_answer('rest')}", " Passage 1 says: Rest helps.\n" + write_answer("Rest."))
     strategy = BudgetForcing(min_thinking=thought + 5, max_thinking=60, waits=1)
