@@ -191,7 +191,7 @@ def table(worth: Mapping[str, Floats], judged: str) -> list[str]:
 
 
 def share_of_gain(worth: Mapping[str, Floats], name: str) -> Interval:
-    """The share of what the oracle gains over the first sample. Example: .5 where one sample has .4, this .5, the oracle .6."""
+    """What share of the oracle's gain over one sample it gets. Example: .5 for .5 between .4 and the oracle's .6."""
     parts, wholes = worth[name] - worth[SINGLE], worth[ORACLE] - worth[SINGLE]
     return bootstrapped_share(parts.tolist(), wholes.tolist())
 
