@@ -53,6 +53,8 @@ class BenchOptions:
     """Episodes of each question."""
     workers: tuple[int, ...] = (1,)
     """Numbers of workers to try."""
+    alone: bool = True
+    """Run the two ways without workers, too."""
     image: str | None = None
     """Docker image in whose containers trainer and workers run, such as grpo:cpu; none: as processes."""
     rounds: int = 1
@@ -60,6 +62,8 @@ class BenchOptions:
 
     def check(self) -> None:
         check_at_least_one(self, "rounds")
+        if not self.alone and not self.workers:
+            raise UserError("--no-alone and no --workers leave nothing to run")
         if min(self.workers, default=1) < 1:
             raise UserError(f"--workers {' '.join(map(str, self.workers))}: each must be at least 1")
         if self.max_steps < 3:
@@ -74,7 +78,9 @@ class BenchOptions:
 
 def main(bench: BenchOptions) -> None:
     bench.check()
-    ways = dict.fromkeys(ALONE, 0) | {f"{count} worker{'s' * (count > 1)}": count for count in bench.workers}
+    ways = dict.fromkeys(ALONE if bench.alone else (), 0) | {
+        f"{count} worker{'s' * (count > 1)}": count for count in bench.workers
+    }
     best = dict.fromkeys(ways, 0.0)
     for _ in range(bench.rounds):
         for way, workers in ways.items():
@@ -84,7 +90,8 @@ def main(bench: BenchOptions) -> None:
                 waited = shares(read_stats(Path(folder) / "run"))
             best[way] = max(best[way], pace.per_hour)
             print(f"{way:10} {line(bench, pace, waited)}", flush=True)
-    finish([Bar(f"{way} / turns, steps an hour", best[way] / best["turns"]) for way in list(ways)[1:]])
+    first, *others = ways
+    finish([Bar(f"{way} / {first}, steps an hour", best[way] / best[first]) for way in others])
 
 
 def line(bench: BenchOptions, pace: Pace, waited: Shares | None) -> str:

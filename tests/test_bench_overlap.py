@@ -27,6 +27,7 @@ def test_a_line_by_hand():
     [
         ({"max_steps": 2}, "--max-steps 2: at least 3"),
         ({"workers": (1, 0)}, "--workers 1 0: each must be at least 1"),
+        ({"alone": False, "workers": ()}, "leave nothing to run"),
         ({"rounds": 0}, "--rounds 0 must be at least 1"),
         ({"image": "grpo:there-is-none"}, "--image grpo:there-is-none: no Docker engine here has it; build it"),
     ],
