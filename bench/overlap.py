@@ -149,10 +149,12 @@ def check_all_well(way: str, folder: Path, processes: Mapping[str, subprocess.Po
 
 
 def contained(bench: BenchOptions, folder: Path, command: Sequence[object]) -> tuple[object, ...]:
-    """The command in a container that sees the checkout, data and policy, and may write into `folder`."""
+    """The command in a container that sees the checkout and the policy, and may write into the data and `folder`."""
     assert bench.image is not None
-    read_only = (Path.cwd(), bench.data, bench.policy)
-    mounts = [f"{path.absolute()}:{path.absolute()}:ro" for path in read_only] + [f"{folder}:{folder}"]
+    read_only = (Path.cwd(), bench.policy)
+    written = (bench.data, folder)  # the data too: Chroma writes into its folder when it opens it
+    mounts = [f"{path.absolute()}:{path.absolute()}:ro" for path in read_only]
+    mounts += [f"{path.absolute()}:{path.absolute()}" for path in written]
     return (
         "docker", "run", "--rm", "--network", "none", "--user", f"{os.getuid()}:{os.getgid()}", "--workdir", Path.cwd(),
         "--env", "OMP_NUM_THREADS", "--env", "HOME=/tmp", *(word for mount in mounts for word in ("--volume", mount)),

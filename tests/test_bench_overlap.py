@@ -37,14 +37,15 @@ def test_what_is_refused(wrong, said):
         BenchOptions(**wrong).check()
 
 
-def test_a_container_sees_its_inputs_and_may_write_the_run_alone(tmp_path):
+def test_a_container_may_write_into_the_run_and_the_data_alone(tmp_path):
     bench = BenchOptions(tmp_path / "data", tmp_path / "policy", image="grpo:cpu")
     command = contained(
         bench, tmp_path / "out", (sys.executable, "grpo_train.py", "--run-dir", tmp_path / "out" / "run")
     )
     mounts = [mount for word, mount in pairwise(command) if word == "--volume"]
-    assert [mount for mount in mounts if not mount.endswith(":ro")] == [f"{tmp_path}/out:{tmp_path}/out"]
-    assert f"{tmp_path}/data:{tmp_path}/data:ro" in mounts
+    written = [f"{tmp_path}/{name}:{tmp_path}/{name}" for name in ("data", "out")]
+    assert [mount for mount in mounts if not mount.endswith(":ro")] == written
+    assert f"{tmp_path}/policy:{tmp_path}/policy:ro" in mounts
     assert command[-5:] == ("grpo:cpu", "python", "grpo_train.py", "--run-dir", tmp_path / "out" / "run")
 
 
