@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,9 @@ class Guests:
                 "-device", f"virtio-net-pci,netdev=net,mac=52:54:00:00:00:0{number}",
             ]  # fmt: skip
             self.processes.append(subprocess.Popen(list(map(str, command))))
+            while line == "listen" and not listens(port):  # a client that comes too early stays without a network
+                assert self.processes[-1].poll() is None, "the server's qemu ended"
+                time.sleep(0.1)
 
     def wait(self):
         for process in self.processes:
@@ -71,6 +75,12 @@ class Guests:
         for process in self.processes:
             process.kill()
             process.wait()
+
+
+def listens(port):
+    """Whether some process listens there, without connecting: qemu takes the first connection for the other guest."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(int(row[1].split(":")[1], 16) == port and row[3] == "0A" for row in rows)
 
 
 def check_guests():
