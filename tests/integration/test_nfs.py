@@ -42,7 +42,6 @@ def said(out, name):
 def test_a_run_over_nfs_loses_nothing_and_uses_nothing_stale(out):
     for name in ("server", "client"):
         assert "vers=4.2" in said(out, f"{name}.mount")
-    assert int(said(out, "late.ms")) > 5000  # the other machine's change was seen late, or this would show little
     print(f"a file was seen after {said(out, 'late.ms').strip()} ms")
     assert {name: int(said(out, f"{name}.status")) for name in ("trainer", "a", "b-killed", "b")} == {
         "trainer": 0, "a": 0, "b-killed": 137, "b": 0,
