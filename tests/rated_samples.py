@@ -1,5 +1,8 @@
 """Four samples of a question of the tiny data, of which the first is right in all and the second in nothing."""
 
+import json
+
+from forage.agent.options import AgentSettings, write_agent
 from forage.evaluation.strategies.best_of_n import candidates
 from tests.scripted_engine import run, turns
 
@@ -32,3 +35,12 @@ def samples_of(question, protocol, count=4):
         return await candidates(agent, asked, range(count), seed)
 
     return run(several, protocol, script(question), passages(question), question)[0]
+
+
+def finish_evaluation(out, tiny):
+    """What evaluate.py writes beside outcomes, for the tiny policy under the name `warm` and an embedder of words."""
+    write_agent(AgentSettings(), out)
+    (out / "config.json").write_text(json.dumps({"data": str(tiny / "data"), "split": "eval"}))
+    (out / "eval.json").write_text(json.dumps({"embedder": "words"}))
+    policy = {"source": str(tiny / "policy"), "adapter": "v000000"}
+    (out / "policies.json").write_text(json.dumps({"warm": policy}))

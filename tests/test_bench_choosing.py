@@ -1,6 +1,5 @@
 """The shares of the oracle's gain by hand, and the command on an evaluation of stored samples."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +8,13 @@ import torch
 
 from bench import choosing
 from bench.choosing import Options, main, share_of_gain, table
-from forage.agent.options import AgentSettings, write_agent
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.evaluation.preference.card import ScorerCard, write_scorer
 from forage.evaluation.preference.features import PRODUCTS, SCALARS
 from forage.evaluation.preference.model import Head
-from tests.rated_samples import samples_of
+from tests.rated_samples import finish_evaluation, samples_of
 from tests.word_embedder import WordEmbedder
 
 SYSTEMS = {"best_of_8": 1, "learned_8": 0, "self_consistency_8": 2}  # which sample each of them chose
@@ -35,11 +33,7 @@ def evaluation(tiny, tiny_protocol, tmp_path, monkeypatch):
         OutcomeLog(out, "warm/single").append(Outcome(half, (half,)), 1, 1)
         revised = (*tried[:3], replace(other, ids=(*other.ids[:-1], 7)))
         OutcomeLog(out, "warm/tpo").append(Outcome(revised[1], revised), 1, 1)
-    write_agent(AgentSettings(), out)
-    (out / "config.json").write_text(json.dumps({"data": str(tiny / "data"), "split": "eval"}))
-    (out / "eval.json").write_text(json.dumps({"embedder": "words"}))
-    policy = {"source": str(tiny / "policy"), "adapter": "v000000"}
-    (out / "policies.json").write_text(json.dumps({"warm": policy}))
+    finish_evaluation(out, tiny)
     return out
 
 

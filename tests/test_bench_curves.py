@@ -1,6 +1,5 @@
 """Scores at equal tokens by hand, and the command on an evaluation of stored samples."""
 
-import json
 import re
 
 import numpy as np
@@ -8,11 +7,10 @@ import pytest
 
 from bench import choosing
 from bench.curves import Curve, Options, Point, main, point_table
-from forage.agent.options import AgentSettings, write_agent
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
-from tests.rated_samples import samples_of
+from tests.rated_samples import finish_evaluation, samples_of
 from tests.word_embedder import WordEmbedder
 
 CURVE = Curve(np.array([100.0, 200, 400]), np.array([[0.2, 0.6, 0.8], [0, 0, 1]]))
@@ -50,11 +48,7 @@ def evaluation(tiny, tiny_protocol, tmp_path, monkeypatch):
         OutcomeLog(out, "warm/single").append(Outcome(bad, (bad,)), 1, 1)
         OutcomeLog(out, "warm/tpo").append(Outcome(good, (bad, good), extra_sampled=7), 1, 1)
         OutcomeLog(out, "other/single").append(Outcome(bad, (bad,)), 1, 1)
-    write_agent(AgentSettings(), out)
-    (out / "config.json").write_text(json.dumps({"data": str(tiny / "data"), "split": "eval"}))
-    (out / "eval.json").write_text(json.dumps({"embedder": "words"}))
-    policy = {"source": str(tiny / "policy"), "adapter": "v000000"}
-    (out / "policies.json").write_text(json.dumps({"warm": policy}))
+    finish_evaluation(out, tiny)
     return out
 
 

@@ -35,7 +35,7 @@ from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.evaluation.summary import WIDTH, SystemScores, markdown, print_rows, summary
 from forage.evolution.options import EvolveOptions
-from forage.evolution.stages import FIRST, Place, imitation_place, played_by, system_of
+from forage.evolution.stages import FIRST, Place, imitation_place, played_by, system_of, whole_evaluation
 from forage.files import json_lines, replacing
 from forage.runs.run_folder import plain
 
@@ -63,7 +63,7 @@ def report(options: EvolveOptions, rounds: int) -> None:
     places = [Place.of(options.output_dir, number) for number in range(rounds + 1)]
     accounts = [account(options, number) for number in range(1, rounds + 1)]
     beside = imitation_place(options)
-    if (beside.measured / "eval.png").exists():
+    if whole_evaluation(beside.measured).exists():
         places.append(beside)
         accounts.append(imitation_account(options))
     systems, questions = read_scores(places, options.data)

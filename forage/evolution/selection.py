@@ -34,7 +34,7 @@ from forage.agent.combination import (
     weights_by_name,
 )
 from forage.agent.episode import Episode, write_episodes
-from forage.agent.options import SearchOptions
+from forage.agent.options import AgentSettings, SearchOptions
 from forage.agent.protocol import Protocol
 from forage.agent.searcher import Searcher
 from forage.agent.tools import SCRIPT
@@ -91,9 +91,7 @@ def main(options: Options) -> None:
     settings = options.search.settle(options.policy)
     protocol = Protocol.playing(load_tokenizer(read_policy_card(options.policy)), settings)
     several = read_tried(options)
-    embedder = open_embedder(card_at(options.place, options.data)[0])
-    make: MakeRewards = importlib.import_module(SCRIPT).get_reward_functions
-    functions = rewards_of(make, embedder, Searcher(lambda: open_place(options.place, options.data), settings))
+    functions = open_rewards(options.place, options.data, settings)
     weights = list(weights_by_name(functions, options.weights).values())
     vetting = Vetting.over(options.data, protocol, settings, keep_malformed=False)
     found = [(tried.question, *choose(tried, functions, weights, vetting)) for tried in several]
@@ -107,6 +105,12 @@ def main(options: Options) -> None:
         )
     write_episodes(options.out, kept)
     print(f"{options.out}: {counted}")
+
+
+def open_rewards(place: StorePlace, data: Path, settings: AgentSettings) -> Mapping[str, RewardFunction]:
+    """Those of get_reward_functions in grpo_rollout.py, over this store."""
+    make: MakeRewards = importlib.import_module(SCRIPT).get_reward_functions
+    return rewards_of(make, open_embedder(card_at(place, data)[0]), Searcher(lambda: open_place(place, data), settings))
 
 
 def read_tried(options: Options) -> list[Tried]:

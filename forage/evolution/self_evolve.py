@@ -39,28 +39,26 @@ import shlex
 import sys
 from collections.abc import Iterable
 
-from forage.agent.combination import MakeRewards, rewards_of, weights_by_name
+from forage.agent.combination import weights_by_name
 from forage.agent.episode import read_episodes
-from forage.agent.searcher import Searcher
-from forage.agent.tools import SCRIPT
 from forage.cli import run_script
 from forage.data.splits import read_held_out, read_training_questions
 from forage.errors import UserError
 from forage.evolution.options import FREE, EvolveOptions
 from forage.evolution.processes import run_module
+from forage.evolution.selection import open_rewards
 from forage.evolution.stages import Place, Stage, imitation_stages, round_stages, start_stage
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
-from forage.rollout.run_card import open_embedder
 from forage.runs.run_folder import keep_options
 from forage.sole_writer import filling_folder
-from forage.store.opening import card_at, open_place
+from forage.store.opening import card_at
 
-SYSTEMS_SCRIPT = "evaluate"  # whose dictionary of systems users add to
+SCRIPT = "evaluate"  # whose dictionary of systems users add to
 
 
 def main(options: EvolveOptions) -> None:
-    options.check(importlib.import_module(SYSTEMS_SCRIPT).SYSTEMS)
+    options.check(importlib.import_module(SCRIPT).SYSTEMS)
     check_inputs(options)
     with filling_folder(options.output_dir):
         keep_options(options.output_dir, options, FREE, "another --output-dir")
@@ -71,12 +69,10 @@ def check_inputs(options: EvolveOptions) -> None:
     """Refuse what a stage would refuse hours later, and questions that are held out as well."""
     read_policy_card(options.policy)
     newest_adapter(options.policy)
-    options.search.settle(options.policy)
-    card = card_at(options.place, options.data)[0]
+    settings = options.search.settle(options.policy)
+    card_at(options.place, options.data)
     if options.weights:
-        make: MakeRewards = importlib.import_module(SCRIPT).get_reward_functions
-        searcher = Searcher(lambda: open_place(options.place, options.data), options.search.settle(options.policy))
-        weights_by_name(rewards_of(make, open_embedder(card), searcher), options.weights)
+        weights_by_name(open_rewards(options.place, options.data, settings), options.weights)
     known, needed = len(read_training_questions(options.data)), options.rounds * options.questions
     if needed > known:
         raise UserError(
