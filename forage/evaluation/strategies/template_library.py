@@ -2,10 +2,10 @@
 
     python -m forage.evaluation.strategies.template_library runs/a --data data --out library.jsonl
 
-Reads the run's episodes, and the focus and type of their questions in --data/train.jsonl; episodes of other questions
-are left out. Writes one template per line: a name, the query with a slot in place of the focus, the number of episodes
-that searched for it and what it earned in them. Given to sft_train.py or grpo_train.py by --query-templates, it is what
-the policy plans with.
+Reads the episodes of a run, or those that evaluate.py --split train played, and the focus and type of their questions
+in --data/train.jsonl; episodes of other questions are left out. Writes one template per line: a name, the query with a
+slot in place of the focus, the number of episodes that searched for it and what it earned in them. Given to
+sft_train.py or grpo_train.py by --query-templates, it is what the policy plans with.
 
 Paper: ReasonFlux, https://arxiv.org/abs/2502.06772. A large model writes about 500 thought templates of solutions. A
 navigator plans a trajectory of templates for each problem, which it learns from pairs of trajectories, the better being
@@ -54,7 +54,7 @@ class Options:
     """The library of query templates."""
 
     run_dir: Annotated[Path, tyro.conf.Positional]
-    """Run folder of grpo_train.py."""
+    """Run folder of grpo_train.py, or output folder of evaluate.py --split train."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     out: Path = Path("library.jsonl")
@@ -128,7 +128,8 @@ def earnings(episodes: Iterable[Episode], questions: Sequence[Question]) -> Iter
     """(query shape, kind of question, what it earned) for each query shape of a well-formed episode.
 
     A query that did not find the answer earned nothing, whatever its episode did; one that did earned the episode's
-    reward. Where it is not known which chunks answer, all queries of the episode earned its reward.
+    reward. Where it is not known which chunks answer, all queries of the episode earned its reward. An evaluation's
+    episodes have no rewards: their queries earn 1 if they found the answer, and count only where that is known.
     """
     by_id = {question.id: question for question in questions}
     for episode in episodes:
@@ -136,10 +137,13 @@ def earnings(episodes: Iterable[Episode], questions: Sequence[Question]) -> Iter
         if not question or not question.focus or not episode.well_formed:
             continue
         answers, earned = set(question.relevant_chunk_ids), dict[str, float]()
+        if not (episode.rewards or answers):
+            continue
+        reward = episode.reward if episode.rewards else 1.0
         for search in episode.searches:
             found = not answers or not answers.isdisjoint(search.hits)
             shape = slotted(search.query, question.focus)
-            earned[shape] = max(earned.get(shape, 0.0), episode.reward if found else 0.0)
+            earned[shape] = max(earned.get(shape, 0.0), reward if found else 0.0)
         yield from ((shape, kind_of(question), reward) for shape, reward in earned.items() if SLOT in shape)
 
 

@@ -62,11 +62,23 @@ def main(options: Options) -> None:
 
 
 def played_in(run_dir: Path) -> Iterator[Episode]:
-    """All episodes of a training run, in the order of its steps."""
-    files = [path for step in sorted((run_dir / "episodes").glob("*/")) for path in episode_files(step)]
-    if not files:
+    """All episodes of a training run, in the order of its steps, or of an evaluation's policies.
+
+    Systems of an evaluation that have samples in common each list them; they count once.
+    """
+    folders = [step for step in sorted((run_dir / "episodes").glob("*/")) if episode_files(step)]
+    if not folders:
         raise UserError(f"{run_dir}/episodes has no episodes; give the --run-dir of a training run")
-    return (episode for file in files for episode in read_episodes(file))
+    return (episode for folder in folders for episode in distinct(folder))
+
+
+def distinct(folder: Path) -> Iterator[Episode]:
+    seen: set[tuple[str, str, tuple[int, ...]]] = set()
+    for file in episode_files(folder):
+        for episode in read_episodes(file):
+            if (key := (episode.question_id, episode.id, tuple(episode.ids))) not in seen:
+                seen.add(key)
+                yield episode
 
 
 def build_library(

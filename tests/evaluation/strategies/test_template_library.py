@@ -6,7 +6,7 @@ import pytest
 
 import evaluate
 import sft_train
-from forage.agent.episode import Search, append_episodes, read_episodes
+from forage.agent.episode import Search, append_episodes, read_episodes, write_episodes
 from forage.agent.episode_files import episode_files
 from forage.agent.options import AgentSettings, SearchOptions, read_agent
 from forage.agent.planning import QueryTemplate, read_library
@@ -27,6 +27,7 @@ from forage.evaluation.strategies.template_library import (
     name_of,
     shares_of,
 )
+from forage.evaluation.strategies.thought_templates import played_in
 from forage.files import write_jsonl
 from forage.policy.adapters import weights_digest
 from forage.sft.options import SFTOptions
@@ -59,6 +60,25 @@ def test_a_query_earns_what_its_episode_did_if_it_found_the_answer():
         ("[topic]", "What causes [topic]?", 0.7),
     ]  # fmt: skip
     assert shares_of([GOUT, unknown, nameless]) == {"causes": 0.5, "What causes [topic]?": 0.5}
+
+
+def test_queries_of_an_evaluation_earn_1_where_they_found_the_answer():
+    unknown = replace(GOUT, id="unknown", relevant_chunk_ids=())
+    unscored = [
+        played(GOUT, 0.0, Search(0, "gout", ("right",)), Search(1, "why gout", ("wrong",)), rewards={}),
+        played(unknown, 0.0, Search(0, "gout", ("a",)), rewards={}),
+    ]
+    assert list(earnings(unscored, [GOUT, unknown])) == [("[topic]", "causes", 1.0), ("why [topic]", "causes", 0.0)]
+
+
+def test_samples_that_systems_of_an_evaluation_share_count_once(tmp_path):
+    folder = tmp_path / "episodes" / "policy"
+    folder.mkdir(parents=True)
+    write_episodes(folder / "best_of_2.jsonl", [EXAMPLE, replace(EXAMPLE, id="q/1")])
+    write_episodes(folder / "single.jsonl", [EXAMPLE])
+    longer = replace(EXAMPLE, ids=(*EXAMPLE.ids, 7), mask=(*EXAMPLE.mask, 0), logprobs=(*EXAMPLE.logprobs, 0.0))
+    write_episodes(folder / "tpo.jsonl", [longer])  # another episode, whatever its name
+    assert [len(episode.ids) for episode in played_in(tmp_path)] == [10, 10, 11]
 
 
 def test_shapes_that_say_the_same_are_one():
