@@ -9,13 +9,16 @@ chosen by what looks good, where that curve has sampled as many tokens a questio
 the line between their scores, question by question, so that the difference is paired. A point that costs more than all
 samples together is compared with all of them, and marked: it had more tokens.
 
+Policies with other prompts, such as one that plans with templates, are measured in an evaluation of their own:
+--beside adds it, on the questions that both have. Its systems are points, and so is each size of its own best-of-n.
+
 Nothing is sampled here, and there is no bar: it tells what pays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -47,6 +50,8 @@ class Options(Choices):
 
     others: tuple[str, ...] = ()
     """Systems of other policies of the evaluation to set beside it, as policy/system."""
+    beside: tuple[Path, ...] = ()
+    """More output folders of evaluate.py, whose first policy is set beside it."""
     tokens: Literal["sampled", "all"] = "sampled"
     """What is equal: the tokens that the policy wrote, or those and the ones it read."""
     figure: Path | None = None
@@ -83,20 +88,55 @@ class Point:
 
 
 def main(options: Options) -> None:
-    stored = read_stored(options)
+    aside = [replace(options, evaluation=folder, policy="", scorer=(), others=()) for folder in options.beside]
+    stored, *others = on_common_questions([read_stored(options), *map(read_stored, aside)])
     curves = dict(curves_of(options, stored))
-    points = points_of(options, stored)
+    marks, sizes, lines = points_of(options, stored), list[Point](), dict(curves)
+    for other_options, other in zip(aside, others, strict=True):
+        curve = curves_of(other_options, other)[BEFORE]
+        lines[other.policy] = curve
+        marks += points_of(other_options, other, f"{other.policy}/")
+        sizes += points_on(curve, other)
     print(f"{options.score} of {len(stored.questions)} questions; tokens {options.tokens}:\n")
-    print("\n".join([*curve_table(curves), "", *point_table(points, curves[BEFORE])]), flush=True)
+    print("\n".join([*curve_table(curves), "", *point_table([*marks, *sizes], curves[BEFORE])]), flush=True)
     if options.figure:
         with mpl.rc_context(STYLE):
-            save_figure(draw(curves, points, options), options.figure)
+            save_figure(draw(lines, marks, options), options.figure)
+
+
+def on_common_questions(several: Sequence[Stored]) -> list[Stored]:
+    """The evaluations with only the questions that all have, in the order of the first."""
+    common = set.intersection(*({question.id for question in stored.questions} for stored in several))
+    if not common:
+        raise UserError("the evaluations have no question in common; give them the same --eval-questions and --seed")
+    order = [question.id for question in several[0].questions if question.id in common]
+    return [chosen(stored, order) for stored in several]
+
+
+def chosen(stored: Stored, order: Sequence[str]) -> Stored:
+    places = {question.id: place for place, question in enumerate(stored.questions)}
+    kept = [places[name] for name in order]
+    questions, candidates = ([each[place] for place in kept] for each in (stored.questions, stored.candidates))
+    return replace(stored, questions=questions, candidates=candidates, values_QN=stored.values_QN[kept])
+
+
+def sizes_up_to(sampled: int) -> list[int]:
+    """Example: 5 gives 1, 2, 3, 4 and 5."""
+    return sorted({size for size in SIZES if size < sampled} | {sampled})
+
+
+def points_on(curve: Curve, stored: Stored) -> list[Point]:
+    """A point for each size of another policy's best-of-n."""
+    sizes = sizes_up_to(stored.values_QN.shape[1])
+    return [
+        Point(f"{stored.policy}/best of {size}", tokens, scores_Q)
+        for size, tokens, scores_Q in zip(sizes, curve.tokens_S.tolist(), curve.scores_QS.T, strict=True)
+    ]
 
 
 def curves_of(options: Options, stored: Stored) -> Mapping[str, Curve]:
     """A curve for each way of choosing among the first n samples."""
-    sampled = stored.values_QN.shape[1]
-    sizes = sorted({size for size in SIZES if size < sampled} | {sampled})
+    sizes = sizes_up_to(stored.values_QN.shape[1])
     tokens_QN = np.array([[tokens_of(options, episode) for episode in each] for each in stored.candidates])
     tokens_S = tokens_QN.cumsum(axis=1).mean(axis=0)[[size - 1 for size in sizes]]
     known = scorers(options, stored.embedder)
@@ -117,7 +157,7 @@ def curves_of(options: Options, stored: Stored) -> Mapping[str, Curve]:
     return {**curves, ORACLE: Curve(tokens_S, best_QN[:, [size - 1 for size in sizes]])}
 
 
-def points_of(options: Options, stored: Stored) -> list[Point]:
+def points_of(options: Options, stored: Stored, prefix: str = "") -> list[Point]:
     """The evaluation's other systems of the policy, and --others, in alphabetical order."""
     logs = sorted((options.evaluation / "outcomes" / stored.policy).glob("*.jsonl"))
     names = [f"{stored.policy}/{path.stem}" for path in logs if path.stem not in (SINGLE, options.candidates)]
@@ -135,7 +175,7 @@ def points_of(options: Options, stored: Stored) -> list[Point]:
             stored.questions, [[result.episode] for result in whole], functions(stored.embedder)[options.score]
         )
         tokens = float(np.mean([cost_of(options, result.cost) for result in whole]))
-        points.append(Point(name.removeprefix(f"{stored.policy}/"), tokens, values_Q1[:, 0]))
+        points.append(Point(prefix + name.removeprefix(f"{stored.policy}/"), tokens, values_Q1[:, 0]))
     return points
 
 

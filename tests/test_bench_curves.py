@@ -1,6 +1,8 @@
 """Scores at equal tokens by hand, and the command on an evaluation of stored samples."""
 
+import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -71,6 +73,41 @@ def test_an_evaluation_gives_its_curves_and_points(evaluation, tiny, tiny_protoc
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     main(Options(evaluation, tokens="all"))
     assert "tokens all" in capsys.readouterr().out
+
+
+@pytest.fixture
+def of_a_planner(evaluation):
+    """Another policy's evaluation with the same samples of the second question alone."""
+    folder = evaluation.with_name("plans")
+    shutil.copytree(evaluation, folder)
+    (folder / "outcomes" / "warm").rename(folder / "outcomes" / "planner")
+    for path in (folder / "outcomes" / "planner").iterdir():
+        path.write_text(path.read_text().splitlines(keepends=True)[1])
+    (folder / "episodes" / "warm").rename(folder / "episodes" / "planner")
+    [source] = json.loads((folder / "policies.json").read_text()).values()
+    (folder / "policies.json").write_text(json.dumps({"planner": source}))
+    return folder
+
+
+def test_another_evaluation_is_set_beside_it_on_the_questions_of_both(evaluation, of_a_planner, tmp_path, capsys):
+    main(Options(evaluation, beside=(of_a_planner,), figure=tmp_path / "curves.png"))
+    said = capsys.readouterr().out
+    assert "answer_similarity of 1 questions" in said
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines() if "planner/" in line]
+    others = {name: cells for name, *cells in rows}
+    assert sorted(others) == ["planner/best of 1", "planner/best of 2", "planner/best of 3", "planner/best of 4",
+                              "planner/tpo"]  # fmt: skip
+    same = [others[f"planner/best of {size}"] for size in (1, 2, 3, 4)]
+    assert [cells[3] for cells in same] == ["+0.000 (+0.000 to +0.000)"] * 4  # of the same samples, the same curve
+    assert [cells[1] for cells in same] == [cells[2] for cells in same]
+    assert (tmp_path / "curves.png").is_file()
+
+
+def test_evaluations_of_other_questions_cannot_be_compared(evaluation, of_a_planner):
+    for path in (evaluation / "outcomes" / "warm").iterdir():
+        path.write_text(path.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(UserError, match="no question in common"):
+        main(Options(evaluation, beside=(of_a_planner,)))
 
 
 def test_a_system_that_did_not_play_all_questions_is_told(evaluation, tiny):
