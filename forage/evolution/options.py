@@ -50,10 +50,10 @@ class EvolveOptions:
     weights: tuple[float, ...] = ()
     """Weight of each reward by which episodes are chosen, in the order of get_reward_functions (all equal)."""
     max_steps: int = 100
-    """Largest number of updates of a round's training."""
+    """Updates of a round's training."""
     batch_size: int = 4
     """Episodes per update."""
-    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=1e-3))
+    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=5e-4))
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     search: SearchOptions = field(default_factory=SearchOptions)

@@ -143,10 +143,13 @@ def choose(options: EvolveOptions, number: int) -> tuple[str, ...]:
 
 
 def train(title: str, options: EvolveOptions, place: Place, learn: tuple[str, ...]) -> Stage:
-    """From the start, whatever the round; its probes are left out, as the policy is measured afterwards."""
+    """From the start, whatever the round, by all of its updates: the loss of what a policy played itself hardly falls.
+
+    Its probes are left out, as the policy is measured afterwards.
+    """
     command = (
         "sft_train", "--data", str(options.data), "--policy", str(options.policy), "--output-dir", str(place.policy),
-        *learn, "--eval-questions", "0", "--seed", str(options.seed),
+        *learn, "--keep", "last", "--eval-questions", "0", "--seed", str(options.seed),
         *as_flags(options, SFTOptions(), "max_steps", "batch_size"),
         *as_flags(options.optimizer, SFTOptions().optimizer), *as_flags(options.memory, MemoryOptions()),
         *searching(options),

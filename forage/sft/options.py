@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from forage.agent.episode_files import is_written
 from forage.agent.options import SearchOptions, TeacherOptions
@@ -19,6 +20,7 @@ WRITTEN = (  # what sft_train.py writes into its output folder beside config.jso
     "warm_start.png", "probes", "code.diff", "state", "best",
 )  # fmt: skip
 
+Keep = Literal["best", "last"]
 FREE = ("overwrite", "place.store_patience", "place.store_timeout")
 
 
@@ -58,7 +60,10 @@ class SFTOptions:
     eval_every: int = 20
     """Updates between measurements, each followed by a checkpoint."""
     early_stop: int = 3
-    """Stop after this many measurements without a lower held-out loss; the best adapter is the result."""
+    """Stop after this many measurements without a lower held-out loss; not with --keep last."""
+    keep: Keep = "best"
+    """The adapter that is the result: that of the lowest held-out loss, or the one after all updates. For episodes that
+    the policy played itself take the last: what it says anyway can't get much likelier, however much it learns."""
     eval_questions: int = 16
     """Held-out questions of eval.jsonl that the policy plays at each measurement, to see whether its episodes are
     well-formed; 0: none."""

@@ -21,7 +21,7 @@ from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import has_windows, token_logprobs
 from forage.policy.packing import pack, pack_trees
 from forage.schedule import in_rounds
-from forage.sft.options import SFTOptions
+from forage.sft.options import Keep, SFTOptions
 from forage.sft.player import Player
 
 
@@ -61,27 +61,28 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player
     if not rows:
         rows = [measure(policy, held_out, questions, player, step, None, started)]
         report(rows, options)
-    while step < options.max_steps and not out_of_patience(rows, options.early_stop):
+    while step < options.max_steps and not (options.keep == "best" and out_of_patience(rows, options.early_stop)):
         until = min(step + options.eval_every, options.max_steps)
         losses = [update(policy, optimizer, batch(trained, s, options), s, options) for s in range(step, until)]
         step = until
         rows.append(measure(policy, held_out, questions, player, step, sum(losses) / len(losses), started))
         report(rows, options)
-        if best_row(rows) is rows[-1]:
+        if kept_row(rows, options.keep) is rows[-1]:
             publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
         save_checkpoint(state, step, policy, optimizer, [asdict(row) for row in rows])
-        remove_others(best, best_adapter(best, rows))  # now that no checkpoint needs them
-    if best_row(rows).step == 0:
+        remove_others(best, kept_adapter(best, rows, options.keep))  # now that no checkpoint needs them
+    if kept_row(rows, options.keep).step == 0:
         raise UserError("the held-out loss never fell; lower --learning-rate or give more --num-demonstrations")
     print(f"the held-out loss was lowest at step {best_row(rows).step}")
-    remove_others(best, best_adapter(best, rows))  # a process killed after its last checkpoint has not come to it
-    restore_adapter(policy, best_adapter(best, rows))
+    kept = kept_adapter(best, rows, options.keep)
+    remove_others(best, kept)  # a process killed after its last checkpoint has not come to it
+    restore_adapter(policy, kept)
     return policy
 
 
-def best_adapter(folder: Path, rows: Sequence[Row]) -> Path:
-    """The adapter of the lowest held-out loss, which has its step's number; earlier versions gave it number 0."""
-    path = adapter_path(folder, best_row(rows).step)
+def kept_adapter(folder: Path, rows: Sequence[Row], keep: Keep) -> Path:
+    """The adapter that is kept, which has its step's number; earlier versions gave it number 0."""
+    path = adapter_path(folder, kept_row(rows, keep).step)
     return path if path.exists() else adapter_path(folder, 0)
 
 
@@ -180,6 +181,10 @@ def measure(
 
 def best_row(rows: Sequence[Row]) -> Row:
     return min(rows, key=lambda row: row.held_out_loss)
+
+
+def kept_row(rows: Sequence[Row], keep: Keep) -> Row:
+    return rows[-1] if keep == "last" else best_row(rows)
 
 
 def out_of_patience(rows: Sequence[Row], early_stop: int) -> bool:

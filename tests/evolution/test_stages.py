@@ -34,7 +34,7 @@ def test_the_commands_of_the_rounds():
         "forage.evolution.selection --data d --policy warm --played out/round_1/played --system best_of_8 --out "
         "out/round_1/kept.jsonl",
         "sft_train --data d --policy warm --output-dir out/round_1/policy --num-demonstrations 0 --demonstrations "
-        "out/round_1/kept.jsonl --eval-questions 0 --seed 0",
+        "out/round_1/kept.jsonl --keep last --eval-questions 0 --seed 0 --learning-rate 0.0005",
         "evaluate --data d --policy round_1=out/round_1/policy --systems single best_of_8 learned_8 --eval-questions "
         "20 --output-dir out/round_1/measured --scorer out/round_1/scorer",
     ]
@@ -47,13 +47,13 @@ def test_the_commands_of_the_rounds():
         "forage.evolution.selection --data d --policy warm --played out/round_2/played --system learned_tree --out "
         "out/round_2/kept.jsonl",
         "sft_train --data d --policy warm --output-dir out/round_2/policy --num-demonstrations 0 --demonstrations "
-        "out/round_1/kept.jsonl out/round_2/kept.jsonl --eval-questions 0 --seed 0",
+        "out/round_1/kept.jsonl out/round_2/kept.jsonl --keep last --eval-questions 0 --seed 0 --learning-rate 0.0005",
         "evaluate --data d --policy round_2=out/round_2/policy --systems single best_of_8 learned_8 --eval-questions "
         "20 --output-dir out/round_2/measured --scorer out/round_2/scorer",
     ]
     assert commands(imitation_stages(OPTIONS, 61)) == [
         "sft_train --data d --policy warm --output-dir out/imitation_2/policy --num-demonstrations 61 "
-        "--eval-questions 0 --seed 0",
+        "--keep last --eval-questions 0 --seed 0 --learning-rate 0.0005",
         "evaluate --data d --policy imitation_2=out/imitation_2/policy --systems single best_of_8 --eval-questions 20 "
         "--output-dir out/imitation_2/measured",
     ]

@@ -343,9 +343,24 @@ def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(groun
 
 def test_the_best_adapter_of_an_earlier_versions_run_is_found(tmp_path):
     rows = [Row(step, 0.0, None, loss, None, {}) for step, loss in ((0, 3.0), (20, 2.0), (40, 2.5))]
-    assert training.best_adapter(tmp_path, rows) == tmp_path / "adapters" / "v000000"
+    assert training.kept_adapter(tmp_path, rows, "best") == tmp_path / "adapters" / "v000000"
     (tmp_path / "adapters" / "v000020").mkdir(parents=True)
-    assert training.best_adapter(tmp_path, rows) == tmp_path / "adapters" / "v000020"
+    assert training.kept_adapter(tmp_path, rows, "best") == tmp_path / "adapters" / "v000020"
+
+
+def test_the_last_adapter_is_kept_where_it_is_asked_for_though_the_held_out_loss_rises(ground, tmp_path, monkeypatch):
+    def rising(policy, held_out, questions, player, step, loss, started):
+        return Row(step, 0.0, loss, 1.0 + step, None, {})
+
+    monkeypatch.setattr(training, "measure", rising)
+    output = tmp_path / "warm"
+    with pytest.raises(UserError, match="the held-out loss never fell"):
+        main(options(ground, tmp_path / "best", early_stop=1))
+    main(options(ground, output, early_stop=1, keep="last"))
+    rows = [json.loads(line)["step"] for line in (output / "stats.jsonl").read_text().splitlines()]
+    assert rows == [0, 2, 4]  # not stopped early
+    trained, started = (weights_digest(newest_adapter(folder)) for folder in (output, ground / "policy"))
+    assert trained != started
 
 
 def test_on_a_gpu_the_policy_in_training_plays_the_same_episodes(ground, tmp_path, monkeypatch):
