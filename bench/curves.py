@@ -116,8 +116,10 @@ def on_common_questions(several: Sequence[Stored]) -> list[Stored]:
 def chosen(stored: Stored, order: Sequence[str]) -> Stored:
     places = {question.id: place for place, question in enumerate(stored.questions)}
     kept = [places[name] for name in order]
-    questions, candidates = ([each[place] for place in kept] for each in (stored.questions, stored.candidates))
-    return replace(stored, questions=questions, candidates=candidates, values_QN=stored.values_QN[kept])
+    return replace(
+        stored, questions=[stored.questions[place] for place in kept],
+        candidates=[stored.candidates[place] for place in kept], values_QN=stored.values_QN[kept],
+    )  # fmt: skip
 
 
 def sizes_up_to(sampled: int) -> list[int]:

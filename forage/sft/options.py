@@ -20,8 +20,8 @@ WRITTEN = (  # what sft_train.py writes into its output folder beside config.jso
     "warm_start.png", "probes", "code.diff", "state", "best",
 )  # fmt: skip
 
-Keep = Literal["best", "last"]
 FREE = ("overwrite", "place.store_patience", "place.store_timeout")
+Keep = Literal["best", "last"]
 
 
 @dataclass(frozen=True)
