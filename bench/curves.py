@@ -36,7 +36,7 @@ from forage.errors import UserError
 from forage.evaluation.measures import Floats
 from forage.evaluation.outcomes import Cost, OutcomeLog
 from forage.evaluation.plots import COLORS, MARKERS
-from forage.evaluation.scorers import best_index, unanswered
+from forage.evaluation.scorers import Scorer, best_index, unanswered
 from forage.runs.plots import GREY, STYLE, WIDTH, save_figure
 from forage.statistics import bootstrapped, clear
 
@@ -90,12 +90,13 @@ class Point:
 def main(options: Options) -> None:
     aside = [replace(options, evaluation=folder, policy="", scorer=(), others=()) for folder in options.beside]
     stored, *others = on_common_questions([read_stored(options), *map(read_stored, aside)])
-    curves = dict(curves_of(options, stored))
-    marks, sizes, lines = points_of(options, stored), list[Point](), dict(curves)
+    curves, own = curves_of(options, stored), f"{stored.policy}/"
+    marks = [replace(point, name=point.name.removeprefix(own)) for point in points_of(options, stored)]
+    sizes, lines = list[Point](), dict(curves)
     for other_options, other in zip(aside, others, strict=True):
-        curve = curves_of(other_options, other)[BEFORE]
+        curve = curve_of(options, other, scorers(other_options, other.embedder)[BEFORE])
         lines[other.policy] = curve
-        marks += points_of(other_options, other, f"{other.policy}/")
+        marks += points_of(other_options, other)
         sizes += points_on(curve, other)
     print(f"{options.score} of {len(stored.questions)} questions; tokens {options.tokens}:\n")
     print("\n".join([*curve_table(curves), "", *point_table([*marks, *sizes], curves[BEFORE])]), flush=True)
@@ -136,31 +137,39 @@ def points_on(curve: Curve, stored: Stored) -> list[Point]:
     ]
 
 
-def curves_of(options: Options, stored: Stored) -> Mapping[str, Curve]:
+def curves_of(options: Options, stored: Stored) -> dict[str, Curve]:
     """A curve for each way of choosing among the first n samples."""
-    sizes = sizes_up_to(stored.values_QN.shape[1])
-    tokens_QN = np.array([[tokens_of(options, episode) for episode in each] for each in stored.candidates])
-    tokens_S = tokens_QN.cumsum(axis=1).mean(axis=0)[[size - 1 for size in sizes]]
     known = scorers(options, stored.embedder)
-    chosen_by = {name: known[name] for name in (*CHOSEN_BY, *map(str, options.scorer))}
-    curves = {}
-    for name, scorer in chosen_by.items():
-        places_QS = np.array(
-            [
-                [
-                    best_index(scorer(stored.protocol, unanswered(question), episodes[:size]), episodes[:size])
-                    for size in sizes
-                ]
-                for question, episodes in zip(stored.questions, stored.candidates, strict=True)
-            ]
-        )
-        curves[name] = Curve(tokens_S, np.take_along_axis(stored.values_QN, places_QS, axis=1))
+    curves = {name: curve_of(options, stored, known[name]) for name in (*CHOSEN_BY, *map(str, options.scorer))}
     best_QN = np.maximum.accumulate(stored.values_QN, axis=1)
-    return {**curves, ORACLE: Curve(tokens_S, best_QN[:, [size - 1 for size in sizes]])}
+    places_S = [size - 1 for size in sizes_up_to(best_QN.shape[1])]
+    return {**curves, ORACLE: Curve(tokens_of_sizes(options, stored), best_QN[:, places_S])}
 
 
-def points_of(options: Options, stored: Stored, prefix: str = "") -> list[Point]:
-    """The evaluation's other systems of the policy, and --others, in alphabetical order."""
+def curve_of(options: Options, stored: Stored, scorer: Scorer) -> Curve:
+    """Best-of-n by one way of choosing."""
+    sizes = sizes_up_to(stored.values_QN.shape[1])
+    places_QS = np.array(
+        [
+            [
+                best_index(scorer(stored.protocol, unanswered(question), episodes[:size]), episodes[:size])
+                for size in sizes
+            ]
+            for question, episodes in zip(stored.questions, stored.candidates, strict=True)
+        ]
+    )
+    return Curve(tokens_of_sizes(options, stored), np.take_along_axis(stored.values_QN, places_QS, axis=1))
+
+
+def tokens_of_sizes(options: Options, stored: Stored) -> Floats:
+    """(S,): mean tokens a question of the first n samples."""
+    tokens_QN = np.array([[tokens_of(options, episode) for episode in each] for each in stored.candidates])
+    places_S = [size - 1 for size in sizes_up_to(tokens_QN.shape[1])]
+    return np.asarray(tokens_QN.cumsum(axis=1).mean(axis=0)[places_S])
+
+
+def points_of(options: Options, stored: Stored) -> list[Point]:
+    """The evaluation's other systems of the policy, and --others, in alphabetical order, as policy/system."""
     logs = sorted((options.evaluation / "outcomes" / stored.policy).glob("*.jsonl"))
     names = [f"{stored.policy}/{path.stem}" for path in logs if path.stem not in (SINGLE, options.candidates)]
     points = []
@@ -177,7 +186,7 @@ def points_of(options: Options, stored: Stored, prefix: str = "") -> list[Point]
             stored.questions, [[result.episode] for result in whole], functions(stored.embedder)[options.score]
         )
         tokens = float(np.mean([cost_of(options, result.cost) for result in whole]))
-        points.append(Point(prefix + name.removeprefix(f"{stored.policy}/"), tokens, values_Q1[:, 0]))
+        points.append(Point(name, tokens, values_Q1[:, 0]))
     return points
 
 

@@ -1,4 +1,4 @@
-"""Training of the warm start: imitate demonstrations, measure the held-out loss, keep the best adapter."""
+"""Training of the warm start: imitate demonstrations, measure the held-out loss, keep the best adapter or the last."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Row:
 
 
 def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player) -> Any:
-    """The policy with the adapter of the lowest held-out loss."""
+    """The policy with the adapter of the lowest held-out loss, or the last, as --keep says."""
     policy = player.policy
     torch.manual_seed(options.seed)  # after loading: the player may have done it before
     if checkpoints_activations(options):
@@ -54,8 +54,8 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player
     trained, held_out = split(demonstrations, options)
     questions = choose_questions(options)
     state, best = options.output_dir / "state", options.output_dir / "best"
-    step, kept = load_checkpoint(state, policy, optimizer) or (0, [])
-    rows = [Row(**row) for row in kept]
+    step, measured = load_checkpoint(state, policy, optimizer) or (0, [])
+    rows = [Row(**row) for row in measured]
     print(f"training on {len(trained)} demonstrations, measuring on {len(held_out)}, from step {step}")
     started = time.perf_counter() - (rows[-1].seconds if rows else 0.0)
     if not rows:
