@@ -74,7 +74,10 @@ SYSTEMS: Systems = {
     "learned_8": lambda setting: BestOfN(learned(setting), n=8),
     "learned_tree": lambda setting: TreeSearch(scorer := learned(setting), values=scorer),
     "learned_tpo": lambda setting: TPO(learned(setting), n=4, rounds=1),
-    "learned_tpo_2x3": lambda setting: TPO(learned(setting), n=2, rounds=3),  # 8 episodes as well
+    "learned_tpo_2x1": lambda setting: TPO(learned(setting), n=2, rounds=1),  # 4 episodes
+    "learned_tpo_2x2": lambda setting: TPO(learned(setting), n=2, rounds=2),
+    "learned_tpo_2x3": lambda setting: TPO(learned(setting), n=2, rounds=3),  # 8
+    "learned_tpo_4x2": lambda setting: TPO(learned(setting), n=4, rounds=2),
     "learned_tpo_4x3": lambda setting: TPO(learned(setting), n=4, rounds=3),  # 16
     "learned_s_star": lambda setting: SStar(judge=learned(setting)),
     "templates": lambda setting: ThoughtTemplates(read_templates(setting.options.templates)),

@@ -85,7 +85,7 @@ class Agent:
         self, question: Question, sample: int = 0, seed: int = 0, speak: Speak | None = None, asked: str = ""
     ) -> Episode:
         """Play one episode; equal seeds and samples draw equal tokens. `asked` replaces the question in the prompt."""
-        episode = self.begin(question, f"{question.id}/{sample}", asked)
+        episode = self.begin(question, sample_name(question, sample), asked)
         while not episode.stop:
             await self.step(episode, seed, speak)
         return self.finish(episode)
@@ -157,6 +157,13 @@ class Agent:
         episode.seconds["generate"] += time.perf_counter() - started
         return sampled
 
+    async def reply(self, request: Request) -> Sample:
+        """Sample something outside of the episodes."""
+        try:
+            return await self.engine.generate(request)
+        finally:
+            self.engine.release(request.episode)
+
     def read(self, ids: Sequence[int], opening: str = "") -> Reading:
         """Read a turn: an opening that the policy was given, then the tokens it sampled."""
         text = opening + self.protocol.text(ids)
@@ -215,6 +222,11 @@ class Agent:
         if self.observer:
             self.observer.used(episode, episode.uses[number])
         return shown
+
+
+def sample_name(question: Question, sample: int) -> str:
+    """The id of a question's episode."""
+    return f"{question.id}/{sample}"
 
 
 def distinct(found: Iterable[Sequence[Found]]) -> list[Found]:

@@ -84,14 +84,17 @@ class Cost:
     already played, the seconds of the slowest one."""
     seconds: float
     """Seconds since the previous answer; over all questions they add up to the evaluation's time."""
+    plain_seconds: tuple[float | None, ...] = ()
+    """For each episode tried, its seconds if it is a plain sample, as `single` plays them and systems that are added later
+    share; None if it is another one."""
 
     @classmethod
-    def of(cls, outcome: Outcome, latency: float, seconds: float) -> Cost:
+    def of(cls, outcome: Outcome, latency: float, seconds: float, plain_seconds: tuple[float | None, ...] = ()) -> Cost:
         if outcome.episode not in outcome.tried:
             raise ValueError(f"the chosen episode {outcome.episode.id} is not among those tried")
         return cls(
             outcome.episode.question_id, outcome.tried.index(outcome.episode), len(outcome.tried),
-            outcome.searches, outcome.turns, outcome.sampled, outcome.read, latency, seconds,
+            outcome.searches, outcome.turns, outcome.sampled, outcome.read, latency, seconds, plain_seconds,
         )  # fmt: skip
 
 
@@ -129,9 +132,11 @@ class OutcomeLog:
             write_episodes(self.episodes, (e for e in self._tried() if e.question_id in done))
         return set(done)
 
-    def append(self, outcome: Outcome, latency: float, seconds: float) -> None:
+    def append(
+        self, outcome: Outcome, latency: float, seconds: float, plain_seconds: tuple[float | None, ...] = ()
+    ) -> None:
         """Write the episodes first, then the line that makes them count."""
-        line = json.dumps(asdict(Cost.of(outcome, latency, seconds))) + "\n"
+        line = json.dumps(asdict(Cost.of(outcome, latency, seconds, plain_seconds))) + "\n"
         append_episodes(self.episodes, outcome.tried)
         append(self.outcomes, line.encode())
 
@@ -159,6 +164,16 @@ class OutcomeLog:
                 tried[episode.question_id].append(episode)
         return tried
 
+    def plain_samples(self) -> Iterator[tuple[Episode, float]]:
+        """The plain samples of the answered questions, with the seconds that each took."""
+        costs, seen = self._costs(), Counter[str]()
+        for episode in self._tried():
+            cost, place = costs.get(episode.question_id), seen[episode.question_id]
+            seen[episode.question_id] += 1
+            seconds = cost.plain_seconds[place] if cost and place < len(cost.plain_seconds) else None
+            if seconds is not None:
+                yield episode, seconds
+
     def _tried(self) -> Iterator[Episode]:
         return read_episodes(self.episodes) if self.episodes.exists() else iter(())
 
@@ -175,6 +190,6 @@ class OutcomeLog:
     def _cost(self, line: bytes, number: int) -> Cost:
         try:
             row: dict[str, Any] = json.loads(line)
-            return Cost(**row)
+            return Cost(**{**row, "plain_seconds": tuple(row.get("plain_seconds", ()))})
         except (ValueError, TypeError) as error:
             raise UserError(f"{self.outcomes}:{number}: not an outcome ({error}); delete that line") from error

@@ -47,9 +47,21 @@ async def play_policy(
         search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))
         tools = functions_for(setting.agent.tools)
         agent = CachingAgent(engine, protocol, search, setting.agent, options.sampling, tools=tools)
+        take_over_samples(agent, policy, missing, options)
         for system, strategy in strategies.items():
             log = log_of(policy, system, options)
             await Player(strategy, agent, log, options.seed, options.concurrency).play(missing[system])
+
+
+def take_over_samples(
+    agent: CachingAgent, policy: Policy, missing: Mapping[str, Sequence[Question]], options: EvaluationOptions
+) -> None:
+    """Give the agent what earlier calls played of the missing questions, by whatever system."""
+    questions = {question.id: question for each in missing.values() for question in each}
+    for path in sorted((options.output_dir / "outcomes" / policy.name).glob("*.jsonl")):
+        for episode, seconds in log_of(policy, path.stem, options).plain_samples():
+            if episode.question_id in questions:
+                agent.take_over(questions[episode.question_id], options.seed, episode, seconds)
 
 
 def log_of(policy: Policy, system: str, options: EvaluationOptions) -> OutcomeLog:
@@ -97,7 +109,9 @@ class Player:
         # An episode that an earlier system played took its time then.
         slowest = max(episode.seconds.get("total", 0.0) for episode in outcome.tried)
         latency = max(time.perf_counter() - started, slowest)
-        self.log.append(outcome, latency, self.stopwatch.lap() + self.agent.stopwatch.take_saved())
+        seconds = self.stopwatch.lap() + self.agent.stopwatch.take_saved()
+        plain = self.agent.plain_seconds(question, self.seed, outcome.tried)
+        self.log.append(outcome, latency, seconds, plain)
         view.played(outcome.episode)
         return ""
 

@@ -13,6 +13,7 @@ from forage.evaluation.scorers import agreement
 from forage.evaluation.strategies.best_of_n import BestOfN
 from forage.evaluation.strategies.budget_forcing import BudgetForcing
 from forage.evaluation.strategies.self_consistency import SelfConsistency
+from forage.evaluation.strategies.tpo import TPO
 from tests.factories import Clock
 from tests.scripted_engine import QUESTION, Scripted, library, turns
 
@@ -71,6 +72,62 @@ def test_saved_seconds_are_counted(protocol, monkeypatch):
         assert clock.seconds == 4  # nothing was played again
         assert agent.stopwatch.take_saved() == 4
         assert agent.stopwatch.take_saved() == 0
+
+    asyncio.run(go())
+
+
+def test_rounds_of_tpo_begin_with_those_of_fewer_rounds(protocol):
+    samples = turns({str(n): ("gout", f"answer {n}") for n in range(6)})
+    agent, engine = caching(protocol, lambda name, *seen: "More." if "critique" in name else samples(name, *seen))
+
+    async def go():
+        one = await TPO(agreement, n=2, rounds=1)(agent, QUESTION, 1)
+        before = len(engine.requests)
+        assert before == 2 * 2 + 1 + 2 * 2  # two samples of two turns, a critique, and two revisions
+        two = await TPO(agreement, n=2, rounds=2)(agent, QUESTION, 1)
+        assert two.tried[:4] == one.tried
+        assert len(engine.requests) - before == 1 + 2 * 2
+        assert two.sampled == engine.given  # charged as if it were alone
+
+    asyncio.run(go())
+
+
+def test_only_what_a_policy_says_by_itself_is_a_plain_sample(protocol, monkeypatch):
+    """Each sample takes 2 seconds. Revised, forced and fused episodes have the ids of plain ones, and are none."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    agent, engine = caching(protocol)
+    answers = engine.generate
+
+    async def slow(request):
+        clock.seconds += 1
+        return await answers(request)
+
+    engine.generate = slow
+
+    async def go():
+        agent.stopwatch.start()
+        best = await BestOfN(agreement, n=2)(agent, QUESTION, 1)
+        seconds = agent.plain_seconds(QUESTION, 1, best.tried)
+        assert sum(seconds) == 4
+        assert agent.plain_seconds(QUESTION, 2, best.tried) == (None, None)
+        revised = await agent.play(QUESTION, 1, 1, asked="An earlier answer was wrong. What is gout?")
+        assert revised.id == best.tried[1].id
+        assert agent.plain_seconds(QUESTION, 1, (best.tried[0], revised)) == (seconds[0], None)
+        forced = await BudgetForcing()(agent, QUESTION, 1)
+        assert agent.plain_seconds(QUESTION, 1, forced.tried) == (None,)
+        fused = await SelfConsistency(n=2, fuse=True)(agent, QUESTION, 1)
+        assert sorted(agent.plain_seconds(QUESTION, 1, fused.tried), key=str) in ([s, None] for s in seconds)
+
+        later, engine_of_later = caching(protocol)
+        for episode, took in zip(best.tried, seconds, strict=True):
+            later.take_over(QUESTION, 1, replace(episode, transcript="as stored"), took)
+        shared = await SelfConsistency(n=2)(later, QUESTION, 1)
+        assert [e.transcript for e in shared.tried] == ["as stored"] * 2
+        assert engine_of_later.requests == []
+        assert later.stopwatch.take_saved() == 4
+        await BestOfN(agreement, n=3)(later, QUESTION, 1)
+        assert len(engine_of_later.requests) == 2  # the third sample's two turns
 
     asyncio.run(go())
 

@@ -41,6 +41,18 @@ def test_what_is_written_is_read_back(log):
     }  # fmt: skip
 
 
+def test_plain_samples_are_read_back_by_their_place(log):
+    log.append(outcome("p", 3), 1, 9, (2.0, None, 4.0))
+    log.append(outcome("q"), 1, 1)  # written before plain samples were marked
+    log.append(outcome("r"), 1, 1, (None, 0.0))
+    append_episodes(log.episodes, outcome("s").tried)  # not answered yet
+    assert [(e.id, seconds) for e, seconds in log.plain_samples()] == [("p/0", 2), ("p/2", 4), ("r/1", 0)]
+    assert log.results()["p"].cost.plain_seconds == (2.0, None, 4.0)
+    lines = log.outcomes.read_bytes()
+    assert log.open() == {"p", "q", "r"}
+    assert log.outcomes.read_bytes() == lines
+
+
 def test_episodes_without_their_line_are_cut_off(log):
     log.append(outcome("p"), 0, 0)
     append_episodes(log.episodes, outcome("q").tried)

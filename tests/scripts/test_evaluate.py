@@ -16,6 +16,7 @@ import torch
 
 import evaluate
 from evaluate import SYSTEMS, main
+from forage.agent.agent import Agent
 from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
 from forage.agent.rewards import get_mrr
@@ -140,6 +141,33 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
     )  # nothing is missing: no model is loaded to measure again
     main(options_of(tiny, tmp_path, systems=("single",), eval_questions=3))
     assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
+
+
+def test_systems_added_later_share_the_samples_of_earlier_calls(tiny, tmp_path, monkeypatch):
+    main(options_of(tiny, tmp_path, systems=("best_of_8",), eval_questions=2))
+    main(options_of(tiny, tmp_path, systems=("tpo",), eval_questions=3))
+    played = []
+
+    async def play(agent, question, sample=0, seed=0, speak=None, asked=""):
+        played.append((question.id, sample))
+        return await plainly(agent, question, sample, seed, speak, asked)
+
+    plainly = Agent.play
+    monkeypatch.setattr(Agent, "play", play)
+    main(options_of(tiny, tmp_path, systems=("self_consistency_8", "single"), eval_questions=3))
+    stored = {
+        name: {e.id: e for e in read_episodes(tmp_path / "episodes" / "tiny" / f"{name}.jsonl")}
+        for name in ("best_of_8", "tpo", "self_consistency_8", "single")
+    }
+    first = {e.question_id for e in stored["best_of_8"].values()}
+    (third,) = {e.question_id for e in stored["single"].values()} - first
+    assert sorted(played) == [(third, n) for n in range(4, 8)]  # TPO's first four of it were plain samples
+    for name in first:
+        assert stored["single"][f"{name}/0"] == stored["tpo"][f"{name}/0"] == stored["best_of_8"][f"{name}/0"]
+        for n in range(8):
+            assert stored["self_consistency_8"][f"{name}/{n}"] == stored["best_of_8"][f"{name}/{n}"]
+    for n in range(4):
+        assert stored["self_consistency_8"][f"{third}/{n}"] == stored["tpo"][f"{third}/{n}"]
 
 
 def test_a_policy_beside_plays_single_alone(tiny, tmp_path):
@@ -526,7 +554,7 @@ def test_the_wall_clock_adds_up(tmp_path, monkeypatch):
 
     log = OutcomeLog(tmp_path, "a/b")
     questions = [Question(str(n), "?", "") for n in range(6)]
-    agent = SimpleNamespace(stopwatch=Stopwatch())
+    agent = SimpleNamespace(stopwatch=Stopwatch(), plain_seconds=lambda question, seed, tried: (None,))
     asyncio.run(Player(strategy, agent, log, seed=0, concurrency=3).play(questions))
     costs = [result.cost for result in log.results().values()]
     assert clock.seconds == 6

@@ -30,9 +30,7 @@ async def ask(agent: Agent, name: str, instruction: str, text: str, tokens: int,
     ids = tuple(prompt_tokens(protocol.tokenizer, instruction, protocol.harmless(text)))
     request = Request(ids, tokens, protocol.stop_ids, turn_seed(seed, name, 0), agent.sampling, name)
     try:
-        sampled = await agent.engine.generate(request)
+        sampled = await agent.reply(request)
     except EngineError:  # the strategy continues without the reply
         return Aside()
-    finally:
-        agent.engine.release(name)
     return Aside(protocol.harmless(protocol.text(sampled.ids)), len(sampled.ids), len(ids))
