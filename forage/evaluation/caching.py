@@ -3,8 +3,8 @@
 Equal questions, samples and seeds draw equal tokens, so the eight candidates of best-of-8 are also those of
 self-consistency over 8, and the first of them is plain sampling. Playing them once saves time, and ways of choosing
 are compared on the very same candidates. What is asked outside of the episodes, such as a critique, is kept too: two
-rounds of TPO begin with what one round is. Each system is charged the time that it saved, so it costs what it would cost
-alone.
+rounds of TPO begin with what one round is. Each system is charged the time that it saved, so it costs what it would
+cost alone.
 
 Samples that an earlier call stored are taken over (player.py): a system that is added later has them as well.
 """

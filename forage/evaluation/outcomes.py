@@ -85,8 +85,8 @@ class Cost:
     seconds: float
     """Seconds since the previous answer; over all questions they add up to the evaluation's time."""
     plain_seconds: tuple[float | None, ...] = ()
-    """For each episode tried, its seconds if it is a plain sample, as `single` plays them and systems that are added later
-    share; None if it is another one."""
+    """For each episode tried, its seconds if it is a plain sample, as `single` plays them, which systems that are added
+    later share; None if it is another one."""
 
     @classmethod
     def of(cls, outcome: Outcome, latency: float, seconds: float, plain_seconds: tuple[float | None, ...] = ()) -> Cost:

@@ -110,15 +110,18 @@ class Embedder:
     def _encode(self, model: SentenceTransformer, texts: Sequence[str], prompt: str) -> Vectors:
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
+        # The answers of a group have one reference, and a trained policy repeats itself: each text is embedded once.
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         # sentence-transformers sorts by length, so the texts of a batch have similar lengths.
         vectors = model.encode(
-            list(texts),
+            list(places),
             prompt=prompt or None,
             batch_size=self.batch_size,
             show_progress_bar=False,
             convert_to_tensor=True,
         )
-        return np.asarray(torch.nn.functional.normalize(vectors.float(), dim=1).cpu().numpy(), np.float32)
+        unit = np.asarray(torch.nn.functional.normalize(vectors.float(), dim=1).cpu().numpy(), np.float32)
+        return unit[[places[text] for text in texts]]
 
 
 @dataclass
