@@ -27,7 +27,7 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,15 +114,26 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str, console: Console |
 
     The metrics are printed in as many tables as it takes for each to fit in 100 columns.
     """
+    (console or Console(width=WIDTH)).print("Under each score: its 95 % interval.")
+    _print_tables(rows, _score_table, title, console)
+    print_differences(rows, console)
+
+
+def print_differences(rows: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """Print what the rows are over the first one; nothing if it is alone."""
+    if rows[1:]:
+        heading = f"Difference to {rows[0]['name']}, paired (*: the interval excludes zero)"
+        _print_tables(rows, _difference_table, heading, console)
+
+
+def _print_tables(
+    rows: Sequence[Mapping[str, Any]], draw: Callable[..., Table], title: str, console: Console | None
+) -> None:
     longest = max(len(row["name"]) for row in rows)
     parts = _in_width([*_first_cutoffs(score_names(rows)), *_SHOWN_COSTS], WIDTH - longest - 4)
     console = console or Console(width=max(WIDTH, longest + 40))
-    tables = [_score_table(rows, names, title if number == 0 else "") for number, names in enumerate(parts)]
-    heading = f"Difference to {rows[0]['name']}, paired (*: the interval excludes zero)"
-    if rows[1:]:
-        tables += [_difference_table(rows, names, "" if number else heading) for number, names in enumerate(parts)]
-    console.print("Under each score: its 95 % interval.")
-    for table in tables:
+    for number, names in enumerate(parts):
+        table = draw(rows, names, "" if number else title)
         for column in table.columns:
             column.no_wrap = True
         console.print(table)
@@ -182,13 +193,8 @@ def markdown(rows: Sequence[Mapping[str, Any]], title: str) -> str:
         "Mean over the questions, with 95 % bootstrap interval.",
         _markdown_table(scores, [(row["name"], [_with_span(row["metrics"][n]) for n in scores]) for row in rows]),
     ]
-    if len(rows) > 1:
-        parts += [
-            f"## Difference to {rows[0]['name']}",
-            "Paired by question; bold where the interval excludes zero.",
-            _markdown_table(scores, [(r["name"], [_over(r["over_reference"][n]) for n in scores]) for r in rows[1:]]),
-        ]
     parts += [
+        *markdown_differences(rows),
         "## Cost per question",
         _markdown_table(
             costs, [(row["name"], [f"{row['metrics'][n]['mean']:,.4g}" for n in costs]) for row in rows]
@@ -201,6 +207,18 @@ def markdown(rows: Sequence[Mapping[str, Any]], title: str) -> str:
         some = [(r["name"], [_with_span(r["by_type"][kind]["metrics"].get(n)) for n in scores]) for r in rows]
         parts += [f"### {html.escape(one_line(kind))}, {first['questions']} questions", _markdown_table(scores, some)]
     return "\n\n".join(parts) + "\n"
+
+
+def markdown_differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The paragraphs that say what the rows are over the first one; none if it is alone."""
+    if not rows[1:]:
+        return []
+    scores = score_names(rows)
+    return [
+        f"## Difference to {rows[0]['name']}",
+        "Paired by question; bold where the interval excludes zero.",
+        _markdown_table(scores, [(r["name"], [_over(r["over_reference"][n]) for n in scores]) for r in rows[1:]]),
+    ]
 
 
 WIDTH = 100  # of what is printed

@@ -13,7 +13,11 @@ evolution.json is one JSON object:
         "demonstrations": 161, "updates": 100,                      of the training, over all rounds so far
         "trained_tokens": 41234,                                    the policy's own, over all updates; about
     }, ...],                                                        the imitation last, if there is one
-    "systems": [...]                                                as in eval.json (forage/evaluation/summary.py)
+    "systems": [...],                                               as in eval.json (forage/evaluation/summary.py)
+    "over_imitation": [{                                            with --imitation, of what it and the rounds played
+        "name": "round_1/single", "over": "imitation_2/single",
+        "metrics": {"mrr": {"mean": .02, "low": -.03, "high": .08}, ...}        paired differences
+    }, ...]
     }
 """
 
@@ -33,7 +37,15 @@ from rich.table import Table
 from forage.agent.episode import read_episodes
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
-from forage.evaluation.summary import WIDTH, SystemScores, markdown, print_rows, summary
+from forage.evaluation.summary import (
+    WIDTH,
+    SystemScores,
+    markdown,
+    markdown_differences,
+    print_differences,
+    print_rows,
+    summary,
+)
 from forage.evolution.options import EvolveOptions
 from forage.evolution.stages import FIRST, Place, imitation_place, played_by, system_of, whole_evaluation
 from forage.files import json_lines, replacing
@@ -67,19 +79,23 @@ def report(options: EvolveOptions, rounds: int) -> None:
         places.append(beside)
         accounts.append(imitation_account(options))
     systems, questions = read_scores(places, options.data)
-    rows = summary(systems, questions)
+    rows, controls = summary(systems, questions), beside_imitation(systems, beside.name, questions)
     title = f"{len(questions)} held-out questions after each round"
     whole = {
         "schema": SCHEMA, "questions": len(questions), "reference": rows[0]["name"], "options": plain(options),
-        "rounds": [asdict(one) for one in accounts], "systems": rows,
+        "rounds": [asdict(one) for one in accounts], "systems": rows, "over_imitation": over_imitation(controls),
     }  # fmt: skip
     out = options.output_dir
     with replacing(out / "table.md") as file:
-        file.write(f"{markdown(rows, title)}\n## What the rounds cost\n\n{markdown_accounts(accounts)}\n")
+        differences = [part for control in controls for part in markdown_differences(control)]
+        costs = ["## What the rounds cost", markdown_accounts(accounts)]
+        file.write("\n\n".join([markdown(rows, title), *differences, *costs]) + "\n")
     draw_rounds(rows, out / "evolution.png")
     with replacing(out / "evolution.json") as file:
         json.dump(whole, file, indent=1, default=str, allow_nan=False)
     print_rows(rows, title)
+    for control in controls:
+        print_differences(control)
     print_accounts(accounts)
     print(f"all results: {out / 'evolution.json'}, {out / 'table.md'}, {out / 'evolution.png'}")
 
@@ -123,6 +139,23 @@ def array_of(rows: Sequence[Mapping[str, Any]], system: str, metric: str) -> np.
     """(questions,): NaN where a question has no value."""
     values = (row["systems"][system][metric] for row in rows)
     return np.array([math.nan if value is None else value for value in values], np.float64)
+
+
+def beside_imitation(
+    systems: Sequence[SystemScores], imitation: str, questions: Sequence[Question]
+) -> list[list[dict[str, Any]]]:
+    """For each system that the imitation played, its row and those of the rounds' policies, compared with it."""
+    own = [one for one in systems if one.policy == imitation]
+    rounds = [one for one in systems if one.policy not in (imitation, systems[0].policy)]
+    return [summary([one, *(other for other in rounds if other.system == one.system)], questions) for one in own]
+
+
+def over_imitation(controls: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    return [
+        {"name": row["name"], "over": control[0]["name"], "metrics": row["over_reference"]}
+        for control in controls
+        for row in control[1:]
+    ]
 
 
 # The costs

@@ -95,7 +95,13 @@ def test_the_start_is_what_all_are_compared_with(options, capsys):
     assert "| round_1 | best_of_8 | 1 | 1 | 6 | 2 | 40 | 360 |" in page
     assert "| imitation_1 | teacher | 0 | 0 | 0 | 1 | 20 | 120 |" in page
     assert (options.output_dir / "evolution.png").stat().st_size > 10_000
-    assert "Difference to round_0/single" in capsys.readouterr().out
+    (beside,) = whole["over_imitation"]  # which played no learned_8
+    assert (beside["name"], beside["over"]) == ("round_1/single", "imitation_1/single")
+    assert beside["metrics"]["mrr"]["mean"] == 0.5
+    said = capsys.readouterr().out
+    for heading in ("Difference to round_0/single", "Difference to imitation_1/single"):
+        assert heading in said
+        assert f"## {heading}" in page
 
 
 def test_policies_that_were_measured_on_other_questions_are_not_compared(options):
