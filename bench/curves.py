@@ -90,6 +90,9 @@ class Point:
 def main(options: Options) -> None:
     aside = [replace(options, evaluation=folder, policy="", scorer=(), others=()) for folder in options.beside]
     stored, *others = on_common_questions([read_stored(options), *map(read_stored, aside)])
+    names = [one.policy for one in (stored, *others)]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UserError(f"two of the evaluations have a policy named {twice}; evaluate one of them under another name")
     curves, own = curves_of(options, stored), f"{stored.policy}/"
     marks = [replace(point, name=point.name.removeprefix(own)) for point in points_of(options, stored)]
     sizes, lines = list[Point](), dict(curves)

@@ -103,6 +103,11 @@ def test_another_evaluation_is_set_beside_it_on_the_questions_of_both(evaluation
     assert (tmp_path / "curves.png").is_file()
 
 
+def test_policies_of_one_name_are_refused(evaluation):
+    with pytest.raises(UserError, match="two of the evaluations have a policy named warm; evaluate one of them under"):
+        main(Options(evaluation, beside=(evaluation,)))
+
+
 def test_evaluations_of_other_questions_cannot_be_compared(evaluation, of_a_planner):
     for path in (evaluation / "outcomes" / "warm").iterdir():
         path.write_text(path.read_text().splitlines(keepends=True)[0])
