@@ -14,7 +14,8 @@ folders with adapters (the newest is taken) or plain models (a base, a merged mo
 Writes into --output-dir: eval.json (described in forage/evaluation/summary.py), per_question.jsonl, table.md, eval.png,
 episodes/<policy>/<system>.jsonl (every episode), outcomes/ (which episodes count, and what they cost), agent.json.
 The rewards are those of get_reward_functions in grpo_rollout.py.
-Re-run the same command to resume; with more policies, systems or questions it plays only what is new.
+Re-run the same command to resume; with more policies, systems or questions it plays only what is new. Several processes
+or machines may each play a part of the questions (--skip-questions); --parts puts their folders together.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def main(options: EvaluationOptions, make_rewards: MakeRewards = get_reward_func
     options.check(SYSTEMS)
 
     from forage.evaluation.output import keep_agent, output_folder  # after the check: these load torch
+    from forage.evaluation.parts import put_together
     from forage.evaluation.player import play_all
     from forage.evaluation.policies import find_policy, open_policies, settle_agent
     from forage.evaluation.report import report
@@ -102,6 +104,7 @@ def main(options: EvaluationOptions, make_rewards: MakeRewards = get_reward_func
         policies = open_policies(options.sources, options.output_dir)
         agent = settle_agent(options.search, policies)
         keep_agent(agent, options.output_dir)
+        put_together(options, policies)
         setting = open_setting(options, agent, questions, make_rewards)
         asyncio.run(play_all(policies, setting, SYSTEMS))
         report(policies, setting)

@@ -20,7 +20,7 @@ LEARNED = "learned_"  # begins the names of the systems that choose by --scorer
 # `scorer` is kept in scorer.json.
 FREE = (
     "policy", "beside", "systems", "output_dir", "eval_questions", "skip_questions", "cutoffs", "engine", "concurrency",
-    "search", "scorer",
+    "search", "scorer", "parts",
 )  # fmt: skip
 
 
@@ -42,6 +42,9 @@ class EvaluationOptions:
     """Number of questions, chosen at random by --seed; a larger number includes the questions of a smaller. 0: all."""
     skip_questions: int = 0
     """Leave out the first N questions in that order, such as those of an earlier part."""
+    parts: tuple[Path, ...] = ()
+    """Output folders of the same evaluation, each of other questions, that other processes or machines played: what
+    they hold is put into this one."""
     split: Literal["eval", "train"] = "eval"
     """Take the questions from eval.jsonl or from train.jsonl."""
     cutoffs: tuple[int, ...] = (3, 10)
@@ -76,8 +79,12 @@ class EvaluationOptions:
                 "python -m forage.evaluation.strategies.thought_templates"
             )
         self.check_scorer()
+        for part in self.parts:
+            if not (part / "config.json").is_file():
+                raise UserError(f"--parts {part} holds no config.json; name the --output-dir of another evaluate.py")
         reads = {"--data": self.data} | {f"--policy {name}": path for name, path in self.sources.items()}
         reads |= {"--scorer": self.scorer} if self.scorer else {}
+        reads |= {f"--parts {part}": part for part in self.parts}
         check_folder("--output-dir", self.output_dir)
         check_apart("--output-dir", self.output_dir, reads, nested=True)
         if not self.policy or len(self.sources) < len(self.policy + self.beside):

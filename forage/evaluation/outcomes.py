@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,9 +136,18 @@ class OutcomeLog:
         self, outcome: Outcome, latency: float, seconds: float, plain_seconds: tuple[float | None, ...] = ()
     ) -> None:
         """Write the episodes first, then the line that makes them count."""
-        line = json.dumps(asdict(Cost.of(outcome, latency, seconds, plain_seconds))) + "\n"
-        append_episodes(self.episodes, outcome.tried)
-        append(self.outcomes, line.encode())
+        self._append(Cost.of(outcome, latency, seconds, plain_seconds), outcome.tried)
+
+    def take_in(self, other: OutcomeLog) -> None:
+        """Add what another log of this system has of questions that are not answered here."""
+        done, tried = self.open(), other.candidates()
+        for name, cost in other._costs().items():
+            if name in tried and name not in done:
+                self._append(cost, tried[name])
+
+    def _append(self, cost: Cost, tried: Sequence[Episode]) -> None:
+        append_episodes(self.episodes, tried)
+        append(self.outcomes, json.dumps(asdict(cost)).encode() + b"\n")
 
     def results(self) -> dict[str, Result]:
         """The result of each answered question, by its id."""
