@@ -7,7 +7,8 @@ Reads an output folder of evaluate.py. The first 1, 2, ... samples of --candidat
 way of choosing, and the oracle's; each other system is a point. A point is compared with the curve of `best_of_8`,
 chosen by what looks good, where that curve has sampled as many tokens a question: between two of its sizes it lies on
 the line between their scores, question by question, so that the difference is paired. A point that costs more than all
-samples together is compared with all of them, and marked: it had more tokens.
+samples together is compared with all of them, and marked: it had more tokens. With --scorer points are also compared
+with best of n by that scorer, which says what a strategy adds to a scorer that it is guided by.
 
 Policies with other prompts, such as one that plans with templates, are measured in an evaluation of their own:
 --beside adds it, on the questions that both have. Its systems are points, and so is each size of its own best-of-n.
@@ -74,7 +75,8 @@ class Curve:
         for size, (before, after) in enumerate(pairwise(self.tokens_S)):
             if tokens < after:
                 share = max(0.0, (tokens - before) / (after - before))
-                return np.asarray((1 - share) * self.scores_QS[:, size] + share * self.scores_QS[:, size + 1])
+                less_Q, more_Q = self.scores_QS[:, size], self.scores_QS[:, size + 1]
+                return np.asarray(less_Q + share * (more_Q - less_Q))  # exact where the two are equal
         return np.asarray(self.scores_QS[:, -1])
 
 
@@ -102,7 +104,10 @@ def main(options: Options) -> None:
         marks += points_of(other_options, other)
         sizes += points_on(curve, other)
     print(f"{options.score} of {len(stored.questions)} questions; tokens {options.tokens}:\n")
-    print("\n".join([*curve_table(curves), "", *point_table([*marks, *sizes], curves[BEFORE])]), flush=True)
+    said = curve_table(curves)
+    for name in (BEFORE, *map(str, options.scorer)):
+        said += ["", f"Beside best of n by {name}:", "", *point_table([*marks, *sizes], curves[name])]
+    print("\n".join(said), flush=True)
     if options.figure:
         with mpl.rc_context(STYLE):
             save_figure(draw(lines, marks, options), options.figure)

@@ -14,7 +14,7 @@ from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.evaluation.preference.card import ScorerCard, write_scorer
 from forage.evaluation.preference.features import PRODUCTS, SCALARS
 from forage.evaluation.preference.model import Head
-from tests.rated_samples import finish_evaluation, samples_of
+from tests.rated_samples import finish_evaluation, likes_passages, samples_of
 from tests.word_embedder import WordEmbedder
 
 SYSTEMS = {"best_of_8": 1, "learned_8": 0, "self_consistency_8": 2}  # which sample each of them chose
@@ -65,15 +65,7 @@ def test_what_the_systems_chose_is_compared(evaluation, capsys):
 
 
 def test_a_scorer_chooses_among_what_is_stored(evaluation, tmp_path, capsys):
-    """One that prefers answers like their passages, which only the good sample has."""
-    head = Head(len(SCALARS) + 16 * len(PRODUCTS), 1, 0)
-    with torch.no_grad():
-        head.hidden.weight.zero_()
-        head.hidden.weight[0, SCALARS.index("answer_passage_max")] = 1
-        head.hidden.bias.fill_(3)  # where the activation rises
-        head.out.weight.fill_(1)
-    card = ScorerCard("words", "", 16, 1, 0, {}, {}, {}, {}, {})
-    write_scorer(tmp_path / "mine", card, head, WordEmbedder().probe())
+    likes_passages(tmp_path / "mine")
     said = said_by(capsys, evaluation, (tmp_path / "mine",), status=1)
     assert "mine: share of the oracle's gain 1 (bar 0.5) ok" in said
 

@@ -12,7 +12,7 @@ from bench.curves import Curve, Options, Point, main, point_table
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
-from tests.rated_samples import finish_evaluation, samples_of
+from tests.rated_samples import finish_evaluation, likes_passages, samples_of
 from tests.word_embedder import WordEmbedder
 
 CURVE = Curve(np.array([100.0, 200, 400]), np.array([[0.2, 0.6, 0.8], [0, 0, 1]]))
@@ -73,6 +73,16 @@ def test_an_evaluation_gives_its_curves_and_points(evaluation, tiny, tiny_protoc
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     main(Options(evaluation, tokens="all"))
     assert "tokens all" in capsys.readouterr().out
+
+
+def test_points_are_set_beside_best_of_n_by_a_learned_scorer_too(evaluation, tmp_path, capsys):
+    """From the second sample on it chooses the good one, as tpo did."""
+    main(Options(evaluation, scorer=(likes_passages(tmp_path / "mine"),)))
+    first, second = capsys.readouterr().out.split("Beside best of n by ")[1:]
+    assert first.startswith("best_of_8:\n")
+    assert second.startswith(f"{tmp_path / 'mine'}:\n")
+    (row,) = [line for line in second.splitlines() if line.startswith("| tpo |")]
+    assert row.endswith(" | 1.000 | 1.000 | +0.000 (+0.000 to +0.000) |")
 
 
 @pytest.fixture
