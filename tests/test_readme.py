@@ -54,6 +54,7 @@ WRITES = ("output_dir", "output_path", "content_dir", "cache_dir", "out")
 READS = (
     "data", "policy", "beside", "lora_model", "documents", "demonstrations", "templates", "query_templates", "episodes",
     "collection", "corpus", "queries", "qrels", "evaluation", "questions_file", "lockstep", "ahead", "scorer",
+    "parts",
 )  # fmt: skip
 ALWAYS_READ = ("data", "policy")  # though it be their default
 RUN_DIR_IS_MADE_BY = ("grpo_train", "bench.search_gain", "grpo_rollout", "train_ppo")
