@@ -26,7 +26,7 @@ from tests.kills import FORKS, start, start_ranks
 from tests.misbehaving_server import MisbehavingServer
 from tests.tiny_training import TINY
 
-MEASURED = {"seconds", "latency", "measured", "time"}
+MEASURED = {"seconds", "plain_seconds", "latency", "measured", "time"}
 DRAWN = {".png", ".html", ".md", ".diff"}  # made of files that are compared, and of seconds
 
 
