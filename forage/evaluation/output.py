@@ -55,11 +55,15 @@ def keep_scorer(options: EvaluationOptions) -> None:
 
 def keep_agent(settings: AgentSettings, out: Path) -> None:
     """Record how the agent plays in agent.json."""
-    if (out / AGENT_FILE).exists():
-        before = read_agent(out)
-        if name := difference(before, settings):
-            refuse(out, f"{flag(name)} {quoted(getattr(before, name))}, not {quoted(getattr(settings, name))}")
+    if (out / AGENT_FILE).exists() and (words := played_by_another(read_agent(out), settings)):
+        refuse(out, words)
     write_agent(settings, out)
+
+
+def played_by_another(before: AgentSettings, now: AgentSettings) -> str:
+    """Words for the first setting that differs from before; empty if none does."""
+    name = difference(before, now)
+    return f"{flag(name)} {quoted(getattr(before, name))}, not {quoted(getattr(now, name))}" if name else ""
 
 
 def refuse(out: Path, words: str) -> None:

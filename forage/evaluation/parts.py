@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forage.agent.options import difference, quoted, read_agent
-from forage.errors import UserError, flag
+from forage.agent.options import read_agent
+from forage.errors import UserError
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
+from forage.evaluation.output import played_by_another
 from forage.evaluation.policies import Policy
 from forage.files import replacing
 from forage.runs.run_folder import changed, flat
@@ -33,9 +34,8 @@ def put_together(options: EvaluationOptions, policies: Sequence[Policy]) -> None
 def check_played_alike(part: Path, out: Path, policies: Sequence[Policy]) -> None:
     if words := changed(flat(read(out / "config.json")), flat(read(part / "config.json"))):
         refuse(part, words)
-    theirs, ours = read_agent(part), read_agent(out)
-    if name := difference(theirs, ours):
-        refuse(part, f"{flag(name)} {quoted(getattr(theirs, name))}, not {quoted(getattr(ours, name))}")
+    if words := played_by_another(read_agent(part), read_agent(out)):
+        refuse(part, words)
     known, expected = read(part / "policies.json"), read(out / "policies.json")
     for policy in policies:
         if policy.name in known and known[policy.name]["sha256"] != expected[policy.name]["sha256"]:

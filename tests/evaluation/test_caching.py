@@ -25,6 +25,21 @@ def caching(protocol, say=SCRIPT):
     return CachingAgent(engine, protocol, BatchedSearch(library({}), in_line=True)), engine
 
 
+def slow_caching(protocol, monkeypatch):
+    """Each request takes a second of the clock, which is given too."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    agent, engine = caching(protocol)
+    answers = engine.generate
+
+    async def slow(request):
+        clock.seconds += 1
+        return await answers(request)
+
+    engine.generate = slow
+    return agent, clock
+
+
 def test_candidates_are_played_once_for_all_who_choose_among_them(protocol):
     agent, engine = caching(protocol)
 
@@ -50,16 +65,7 @@ def test_candidates_are_played_once_for_all_who_choose_among_them(protocol):
 
 def test_saved_seconds_are_counted(protocol, monkeypatch):
     """Each request takes a second, and an episode has two."""
-    clock = Clock()
-    monkeypatch.setattr(time, "perf_counter", clock)
-    agent, engine = caching(protocol)
-    answers = engine.generate
-
-    async def slow(request):
-        clock.seconds += 1
-        return await answers(request)
-
-    engine.generate = slow
+    agent, clock = slow_caching(protocol, monkeypatch)
 
     async def go():
         agent.stopwatch.start()
@@ -94,16 +100,7 @@ def test_rounds_of_tpo_begin_with_those_of_fewer_rounds(protocol):
 
 def test_only_what_a_policy_says_by_itself_is_a_plain_sample(protocol, monkeypatch):
     """Each sample takes 2 seconds. Revised, forced and fused episodes have the ids of plain ones, and are none."""
-    clock = Clock()
-    monkeypatch.setattr(time, "perf_counter", clock)
-    agent, engine = caching(protocol)
-    answers = engine.generate
-
-    async def slow(request):
-        clock.seconds += 1
-        return await answers(request)
-
-    engine.generate = slow
+    agent, _ = slow_caching(protocol, monkeypatch)
 
     async def go():
         agent.stopwatch.start()
