@@ -1,0 +1,157 @@
+"""Manifest: the JSON file in a folder that says what makes its figures comparable, a value or a digest for each part.
+
+A policy, a store, a run and an evaluation each have one. Whoever goes on with such a folder compares what it would
+write now with what is there, and is refused where the two contradict each other. Digests of code cover whole files:
+those that define a reward or a tool, and all files of this project, or of the user's own, that they import.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import json
+import sysconfig
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forage.errors import UserError, flag
+from forage.files import replacing
+
+LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib"))
+SECRETS = ("api_key",)  # belong in no file and no tracker
+
+
+def write_manifest(path: Path, parts: Mapping[str, Any]) -> None:
+    with replacing(path) as file:
+        json.dump(parts, file, indent=1)
+        file.write("\n")
+
+
+def read_manifest(path: Path, way_out: str) -> dict[str, Any]:
+    """The parts; one line if the file is damaged. Example of a way out: "make the policy again"."""
+    try:
+        parts = json.loads(path.read_text())
+        if not isinstance(parts, dict):
+            raise ValueError("it holds no object")
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); {way_out}") from error
+    return parts
+
+
+def agree(path: Path, now: Mapping[str, Any], way_out: str, free: Collection[str] = ()) -> None:
+    """Write the manifest of a new folder; refuse one that contradicts it, but for the parts that are free to change."""
+    if path.exists() and (words := contradictions(now, read_manifest(path, f"put it back, or {way_out}"), free)):
+        raise UserError(f"{path.parent} was begun with {'; '.join(words)}: give that, or {way_out}")
+    write_manifest(path, now)
+
+
+def contradictions(now: Mapping[str, Any], before: Mapping[str, Any], free: Collection[str] = ()) -> list[str]:
+    """Words for each part that both know and that differs. What only one of them knows contradicts nothing.
+
+    Example: {"options": {"epochs": 2}, "data": "c0de"} after {"options": {"epochs": 1}, "data": "beef"} gives
+    ["--epochs 1, not 2", "another data"].
+    """
+    new, old = flat(now), flat(before)
+    names = [name for name in new if name in old and name not in free and new[name] != old[name]]
+    return [
+        f"{flag(name.rpartition('.')[2])} {shown(old[name])}, not {shown(new[name])}"
+        if name.startswith("options.") else f"another {name}" for name in names
+    ]  # fmt: skip
+
+
+def shown(value: object) -> str:
+    """A value as the command line takes it. Example: [2, 1] gives "2 1"."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """A dataclass of options as JSON values, without secrets."""
+
+    def public(part: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in part.items() if name not in SECRETS}
+
+    values: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str), object_hook=public)
+    return values
+
+
+def flat(parts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Example: {"a": 1, "b": {"c": 2}} gives {"a": 1, "b.c": 2}."""
+    rows: dict[str, Any] = {}
+    for name, value in parts.items():
+        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return rows
+
+
+# Digests
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Empty for a missing file."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def source_digest(*functions: Callable[..., Any]) -> str:
+    """Digest of the code behind rewards or tools. Comments, docstrings and layout don't count."""
+    read: dict[Path, str] = {}
+    waiting = [path for function in functions if (path := source_file(function))]
+    while waiting:
+        path = waiting.pop()
+        if path not in read:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            waiting += imported_files(tree)
+            read[path] = ast.dump(without_docstrings(tree))
+    return digest("\n".join(sorted(read.values())).encode())
+
+
+def source_file(function: Callable[..., Any]) -> Path | None:
+    """The file that defines a function, a partial one or a callable object; None for a library's."""
+    while isinstance(function, partial):
+        function = function.func
+    thing = inspect.unwrap(function)
+    try:
+        path = Path(inspect.getfile(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)))
+    except TypeError:  # built in
+        return None
+    return path.resolve() if is_own(path) else None
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is this project's or the user's, wherever the project is installed."""
+    mine = Path(__file__).resolve().parent in path.resolve().parents
+    return path.is_file() and (mine or not str(path.resolve()).startswith(LIBRARIES))
+
+
+def imported_files(tree: ast.Module) -> Iterator[Path]:
+    """Files of the modules that a module imports. What a script's `main` imports computes no reward."""
+    for node in (node for part in tree.body if getattr(part, "name", "") != "main" for node in ast.walk(part)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
+        for name in names:
+            try:
+                spec = importlib.util.find_spec(name)
+            except (ImportError, ValueError, AttributeError):  # a function of the module
+                continue
+            if spec and spec.origin and is_own(Path(spec.origin)):
+                yield Path(spec.origin).resolve()
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
