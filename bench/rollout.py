@@ -25,7 +25,7 @@ from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol, write_call
 from forage.cli import run_script
-from forage.engines.base import Request, Sample
+from forage.engines.base import Engine, Request, Sample
 from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.policy.base_models import resolve_model
@@ -47,7 +47,7 @@ class BenchOptions:
     """How often each is measured."""
 
 
-class Forced:
+class Forced(Engine):
     """An engine that takes the server's time for each turn, but returns the teacher's tokens."""
 
     adapter = "base"
@@ -61,11 +61,6 @@ class Forced:
         asked = replace(request, max_tokens=len(ids), stop_ids=(), seed=request.seed + self.salt)
         sampled = await self.engine.generate(asked)
         return Sample(ids, sampled.logprobs, "stop")
-
-    async def load_adapter(self, name: str, folder: Path) -> None:
-        raise NotImplementedError
-
-    def release(self, episode: str) -> None: ...
 
 
 def main(bench: BenchOptions) -> None:

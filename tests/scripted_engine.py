@@ -7,7 +7,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import Question
-from forage.engines.base import Sample
+from forage.engines.base import Engine, Sample
 
 QUESTION = Question(
     "q1", "What mends gout?", "GOLD rest", "treatment", "gout", relevant_doc_ids=("d",), relevant_chunk_ids=("right#0",)
@@ -21,7 +21,7 @@ class Hit:
     text: str
 
 
-class Scripted:
+class Scripted(Engine):
     """`say(name, turn, text)` is what to say to an episode's turn, given all before it as text.
 
     It gives a text, a text and the log-probability of its tokens, or an error to raise. Requests are answered in the

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
-from pathlib import Path
 
 from forage.agent.agent import Agent, BatchedSearch, SearchMany, distinct, searched_for
 from forage.agent.builder import Found
@@ -20,7 +19,7 @@ from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.agent.telling_words import IDLE
 from forage.agent.thoughts import as_shown, before_answer, before_next_query, before_query, with_thoughts
 from forage.data.records import Question
-from forage.engines.base import Request, Sample
+from forage.engines.base import Engine, Request, Sample
 from forage.metrics import reciprocal_rank
 from forage.text import most_parts
 
@@ -160,7 +159,7 @@ def choose_queries(
     return [choose.choice(bad), query] if bad and choose.random() < 0.1 else [query]
 
 
-class Teacher:
+class Teacher(Engine):
     """An engine that recites given lines, so that the agent's loop plays demonstrations just as it plays rollouts."""
 
     adapter = "teacher"
@@ -176,9 +175,6 @@ class Teacher:
         if len(ids) > request.max_tokens:
             return Sample(tuple(ids[: request.max_tokens]), (0.0,) * request.max_tokens, "length")
         return Sample(tuple(ids), (0.0,) * len(ids), "stop")
-
-    async def load_adapter(self, name: str, folder: Path) -> None:
-        raise NotImplementedError("a teacher has no adapter")
 
     def release(self, episode: str) -> None:
         self._left.pop(episode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from forage.errors import UserError
 
@@ -64,17 +64,28 @@ class Sample:
     """Address of the server that sampled them, if one did."""
 
 
-class Engine(Protocol):
-    """Samples for many callers at once: each awaits its own request, and the engine batches what is waiting."""
+class Engine:
+    """Samples for many callers at once: each awaits its own request, and the engine batches what is waiting.
 
-    @property
-    def adapter(self) -> str:
-        """Name of the adapter in use; 'base' without one."""
+    Only `generate` must be written; the rest does nothing where an engine has no use for it.
+    """
 
-    async def generate(self, request: Request) -> Sample: ...
+    adapter = "base"
+    """Name of the adapter in use; 'base' without one."""
+    exact = True
+    """Equal seeds give bit-equal samples. Such an engine runs in this thread, so searches may, too."""
+
+    async def generate(self, request: Request) -> Sample:
+        raise NotImplementedError
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Sample with this adapter, a PEFT folder, from now on."""
 
     def release(self, episode: str) -> None:
         """The episode is over: free what is cached for it."""
+
+    async def sleep(self) -> None:
+        """Nothing is played until `wake`: leave the GPU to a trainer."""
+
+    async def wake(self) -> None:
+        """Be ready to sample again."""

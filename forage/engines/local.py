@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forage.engines.base import EngineError, Request, Sample
+from forage.engines.base import Engine, EngineError, Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, Prefills, SlotCache, check_attention
 from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
@@ -56,7 +56,7 @@ class Slot:
     random: torch.Generator = field(default_factory=torch.Generator)
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Samples with a causal language model with full attention; it owns the model.
 
     `beside`: an adapter is not merged but stays in layers of its own, as in training; a 4-bit base stays in 4 bits.

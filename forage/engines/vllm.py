@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from forage.engines.base import EngineError, Request, Sample
+from forage.engines.base import Engine, EngineError, Request, Sample
 from forage.engines.completion import UnreadyError, body_of, choice_of, message_of, read_sample
 from forage.engines.options import EngineOptions
 from forage.engines.probe import COLD, COMPARED, PROMPTS, check_differences, difference, listed_logprobs, probe_body
@@ -45,8 +45,10 @@ class UnseenError(UnreadyError):
     """The server does not see an adapter's folder, or not yet: another machine wrote it."""
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Samples through one or several servers of the same base model. Use it as `async with VLLMEngine(options)`."""
+
+    exact = False  # a server batches requests as they come, and rounds by batch
 
     def __init__(self, options: EngineOptions, wanted: Wanted | None = None) -> None:
         self.options, self.wanted = options, wanted
@@ -174,9 +176,6 @@ class VLLMEngine:
         if answer.status_code not in (200, 404) or (answer.status_code == 404 and body["model"] == self._base):
             raise UserError(f"{client.base_url} refuses the request: {message_of(answer)}")
         return answer
-
-    def release(self, episode: str) -> None:
-        """Nothing to do: the server's prefix cache drops its oldest blocks by itself."""
 
     # Adapters
 

@@ -13,7 +13,6 @@ from forage.agent.tools import functions_for
 from forage.data.records import Question
 from forage.engines.base import EngineError
 from forage.engines.choice import open_engine
-from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.evaluation.caching import CachingAgent, Stopwatch
 from forage.evaluation.options import EvaluationOptions
@@ -44,7 +43,7 @@ async def play_policy(
     strategies = {system: systems[system](setting) for system, questions in missing.items() if questions}
     async with open_engine(options.engine, policy.card, options.concurrency, setting.agent.max_tokens) as engine:
         await load_adapter(engine, policy)
-        search = BatchedSearch(setting.search, in_line=not isinstance(engine, VLLMEngine))
+        search = BatchedSearch(setting.search, in_line=engine.exact)
         tools = functions_for(setting.agent.tools)
         agent = CachingAgent(engine, protocol, search, setting.agent, options.sampling, tools=tools)
         take_over_samples(agent, policy, missing, options)

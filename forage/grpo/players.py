@@ -18,7 +18,6 @@ from forage.agent.combination import MakeRewards, names_of_rewards
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.engines.choice import settled, with_key
-from forage.engines.sleeping import SleepingEngine
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.played_by import Figures, server_figures, worker_figures
@@ -92,13 +91,13 @@ class OwnPlay:
         return self.runner.run(play_here(self.rollout, self.options.run_dir, plan))
 
     def wake(self, phases: Phases) -> None:
-        if isinstance(self.rollout.engine, SleepingEngine):
+        if self.options.vllm_sleep:
             with phases("wake"):
                 give_back_memory(self.options)
                 self.runner.run(self.rollout.engine.wake())
 
     def sleep(self, phases: Phases) -> None:
-        if isinstance(self.rollout.engine, SleepingEngine):
+        if self.options.vllm_sleep:
             with phases("sleep"):
                 self.runner.run(self.rollout.engine.sleep())
 
@@ -114,7 +113,7 @@ def give_back_memory(options: TrainOptions) -> None:
 async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
     played = Played(run_dir, plan)
     if played.missing():
-        if rollout.exact:  # half a plan would be sampled in different batches, so rounded differently
+        if rollout.engine.exact:  # half a plan would be sampled in different batches, so rounded differently
             shutil.rmtree(played.folder, ignore_errors=True)
             played = Played(run_dir, plan)
         await load_newest(rollout, run_dir)

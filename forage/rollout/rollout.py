@@ -29,7 +29,6 @@ from forage.data.records import Question, read_answerable
 from forage.data.splits import read_training_questions
 from forage.engines.base import Engine
 from forage.engines.choice import open_engine
-from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
@@ -55,8 +54,7 @@ class Rollout:
         self.by_id = read_split_questions(options)
         self.try_rewards()
         self.tools = functions_for(settings.tools)
-        self.exact = not isinstance(engine, VLLMEngine)  # equal seeds give bit-equal episodes
-        self.searches = BatchedSearch(self.search, in_line=self.exact)
+        self.searches = BatchedSearch(self.search, in_line=engine.exact)
 
     def try_rewards(self) -> None:
         """Run every reward on made-up episodes, so that a broken one is reported before anything is played.

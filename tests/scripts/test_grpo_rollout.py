@@ -15,7 +15,7 @@ from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
 from forage.agent.searcher import Searcher
 from forage.data.records import Document, Question, read_questions
-from forage.engines.base import EngineError, Sample, Sampling
+from forage.engines.base import Engine, EngineError, Sample, Sampling
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.card import PolicyCard, write_policy_card
@@ -92,7 +92,7 @@ def test_format_by_hand():
 # Steps
 
 
-class Game:
+class Game(Engine):
     """An engine that searches for the question's id and then answers, and counts what it was asked for."""
 
     adapter = "run-v000000"
@@ -110,8 +110,6 @@ class Game:
     async def load_adapter(self, name, folder):
         self.adapter = name
         self.loaded.append((name, folder.name))
-
-    def release(self, episode): ...
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +20,7 @@ import httpx
 from forage.agent.builder import EpisodeBuilder, TurnTokens
 from forage.agent.prompts import RULE
 from forage.agent.protocol import Protocol, read_turn, write_answer
-from forage.engines.base import Request, Sample, Sampling
+from forage.engines.base import Engine, Sampling
 from forage.engines.chat_endpoint import RETRIED, chat_address, message_of
 from forage.errors import UserError, first_line
 from forage.text import encodable_values
@@ -31,7 +30,7 @@ SERVE_TOOLS = "serve a model with tool calling (vLLM: --enable-auto-tool-choice 
 PAUSE = 0.5
 
 
-class Endpoint:
+class Endpoint(Engine):
     """A server's model as an engine that speaks whole turns. Use it as `async with Endpoint(...)`."""
 
     def __init__(
@@ -54,12 +53,6 @@ class Endpoint:
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
-
-    async def generate(self, request: Request) -> Sample:
-        raise NotImplementedError("an endpoint speaks whole turns: give its `speak` to Agent.play")
-
-    async def load_adapter(self, name: str, folder: Path) -> None:
-        raise NotImplementedError("an endpoint's model is its own")
 
     def release(self, episode: str) -> None:
         self._said.pop(episode, None)
