@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
@@ -141,9 +140,3 @@ def test_the_key_comes_from_the_environment(tiny_protocol, monkeypatch):
     endpoint = Endpoint("http://h", "m", tiny_protocol, Sampling(), patience=0, timeout=1)
     assert endpoint._client.headers["Authorization"] == "Bearer secret"
     assert endpoint.url == "http://h/v1/chat/completions"
-
-
-def test_it_speaks_only_whole_turns(tiny_protocol):
-    endpoint = Endpoint("http://h", "m", tiny_protocol, Sampling(), patience=0, timeout=1)
-    with pytest.raises(NotImplementedError):
-        asyncio.run(endpoint.load_adapter("a", Path("a")))
