@@ -25,6 +25,28 @@ hypothesis.settings.register_profile("default", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("default")
 
 
+# Tests leave nothing in the checkout but what tools cache, and the packaged model, which is unpacked there.
+
+CACHES = ("models", "__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache")
+
+
+def in_checkout(root):
+    return {path.relative_to(root).as_posix() for part in ("*", "data/*", "runs/*") for path in root.glob(part)}
+
+
+def pytest_sessionstart(session):
+    session.config.checkout = in_checkout(session.config.rootpath)
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workerinput"):
+        return  # the process that started this one looks, once all have ended
+    left = sorted(in_checkout(session.config.rootpath) - session.config.checkout - {*CACHES})
+    if left:
+        print(f"\nerror: the tests left {', '.join(left)} in the checkout")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 # The tiny model: what tests take unless a real one matters to them. Read-only; a test that changes a file copies it.
 
 

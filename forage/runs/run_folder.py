@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,23 +21,30 @@ def run_folder(folder: Path, options: Any, free: Sequence[str] = ()) -> Iterator
     """Lock a run folder for this process. When an existing run is resumed, only `free` options may change.
 
     A start that ends before it made anything, for example because --data names no data, leaves no options behind that
-    would refuse the corrected command.
+    would refuse the corrected command, and no folder.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
-    with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir", remove=True):
-        refuse_without_options(folder)
-        parts = (folder / name for name in ("", "plans", "episodes", "sample", "state"))
-        for part in (*parts, *folder.glob("episodes/*/")):
-            clear_half_written(part)
-        keep_options(folder, options, free)
-        for name in ("adapters", "state"):
-            clear_leftovers(folder / name)
-        clear_superseded(folder / "state")
-        try:
-            yield
-        except BaseException:  # Ctrl-C too; it is raised again
-            forget_empty_run(folder)
-            raise
+    try:
+        with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir", remove=True):
+            refuse_without_options(folder)
+            parts = (folder / name for name in ("", "plans", "episodes", "sample", "state"))
+            for part in (*parts, *folder.glob("episodes/*/")):
+                clear_half_written(part)
+            keep_options(folder, options, free)
+            for name in ("adapters", "state"):
+                clear_leftovers(folder / name)
+            clear_superseded(folder / "state")
+            try:
+                yield
+            except BaseException:  # Ctrl-C too; it is raised again
+                forget_empty_run(folder)
+                raise
+    except BaseException:
+        with suppress(OSError):  # one that holds something stays
+            for path in made:
+                path.rmdir()
+        raise
 
 
 def forget_empty_run(folder: Path) -> None:

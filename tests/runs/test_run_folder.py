@@ -93,9 +93,10 @@ def test_broken_options_are_told(tmp_path, content):
 
 @pytest.mark.parametrize("stop", [UserError("no data"), KeyboardInterrupt()])
 def test_a_start_that_made_nothing_does_not_refuse_the_corrected_command(tmp_path, stop):
-    with pytest.raises(type(stop)), run_folder(tmp_path, Options(max_steps=2)):
-        raise stop
-    assert list(tmp_path.iterdir()) == []
+    for folder in (tmp_path / "runs" / "new", tmp_path):
+        with pytest.raises(type(stop)), run_folder(folder, Options(max_steps=2)):
+            raise stop
+        assert list(tmp_path.iterdir()) == []
     with run_folder(tmp_path, Options(max_steps=4)):
         (tmp_path / "plans").mkdir()
 

@@ -1,0 +1,123 @@
+"""The ratchet: the project stays as small as it is.
+
+Whoever needs more raises a number here, in the same commit, and says why in its message; whoever needs less lowers it.
+
+Tokens are those that do something: comments, docstrings and layout are free, so that neither denser code nor fewer
+words win anything.
+"""
+
+import ast
+import io
+import tokenize
+from collections import Counter
+
+import pytest
+
+from forage.cli import flags_of
+from tests import ROOT
+from tests.pages import options_of
+from tests.road import measure, walk
+
+# folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
+BUDGETS = {
+    "scripts": (8_600, 12),  # those in the root
+    "forage": (11_300, 21),  # the modules of forage/ itself
+    "forage/agent": (25_200, 25),
+    "forage/data": (20_600, 16),
+    "forage/doctor": (7_300, 9),
+    "forage/engines": (11_200, 14),
+    "forage/evaluation": (38_200, 20),
+    "forage/evolution": (6_100, 9),
+    "forage/grpo": (24_200, 25),
+    "forage/policy": (22_600, 27),
+    "forage/questions": (5_800, 11),
+    "forage/rewriter": (14_900, 17),
+    "forage/rollout": (9_400, 12),
+    "forage/runs": (15_700, 12),
+    "forage/sft": (3_900, 5),
+    "forage/store": (15_600, 18),
+    "bench": (52_000, 40),
+    "tests": (342_000, 80),
+}
+ROAD = {"files": 100, "functions": 700, "lines": 6_100}
+OPTIONS = {"grpo_train": 95}
+OTHER_SCRIPTS_OPTIONS = 70
+PAGES = 4_600  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
+LAYOUT = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}  # fmt: skip
+
+
+def check(what, found, budget):
+    assert found <= budget, f"{what}: {found}, {found - budget} more than its budget of {budget}; {WAY_OUT}"
+
+
+def tokens(source):
+    """Example: 'x = 1  # one' has three."""
+    strings = {
+        (node.lineno, node.col_offset)
+        for parent in ast.walk(ast.parse(source))
+        if isinstance(body := getattr(parent, "body", None), list)
+        for node in body
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
+    found = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(token.type not in LAYOUT and token.start not in strings for token in found)
+
+
+def folder_of(path):
+    """The budget that a file counts for: forage/data/scraping/robots.py for forage/data, forage/cli.py for forage."""
+    parts = path.relative_to(ROOT).parent.parts
+    return "/".join(parts[:2] if parts[:1] == ("forage",) else parts[:1]) or "scripts"
+
+
+def modules():
+    return [
+        *ROOT.glob("*.py"),
+        *(path for name in ("forage", "bench", "tests") for path in (ROOT / name).rglob("*.py")),
+    ]
+
+
+def test_every_folder_keeps_to_its_budget():
+    found = Counter()
+    for path in modules():
+        found[folder_of(path)] += tokens(path.read_text())
+    assert found.keys() == BUDGETS.keys(), f"folders came or went; give each its budget here: {WAY_OUT}"
+    for folder, count in found.items():
+        check(f"tokens of {folder}", count, BUDGETS[folder][0])
+
+
+def test_no_folder_has_more_modules_than_one_sees_at_a_glance():
+    found = Counter(path.parent for path in modules() if path.name != "__init__.py")
+    for folder, count in found.items():
+        check(f"modules in {folder.relative_to(ROOT)}/", count, BUDGETS[folder_of(folder / "x.py")][1])
+
+
+@pytest.mark.parametrize("script", sorted(path.stem for path in ROOT.glob("*.py")))
+def test_no_script_has_more_options_than_one_reads(script):
+    count = len({flag.name for options in options_of_each(script) for flag in flags_of(options)})
+    check(f"options of {script}.py", count, OPTIONS.get(script, OTHER_SCRIPTS_OPTIONS))
+
+
+def options_of_each(script):
+    """A script with subcommands has a union of options."""
+    options = options_of(script)
+    return getattr(options, "__args__", (options,))
+
+
+def test_the_pages_are_no_longer_than_one_reads():
+    pages = [ROOT / name for name in ("README.md", "RESULTS.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
+    check("lines of documentation", sum(len(page.read_text().splitlines()) for page in pages), PAGES)
+
+
+def test_one_step_stays_short_from_jsonl_to_gradient(tiny, tmp_path):
+    """`python -m tests.road` prints which files it is made of."""
+    for what, count in measure(walk(tiny, tmp_path / "run")).items():
+        check(f"{what} that a step of grpo_train.py calls", count, ROAD[what])
+
+
+def test_what_counts_as_a_token():
+    source = '"""A page."""\n\n\ndef f(x):  # why\n    """What."""\n    return "a b"\n'
+    assert tokens(source) == len(["def", "f", "(", "x", ")", ":", "return", '"a b"'])
