@@ -19,9 +19,9 @@ from contextlib import nullcontext
 from forage.agent.combination import MakeRewards
 from forage.agent.options import AGENT_FILE, write_agent
 from forage.cli import run_script
-from forage.grpo.launch import process_rank
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.presets import PRESETS
+from forage.processes import is_first
 from grpo_rollout import get_reward_functions
 
 
@@ -43,7 +43,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     card_at(options.rollout.place, options.rollout.data)  # before anything is written
     known = read_run_card(options.run_dir)
     start = adapter_of(options.rollout.policy, known)
-    lead = process_rank() == 0  # the first process alone decides and writes; all of them play and train
+    lead = is_first()  # the first process alone decides and writes; all of them play and train
     if lead:
         print(f"policy: {options.rollout.policy}")
     if lead and not known and not (options.rollout.policy / AGENT_FILE).is_file():

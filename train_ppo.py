@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+from forage import processes
 from forage.cli import run_script
-from forage.grpo.launch import started_processes
 from forage.rewriter.options import Options
 
 TOP = (
@@ -42,12 +42,10 @@ MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir")  # options t
 
 def main(options: Options) -> None:
     options.check()
-    options.check_processes(started_processes())
+    options.check_processes(processes.world())
     import torch
 
-    from forage.grpo.processes import join_processes
     from forage.policy.base_models import resolve_model
-    from forage.rewriter import processes
     from forage.rewriter.actors import describe, make_actors
     from forage.rewriter.data import read_data
     from forage.rewriter.evaluation import Evaluation
@@ -60,8 +58,8 @@ def main(options: Options) -> None:
     from forage.rewriter.warm_start import warm_start
     from forage.runs.run_folder import run_folder
 
-    if started_processes() > 1:
-        join_processes()
+    if processes.world() > 1:
+        processes.join_processes()
     lead = processes.is_first()  # the first process alone writes, prints and measures; all of them train
     holding = run_folder(options.run_dir, options, MAY_CHANGE) if lead else nullcontext()
     with processes.first_alone_prints(), holding:

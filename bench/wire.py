@@ -20,11 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.grpo.launch import started_processes
-from forage.grpo.processes import join_processes
 from forage.grpo.sharding import ShardedLearner
 from forage.policy.packing import TokenBatch, pack
-from forage.sharding import Sharding
+from forage.processes import Sharding, join_processes, world
 
 MIB = 2**20
 WAYS: tuple[Sharding, ...] = ("none", "zero2", "zero3", "fsdp2")
@@ -53,7 +51,7 @@ class Sequence:
 
 
 def main(bench: BenchOptions) -> None:
-    if started_processes() == 1:
+    if world() == 1:
         raise UserError("one process sends nothing; start with torchrun --nproc-per-node 2")
     join_processes()
     lead = dist.get_rank() == 0

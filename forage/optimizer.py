@@ -1,10 +1,15 @@
-"""Options that every training script shares: AdamW's settings, and how much memory a pass may take."""
+"""The optimizer: options that every training script shares, and the one step that changes weights."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,20 @@ class MemoryOptions:
     def check(self) -> None:
         if self.token_budget is not None:
             check_at_least_one(self, "token_budget")
+
+
+def update_weights(optimizer: torch.optim.Optimizer, learning_rate: float, max_norm: float) -> float:
+    """Take a step with the gradients, clipped to a norm, and drop them. Returns the norm; if it is not finite, nothing
+    changes.
+    """
+    import torch
+
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    total: Any = torch.nn.utils.clip_grad_norm_(weights, max_norm)
+    norm: float = (total.full_tensor() if hasattr(total, "full_tensor") else total).item()  # of FSDP2's parts
+    if math.isfinite(norm):
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.sharding import OFFLOADS, Offload, Sharding
+from forage.processes import OFFLOADS, Offload, Sharding
 
 EXAMPLE = Path(__file__).parents[1] / ".env.example"
 # Read by docker compose and the containers' runtimes themselves, or by this repository's own scripts, not by the stack.

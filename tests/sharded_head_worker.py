@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from forage.grpo.processes import join_processes
 from forage.grpo.sharding import ShardedLearner
+from forage.processes import join_processes
 from tests.sharding_worker import micro_batches, tiny_policy, update
 
 

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from forage.grpo.learner import Learner
-from forage.grpo.processes import join_processes
 from forage.grpo.sharding import ShardedLearner
 from forage.policy.packing import pack, pack_trees
+from forage.processes import join_processes
 
 RATE, MAX_NORM = 0.01, 0.5
 TOTAL = 40

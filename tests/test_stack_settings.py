@@ -9,8 +9,7 @@ from typing import get_args
 import pytest
 
 from forage.errors import UserError
-from forage.grpo.launch import check_sharding
-from forage.sharding import OFFLOADS, Offload, Sharding
+from forage.processes import OFFLOADS, Offload, Sharding, check_sharding
 from forage.stack_settings import (
     Options,
     check_names,

@@ -22,7 +22,7 @@ from bench.gpu_rows.within import update_within
 from forage.grpo.learner import Learner
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, prepare
-from forage.sharding import Sharding
+from forage.processes import Sharding
 
 
 def measure_processes(scale: Scale, *, sharding: Sharding) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def measure_processes(scale: Scale, *, sharding: Sharding) -> dict[str, Any]:
 
 @contextmanager
 def one_process() -> Iterator[dict[str, Any]]:
-    """A process group of this process alone, with the backends that forage/grpo/processes.py asks for."""
+    """A process group of this process alone, with the backends that forage/processes.py asks for."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine without a network has no other
     started, gpu = time.perf_counter(), torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:

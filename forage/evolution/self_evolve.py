@@ -45,11 +45,11 @@ from forage.cli import run_script
 from forage.data.splits import read_held_out, read_training_questions
 from forage.errors import UserError
 from forage.evolution.options import FREE, EvolveOptions
-from forage.evolution.processes import run_module
 from forage.evolution.selection import open_rewards
 from forage.evolution.stages import Place, Stage, imitation_stages, round_stages, start_stage
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
+from forage.processes import run_module
 from forage.runs.run_folder import keep_options
 from forage.sole_writer import filling_folder
 from forage.store.opening import card_at

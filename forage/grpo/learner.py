@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forage.optimizer import update_weights
 from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
@@ -76,13 +76,7 @@ class Learner:
 
     def step(self, learning_rate: float, max_norm: float) -> float:
         """Update with the gradients, clipped to a norm. Returns the norm; if it is not finite, nothing changes."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        norm = torch.nn.utils.clip_grad_norm_(self.weights, max_norm).item()
-        if math.isfinite(norm):
-            self.optimizer.step()
-        self.drop_gradients()
-        return norm
+        return update_weights(self.optimizer, learning_rate, max_norm)
 
     def synchronize(self) -> None:
         """Wait until a GPU has done what it was given to do."""

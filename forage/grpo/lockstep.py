@@ -7,16 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from forage.errors import UserError
 from forage.grpo.learner import Scorer
-from forage.grpo.processes import process_device
 from forage.grpo.sequence_parallel import SequenceParallelPolicy
 from forage.policy.logprobs import TokenScores, chunk_scores, token_scores
 from forage.policy.packing import TokenBatch
+from forage.processes import all_reduced, process_device
 
 
 class LockstepScorer(Scorer):
@@ -62,9 +61,7 @@ class LockstepScorer(Scorer):
     def _missing_chunks(self, predicted: int) -> int:
         """How many chunks fewer this process has than the one with the most."""
         own = math.ceil(predicted / self.chunk)
-        most = torch.tensor(own, device=process_device())
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return int(most) - own
+        return int(all_reduced(torch.tensor(own, device=process_device()), "max")) - own
 
     def _empty_chunks(self, count: int) -> Tensor:
         """Pass as many tokens through the output layer as chunks are missing, in the way that chunks take."""

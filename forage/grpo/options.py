@@ -9,12 +9,11 @@ from typing import Literal
 from forage.agent.combination import Method
 from forage.agent.options import AgentSettings, Credit
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
-from forage.grpo.launch import check_sharding, started_processes
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart
+from forage.processes import Offload, Sharding, check_sharding, world
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Choice
-from forage.sharding import Offload, Sharding
 
 AdvantageMethod = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best", "none"]
 
@@ -258,7 +257,7 @@ class TrainOptions:
             )
         if self.rollout.engine.engine != "vllm":
             raise UserError("--vllm-sleep needs a vLLM server; give --engine vllm")
-        if started_processes() > 1:
+        if world() > 1:
             raise UserError("--vllm-sleep is for one GPU; start one process, or leave it out")
 
     def check_with(self, settings: AgentSettings) -> None:

@@ -9,9 +9,8 @@ the number of processes nor on the sharding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,19 +19,28 @@ from torch import Tensor, nn
 
 from forage.errors import UserError
 from forage.files import replacing
-from forage.grpo.launch import check_sharding
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
-from forage.grpo.processes import process_device
 from forage.grpo.sequence_parallel import SequenceParallelPolicy, check_split
 from forage.grpo.strategies import CONFIGS, MOMENTS, fresh_state, make_strategy, trained_weights
 from forage.policy.adapters import adapter_path, publish_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores
 from forage.policy.packing import TokenBatch
-from forage.sharding import Offload, Sharding
+from forage.processes import (
+    Offload,
+    Sharding,
+    all_gather,
+    all_reduced,
+    broadcast,
+    check_sharding,
+    process_device,
+    rank,
+    wait_for_all,
+    world,
+)
 
-OPERATIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}  # by the suffix of a figure's name
+OPERATIONS: dict[str, Literal["max", "min"]] = {"max": "max", "min": "min"}  # by the suffix of a figure's name
 
 
 class GatheredState:
@@ -74,7 +82,7 @@ class ShardedLearner(Learner):
         configs: Path = CONFIGS,
         chunk: int = 256,
     ) -> None:
-        self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), process_device()
+        self.rank, self.world, self.device = rank(), world(), process_device()
         self.policy, self.names = policy, list(trained_weights(policy))
         check_sharding(sharding, sequence_parallel, offload)
         self.sequence_parallel, shared = sequence_parallel, None
@@ -138,9 +146,9 @@ class ShardedLearner(Learner):
 
     def publish(self, folder: Path, version: int) -> Path:
         weights = self._full_weights()
-        with self._first_writes():
-            if self.rank == 0:
-                publish_adapter(_PolicyWithWeights(self.policy, weights), folder, version)
+        if self.rank == 0:
+            publish_adapter(_PolicyWithWeights(self.policy, weights), folder, version)
+        wait_for_all()
         return adapter_path(folder, version)
 
     def load_adapter(self, folder: Path) -> None:
@@ -162,14 +170,14 @@ class ShardedLearner(Learner):
     def save(self, folder: Path, step: int, extra: Any) -> None:
         gathered = GatheredState(self.names, self.strategy.gather(), self.strategy.updates())
         random = self._gathered_random()
-        with self._first_writes():
-            if self.rank == 0:
-                older = list(folder.glob("random-*.safetensors"))
-                folder.mkdir(parents=True, exist_ok=True)
-                _save_atomically(random, path := _random_path(folder, step))
-                save_checkpoint(folder, step, gathered, gathered.optimizer, extra)
-                for other in set(older) - {path}:
-                    other.unlink()
+        if self.rank == 0:
+            older = list(folder.glob("random-*.safetensors"))
+            folder.mkdir(parents=True, exist_ok=True)
+            _save_atomically(random, path := _random_path(folder, step))
+            save_checkpoint(folder, step, gathered, gathered.optimizer, extra)
+            for other in set(older) - {path}:
+                other.unlink()
+        wait_for_all()
 
     def load(self, folder: Path) -> tuple[int, Any] | None:
         gathered = GatheredState(self.names, self.strategy.gather(), self.strategy.updates())
@@ -196,37 +204,23 @@ class ShardedLearner(Learner):
         if self.device.type == "cuda" and f"{self.rank}.cuda" in states:
             torch.cuda.set_rng_state(states[f"{self.rank}.cuda"], self.device)
 
-    @contextmanager
-    def _first_writes(self) -> Iterator[None]:
-        """Processes wait here until the first one has written."""
-        yield
-        with others_alive():
-            dist.barrier()
-
     # Communication between processes
 
     def sums(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         summed = {}
         for name, value in sorted(values.items()):
-            operation = OPERATIONS.get(name.rpartition("_")[2], dist.ReduceOp.SUM)
-            summed[name] = value.detach().to(self.device, copy=True)
-            if operation == dist.ReduceOp.SUM and self.rank % self.sequence_parallel:
-                summed[name].zero_()  # processes that share rows all have the same figures, which count once
-            with others_alive():
-                dist.all_reduce(summed[name], operation)
+            operation: Literal["sum", "max", "min"] = OPERATIONS.get(name.rpartition("_")[2], "sum")
+            own = value.to(self.device)
+            if operation == "sum" and self.rank % self.sequence_parallel:
+                own = torch.zeros_like(own)  # processes that share rows all have the same figures, which count once
+            summed[name] = all_reduced(own, operation)
         return {name: summed[name] for name in values}
 
     def broadcast(self, value: Any) -> Any:
-        sent = [value]
-        with others_alive():
-            dist.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
-        return sent[0]
+        return broadcast(value)
 
     def all_gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.world
-        with others_alive():
-            dist.all_gather_object(values, value)
-        return values
+        return all_gather(value)
 
     def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's micro-batches; all processes get the same number, padded with an empty one if need be.
@@ -247,20 +241,6 @@ class _PolicyWithWeights:
 
     def save_pretrained(self, folder: Path, **options: Any) -> None:
         self.policy.save_pretrained(folder, state_dict=self.weights, **options)
-
-
-@contextmanager
-def others_alive() -> Iterator[None]:
-    """Say in one line that another process ended while this one waited for it."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "gloo" not in str(error):
-            raise
-        raise UserError(
-            "another training process has ended, and said why if it could (else the system's log knows who killed it); "
-            "re-run the same command to resume"
-        ) from error
 
 
 def _random_path(folder: Path, step: int) -> Path:

@@ -30,22 +30,20 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forage.grpo.learner import Scorer
-from forage.grpo.processes import process_device
+from forage.optimizer import update_weights
 from forage.policy.four_bit import move_scales, store_as
 from forage.policy.packing import TokenBatch
-from forage.sharding import Offload, Sharding
+from forage.processes import Offload, Sharding, process_device, rank, sum_gradients, world
 
 CONFIGS = Path(__file__).parent / "deepspeed"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state for each weight, besides the number of updates
@@ -106,25 +104,13 @@ class Replicated:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, learning_rate: float, max_norm: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
         self._sum_gradients()
-        total = torch.nn.utils.clip_grad_norm_(self.weights, max_norm)
-        norm = _full(total).item()
-        if math.isfinite(norm):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+        norm = update_weights(self.optimizer, learning_rate, max_norm)
         self.release()
         return norm
 
     def _sum_gradients(self) -> None:
-        for weight in self.weights:
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-        flat = torch.cat([weight.grad.flatten() for weight in self.weights])
-        dist.all_reduce(flat)
-        for weight, grad in zip(self.weights, torch.split(flat, [w.numel() for w in self.weights]), strict=True):
-            weight.grad.copy_(grad.view_as(weight))
+        sum_gradients(self.weights)
 
     def drop_gradients(self) -> None:
         self.optimizer.zero_grad()
@@ -170,7 +156,7 @@ class FullyShardedDataParallel(Replicated):
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         make_shardable(scorer)
-        mesh = init_device_mesh(process_device().type, (dist.get_world_size(),))
+        mesh = init_device_mesh(process_device().type, (world(),))
         for layer in scorer.policy.get_base_model().get_decoder().layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(scorer, mesh=mesh, reshard_after_forward=True)
@@ -233,7 +219,7 @@ class Zero2:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
+        self.engine.backward(loss * world(), scale_wrt_gas=False)
 
     def step(self, learning_rate: float, max_norm: float) -> float:
         for group in self.zero.param_groups:
@@ -313,7 +299,7 @@ class Zero3(Zero2):
     def own_part(self, number: int, full: Tensor) -> Tensor:
         """A slice of the flat weight; the last process's is padded with zeros."""
         size = self.weights[number].ds_tensor.numel()
-        flat = full.flatten()[size * dist.get_rank() :][:size]
+        flat = full.flatten()[size * rank() :][:size]
         return nn.functional.pad(flat, (0, size - flat.numel()))
 
     def release(self) -> None:

@@ -16,11 +16,9 @@ from forage.errors import UserError
 from forage.grpo.disk_use import check_room, disk_use
 from forage.grpo.guards import fault_of
 from forage.grpo.inventory import check_episodes, check_folder
-from forage.grpo.launch import started_processes
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play, evaluations_so_far, next_step
-from forage.grpo.processes import join_processes
 from forage.grpo.provenance import check_adapter, same_weights
 from forage.grpo.reporting import collect, report_end, show
 from forage.grpo.retention import RECENT, check_pruning, tidy
@@ -32,6 +30,7 @@ from forage.policy.card import PolicyCard
 from forage.policy.logprobs import has_windows
 from forage.policy.policy import load_policy
 from forage.policy.room import fitted
+from forage.processes import join_processes, world
 from forage.rollout.plans import plan_path
 from forage.rollout.run_card import RunCard, adapter_of
 from forage.runs import trackers
@@ -110,7 +109,7 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
 
     Several processes stay as they are: their GPUs may have more or less room, but their micro-batches must agree.
     """
-    if started_processes() > 1:
+    if world() > 1:
         return options
     engine = options.rollout.engine
     if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
@@ -122,7 +121,7 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
 
 def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
     """The policy and its optimizer: plain in this process, or sharded, across all processes that were started."""
-    shared_out = started_processes() > 1 or options.sharding != "none"
+    shared_out = world() > 1 or options.sharding != "none"
     if shared_out:
         join_processes()
     # A model that is to be sharded must not be whole on every GPU first.

@@ -27,7 +27,7 @@ from forage.policy.footprint import (
 )
 from forage.policy.memory import RESERVE, Work, training_settings
 from forage.policy.shapes import ModelShape, shape_of
-from forage.sharding import Offload
+from forage.processes import Offload
 
 LIVE = 300_000_000  # stage3_max_live_parameters of forage/grpo/deepspeed/zero3.json
 

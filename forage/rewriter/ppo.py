@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forage import processes
 from forage.optimizer import OptimizerOptions
-from forage.rewriter import processes
 from forage.rewriter.actors import Actors, model_inputs
 from forage.rewriter.options import PPOOptions
 from forage.rewriter.rewrites import Row
@@ -214,10 +214,10 @@ def rollout(
     policy, mine = actors.policy, processes.share(len(prompts.rows))
     ids_BT = prompts.ids_BT[mine].to(policy.lm.device)
     responses_BR = policy.sample(ids_BT, policy.draws(len(prompts.rows))[mine])
-    more = processes.largest(responses_BR.shape[1]) - responses_BR.shape[1]  # shares may end at different places
-    responses_BR = torch.nn.functional.pad(responses_BR, (0, more), value=policy.eos_id)
+    width = max(processes.all_gather(responses_BR.shape[1]))  # shares may end at different places
+    responses_BR = torch.nn.functional.pad(responses_BR, (0, width - responses_BR.shape[1]), value=policy.eos_id)
     sequences_BT = torch.cat((ids_BT, responses_BR), 1)
-    shared = logprobs_and_values(actors, sequences_BT, responses_BR, options.micro_batch // processes.count())
+    shared = logprobs_and_values(actors, sequences_BT, responses_BR, options.micro_batch // processes.world())
     sampled = [
         tokens[: last + 1]
         for tokens, last in zip(responses_BR.tolist(), last_places(responses_BR, policy.eos_id).tolist(), strict=True)
@@ -291,7 +291,7 @@ def learn(
         processes.sum_gradients([weight for group in optimizer.param_groups for weight in group["params"]])
         optimizer.step()
         optimizer.zero_grad()
-    table = processes.summed(torch.tensor(rows))
+    table = processes.all_reduced(torch.tensor(rows))
     names = ("policy/approxkl_avg", "policy/clipfrac_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg",
              "policy/entropy_avg", "val/ratio")  # fmt: skip
     variance = float(table[:, -1].var()) if len(rows) > 1 else 0.0

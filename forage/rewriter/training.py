@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from forage import processes
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
-from forage.rewriter import processes
 from forage.rewriter.actors import Actors
 from forage.rewriter.options import Options
 from forage.rewriter.plots import draw_metrics
@@ -43,7 +43,7 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
         recorder = Recorder(options, actors, optimizer, scorer, tracker, norms, history)
         training = Training(actors, optimizer, options.ppo, scorer, recorder.after_update)
         batches = batches_from(step, rows, options.ppo.batch_size, actors.policy.pad_id, options.seed)
-        if options.backend == "own" or processes.count() > 1:
+        if options.backend == "own" or processes.world() > 1:
             train_own(training, batches, updates)
         else:
             padded = with_padding(tokenizer)

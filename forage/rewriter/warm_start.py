@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from forage import processes
 from forage.agent.control import control_tokens
 from forage.agent.teacher import first_words
-from forage.rewriter import processes
+from forage.optimizer import update_weights
 from forage.rewriter.actors import Policy, model_inputs, with_adapter
 from forage.rewriter.data import Data
 from forage.rewriter.models import load_policy, save_lm
@@ -32,7 +33,7 @@ Example = tuple[tuple[int, ...], str]
 def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
     """The folder of the warm-started model, which is trained once per run folder, by all processes."""
     folder = options.run_dir / "warm"
-    if not processes.told_by_first(folder.exists()):
+    if not processes.broadcast(folder.exists()):
         policy = load_policy(model, tokenizer, options)
         if options.actor.lora_rank:
             policy.lm = with_adapter(policy.lm, options.actor.lora_rank, options.seed)
@@ -71,13 +72,9 @@ def train_warm(
         loss = warm_loss(policy, tokenizer, batch)
         loss.backward()
         processes.sum_gradients(weights)
-        torch.nn.utils.clip_grad_norm_(weights, MAX_NORM)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * (1 - step / options.warm_steps)
-        optimizer.step()
-        optimizer.zero_grad()
+        update_weights(optimizer, rate * (1 - step / options.warm_steps), MAX_NORM)
         if (step + 1) % 10 == 0 or step + 1 == options.warm_steps:
-            mean = processes.summed(loss).item()
+            mean = processes.all_reduced(loss).item()
             print(f"warm start, update {step + 1} of {options.warm_steps}: loss {mean:.3f}", flush=True)
 
 

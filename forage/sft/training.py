@@ -16,6 +16,7 @@ from forage.agent.episode import Episode, write_episodes
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import remove_folder, replacing, write_jsonl
+from forage.optimizer import update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import has_windows, token_logprobs
@@ -131,13 +132,9 @@ def update(
 ) -> float:
     """One step of AdamW on the mean loss of the policy's tokens. Returns that loss."""
     policy.train()
-    for group in optimizer.param_groups:
-        group["lr"] = options.optimizer.learning_rate * height(step, options.max_steps)
     loss = loss_of(policy, episodes, token_budget(options), backward=True)
-    weights = [weight for weight in policy.parameters() if weight.requires_grad]
-    torch.nn.utils.clip_grad_norm_(weights, options.optimizer.max_norm)
-    optimizer.step()
-    optimizer.zero_grad()
+    rate = options.optimizer.learning_rate * height(step, options.max_steps)
+    update_weights(optimizer, rate, options.optimizer.max_norm)
     return loss
 
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from forage.errors import UserError
 from forage.grpo import strategies
-from forage.grpo.launch import check_sharding
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
 from forage.grpo.options import TrainOptions
@@ -24,6 +23,7 @@ from forage.grpo.sequence_parallel import check_split
 from forage.policy.adapters import adapter_path
 from forage.policy.four_bit import packed_layers
 from forage.policy.packing import pack
+from forage.processes import check_sharding
 from tests import ROOT
 from tests.sharding_worker import micro_batches, one_row, prompt_updates, tiny_policy, update
 

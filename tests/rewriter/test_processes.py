@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forage import processes
 from forage.errors import UserError
-from forage.rewriter import processes
 from forage.rewriter.options import Options, PPOOptions, WarmOptions
 from forage.rewriter.rewards import CustomRewardModel
 from tests import ROOT
@@ -91,7 +91,7 @@ def test_two_processes_equal_one(tmp_path, more):
 
 def test_shares_by_hand(monkeypatch):
     assert processes.share(5) == slice(0, 5)
-    monkeypatch.setattr(processes, "count", lambda: 3)
+    monkeypatch.setattr(processes, "world", lambda: 3)
     shares = []
     for rank in range(3):
         monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from forage.evolution.processes import run_module
+from forage.processes import run_module
 from tests import ROOT
 
 STAGE = """
@@ -36,7 +36,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from forage.cli import run_script
-from forage.evolution.processes import run_module
+from forage.processes import run_module
 
 @dataclass
 class Options:

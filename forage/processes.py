@@ -1,0 +1,237 @@
+"""Processes: those that torchrun started, or one by itself: its rank, its device, and what they tell one another.
+
+`rank` and `world` are known before anything is connected; the rest needs `join_processes`, unless the process is alone.
+torch is imported by the functions that need it, as options are checked without it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+from forage.cli import Terminated
+from forage.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+T = TypeVar("T")
+PATIENCE = timedelta(days=7)  # the others wait while one process plays, or waits for workers to play
+
+Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
+"""How processes share a policy."""
+Offload = Literal["none", "optimizer", "all"]
+"""What stays in the CPU's memory."""
+OFFLOADS: dict[str, tuple[Sharding, ...]] = {
+    "none": get_args(Sharding), "optimizer": ("zero2", "zero3"), "all": ("zero3",),
+}  # fmt: skip
+
+
+def world() -> int:
+    """Number of processes: torchrun, `accelerate launch` and `deepspeed` all set WORLD_SIZE."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_first() -> bool:
+    return rank() == 0
+
+
+def check_sharding(sharding: Sharding, sequence_parallel: int = 1, offload: Offload = "none") -> None:
+    """Fail before anything is loaded. One process may be sharded too, and so may a 4-bit base."""
+    if sequence_parallel > 1 and world() == 1:
+        raise UserError(
+            f"--sequence-parallel {sequence_parallel} needs processes to share the work; start with torchrun "
+            "--nproc-per-node 2"
+        )
+    if sharding == "zero3" and sequence_parallel > 1:
+        # With deepspeed 0.19 this hangs: one process waits for a layer's weights, the other for its tokens.
+        raise UserError("--sequence-parallel does not work with --sharding zero3; give --sharding fsdp2")
+    if sharding not in OFFLOADS[offload]:
+        possible = " or ".join(OFFLOADS[offload])
+        raise UserError(f"--offload {offload} does not work with --sharding {sharding}; give --sharding {possible}")
+
+
+def join_processes() -> None:
+    """Connect the processes that the launcher started, each with its own GPU. Call once, before loading a policy.
+
+    A process that no launcher started becomes a group of one: DeepSpeed and FSDP2 ask for a group.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return
+    alone: dict[str, Any] = {}
+    if world() == 1:
+        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
+        # In memory, so that there is no port to agree on.
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo", timeout=PATIENCE, **alone)
+        return
+    local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local >= gpus:
+        raise UserError(f"process {local} of this machine has no GPU, as there are {gpus}; start {gpus} processes")
+    torch.cuda.set_device(local)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", local), timeout=PATIENCE, **alone)
+
+
+def process_device() -> torch.device:
+    import torch
+
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+# Telling one another. Each waits here for all others
+
+
+@contextmanager
+def others_alive() -> Iterator[None]:
+    """Say in one line that another process ended while this one waited for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "gloo" not in str(error):
+            raise
+        raise UserError(
+            "another training process has ended, and said why if it could (else the system's log knows who killed it); "
+            "re-run the same command to resume"
+        ) from error
+
+
+def wait_for_all() -> None:
+    if world() > 1:
+        import torch.distributed as dist
+
+        with others_alive():
+            dist.barrier()
+
+
+def broadcast(value: T) -> T:
+    """The first process's value, for all."""
+    if world() == 1:
+        return value
+    import torch
+    import torch.distributed as dist
+
+    sent = [value]
+    with others_alive():
+        dist.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
+    return sent[0]
+
+
+def all_gather(value: T) -> list[T]:
+    """Every process's value, in the order of the processes."""
+    if world() == 1:
+        return [value]
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * world()
+    with others_alive():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def all_reduced(tensor: Tensor, operation: Literal["sum", "max", "min"] = "sum") -> Tensor:
+    """The sum of every process's tensor, or its largest or smallest values, as a new tensor."""
+    total = tensor.detach().clone()
+    if world() > 1:
+        import torch.distributed as dist
+
+        with others_alive():
+            dist.all_reduce(total, getattr(dist.ReduceOp, operation.upper()))
+    return total
+
+
+def sum_gradients(weights: Sequence[Tensor]) -> None:
+    """Give every process the sum of all gradients: those of losses that are parts of the whole batch's mean."""
+    if world() == 1:
+        return
+    import torch
+
+    grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+    flat = all_reduced(torch.cat([grad.flatten() for grad in grads]))
+    for weight, grad in zip(weights, torch.split(flat, [weight.numel() for weight in weights]), strict=True):
+        weight.grad = grad.view_as(weight).clone()
+
+
+# Rows of a batch
+
+
+def share(rows: int) -> slice:
+    """This process's part of so many rows. Example, the second of two processes: 5 rows give 2 to 4."""
+    return slice(rows * rank() // world(), rows * (rank() + 1) // world())
+
+
+def gathered(values: Sequence[T]) -> list[T]:
+    """The values of all processes, in the order of their shares."""
+    return [value for part in all_gather(list(values)) for value in part]
+
+
+def gathered_rows(tensor: Tensor) -> Tensor:
+    """The rows of all processes, in the order of their shares."""
+    if world() == 1:
+        return tensor
+    import torch
+
+    return torch.cat(gathered([tensor.cpu()])).to(tensor.device)
+
+
+# The first process
+
+
+@contextmanager
+def first_process_first() -> Iterator[None]:
+    """The first process runs the block before the others do, which then find what it wrote."""
+    if not is_first():
+        wait_for_all()
+    yield
+    if is_first():
+        wait_for_all()
+
+
+@contextmanager
+def first_alone_prints() -> Iterator[None]:
+    """The other processes would say the same."""
+    if is_first():
+        yield
+        return
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+# A stage in a process of its own
+
+
+def run_module(command: Sequence[str], api_key: str = "") -> int:
+    """The exit status of `python -m` with this module and arguments; 128 and a signal's number if that ended it.
+
+    The process has a session of its own, so a terminal's Ctrl-C reaches this one alone. It is handed on once, as
+    SIGTERM is, and the process clears away what is half-written before this one ends.
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= {"VLLM_API_KEY": api_key} if api_key else {}
+    process = subprocess.Popen([sys.executable, "-m", *command], env=environment, start_new_session=True)  # noqa: S603
+    try:
+        status = process.wait()
+    except KeyboardInterrupt as stop:
+        process.send_signal(signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+        process.wait()
+        raise
+    finally:
+        if process.poll() is None:  # a second Ctrl-C
+            process.kill()
+            process.wait()
+    return status if status >= 0 else 128 - status
