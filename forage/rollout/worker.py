@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import time
-from asyncio import FIRST_COMPLETED as FIRST
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
 from forage.agent.combination import MakeRewards
-from forage.agent.episode import Episode, append_episodes
-from forage.agent.episode_files import is_written
 from forage.agent.options import AGENT_FILE
 from forage.data.records import Question
 from forage.errors import UserError
@@ -29,6 +21,7 @@ from forage.rollout.claims import LEASE, Claims
 from forage.rollout.options import RUN_FILE, RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.play_options import PlayOptions
+from forage.rollout.playing import EpisodeWriter, play_all
 from forage.rollout.rollout import Rollout, open_rollout
 from forage.rollout.run_card import Part, RunCard, adapter_of, disagreement, make_run_card, read_run_card
 from forage.rollout.view import RolloutView
@@ -227,57 +220,14 @@ async def play_plan(
     played = Played(run_dir, plan)
     claims = make_claims(played.claims, worker, lease, asyncio.get_running_loop().time)
     write = EpisodeWriter(played.folder, claims)
-    playing: dict[asyncio.Task[None], str] = {}
     total = len(plan.questions) * plan.num_rollouts
     concurrency = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)
     with RolloutView(f"{plan.name}{part}, {rollout.engine.adapter}", total, waits.words, shown=shown) as view:
-        keeper = asyncio.create_task(keep_fresh(claims, playing))
-        try:
-            while missing := played.missing():
-                beat()
-                for name in missing:
-                    room = len(playing) < concurrency and name not in playing.values()
-                    if room and claims.take(name):
-                        question = rollout.question(plan, name)
-                        play = play_question(rollout, question, plan, write, view, check)
-                        playing[asyncio.create_task(play)] = name
-                if not playing:  # others play the rest; if one of them dies, its claims expire
-                    await waits.sleep("tail", poll)
-                    continue
-                done, _ = await asyncio.wait(playing, timeout=poll, return_when=FIRST)
-                for task in done:
-                    del playing[task]
-                    task.result()
-        finally:
-            ending = [keeper, *playing]
-            for task in ending:
-                task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)  # until none of them plays or writes any more
 
+        async def play(name: str) -> None:
+            await play_question(rollout, rollout.question(plan, name), plan, write, view, check)
 
-class EpisodeWriter:
-    """Appends groups to a file of its own, `<worker>.jsonl`, which no earlier life of the worker has written to.
-
-    What an earlier one wrote on another machine may not be seen here yet, and would be overwritten: then it is
-    `<worker>~2.jsonl`, and so on.
-    """
-
-    def __init__(self, folder: Path, claims: Claims) -> None:
-        self.folder, self.claims = folder, claims
-        self.path: Path | None = None
-        self.began = time.monotonic()
-
-    def __call__(self, question_id: str, episodes: Sequence[Episode]) -> None:
-        if not self.claims.holds(question_id):  # this worker was asleep so long that another one took over
-            return
-        self.path = self.path or self._new_file()
-        into_plan = time.monotonic() - self.began
-        append_episodes(self.path, [signed(episode, self.claims.worker, into_plan) for episode in episodes])
-
-    def _new_file(self) -> Path:
-        names = itertools.chain([self.claims.worker], (f"{self.claims.worker}~{n}" for n in itertools.count(2)))
-        paths = (self.folder / f"{name}.jsonl" for name in names)
-        return next(path for path in paths if not is_written(path) and self.claims.create(path, ""))
+        await play_all(played.missing, play, claims, concurrency, poll=poll, waits=waits)
 
 
 async def play_question(
@@ -290,16 +240,3 @@ async def play_question(
         raise UserError(f"{plan.name}: {causes[0]}; start it, then run the same command again to resume")
     check()
     write(question.id, episodes)
-
-
-def signed(episode: Episode, worker: str, into_plan: float) -> Episode:
-    """The episode with who played it, and how far that worker was into the plan by then."""
-    return replace(episode, worker=worker, seconds=episode.seconds | {"into_plan": into_plan})
-
-
-async def keep_fresh(claims: Claims, playing: Mapping[Any, str]) -> None:
-    while True:
-        await asyncio.sleep(claims.lease / 4)
-        for name in playing.values():
-            with contextlib.suppress(OSError):  # of a file server, say; there are three more tries before it expires
-                claims.refresh(name)

@@ -12,8 +12,9 @@ from forage.policy.adapters import CONTENTS, adapter_path
 from forage.rollout.claims import Claims
 from forage.rollout.options import WorkerOptions
 from forage.rollout.plans import Plan, write_plan
+from forage.rollout.playing import EpisodeWriter
 from forage.rollout.run_card import write_run_card
-from forage.rollout.worker import FINISHED, EpisodeWriter, load_newest, next_plan, play_plans
+from forage.rollout.worker import FINISHED, load_newest, next_plan, play_plans
 from tests.factories import EPISODE, RUN_CARD, empty_adapter
 
 
