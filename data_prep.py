@@ -3,31 +3,31 @@
     python data_prep.py --dataset-name sample                          the corpus that comes with the repository
     python data_prep.py                                                lavita/MedQuAD from the hub, its pages scraped
     python data_prep.py --dataset-name medquad.jsonl.gz --no-scrape    a file; its answers are the documents
+    python data_prep.py --dataset-name scifact                         a test collection in BEIR's layout
     python data_prep.py --documents notes                              your own files; questions are made from them
 
 Reads the data set and fetches the pages, or reads a folder of files. Writes to --output-dir: documents.jsonl, store/,
-train.jsonl, eval.jsonl, manifest.jsonl (what became of each page or file) and rewriter/ (the same data for
-train_ppo.py). If it is interrupted, re-run the same command to resume. The texts of a large data set lie in files
-in --output-dir, not in memory (docs/data.md says what does).
+train.jsonl, eval.jsonl, manifest.jsonl (what became of each page or file), rewriter/ (the same data for train_ppo.py)
+and of a collection qrels/. If it is interrupted, re-run the same command to resume.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forage.cli import run_script
 from forage.data.chunking import chunk_ids_by_document
 from forage.data.options import DatasetOptions
-from forage.data.records import Question
+from forage.data.records import Document, Question
 from forage.data.relevance import make_questions, split_by_document
-from forage.data.rewriter_data import RewriterData, export_rewriter_data, import_rewriter_data
+from forage.data.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
-from forage.data.splits import drop_questions
+from forage.data.splits import drop_questions, shared
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.outputs import check_apart, check_files_apart, check_folder
@@ -37,16 +37,18 @@ from forage.store.options import StoreOptions
 from forage.text import one_line
 
 if TYPE_CHECKING:
-    from forage.data.corpus import Corpus, Dataset
-    from forage.data.own_documents import OwnDocuments
+    from forage.data.corpus import Dataset
     from forage.store.document_store import DocumentStore
 
 TOP = (
     "dataset_name", "documents", "make_questions", "make_questions_url", "output_dir", "content_dir", "cache_dir",
     "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
-WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "store", "rewriter")
+WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter")
 RENAMED = {"--split": "--dataset-split", "--in-flight": "--batch-size"}
+SHOWN_PROBLEMS = 20
+
+Split = tuple[list[Question], list[Question]]  # training, held out
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Options:
     """Folder for everything this script makes."""
     eval_share: float = 0.2
     """Share of the documents whose questions are held out."""
+    eval_split: str = "test"
+    """Of a folder in BEIR's layout: the queries of this split are held out; those of train are trained on."""
     seed: int = 0
     """Seed of the split into train and eval questions."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
@@ -67,6 +71,8 @@ class Options:
         """Fail before anything is fetched or loaded."""
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
+        if self.eval_split == "train":
+            raise UserError("--eval-split train: nothing would be held out; name another split")
         check_folder("--output-dir", self.output_dir)
         self.dataset.scraping.check()
         self.store.check()
@@ -82,62 +88,149 @@ class Options:
         check_files_apart("--output-dir", self.output_dir, WRITTEN, source)
 
 
+@dataclass(frozen=True)
+class Source:
+    """What was read: documents, and how their questions come about once a store has cut them into chunks."""
+
+    documents: list[Document]
+    split: Callable[[DocumentStore], Split]
+    told: dict[str, str]
+    """Rows of the table that is printed at the end; `split` may add some."""
+    manifest: Iterable[Any] = ()
+
+
 def main(options: Options) -> None:
     options.check()
+    source = read_source(options)
+    with filling_folder(options.output_dir, "rewriter", "qrels"):
+        write(source, options)
+
+
+def read_source(options: Options) -> Source:
+    """The one kind of source that the options name."""
+    folder = Path(options.dataset.dataset_name)
     if options.making.documents is not None:
-        prepare_own_documents(options.making.documents, options)
-        return
-    if Path(options.dataset.dataset_name).is_dir():
-        prepare_rewriter_folder(Path(options.dataset.dataset_name), options)
-        return
-    from forage.data.corpus import load_corpus
+        return own_documents(options.making.documents, options)
+    if not folder.is_dir():
+        return rows_and_pages(options)
+    if (folder / "corpus.jsonl").is_file():
+        return collection(folder, options)
+    if (folder / "train.jsonl").is_file() and (folder / CORPUS).is_file():
+        return rewriter_data(folder, options)
+    raise UserError(
+        f"--dataset-name {folder} is a folder without corpus.jsonl (BEIR's layout), or train.jsonl and {CORPUS} (for "
+        "train_ppo.py); name one of those, or a .jsonl, .jsonl.gz, .csv or .parquet file"
+    )
 
-    corpus = load_corpus(options.dataset, near=options.output_dir)
-    with filling_folder(options.output_dir, "rewriter"):
-        write_corpus(corpus, options)
 
-
-def write_corpus(corpus: Corpus, options: Options) -> None:
-    """Write the output folder, eval.jsonl last."""
-    from forage.data.corpus import manifest_rows
+def write(source: Source, options: Options) -> None:
+    """Write the output folder, eval.jsonl last, and print what was made."""
     from forage.store.opening import build_store
 
+    out = options.output_dir
+    write_jsonl(out / "documents.jsonl", source.documents)
+    write_jsonl(out / "manifest.jsonl", source.manifest)
+    drop_questions(out)
+    store = build_store(out / "store", source.documents, options.store)
+    train, held_out = source.split(store)
+    export_rewriter_data(out / "rewriter", store.chunks, train, held_out)
+    write_jsonl(out / "train.jsonl", train)
+    write_jsonl(out / "eval.jsonl", held_out)
+    print_table(source.told | {
+        "documents": f"{len(source.documents):,}" + _causes(Counter(d.source for d in source.documents)),
+        "chunks": f"{len(store.chunks):,} (embedded now: {store.embedded.chunks:,})",
+        "training questions": f"{len(train):,}",
+        "eval questions": f"{len(held_out):,}",
+    })  # fmt: skip
+
+
+def rows_and_pages(options: Options) -> Source:
+    """A data set's rows, and the pages they name."""
+    from forage.data.corpus import load_corpus, manifest_rows
+
+    corpus = load_corpus(options.dataset)
     library = corpus.library
-    write_jsonl(options.output_dir / "documents.jsonl", library.documents)
-    write_jsonl(options.output_dir / "manifest.jsonl", manifest_rows(corpus))
-    drop_questions(options.output_dir)
-    store = build_store(options.output_dir / "store", library.documents, options.store)
-    questions, left_out = make_questions(corpus.rows, library.doc_of_row, store.chunks, near=options.output_dir)
-    train, held_out = write_questions(questions, store, options)
-    print_summary(corpus, left_out, store, train, held_out)
+    told = {
+        "rows": f"{len(corpus.rows):,}" + _causes(corpus.lacking),
+        "pages": f"{len(corpus.pages):,}" + _causes(Counter(r.cause for r in corpus.pages.values())),
+        "documents with a text seen before": f"{library.duplicates:,}",
+        "answers missing from their page, added to it": f"{library.answers_added:,}",
+    }
+
+    def split(store: DocumentStore) -> Split:
+        questions, left_out = make_questions(corpus.rows, library.doc_of_row, store.chunks)
+        told["rows that make no question"] = f"{sum(left_out.values()):,}" + _causes(left_out)
+        return halves(questions, options)
+
+    return Source(library.documents, split, told, manifest_rows(corpus))
 
 
-def prepare_own_documents(folder: Path, options: Options) -> None:
-    """Read a folder of files and make questions from them."""
+def own_documents(folder: Path, options: Options) -> Source:
+    """A folder of files, from which questions are made."""
     from forage.data.own_documents import read_folder
+    from forage.questions.making import make_from
     from forage.questions.report import print_read
 
     own = read_folder(folder)
     print_read(own.records)
-    with filling_folder(options.output_dir, "rewriter"):
-        write_own_documents(own, options)
+
+    def split(store: DocumentStore) -> Split:
+        return halves(make_from(store, options.making, options.output_dir, options.seed), options)
+
+    return Source(own.documents, split, {}, own.records)
 
 
-def write_own_documents(own: OwnDocuments, options: Options) -> None:
-    """Write the output folder, eval.jsonl last."""
-    from forage.questions.making import make_from
-    from forage.store.opening import build_store
+def rewriter_data(folder: Path, options: Options) -> Source:
+    """A folder of train.jsonl (its queries are the questions) and pubmed_corpus.json (the documents)."""
+    data = import_rewriter_data(folder / "train.jsonl", folder / CORPUS)
 
-    write_jsonl(options.output_dir / "documents.jsonl", own.documents)
-    write_jsonl(options.output_dir / "manifest.jsonl", own.records)
-    drop_questions(options.output_dir)
-    store = build_store(options.output_dir / "store", own.documents, options.store)
-    questions = make_from(store, options.making, options.output_dir, options.seed)
-    train, held_out = write_questions(questions, store, options)
-    print(
-        f"{options.output_dir}: {len(own.documents):,} documents, {len(store.chunks):,} chunks (embedded now: "
-        f"{store.embedded.chunks:,}), {len(train):,} training and {len(held_out):,} eval questions"
-    )
+    def split(store: DocumentStore) -> Split:
+        ids = chunk_ids_by_document(store.chunks)
+        return halves(
+            [
+                replace(q, relevant_chunk_ids=tuple(chain(*map(ids.__getitem__, q.relevant_doc_ids))))
+                for q in data.questions
+            ],
+            options,
+        )
+
+    return Source(data.documents, split, problems_told(data.problems))
+
+
+def collection(folder: Path, options: Options) -> Source:
+    """A folder in BEIR's layout. Its judgements of documents are kept, for evaluate.py to judge by."""
+    from forage.data.collection import TRAIN, questions_of, read_beir, write_qrels
+
+    found = read_beir(folder, options.eval_split)
+    told = problems_told(found.problems)
+
+    def split(store: DocumentStore) -> Split:
+        for of, judgements in found.judgements.items():
+            write_qrels(options.output_dir / "qrels" / f"{TRAIN if of == TRAIN else 'eval'}.tsv", judgements)
+        held_out = questions_of(found, options.eval_split, store.chunks)
+        train = questions_of(found, TRAIN, store.chunks) if TRAIN in found.judgements else []
+        both = {question.id for question in shared(train, held_out)}
+        told["training queries that are held out, left out"] = f"{len(both):,}"
+        return [question for question in train if question.id not in both], held_out
+
+    return Source(found.documents, split, told)
+
+
+def halves(questions: Sequence[Question], options: Options) -> Split:
+    """Split by document."""
+    train, held_out = split_by_document(questions, options.eval_share, options.seed)
+    if not train or not held_out:
+        raise UserError(
+            f"{len(questions)} questions were split into {len(train)} training and {len(held_out)} eval questions: "
+            "use more documents, another --eval-share or another --seed"
+        )
+    return train, held_out
+
+
+def problems_told(problems: list[str]) -> dict[str, str]:
+    for problem in problems[:SHOWN_PROBLEMS]:
+        print(one_line(problem))
+    return {"rows with problems": f"{len(problems):,}"}
 
 
 def load_or_scrape_documents(
@@ -151,83 +244,19 @@ def load_or_scrape_documents(
         dataset_name, cache_dir=Path(cache_dir), content_dir=Path(content_dir), skip_existing=skip_existing,
         scraping=ScrapeOptions(batch_size=batch_size),
     )  # fmt: skip
-    options.scraping.check()
     from forage.data.corpus import dataset_of, load_corpus
 
     return dataset_of(load_corpus(options))
 
 
-def write_questions(
-    questions: Sequence[Question], store: DocumentStore, options: Options
-) -> tuple[Sequence[Question], Sequence[Question]]:
-    """Split by document; write train.jsonl, eval.jsonl and the query rewriter's files."""
-    train, held_out = split_by_document(questions, options.eval_share, options.seed)
-    if not train or not held_out:
-        raise UserError(
-            f"{len(questions)} questions were split into {len(train)} training and {len(held_out)} eval questions: "
-            "use more documents, another --eval-share or another --seed"
-        )
-    export_rewriter_data(options.output_dir / "rewriter", store.chunks, train, held_out)
-    write_jsonl(options.output_dir / "train.jsonl", train)
-    write_jsonl(options.output_dir / "eval.jsonl", held_out)
-    return train, held_out
-
-
-def prepare_rewriter_folder(folder: Path, options: Options) -> None:
-    """Prepare a folder of train.jsonl (its queries are the questions) and pubmed_corpus.json (the documents)."""
-    for name in ("train.jsonl", "pubmed_corpus.json"):
-        if not (folder / name).is_file():
-            raise UserError(
-                f"--dataset-name {folder} is a folder without {name}, so not one of train_ppo.py's; name a .jsonl, "
-                ".jsonl.gz, .csv or .parquet file"
-            )
-    data = import_rewriter_data(folder / "train.jsonl", folder / "pubmed_corpus.json")
-    with filling_folder(options.output_dir, "rewriter"):
-        write_rewriter_data(data, folder, options)
-
-
-def write_rewriter_data(data: RewriterData, folder: Path, options: Options) -> None:
-    from forage.store.opening import build_store
-
-    for problem in data.problems[:20]:
-        print(one_line(problem))
-    drop_questions(options.output_dir)
-    store = build_store(options.output_dir / "store", data.documents, options.store)
-    chunk_ids = chunk_ids_by_document(store.chunks)
-    questions = [
-        replace(question, relevant_chunk_ids=tuple(chain(*(chunk_ids[doc_id] for doc_id in question.relevant_doc_ids))))
-        for question in data.questions
-    ]
-    write_jsonl(options.output_dir / "documents.jsonl", data.documents)
-    train, held_out = write_questions(questions, store, options)
-    print(
-        f"{folder}: {len(data.documents)} documents, {len(store.chunks)} chunks, {len(train)} training and "
-        f"{len(held_out)} eval questions; {len(data.problems)} rows with problems"
-    )
-
-
-def print_summary(
-    corpus: Corpus,
-    left_out: Counter[str],
-    store: DocumentStore,
-    train: Sequence[Question],
-    held_out: Sequence[Question],
-) -> None:
+def print_table(rows: Mapping[str, str]) -> None:
     """What was made, and why the rest was left out."""
     from rich.console import Console
     from rich.table import Table
 
-    library = corpus.library
     table = Table("", "", show_header=False, title="prepared")
-    table.add_row("rows", f"{len(corpus.rows):,}" + _causes(corpus.lacking))
-    table.add_row("pages", f"{len(corpus.pages):,}" + _causes(Counter(r.cause for r in corpus.pages.values())))
-    table.add_row("documents", f"{len(library.documents):,}" + _causes(library.sources))
-    table.add_row("documents with a text seen before", f"{library.duplicates:,}")
-    table.add_row("answers missing from their page, added to it", f"{library.answers_added:,}")
-    table.add_row("chunks", f"{len(store.chunks):,} (embedded now: {store.embedded.chunks:,})")
-    table.add_row("rows that make no question", f"{sum(left_out.values()):,}" + _causes(left_out))
-    table.add_row("training questions", f"{len(train):,}")
-    table.add_row("eval questions", f"{len(held_out):,}")
+    for row in rows.items():
+        table.add_row(*row)
     Console().print(table)
 
 

@@ -3,9 +3,9 @@
     python evaluate.py --data data --policy warm=models/warm trained=runs/grpo
     python evaluate.py --data data --policy runs/grpo --beside models/warm --systems single plain_rag best_of_8
     python evaluate.py --data data --policy runs/grpo --scorer models/scorer --systems single best_of_8 learned_8
-    python evaluate.py --data data/scifact --policy models/merged      a test collection, from collection_prep.py
+    python evaluate.py --data data/scifact --policy models/merged      a test collection
 
-Reads --data (eval.jsonl and store/ of data_prep.py or collection_prep.py, and a collection's qrels/) and policies:
+Reads --data (eval.jsonl and store/ of data_prep.py, and a collection's qrels/) and policies:
 folders with adapters (the newest is taken) or plain models (a base, a merged model, a hub name). Every system named in
 --systems answers every question; all are compared with the first policy's first system. Samples from vLLM servers
 (--urls) or in this process (--engine local). The systems learned_... choose by a scorer that

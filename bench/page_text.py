@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import trafilatura
 from rich.console import Console
@@ -21,9 +22,8 @@ from rich.table import Table
 from forage.data.documents import page_text
 from forage.data.relevance import shared_share, trigrams
 from forage.data.sample import PAGES, QUESTIONS
-from forage.data.scraping.boilerplate import drop_boilerplate
-from forage.data.scraping.charsets import decode_html
-from forage.data.scraping.page_text import read_page
+from forage.data.scraping.bodies import decode_html
+from forage.data.scraping.page_text import drop_boilerplate, read_page
 from forage.files import json_lines
 
 FURNITURE = ("cookies", "Skip to main", "Find a doctor", "Stay informed", "A to Z", "Privacy")
@@ -38,7 +38,8 @@ def path_of(url: str) -> Path:
 
 def ours(bodies: dict[str, bytes]) -> dict[str, str]:
     pages = {url: read_page(body, None) for url, body in bodies.items()}
-    return {url: page_text(page).text for url, page in drop_boilerplate(pages).items()}
+    own = drop_boilerplate(pages, lambda url: urlsplit(url).netloc)
+    return {url: page_text(page).text for url, page in own.items()}
 
 
 def theirs(**options: bool) -> Callable[[dict[str, bytes]], dict[str, str]]:

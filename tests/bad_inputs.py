@@ -31,13 +31,6 @@ CASES: dict[str, tuple[str, ...]] = {
         "--dataset-name {w}/broken.jsonl --no-scrape --output-dir {w}/out",
         "--dataset-name sample --embedder none --output-dir {w}/file",
     ),
-    "collection_prep.py": (
-        "--colection scifact --output-dir {w}/out",
-        "--corpus {w}/data/documents.jsonl --output-dir {w}/out",
-        "--corpus {w}/none.jsonl --queries {w}/none.tsv --qrels {w}/none.txt --output-dir {w}/out",
-        "--corpus {w}/broken.jsonl --queries {w}/file --qrels {w}/file --output-dir {w}/out",
-        "--corpus {w}/docs.jsonl --queries {w}/docs.jsonl --qrels {w}/docs.jsonl --output-dir {w}/file",
-    ),
     "document_store.py": (
         "serch --store {w}/data/store gout",
         "build --documents {w}/docs.jsonl --store {w}/out --share 9/8",

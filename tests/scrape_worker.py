@@ -1,4 +1,4 @@
-"""Scrape in a process of its own, to be killed: scrape_worker.py FOLDER ADDRESS [PROCESSES] < URLs, one a line."""
+"""Scrape in a process of its own, to be killed: scrape_worker.py FOLDER ADDRESS < URLs, one a line."""
 
 import sys
 from pathlib import Path
@@ -10,6 +10,5 @@ from forage.data.scraping.scraper import scrape
 if __name__ == "__main__":
     urls = sys.stdin.read().split()
     hosts = {urlsplit(url).hostname or "": sys.argv[2] for url in urls}
-    processes = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-    options = ScrapeOptions(delay=0.03, retries=0, resolve=hosts, scrape_processes=processes)
+    options = ScrapeOptions(delay=0.03, retries=0, resolve=hosts)
     scrape(urls, Path(sys.argv[1]), options)

@@ -67,7 +67,6 @@ GRPO = ["grpo_train.py", "--data", "data", "--policy", "policy", "--engine", "lo
 ROLLOUT = ["grpo_rollout.py", *GRPO[1:]]
 PPO = ["train_ppo.py", "--data", "data/rewriter", "--base-model", "lm"]
 EVALUATE = ["evaluate.py", "--data", "data", "--policy", "policy", "--engine", "local", "--output-dir"]
-COLLECTION = ["collection_prep.py", "--embedder", "none"]
 EXPERT = ["-m", "forage.evaluation.expert", "best.jsonl", "--data", "data", "--policy", "policy", "--out"]
 TEMPLATES = ["-m", "forage.evaluation.strategies.thought_templates", "runs", "--data", "data", "--out"]
 LIBRARY = ["-m", "forage.evaluation.strategies.template_library", "runs", "--data", "data", "--out"]
@@ -91,9 +90,7 @@ ATTACKS = [
     ([*EVALUATE, "data"], "is --data"),
     (["data_prep.py", "--dataset-name", "data/rewriter", "--output-dir", "data/rewriter"], "is --dataset-name"),
     (["data_prep.py", "--dataset-name", "data/train.jsonl", "--output-dir", "data"], "would be written over"),
-    ([*COLLECTION, "--collection", "beir", "--output-dir", "beir"], "is --collection"),
-    ([*COLLECTION, "--corpus", "data/train.jsonl", "--queries", "beir/queries.jsonl", "--qrels", "beir/qrels/test.tsv",
-      "--output-dir", "data"], "--corpus data/train.jsonl would be written over"),
+    (["data_prep.py", "--dataset-name", "beir", "--output-dir", "beir"], "is --dataset-name"),
     (["document_store.py", "build", "--documents", "stored/chunks.jsonl", "--store", "stored", "--embedder", "none"],
      "would be written over"),
     ([*EXPERT, "best.jsonl"], "which would be written over"),

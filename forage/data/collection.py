@@ -1,19 +1,15 @@
-"""Collection: a standard test collection (documents, queries, relevance judgements) from local files.
+"""Collection: a standard test collection (documents, queries, relevance judgements) in BEIR's layout.
 
-BEIR's layout is a folder (https://github.com/beir-cellar/beir/wiki/Load-your-custom-dataset):
+https://github.com/beir-cellar/beir/wiki/Load-your-custom-dataset: a folder with
 
     corpus.jsonl      {"_id": "d1", "title": "Gout", "text": "Crystals in a joint."}
     queries.jsonl     {"_id": "q1", "text": "what is gout"}
     qrels/test.tsv    query-id, corpus-id, score; separated by tabs, with this header
-
-Files in TREC's formats work too: judgements as `query 0 document grade` separated by white space, queries and documents
-as `id<tab>text`. All of them may be gzipped (.gz).
 """
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,8 @@ from forage.data.records import Document, Question, clean
 from forage.errors import UserError
 from forage.files import json_lines, replacing
 
-QRELS_HEADER = ("query-id", "corpus-id", "score")
+QRELS_HEADER = "query-id\tcorpus-id\tscore"
+TRAIN = "train"
 Judgements = dict[str, dict[str, int]]
 """For each query, its judged documents with their grades; 0 and below don't answer it."""
 
@@ -38,70 +35,47 @@ class Collection:
     problems: list[str]
 
 
-def read_beir(folder: Path, splits: Sequence[str]) -> Collection:
-    """A folder in BEIR's layout. The first split must exist; others that don't are skipped."""
-    paths = {split: path for split in splits if (path := _packed(folder / "qrels" / f"{split}.tsv")).is_file()}
-    if splits[0] not in paths:
-        known = ", ".join(sorted(path.name.partition(".")[0] for path in (folder / "qrels").glob("*.tsv*")))
-        hint = f"it has {known}" if known else "is it a collection?"
-        raise UserError(f"{folder} has no qrels/{splits[0]}.tsv; {hint}")
-    return read_collection(_packed(folder / "corpus.jsonl"), _packed(folder / "queries.jsonl"), paths)
-
-
-def read_collection(corpus: Path, queries: Path, qrels: Mapping[str, Path]) -> Collection:
-    """Three kinds of files. A broken line is an error; judgements of unknown queries or documents become problems."""
-    documents, problems = read_corpus(corpus)
-    topics = read_topics(queries)
+def read_beir(folder: Path, held_out: str) -> Collection:
+    """The folder's split that is held out, and its training split where it has one."""
+    documents, problems = read_corpus(folder / "corpus.jsonl")
+    queries = read_queries(folder / "queries.jsonl")
     known = {document.id for document in documents}
     judgements = {}
-    for split, path in qrels.items():
-        judgements[split], missing = _known_only(path, topics, known)
-        problems += missing
+    for split in (held_out, TRAIN):
+        path = folder / "qrels" / f"{split}.tsv"
+        if split == TRAIN and not path.is_file():
+            continue
+        judgements[split], unknown = _known_only(path, queries, known)
+        problems += unknown
         if not judgements[split]:
-            raise UserError(
-                f"{path}: no query of {queries.name} has a document of {corpus.name} that answers it"
-                + (f" ({problems[-1]})" if problems else "")
-            )
-    return Collection(documents, topics, judgements, problems)
+            raise UserError(f"{path}: no query has a document that answers it ({'; '.join(problems[:3])})")
+    return Collection(documents, queries, judgements, problems)
 
 
 def read_corpus(path: Path) -> tuple[list[Document], list[str]]:
-    """.jsonl of _id (or id), title and text, or .tsv of id and text; documents without any text become problems.
-
-    If a document has only a title, the title is its text.
-    """
+    """Documents without any text become problems. If a document has only a title, the title is its text."""
     documents, problems = dict[str, Document](), []
-    for number, row in _records(path, "document"):
+    for number, doc_id, row in _records(path):
         title, text = str(row.get("title") or "").strip(), clean(str(row.get("text") or ""))
-        doc_id = _new_id(row, documents, path, number)
         if title or text:
             documents[doc_id] = Document(doc_id, title, text or title, source="corpus")
         else:
             problems.append(f"{path}:{number}: document {doc_id} has no text; left out")
-    if not documents:
-        raise UserError(f"{path} has no document")
     return list(documents.values()), problems
 
 
-def read_topics(path: Path) -> dict[str, str]:
-    """Queries by id: .jsonl of _id (or id) and text, or .tsv of id and text."""
-    queries: dict[str, str] = {}
-    for number, row in _records(path, "query"):
-        text = " ".join(str(row.get("text") or "").split())
-        query_id = _new_id(row, queries, path, number)
-        if not text:
+def read_queries(path: Path) -> dict[str, str]:
+    """Queries by id."""
+    queries = {}
+    for number, query_id, row in _records(path):
+        queries[query_id] = " ".join(str(row.get("text") or "").split())
+        if not queries[query_id]:
             raise UserError(f"{path}:{number}: query {query_id} has no text; fix or delete that line")
-        queries[query_id] = text
-    if not queries:
-        raise UserError(f"{path} has no query")
     return queries
 
 
 def read_qrels(path: Path) -> Judgements:
-    """Judgements in TREC's or BEIR's format; one that doesn't fit the first line's, or a second grade, is an error.
-
-    Example: the lines "q1 0 d1 2" and "q1 0 d2 0" give {"q1": {"d1": 2, "d2": 0}}.
-    """
+    """Example: the lines "q1, d1, 2" and "q1, d2, 0" give {"q1": {"d1": 2, "d2": 0}}."""
     judgements: Judgements = {}
     for _, query_id, doc_id, grade in _judged(path):
         judgements.setdefault(query_id, {})[doc_id] = grade
@@ -109,9 +83,8 @@ def read_qrels(path: Path) -> Judgements:
 
 
 def write_qrels(path: Path, judgements: Mapping[str, Mapping[str, int]]) -> None:
-    """Write judgements in BEIR's format."""
     with replacing(path) as file:
-        file.write("\t".join(QRELS_HEADER) + "\n")
+        file.write(f"{QRELS_HEADER}\n")
         file.writelines(f"{q}\t{d}\t{grade}\n" for q, graded in judgements.items() for d, grade in graded.items())
 
 
@@ -144,80 +117,33 @@ def _known_only(path: Path, queries: Mapping[str, str], documents: set[str]) -> 
 
 
 def _judged(path: Path) -> Iterator[tuple[int, str, str, int]]:
-    """(line, query, document, grade); the first line decides which format it is."""
+    """(line, query, document, grade); a second grade for a pair is an error."""
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "nothing"
+        raise UserError(f"{path}: no such file; {path.parent.name} has {known}")
     seen: dict[tuple[str, str], int] = {}
-    trec: bool | None = None
-    for number, line in _lines(path):
-        if trec is None:
-            trec = "\t".join(QRELS_HEADER) != line
-            if not trec:
-                continue
-        parts = line.split() if trec else line.split("\t")
-        if len(parts) != (4 if trec else 3):
-            form = "`query 0 document grade`" if trec else "`query<tab>document<tab>grade`"
-            hint = f" (or begin with the line {'<tab>'.join(QRELS_HEADER)})" if trec and number == 1 else ""
-            raise UserError(f"{path}:{number}: {len(parts)} columns, not {form}{hint}; fix or delete that line")
-        query_id, doc_id, grade = parts[0].strip(), parts[-2].strip(), _grade(parts[-1], path, number)
-        before = seen.setdefault((query_id, doc_id), grade)
-        if before != grade:
-            raise UserError(
-                f"{path}:{number}: {query_id} and {doc_id} have grade {before} on an earlier line, {grade} here; "
-                "keep one of them"
-            )
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line == QRELS_HEADER:
+            continue
+        parts = line.split("\t")
+        if len(parts) != 3 or not parts[2].lstrip("-").isdecimal():
+            raise UserError(f"{path}:{number}: not query<tab>document<tab>whole number; fix or delete that line")
+        query_id, doc_id, grade = parts[0], parts[1], int(parts[2])
+        if seen.setdefault((query_id, doc_id), grade) != grade:
+            raise UserError(f"{path}:{number}: {query_id} and {doc_id} have another grade on an earlier line; keep one")
         yield number, query_id, doc_id, grade
 
 
-def _grade(text: str, path: Path, number: int) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise UserError(f"{path}:{number}: grade {text!r} is not a whole number; fix or delete that line") from error
-
-
-def _records(path: Path, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line, fields) of a .jsonl or .tsv."""
-    if ".jsonl" in path.suffixes:
-        if not path.is_file():
-            raise UserError(f"{path}: no such file")
-        for number, row in json_lines(path):
-            if not isinstance(row, dict):
-                raise UserError(f"{path}:{number}: not a JSON object; each line must be one {kind}")
-            yield number, row
-        return
-    for number, line in _lines(path):
-        name, tab, text = line.partition("\t")
-        if not tab:
-            raise UserError(f"{path}:{number}: no tab; each line must be a {kind}'s id, a tab, and its text")
-        yield number, {"_id": name, "text": text}
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line) of each non-blank line."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    number, open_text = 0, gzip.open if path.suffix == ".gz" else open
-    try:
-        with open_text(path, "rt", encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 after line {number} ({error.reason}); save it as UTF-8") from error
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise UserError(f"{path}: damaged after line {number} ({error}); download it again") from error
-
-
-def _new_id(row: Mapping[str, Any], known: Mapping[str, object], path: Path, number: int) -> str:
-    found = row.get("_id", row.get("id"))
-    name = "" if found is None else str(found).strip()
-    if not name:
-        raise UserError(f"{path}:{number}: no _id; fix or delete that line")
-    if name in known:
-        raise UserError(f"{path}:{number}: _id {name} is on an earlier line too; ids must be unique")
-    return name
-
-
-def _packed(path: Path) -> Path:
-    """The file, or its .gz if only that exists."""
-    packed = path.with_name(f"{path.name}.gz")
-    return packed if packed.is_file() and not path.is_file() else path
+def _records(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+    """(line, id, fields) of a .jsonl; a missing or repeated id is an error, and so is a file without any."""
+    seen: set[str] = set()
+    for number, row in json_lines(path):
+        name = str(row.get("_id") or "").strip() if isinstance(row, dict) else ""
+        if not name or name in seen:
+            raise UserError(
+                f"{path}:{number}: {f'_id {name} is on an earlier line too' if name else 'no _id'}; mend it"
+            )
+        seen.add(name)
+        yield number, name, row
+    if not seen:
+        raise UserError(f"{path} has no line")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlparse
 
 from forage.data.qa_rows import QARow
 from forage.data.records import Document, clean
 from forage.data.relevance import shared_share, trigrams
 from forage.data.scraping.page_text import Page
-from forage.spool import digest, grouped, new_rows
 
 # An answer is on a page if at least this share of its word triples is; pages change after a data set is made.
 ON_PAGE = 0.5
@@ -23,81 +19,53 @@ ON_PAGE = 0.5
 
 @dataclass(frozen=True)
 class PageText:
-    """The text of one fetched page, with the offsets at which its sections start."""
+    """The text of one page, with the offsets at which its sections start."""
 
     title: str
     text: str
     sections: tuple[int, ...] = ()
 
 
-class PageTexts(Protocol):
-    """Where the text of a page is got from by its address; a dictionary is one."""
-
-    def get(self, url: str, /) -> PageText | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A URL, which document it led to, and where that one's text came from: 'page', 'answer' or 'nothing'."""
-
-    url: str
-    document_id: str
-    source: str
-
-
-@dataclass(frozen=True)
+@dataclass
 class Library:
     """Documents, and which of them has each row's answer."""
 
-    documents: Sequence[Document]
-    doc_of_row: list[str]
+    documents: list[Document] = field(default_factory=list)
+    doc_of_row: list[str] = field(default_factory=list)
     """The id of each row's document; empty where it has none."""
-    places: Sequence[Place]
-    sources: Counter[str]
-    """How many documents came from where."""
-    answers_added: int
+    places: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """For each URL, its document's id and where that one's text came from: 'page', 'answer' or 'nothing'."""
+    answers_added: int = 0
     """Answers missing from their page and added to its document."""
-    duplicates: int
+    duplicates: int = 0
     """Documents left out because another has the same text."""
 
 
-def assemble(rows: Sequence[QARow], pages: PageTexts, near: Path | None = None) -> Library:
-    """One document per URL (per row, if it has none); equal texts are kept once.
-
-    With a folder `near`, documents and places lie in files there. In memory are ids and digests.
-    """
-    documents, places, sources = new_rows(near), new_rows(near), Counter[str]()
-    kept: dict[bytes, tuple[str, str]] = {}  # digest of a text -> id and source of its document
-    taken: set[str] = set()
-    doc_of_row = [""] * len(rows)
-    added = duplicates = 0
-    for numbers in grouped(map(place_of, rows)):
+def assemble(rows: Sequence[QARow], pages: Mapping[str, PageText]) -> Library:
+    """One document per URL (per row, if it has none); equal texts are kept once."""
+    library, kept, taken = Library(doc_of_row=[""] * len(rows)), dict[str, Document](), set[str]()
+    numbers_of: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        numbers_of.setdefault(row.url or f"row:{row.id}", []).append(number)
+    for place, numbers in numbers_of.items():
         place_rows = [rows[number] for number in numbers]
-        place = place_of(place_rows[0])
         document, missing = _document(place, place_rows, pages.get(place))
         doc_id, source = "", "nothing"
         if document.text:
-            added += missing
-            key = digest(document.text)
-            if key in kept:
-                duplicates += 1
+            library.answers_added += missing
+            if document.text in kept:
+                library.duplicates += 1
             else:
                 document = _with_own_id(document, place, taken)
                 taken.add(document.id)
-                kept[key] = document.id, document.source
-                sources[document.source] += 1
-                documents.append(document)
-            doc_id, source = kept[key]
+                kept[document.text] = document
+            doc_id, source = kept[document.text].id, kept[document.text].source
         if place_rows[0].url:
-            places.append(Place(place, doc_id, source))
+            library.places[place] = doc_id, source
         for number in numbers:
-            doc_of_row[number] = doc_id
-    return Library(documents, doc_of_row, places, sources, added, duplicates)
-
-
-def place_of(row: QARow) -> str:
-    """Rows of one place make one document."""
-    return row.url or f"row:{row.id}"
+            library.doc_of_row[number] = doc_id
+    library.documents = list(kept.values())
+    return library
 
 
 def _with_own_id(document: Document, place: str, taken: set[str]) -> Document:
@@ -113,13 +81,13 @@ def _document(place: str, rows: Sequence[QARow], page: PageText | None) -> tuple
     """The document of one place (URL or row), and how many answers were added to its page's text."""
     title = next((row.focus for row in rows if row.focus), "") or (page.title if page else "")
     url = rows[0].url
-    document = Document(document_id(place, url), title, page.text if page else "", url, "page" if page else "answer")
-    document = replace(document, sections=page.sections if page else ())
     answers = list(dict.fromkeys(text for row in rows if (text := clean(row.answer))))
-    if page:
-        on_page = trigrams(page.text)
-        answers = [answer for answer in answers if shared_share(trigrams(answer), on_page) < ON_PAGE]
-    return _with_sections(document, answers), len(answers) if page else 0
+    if page is None:
+        return _with_sections(Document(document_id(place, url), title, "", url, "answer"), answers), 0
+    on_page = trigrams(page.text)
+    missing = [answer for answer in answers if shared_share(trigrams(answer), on_page) < ON_PAGE]
+    document = Document(document_id(place, url), title, page.text, url, "page", page.sections)
+    return _with_sections(document, missing), len(missing)
 
 
 def _with_sections(document: Document, texts: Iterable[str]) -> Document:

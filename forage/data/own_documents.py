@@ -1,25 +1,43 @@
-"""A user's own files as documents: one per file, with a record of what became of each file."""
+"""A user's own files as documents: one per file, with a record of what became of each file.
+
+What a PDF shows as a picture of text can't be read.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import logging
+import os
 import re
+import stat
+import struct
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forage.data.documents import document_id, page_text
-from forage.data.folder import DOCUMENT_TYPES, Found, Unreadable, walk
-from forage.data.markdown import markdown_blocks
-from forage.data.pdf_text import paragraphs, read_pdf
 from forage.data.records import Document
-from forage.data.scraping.boilerplate import drop_boilerplate
-from forage.data.scraping.page_text import Block, Page, read_page
+from forage.data.scraping.page_text import Block, Page, drop_boilerplate, read_page
 from forage.errors import UserError
 from forage.progress import counting
 from forage.text import encodable
 
+TYPES = {".txt": "txt", ".text": "txt", ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html"}
+TYPES |= {".xhtml": "html", ".pdf": "pdf"}
 MAX_BYTES = 64 * 2**20  # of one file; a book has one or two megabytes of text
-FROM_THE_NAME = re.compile(r"[\s_-]+")
+BEFORE_MARKDOWN = re.compile(r"\A---[ \t]*\n.*?^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+HYPHENATED = re.compile(r"(?<=[a-z])-\n(?=[a-z])")
+
+
+class Unreadable(Exception):
+    """Why a file gives no document, and more about it."""
+
+    def __init__(self, cause: str, detail: str = "") -> None:
+        super().__init__(cause, detail)
+        self.cause, self.detail = cause, detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +46,8 @@ class FileRecord:
 
     path: str
     """Relative to the folder."""
-    cause: str
+    cause: str = "ok"
+    """Why it is no document, or ok."""
     detail: str = ""
     bytes: int = 0
     sha256: str = ""
@@ -49,30 +68,30 @@ def read_folder(folder: Path) -> OwnDocuments:
     pages: dict[str, Page] = {}
     files = list(walk(folder))
     with counting("reading files", len(files), "file") as bar:
-        for found in files:
-            records[found.name], page = _read(found)
+        for path, refused in files:
+            # Bytes of a name that are not UTF-8 are shown as \xe9, so that two such names stay two.
+            name = os.fsencode(path.relative_to(folder)).decode("utf-8", "backslashreplace")
+            records[name], page = _read(path, name, refused)
             if page:
-                pages[found.name] = page
+                pages[name] = page
             bar.update()
-    pages |= drop_boilerplate({name: page for name, page in pages.items() if records[name].detail == "html"}, site_of)
-    documents, kept = [], dict[bytes, str]()  # kept: digest of a text -> id of its document
-    for name in list(pages):
-        page, record = pages.pop(name), records[name]
+    html = {name: page for name, page in pages.items() if records[name].detail == "html"}
+    pages |= drop_boilerplate(html, site_of)
+    documents, kept = [], dict[str, str]()  # kept: text -> id of its document
+    for name, page in pages.items():
         text = page_text(page)
-        digest = hashlib.sha256(text.text.encode()).digest()
         if not text.text:  # it had nothing of its own
-            records[name] = replace(record, cause="no text")
-        elif digest in kept:
-            records[name] = replace(record, cause="same text as another", document_id=kept[digest])
+            records[name] = replace(records[name], cause="no text")
+        elif text.text in kept:
+            records[name] = replace(records[name], cause="same text as another", document_id=kept[text.text])
         else:
-            kept[digest] = document_id(name, name)
-            records[name] = replace(record, document_id=kept[digest])
-            documents.append(Document(kept[digest], page.title, text.text, "", "file", text.sections))
+            kept[text.text] = document_id(name, name)
+            records[name] = replace(records[name], document_id=kept[text.text])
+            documents.append(Document(kept[text.text], page.title, text.text, "", "file", text.sections))
     if not documents:
         causes = ", ".join(sorted({record.cause for record in records.values()})) or "it is empty"
         raise UserError(
-            f"--documents {folder} has no file with text ({causes}); put {', '.join(sorted(DOCUMENT_TYPES))} files "
-            "there"
+            f"--documents {folder} has no file with text ({causes}); put {', '.join(sorted(TYPES))} files there"
         )
     return OwnDocuments(documents, list(records.values()))
 
@@ -86,45 +105,79 @@ def site_of(name: str) -> str:
     return str(path.parent.parent if path.stem.lower() == "index" else path.parent)
 
 
-def _read(found: Found) -> tuple[FileRecord, Page | None]:
-    if found.cause != "ok":
-        return FileRecord(found.name, found.cause, found.detail), None
-    size, digest = 0, ""
+def walk(folder: Path) -> Iterator[tuple[Path, Unreadable | None]]:
+    """What is in a folder and its sub-folders, by name, and why not to read it.
+
+    Links are followed, but no folder is entered twice. Of a hidden folder, and of one that can't be read, only the
+    folder itself is told.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--documents {folder}: no such folder; name the folder that holds your files")
+    seen: set[tuple[int, int]] = set()
+    closed: list[OSError] = []
+    for here, folders, names in os.walk(folder, followlinks=True, onerror=closed.append):
+        place, entry = Path(here), os.stat(here)
+        if (entry.st_dev, entry.st_ino) in seen:
+            folders.clear()
+            yield place, Unreadable("link to a folder read before")
+            continue
+        seen.add((entry.st_dev, entry.st_ino))
+        hidden = [name for name in folders if name.startswith(".")]
+        folders[:] = sorted(set(folders).difference(hidden), key=os.fsencode)
+        for name in sorted(names + hidden, key=os.fsencode):
+            yield place / name, _refused(place / name)
+    for error in closed:
+        yield Path(error.filename), Unreadable("can't be read", error.strerror or "")
+
+
+def _refused(path: Path) -> Unreadable | None:
+    if path.name.startswith("."):
+        return Unreadable("hidden")
     try:
-        size = found.path.stat().st_size
-        if size > MAX_BYTES:
+        mode = path.stat().st_mode
+    except OSError as error:  # ELOOP: a link to itself
+        return Unreadable("link to nothing" if path.is_symlink() else "can't be read", error.strerror or "")
+    if not stat.S_ISREG(mode):
+        return Unreadable("not a file")  # a pipe would be waited for
+    return None if path.suffix.lower() in TYPES else Unreadable("other type", path.suffix.lower() or "no suffix")
+
+
+def _read(path: Path, name: str, refused: Unreadable | None) -> tuple[FileRecord, Page | None]:
+    record = FileRecord(name)
+    try:
+        if refused:
+            raise refused
+        record = replace(record, detail=TYPES[path.suffix.lower()], bytes=path.stat().st_size)
+        if record.bytes > MAX_BYTES:
             raise Unreadable(f"over {MAX_BYTES // 2**20} MiB")
-        body = found.path.read_bytes()
-        digest = hashlib.sha256(body).hexdigest()
-        page = read_document(found, body)
+        body = path.read_bytes()
+        record = replace(record, sha256=hashlib.sha256(body).hexdigest())
+        return record, read_document(name, record.detail, body)
     except OSError as error:
-        return FileRecord(found.name, "can't be read", error.strerror or "", size), None
-    except Unreadable as error:
-        return FileRecord(found.name, str(error), found.type, size, digest), None
-    return FileRecord(found.name, "ok", found.type, size, digest), page
+        return replace(record, cause="can't be read", detail=error.strerror or ""), None
+    except Unreadable as why:
+        return replace(record, cause=why.cause, detail=why.detail or record.detail), None
 
 
-def read_document(found: Found, body: bytes) -> Page:
+def read_document(name: str, kind: str, body: bytes) -> Page:
     """Title and blocks of one file; Unreadable where it has no text."""
     if not body.strip():
         raise Unreadable("empty")
-    if found.type == "pdf":
-        title, blocks = read_pdf(body)
-    elif found.type == "html":
+    if kind == "pdf":
+        page = read_pdf(body)
+    elif kind == "html":
         page = read_page(body, None)
-        title, blocks = page.title, list(page.blocks)
-    elif found.type == "md":
-        blocks = list(markdown_blocks(decoded(body)))
-        title = next((block.text for block in blocks if block.is_heading), "")
+    elif kind == "md":
+        page = read_markdown(_decoded(body))
     else:
-        title, blocks = "", paragraphs(decoded(body))
-    blocks = [Block(encodable(block.text), block.is_heading) for block in blocks]
+        page = Page("", paragraphs(_decoded(body)))
+    blocks = tuple(Block(encodable(block.text), block.is_heading) for block in page.blocks)
     if not any(re.search(r"\w", block.text) for block in blocks):
         raise Unreadable("no text")
-    return Page(encodable(title) or title_of_name(found.name), tuple(blocks))
+    return Page(encodable(page.title) or title_of_name(name), blocks)
 
 
-def decoded(body: bytes) -> str:
+def _decoded(body: bytes) -> str:
     """Text in UTF-8, with or without its mark. Another encoding can't be told from noise, so it is refused."""
     try:
         text = body.decode("utf-8-sig")
@@ -132,10 +185,50 @@ def decoded(body: bytes) -> str:
         raise Unreadable("not UTF-8") from error
     if "\0" in text:
         raise Unreadable("not text")
-    return text
+    return text.replace("\r\n", "\n")
 
 
 def title_of_name(name: str) -> str:
     """Example: notes/care_of-bees.txt gives "care of bees"."""
     stem = Path(name).stem
-    return FROM_THE_NAME.sub(" ", stem).strip() or stem
+    return re.sub(r"[\s_-]+", " ", stem).strip() or stem
+
+
+def read_markdown(text: str) -> Page:
+    """By way of HTML, without front matter and comments. The title is the first heading."""
+    from markdown_it import MarkdownIt
+
+    html = MarkdownIt("commonmark").enable("table").render(COMMENT.sub("", BEFORE_MARKDOWN.sub("", text)))
+    blocks = read_page(html.encode("utf-8", "replace"), "utf-8").blocks
+    return Page(next((block.text for block in blocks if block.is_heading), ""), blocks)
+
+
+def read_pdf(body: bytes) -> Page:
+    """Title, which may be empty, and paragraphs of a PDF. Unreadable where there is no text."""
+    import pypdf
+    from pypdf.errors import PyPdfError
+
+    # pypdf lets through what its code trips over in a damaged file.
+    tripped = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RecursionError)
+    tripped += (TypeError, ValueError, struct.error, zlib.error, EOFError)  # type: ignore[assignment]
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of each fault that it can read past
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(body))
+        if reader.is_encrypted:
+            raise Unreadable("encrypted PDF")
+        title = reader.metadata.title if reader.metadata else None
+        blocks = tuple(block for page in reader.pages for block in paragraphs(page.extract_text()))
+    except (PyPdfError, *tripped) as error:
+        raise Unreadable("damaged PDF") from error
+    if not blocks:
+        raise Unreadable("PDF without text (scanned?)")
+    return Page(" ".join(str(title or "").split()), blocks)
+
+
+def paragraphs(text: str) -> tuple[Block, ...]:
+    """Paragraphs between blank lines, each on one line; a word that a line's end divides is whole again.
+
+    Example: "Bees like cro-\\ncuses.\\n\\nWasps." gives "Bees like crocuses." and "Wasps."
+    """
+    joined = (" ".join(HYPHENATED.sub("", part).split()) for part in re.split(r"\n\s*\n", text))
+    return tuple(Block(part) for part in joined if part)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from forage.data.options import Columns
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.machine import hub_reachable
-from forage.spool import digest, new_rows
 
 # Names that data sets give each column, likeliest first; case is ignored.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
@@ -26,7 +24,6 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "focus": ("question_focus", "focus", "title", "topic", "entity"),
     "type": ("question_type", "qtype", "type"),
 }
-HEAD = 1_000  # records whose columns are those of all
 ALTERNATIVES = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
 
 
@@ -61,79 +58,37 @@ def find_columns(names: Iterable[str], wanted: Columns) -> dict[str, str]:
     return found
 
 
-class ColumnFinder:
-    """The column of each kind, found from the first records; a later one that would have changed that is an error."""
-
-    def __init__(self, head: Iterable[Mapping[str, Any]], wanted: Columns, *, more: bool) -> None:
-        """With `more` records to come, a column that was asked for may still appear."""
-        self.wanted = wanted
-        self.asked = [name for kind in KNOWN_NAMES if (name := getattr(wanted, f"{kind}_column"))]
-        self.names = dict.fromkeys(name for record in head for name in record)
-        self.columns = find_columns([*self.names, *(self.asked if more else ())], wanted)
-
-    def check(self, record: Mapping[str, Any], number: int) -> None:
-        """Refuse a record with a column that would be taken in place of the one that was found."""
-        if record.keys() <= self.names.keys():
-            return
-        self.names |= dict.fromkeys(record)
-        for kind, name in find_columns([*self.names, *self.asked], self.wanted).items():
-            if name != self.columns[kind]:
-                taken = f" (taken so far: {self.columns[kind]})" if self.columns[kind] else ""
-                raise UserError(
-                    f"row {number:,} has a column {name}, which the first {HEAD:,} rows lack{taken}; say with "
-                    f"--{kind}-column which one has the {kind}"
-                )
-
-    def end(self) -> None:
-        """Refuse a column that was asked for and never came."""
-        find_columns(self.names, self.wanted)
-
-
-def to_rows(
-    records: Iterable[Mapping[str, Any]], wanted: Columns, near: Path | None = None
-) -> tuple[Sequence[QARow], Counter[str]]:
-    """Rows of all records with unique ids, and how many rows lack a question, an answer or a URL.
-
-    With a folder `near`, the rows lie in a file there, and memory holds a digest of each id.
-    """
-    records = iter(records)
-    head = list(islice(records, HEAD))
-    if not head:
+def to_rows(records: Iterable[Mapping[str, Any]], wanted: Columns) -> tuple[list[QARow], Counter[str]]:
+    """Rows of all records with unique ids, and how many rows lack a question, an answer or a URL."""
+    records = list(records)
+    if not records:
         raise UserError("the data set has no rows")
-    finder = ColumnFinder(head, wanted, more=len(head) == HEAD)
-    rows, lacking, seen = new_rows(near), Counter[str](), Counter[bytes]()
-    for number, record in enumerate(chain(head, records), 1):
-        finder.check(record, number)
-        values = {kind: _text(record.get(name)) if name else "" for kind, name in finder.columns.items()}
+    columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted)
+    rows, lacking, seen = list[QARow](), Counter[str](), Counter[str]()
+    for number, record in enumerate(records, 1):
+        values = {kind: _text(record.get(name)) if name else "" for kind, name in columns.items()}
         row_id = values["id"] or f"row-{number}"
-        key = digest(row_id)
-        seen[key] += 1
-        values["id"] = row_id if seen[key] == 1 else f"{row_id}-r{seen[key]}"  # MedQuAD repeats 34 of its ids
+        seen[row_id] += 1
+        values["id"] = row_id if seen[row_id] == 1 else f"{row_id}-r{seen[row_id]}"  # MedQuAD repeats 34 of its ids
         rows.append(QARow(**values))
         lacking.update(f"no {kind}" for kind in ("question", "answer", "url") if not values[kind])
-    finder.end()
     return rows, lacking
 
 
 def read_records(dataset_name: str, cache_dir: Path, split: str = "train") -> Iterator[dict[str, Any]]:
-    """The records of a local file, recognised by its suffix, or of a data set on the hub; one at a time."""
+    """The records of a local file, recognised by its suffix, or of a data set on the hub."""
     path = Path(dataset_name)
-    if path.suffix in (".jsonl", ".csv", ".parquet") or path.name.endswith(".jsonl.gz"):
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; {ALTERNATIVES}")
-        return _file_records(path)
-    if path.exists():
+    kind = next((kind for kind in FILES if path.name.endswith(kind)), "")
+    if path.exists() and not kind:
         raise UserError(f"{path} is not a .jsonl, .jsonl.gz, .csv or .parquet file; {ALTERNATIVES}")
-    return _hub_records(dataset_name, cache_dir, split)
+    if not kind:
+        return _hub_records(dataset_name, cache_dir, split)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; {ALTERNATIVES}")
+    return FILES[kind](path)
 
 
-def _file_records(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        yield from _parquet_records(path)
-        return
-    if path.suffix == ".csv":
-        yield from _csv_records(path)
-        return
+def _json_records(path: Path) -> Iterator[dict[str, Any]]:
     for number, record in json_lines(path):
         if not isinstance(record, dict):
             raise UserError(f"{path}:{number}: not a JSON object; each line must be one row")
@@ -141,14 +96,11 @@ def _file_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet_records(path: Path) -> Iterator[dict[str, Any]]:
-    """In batches, so that a row group of a million rows is never in memory as Python's objects."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as file:
-            for batch in file.iter_batches(batch_size=1_000):
-                yield from batch.to_pylist()
+        yield from pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(f"{path} is not a readable parquet file ({error}); download it again") from error
 
@@ -166,11 +118,10 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path} can't be read to its end ({error}); save it as UTF-8") from error
 
 
-def _hub_records(name: str, cache_dir: Path, split: str) -> Iterator[dict[str, Any]]:
-    """Rows of the file that the library keeps in the cache, which it maps into memory and does not load.
+FILES = {".jsonl": _json_records, ".jsonl.gz": _json_records, ".csv": _csv_records, ".parquet": _parquet_records}
 
-    Its streaming would download the data set again in each run, and not work without a network.
-    """
+
+def _hub_records(name: str, cache_dir: Path, split: str) -> Iterator[dict[str, Any]]:
     reachable = hub_reachable()
     if not reachable:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the import; otherwise the library retries for half a minute

@@ -71,14 +71,14 @@ def clean(text: str) -> str:
 def read_documents(path: Path) -> list[Document]:
     """Read documents.jsonl as written by data_prep.py."""
     if not path.is_file():
-        raise UserError(f"{path} is missing; name the documents.jsonl of data_prep.py or collection_prep.py")
+        raise UserError(f"{path} is missing; name the documents.jsonl of data_prep.py")
     return [Document(**_fields(row, Document, path, number)) for number, row in json_lines(path)]
 
 
 def read_questions(path: Path) -> list[Question]:
     """Read train.jsonl or eval.jsonl as written by data_prep.py."""
     if not path.is_file():
-        raise UserError(f"{path} is missing; make it with data_prep.py or collection_prep.py")
+        raise UserError(f"{path} is missing; make it with data_prep.py")
     return [Question(**_fields(row, Question, path, number)) for number, row in json_lines(path)]
 
 

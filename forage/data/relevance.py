@@ -6,12 +6,10 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from forage.data.chunking import Chunk
 from forage.data.qa_rows import QARow
 from forage.data.records import Question, clean
-from forage.spool import digest, grouped, new_rows, part
 from forage.text import words_of
 
 WORD = re.compile(r"\w+")
@@ -50,32 +48,32 @@ def relevant_chunks(answer: str, chunks: Sequence[Chunk]) -> list[str]:
 
 
 def make_questions(
-    rows: Sequence[QARow], doc_of_row: Sequence[str], chunks: Sequence[Chunk], near: Path | None = None
-) -> tuple[Sequence[Question], Counter[str]]:
+    rows: Sequence[QARow], doc_of_row: Sequence[str], chunks: Sequence[Chunk]
+) -> tuple[list[Question], Counter[str]]:
     """Questions with the ids of what answers them, and the number of rows left out, by cause.
 
     Rows that ask the same are merged into one question, which any of their documents answers. The first row gives the
-    id, answer, type and focus. With a folder `near`, the questions lie in a file there.
+    id, answer, type and focus.
     """
     chunks_of: dict[str, list[Chunk]] = {}
     for chunk in chunks:
         chunks_of.setdefault(chunk.doc_id, []).append(chunk)
-    answered = new_rows(near)  # (row, its document's id, ids of the chunks that answer it)
+    answered: dict[str, list[tuple[QARow, str, list[str]]]] = {}  # by question: row, document's id, chunks' ids
     left_out = Counter[str]()
     for row, doc_id in zip(rows, doc_of_row, strict=True):
         relevant = relevant_chunks(row.answer, chunks_of.get(doc_id, [])) if row.question and row.answer else []
         if relevant:
-            answered.append((row, doc_id, relevant))
+            same = answered.setdefault(question_key(row.question), [])
+            left_out["same question, merged"] += bool(same)
+            same.append((row, doc_id, relevant))
         else:
             left_out[_why_unused(row)] += 1
-    questions = new_rows(near)
-    for numbers in grouped(question_key(row.question) for row, _, _ in answered):
-        same = [answered[number] for number in numbers]
+    questions = []
+    for same in answered.values():
         first = same[0][0]
         docs = tuple(dict.fromkeys(doc_id for _, doc_id, _ in same))
         found = tuple(dict.fromkeys(chunk_id for _, _, relevant in same for chunk_id in relevant))
         questions.append(Question(first.id, first.question, clean(first.answer), first.type, first.focus, docs, found))
-    left_out["same question, merged"] = len(answered) - len(questions)
     return questions, +left_out
 
 
@@ -86,7 +84,7 @@ def question_key(question: str) -> str:
 
 def split_by_document(
     questions: Sequence[Question], eval_share: float, seed: int
-) -> tuple[Sequence[Question], Sequence[Question]]:
+) -> tuple[list[Question], list[Question]]:
     """(train, eval), such that no document answers questions of both.
 
     Documents that share a question form a group, also if it is asked twice in other spellings. Groups are ordered by a
@@ -96,10 +94,10 @@ def split_by_document(
     leader = _groups(questions)
     groups = sorted(set(leader.values()), key=lambda doc_id: hashlib.sha256(f"{seed}:{doc_id}".encode()).digest())
     held = set(groups[: max(1, round(eval_share * len(groups)))])
-    sides: tuple[list[int], list[int]] = [], []
-    for number, question in enumerate(questions):
-        sides[leader[question.relevant_doc_ids[0]] in held].append(number)
-    return part(questions, sides[False]), part(questions, sides[True])
+    sides: tuple[list[Question], list[Question]] = [], []
+    for question in questions:
+        sides[leader[question.relevant_doc_ids[0]] in held].append(question)
+    return sides
 
 
 def _groups(questions: Sequence[Question]) -> dict[str, str]:
@@ -115,11 +113,11 @@ def _groups(questions: Sequence[Question]) -> dict[str, str]:
             doc_id = leader[doc_id]
         return doc_id
 
-    asked: dict[bytes, str] = {}  # a document of each question, by its key
+    asked: dict[str, str] = {}  # a document of each question, by its key
     for question in questions:
         first, *others = map(find, question.relevant_doc_ids)
         key = question_key(question.question) or question.id  # without a word, nothing tells that two are the same
-        for other in (*others, asked.setdefault(digest(key), first)):
+        for other in (*others, asked.setdefault(key, first)):
             low, high = sorted((find(first), find(other)))
             leader[high] = low
     return {doc_id: find(doc_id) for doc_id in list(leader)}

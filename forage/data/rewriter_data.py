@@ -6,10 +6,10 @@ On export a "doc" is a chunk, the unit that the store searches; on import it is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from forage.data.chunking import Chunk
 from forage.data.records import Document, Question
@@ -34,20 +34,11 @@ def export_rewriter_data(
 ) -> None:
     """Write pubmed_corpus.json, train.jsonl and eval.jsonl into a folder."""
     with replacing(folder / CORPUS) as file:
-        rows = ({"doc_id": chunk.id, "text": f"{chunk.title}\n{chunk.text}".strip()} for chunk in chunks)
-        _write_list(file, rows)
+        rows = [{"doc_id": chunk.id, "text": f"{chunk.title}\n{chunk.text}".strip()} for chunk in chunks]
+        json.dump(rows, file, ensure_ascii=False, indent=0)
     for name, questions in (("train", train), ("eval", held_out)):
         pairs = ({"query": q.question, "relevant_doc_ids": list(q.relevant_chunk_ids)} for q in questions)
         write_jsonl(folder / f"{name}.jsonl", pairs)
-
-
-def _write_list(file: TextIO, rows: Iterable[Mapping[str, str]]) -> None:
-    """What json.dump writes for a list of them, of which it would want all at once."""
-    separator = "[\n"
-    for row in rows:
-        file.write(separator + json.dumps(row, ensure_ascii=False, indent=0))
-        separator = ",\n"
-    file.write("[]" if separator == "[\n" else "\n]")
 
 
 def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:
@@ -56,21 +47,19 @@ def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:
     known = {document.id for document in documents}
     questions = []
     for number, row in json_lines(queries, problems):
-        where = f"{queries}:{number}"
         query, ids = _query_of(row)
         found = tuple(dict.fromkeys(doc_id for doc_id in ids if doc_id in known))
-        if not query:
-            problems.append(f"{where}: no query")
-        elif not ids:
-            problems.append(f"{where}: no relevant_doc_ids")
-        elif not found:
-            problems.append(f"{where}: none of its relevant_doc_ids is in {corpus.name}")
-        else:
-            if len(found) < len(set(ids)):
-                problems.append(
-                    f"{where}: {len(set(ids)) - len(found)} relevant_doc_ids are not in {corpus.name}; left out"
-                )
-            questions.append(Question(f"q{number}", query, "", relevant_doc_ids=found))
+        if not query or not found:
+            lacks = (
+                f"none of its relevant_doc_ids is in {corpus.name}"
+                if query and ids
+                else "no query or no relevant_doc_ids"
+            )
+            problems.append(f"{queries}:{number}: {lacks}")
+            continue
+        if lost := len(set(ids)) - len(found):
+            problems.append(f"{queries}:{number}: {lost} relevant_doc_ids are not in {corpus.name}; left out")
+        questions.append(Question(f"q{number}", query, "", relevant_doc_ids=found))
     if not questions:
         raise UserError(f"{queries}: no usable query among {len(problems)} rows ({'; '.join(problems[:3])})")
     return RewriterData(documents, questions, problems)
@@ -79,22 +68,19 @@ def import_rewriter_data(queries: Path, corpus: Path) -> RewriterData:
 def _read_corpus(path: Path) -> tuple[list[Document], list[str]]:
     try:
         rows = encodable_values(json.loads(path.read_bytes()))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; the corpus is a JSON list of doc_id and text") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error}); it must be a list of doc_id and text") from error
+    except (FileNotFoundError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} can't be read as JSON ({error}); it must be a list of doc_id and text") from error
     if not isinstance(rows, list):
         raise UserError(f"{path} must be a JSON list of objects with doc_id and text")
     documents: dict[str, Document] = {}
     problems = []
     for number, row in enumerate(rows, 1):
         doc_id, text = (str(row.get("doc_id") or ""), str(row.get("text") or "")) if isinstance(row, dict) else ("", "")
-        if not doc_id or not text.strip():
-            problems.append(f"{path}: entry {number} has no {'text' if doc_id else 'doc_id'}")
-        elif doc_id in documents:
-            problems.append(f"{path}: entry {number} repeats doc_id {doc_id!r}; the first is kept")
-        else:
+        if doc_id and text.strip() and doc_id not in documents:
             documents[doc_id] = Document(doc_id, "", text, source="corpus")
+        else:
+            why = f"repeats doc_id {doc_id!r}" if doc_id in documents else "has no doc_id or no text"
+            problems.append(f"{path}: entry {number} {why}; left out")
     if not documents:
         raise UserError(f"{path}: no usable document")
     return list(documents.values()), problems

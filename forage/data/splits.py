@@ -33,7 +33,7 @@ def check_disjoint(data: Path, train: Sequence[Question], held_out: Sequence[Que
     if both := shared(train, held_out):
         raise UserError(
             f"{data}: {len(both)} questions of train.jsonl are in eval.jsonl too, such as {both[0].id} "
-            f"({both[0].question[:80]!r}); make the data again with data_prep.py or collection_prep.py, or delete "
+            f"({both[0].question[:80]!r}); make the data again with data_prep.py, or delete "
             "those lines of train.jsonl"
         )
 
@@ -53,5 +53,5 @@ def drop_questions(folder: Path) -> None:
     Were they left and the new ones never written, as after a kill or an error, runs would learn from the new store
     with answers in chunks of the old one.
     """
-    for name in ("train.jsonl", "eval.jsonl"):
+    for name in ("train.jsonl", "eval.jsonl", "qrels/train.tsv", "qrels/eval.tsv"):
         (folder / name).unlink(missing_ok=True)

@@ -29,7 +29,7 @@ class EvaluationOptions:
     """The evaluation."""
 
     data: Path = Path("data")
-    """Folder that data_prep.py or collection_prep.py wrote."""
+    """Folder that data_prep.py wrote."""
     policy: tuple[str, ...] = ("models/warm",)
     """Policy or run folders, plain models' folders, or hub names; name=folder names it in the table."""
     beside: tuple[str, ...] = ()

@@ -194,8 +194,8 @@ def targets(given, arena, address):
              "--chunk-tokens", "40", "--chunk-overlap", "0", *EMBEDDER),
             look=lambda arena: store_contents(arena, arena / "store"),
         ),
-        "collection_prep": Target(
-            ("collection_prep.py", "--collection", given / "beir", "--output-dir", arena / "data", "--embedder", "none")
+        "collection": Target(
+            ("data_prep.py", "--dataset-name", given / "beir", "--output-dir", arena / "data", "--embedder", "none")
         ),
         "create": Target(
             ("create_lora_model.py", "--base-model", given / "base", "--r", "4", "--output-dir", arena / "policy"),
@@ -304,7 +304,7 @@ def attack(script, arena, undisturbed, kills, seed):
 
 
 KILLS = {
-    "data_prep": 4, "store": 3, "collection_prep": 3, "create": 3, "merge": 3, "sft": 4, "grpo": 4, "ppo": 4,
+    "data_prep": 4, "store": 3, "collection": 3, "create": 3, "merge": 3, "sft": 4, "grpo": 4, "ppo": 4,
     "evaluate": 4,
 }  # fmt: skip
 
@@ -319,7 +319,7 @@ def test_a_killed_script_comes_to_the_end_of_an_undisturbed_one(ground, undistur
 def test_a_killed_collection_comes_to_the_end_of_an_undisturbed_one(ground, undisturbed):
     """The one that takes a third of a second, in the fast tests too."""
     _, arena, scripts = ground
-    assert attack(scripts["collection_prep"], arena, undisturbed("collection_prep"), 3, seed=4) == {}
+    assert attack(scripts["collection"], arena, undisturbed("collection"), 3, seed=4) == {}
 
 
 CARELESS = """

@@ -1,22 +1,14 @@
 """Test collections: each form read by hand, each fault told by its line, and a folder that the other stages can use."""
 
-import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
-import collection_prep
-from collection_prep import Options, main
+from data_prep import Options, main
 from forage.data.chunking import Chunk
-from forage.data.collection import (
-    questions_of,
-    read_beir,
-    read_collection,
-    read_corpus,
-    read_qrels,
-    read_topics,
-    write_qrels,
-)
+from forage.data.collection import questions_of, read_beir, read_corpus, read_qrels, read_queries, write_qrels
+from forage.data.options import DatasetOptions
 from forage.data.records import read_documents, read_questions
 from forage.data.rewriter_data import import_rewriter_data
 from forage.errors import UserError
@@ -54,7 +46,7 @@ def beir(tmp_path):
 
 
 def test_beirs_folder_by_hand(beir):
-    collection = read_beir(beir, ("test", "train", "dev"))
+    collection = read_beir(beir, "test")
     assert [(d.id, d.title, d.text) for d in collection.documents] == [
         ("d1", "Gout", "Crystals in a joint."), ("d2", "Rest", "Rest"), ("3", "", "Ice helps.\nHeat does not."),
     ]  # fmt: skip
@@ -65,7 +57,7 @@ def test_beirs_folder_by_hand(beir):
 
 
 def test_questions_have_every_chunk_of_what_answers_the_best_first(beir):
-    collection = read_beir(beir, ("test",))
+    collection = read_beir(beir, "test")
     chunks = [Chunk(doc, "", "x", 0, 1, n, 2) for doc in ("3", "d1", "d2") for n in range(2)]
     [question] = questions_of(collection, "test", chunks)
     assert (question.id, question.question, question.answer) == ("q1", "what is gout", "")
@@ -75,32 +67,13 @@ def test_questions_have_every_chunk_of_what_answers_the_best_first(beir):
 
 def test_judgements_of_what_is_not_there_are_told(beir):
     path = write(beir / "qrels" / "test.tsv", f"{HEADER}q1\td9\t1\nq9\td1\t1\n\nq2\td1\t1\nq2\td4\t1\n")
-    collection = read_beir(beir, ("test",))
+    collection = read_beir(beir, "test")
     assert collection.judgements["test"] == {"q2": {"d1": 1}}
     assert collection.problems[1:] == [
         f"{path}:2: document d9 is not in the corpus; left out",
         f"{path}:3: query q9 is not among the queries; left out",
         f"{path}:6: document d4 is not in the corpus; left out",
     ]
-
-
-def test_packed_files_are_the_same(beir):
-    plain = read_beir(beir, ("test", "train"))
-    for path in (beir / "corpus.jsonl", beir / "queries.jsonl", beir / "qrels" / "test.tsv"):
-        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    packed = read_beir(beir, ("test", "train"))
-    assert (packed.documents, packed.queries, packed.judgements) == (plain.documents, plain.queries, plain.judgements)
-
-
-def test_trecs_files_by_hand(tmp_path):
-    corpus = write(tmp_path / "docs.tsv", "d1\tGout: crystals.\nd2\tIce\thelps.\n")
-    topics = write(tmp_path / "topics.tsv", "\ufeff101\twhat is gout\n102\twhat helps\n")
-    qrels = write(tmp_path / "qrels.txt", "101 0 d1 2\n101 Q0 d2 -1\n102\t0\td2\t1\n")
-    collection = read_collection(corpus, topics, {"test": qrels})
-    assert [(d.id, d.text) for d in collection.documents] == [("d1", "Gout: crystals."), ("d2", "Ice helps.")]
-    assert collection.queries == {"101": "what is gout", "102": "what helps"}
-    assert collection.judgements == {"test": {"101": {"d1": 2, "d2": -1}, "102": {"d2": 1}}}
 
 
 def test_judgements_and_back(tmp_path):
@@ -112,14 +85,12 @@ def test_judgements_and_back(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (f"{HEADER}q1\td1\n", r":2: 2 columns, not `query<tab>document<tab>grade`; fix"),
-        (f"{HEADER}q1 d1 1\n", r":2: 1 columns"),
-        (f"{HEADER}q1\td1\t1\nq1 0 d1 1\n", r":3: 1 columns"),
-        ("q1\td1\t1\n", r":1: 3 columns, not `query 0 document grade` \(or begin with the line query-id<tab>corpus-id"),
-        ("q1 0 d1 1\nq1 0 d2\n", r":2: 3 columns, not `query 0 document grade`; fix"),
-        ("q1 0 d1 high\n", r":1: grade 'high' is not a whole number"),
-        ("q1 0 d1 1.5\n", r":1: grade '1.5' is not a whole number"),
-        ("q1 0 d1 1\nq1 0 d1 1\nq1 0 d1 2\n", r":3: q1 and d1 have grade 1 on an earlier line, 2 here"),
+        (f"{HEADER}q1\td1\n", r":2: not query<tab>document<tab>whole number; fix"),
+        (f"{HEADER}q1 d1 1\n", r":2: not query"),
+        ("q1 0 d1 2\n", r":1: not query"),
+        ("q1\td1\thigh\n", r":1: not query"),
+        ("q1\td1\t1.5\n", r":1: not query"),
+        ("q1\td1\t1\nq1\td1\t1\nq1\td1\t2\n", r":3: q1 and d1 have another grade on an earlier line"),
     ],
 )
 def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
@@ -128,50 +99,42 @@ def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("text", "told"),
     [
-        ("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": \n', r":2: not JSON"),
-        ("c.jsonl", '["a"]\n', r":1: not a JSON object; each line must be one (document|query)$"),
-        ("c.jsonl", '{"text": "x"}\n', r":1: no _id"),
-        ("c.jsonl", '{"_id": " ", "text": "x"}\n', r":1: no _id"),
-        ("c.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: _id a is on an earlier line"),
-        ("c.tsv", "a\tx\nb x\n", r":2: no tab"),
-        ("c.tsv", "\n", r" has no "),
+        ('{"_id": "a", "text": "x"}\n{"_id": \n', r":2: not JSON"),
+        ('["a"]\n', r":1: no _id"),
+        ('{"text": "x"}\n', r":1: no _id"),
+        ('{"_id": " ", "text": "x"}\n', r":1: no _id"),
+        ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: _id a is on an earlier line"),
+        ("\n", r" has no line"),
     ],
 )
-def test_a_broken_corpus_or_query_is_told_by_its_line(tmp_path, name, text, told):
-    path = write(tmp_path / name, text)
-    for read in (read_corpus, read_topics):
+def test_a_broken_corpus_or_query_is_told_by_its_line(tmp_path, text, told):
+    path = write(tmp_path / "c.jsonl", text)
+    for read in (read_corpus, read_queries):
         with pytest.raises(UserError, match=told):
             read(path)
 
 
 def test_more_that_cannot_be_read(tmp_path, beir):
     with pytest.raises(UserError, match=r"q.jsonl:1: query a has no text"):
-        read_topics(write(tmp_path / "q.jsonl", '{"_id": "a", "text": null}\n'))
-    with pytest.raises(UserError, match=r"none.jsonl: no such file"):
-        read_corpus(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match=r"none.tsv: no such file"):
-        read_qrels(tmp_path / "none.tsv")
-    (tmp_path / "latin.tsv").write_bytes("1\tgout\n2\tMénière\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin.tsv: not UTF-8 after line"):
-        read_topics(tmp_path / "latin.tsv")
-    (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(b"1\tgout\n")[:-4])
-    with pytest.raises(UserError, match=r"cut.tsv.gz: damaged after line"):
-        read_topics(tmp_path / "cut.tsv.gz")
-    with pytest.raises(UserError, match=r"has no qrels/dev.tsv; it has test, train"):
-        read_beir(beir, ("dev",))
-    with pytest.raises(UserError, match=r"has no qrels/test.tsv; is it a collection"):
-        read_beir(tmp_path, ("test",))
+        read_queries(write(tmp_path / "q.jsonl", '{"_id": "a", "text": null}\n'))
+    with pytest.raises(UserError, match=r"qrels/dev.tsv: no such file; qrels has test, train"):
+        read_beir(beir, "dev")
     write(beir / "qrels" / "test.tsv", f"{HEADER}q1\td9\t1\n")
-    with pytest.raises(UserError, match=r"no query of queries.jsonl has a document .* \(.*d9 is not in the corpus"):
-        read_beir(beir, ("test",))
+    with pytest.raises(UserError, match=r"no query has a document that answers it \(.*d9 is not in the corpus"):
+        read_beir(beir, "test")
+
+
+def prepare(beir, out, **changes):
+    options = Options(out, dataset=DatasetOptions(str(beir)), store=StoreOptions(embedder="none"))
+    main(replace(options, **changes))
 
 
 def test_a_prepared_collection_is_a_data_folder(beir, tmp_path, capsys):
     out = tmp_path / "data"
-    main(Options(out, beir, store=StoreOptions(embedder="none")))
-    assert "3 documents, 3 chunks, 1 eval and 1 training questions; 1 lines with problems" in capsys.readouterr().out
+    prepare(beir, out)
+    assert "│ rows with problems │ 1 │" in " ".join(capsys.readouterr().out.split())
     assert [document.id for document in read_documents(out / "documents.jsonl")] == ["d1", "d2", "3"]
     [held_out], [learnt] = read_questions(out / "eval.jsonl"), read_questions(out / "train.jsonl")
     assert (held_out.id, held_out.relevant_chunk_ids) == ("q1", ("d1#0", "3#0"))
@@ -187,8 +150,8 @@ def test_a_training_query_that_is_held_out_is_left_out(beir, tmp_path, capsys):
     """In the same words under another id, as some collections have them."""
     write(beir / "queries.jsonl", lines([*QUERIES, {"_id": "q4", "text": "What is gout?"}]))
     write(beir / "qrels" / "train.tsv", f"{HEADER}q2\t3\t1\nq4\td1\t1\n")
-    main(Options(tmp_path / "data", beir, store=StoreOptions(embedder="none")))
-    assert "1 training queries are in test too; left out of train.jsonl" in capsys.readouterr().out
+    prepare(beir, tmp_path / "data")
+    assert "│ training queries that are held out, left out │ 1 │" in " ".join(capsys.readouterr().out.split())
     assert [question.id for question in read_questions(tmp_path / "data" / "train.jsonl")] == ["q2"]
     rewriter = (tmp_path / "data" / "rewriter" / "train.jsonl").read_text()
     assert "gout" not in rewriter
@@ -196,30 +159,11 @@ def test_a_training_query_that_is_held_out_is_left_out(beir, tmp_path, capsys):
 
 def test_without_training_queries_that_file_is_empty(beir, tmp_path):
     (beir / "qrels" / "train.tsv").unlink()
-    main(Options(tmp_path / "data", beir, store=StoreOptions(embedder="none")))
+    prepare(beir, tmp_path / "data")
     assert read_questions(tmp_path / "data" / "train.jsonl") == []
     assert not (tmp_path / "data" / "qrels" / "train.tsv").exists()
 
 
-def test_files_instead_of_a_folder(beir, tmp_path):
-    qrels = write(tmp_path / "qrels.txt", "q2 0 d1 1\n")
-    options = Options(
-        tmp_path / "data", corpus=beir / "corpus.jsonl", queries=beir / "queries.jsonl", qrels=qrels,
-        store=StoreOptions(embedder="none"),
-    )  # fmt: skip
-    main(options)
-    assert [q.id for q in read_questions(tmp_path / "data" / "eval.jsonl")] == ["q2"]
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({}, "give --collection FOLDER, or"),
-        ({"collection": "a", "corpus": "b"}, "give --collection FOLDER, or"),
-        ({"corpus": "b", "qrels": "c"}, "give --collection FOLDER, or"),
-        ({"collection": "a", "eval_split": "train"}, "nothing would be held out"),
-    ],
-)
-def test_bad_options_are_told_before_anything_is_read(tmp_path, options, told):
-    with pytest.raises(UserError, match=told):
-        collection_prep.main(Options(tmp_path, **options))
+def test_nothing_would_be_held_out(beir, tmp_path):
+    with pytest.raises(UserError, match="nothing would be held out"):
+        prepare(beir, tmp_path / "data", eval_split="train")

@@ -1,14 +1,9 @@
 """Documents out of rows and pages."""
 
-from dataclasses import replace
-
 from forage.data import documents
-from forage.data.documents import PageText, Place, assemble, document_id, page_text
-from forage.data.options import Columns
-from forage.data.qa_rows import QARow, to_rows
+from forage.data.documents import PageText, assemble, document_id, page_text
+from forage.data.qa_rows import QARow
 from forage.data.scraping.page_text import Block, Page
-from forage.spool import Spool
-from tests.odd_rows import odd_rows
 
 URL = "http://x.example/conditions/Gout.html"
 
@@ -31,7 +26,7 @@ def test_without_a_page_the_answers_are_the_document_each_a_section():
     assert (document.text, document.sections) == ("A sore\ntoe.\n\nCrystals.\n\nA sore toe.", (0, 13, 24))
     assert (document.title, document.source, document.url) == ("Gout", "answer", URL)
     assert library.doc_of_row == [document.id] * 4
-    assert library.places == [Place(URL, document.id, "answer")]
+    assert library.places == {URL: (document.id, "answer")}
 
 
 def test_an_answer_that_its_page_lacks_is_added_to_it():
@@ -53,23 +48,13 @@ def test_equal_texts_are_kept_once_and_rows_point_to_the_kept_one():
     assert [document.text for document in library.documents] == ["Same.", "Other."]
     kept, other = (document.id for document in library.documents)
     assert library.doc_of_row == [kept, kept, other]
-    assert library.places == [Place(URL, kept, "answer"), Place("http://y.example/", kept, "answer")]
-    assert (library.duplicates, library.sources) == (1, {"answer": 2})
+    assert library.places == {URL: (kept, "answer"), "http://y.example/": (kept, "answer")}
+    assert library.duplicates == 1
 
 
 def test_a_place_without_any_text_makes_no_document():
     library = assemble([row(1, "")], {})
-    assert (library.documents, library.doc_of_row, library.places) == ([], [""], [Place(URL, "", "nothing")])
-
-
-def test_documents_in_a_file_are_those_in_a_list(tmp_path):
-    rows, _ = to_rows(odd_rows(300), Columns())
-    page = PageText("Page", "Gout toe night crystals joint rest water acid red.", (0,))
-    pages = {"http://x.example/5/index.html": page}
-    library, spooled = assemble(rows, pages), assemble(rows, pages, near=tmp_path)
-    assert isinstance(spooled.documents, Spool)
-    assert replace(spooled, documents=list(spooled.documents), places=list(spooled.places)) == library
-    assert library.sources["page"] == 1
+    assert (library.documents, library.doc_of_row, library.places) == ([], [""], {URL: ("", "nothing")})
 
 
 def test_two_addresses_whose_hashes_begin_alike_have_two_ids(monkeypatch):

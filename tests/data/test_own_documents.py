@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from forage.data.own_documents import read_folder, site_of, title_of_name
-from forage.data.pdf_text import paragraphs
+from forage.data.own_documents import paragraphs, read_folder, read_markdown, site_of, title_of_name
 from forage.errors import UserError
 from tests import ROOT
 from tests.own_files import pdf, write_files
@@ -141,6 +140,50 @@ def test_what_recurs_on_a_sites_pages_goes(folder):
 def test_names_and_paragraphs():
     assert title_of_name("notes/care_of-bees.txt") == "care of bees"
     assert [p.text for p in paragraphs("cro-\ncuses\nand X-\nRays\n \nnext")] == ["crocuses and X- Rays", "next"]
+
+
+MARKDOWN = """---
+title: not this
+---
+<!-- a note
+over lines --># Care of *bees* #
+
+They **dance** and
+[hum](h.md "loud").
+
+Under a line
+===
+- Wax
+  of bees
+1. Honey
+
+| a | b |
+|---|:-:|
+| 1 | 2 |
+
+> quoted `code *x*`
+***
+```python
+# no heading
+x = 1
+```
+Last\\_word, snake_case and a < b
+"""
+
+
+def test_markdown():
+    page = read_markdown(MARKDOWN)
+    assert page.title == "Care of bees"
+    assert [(block.text, block.is_heading) for block in page.blocks] == [
+        ("Care of bees", True), ("They dance and hum.", False), ("Under a line", True), ("Wax of bees", False),
+        ("Honey", False), ("a | b", False), ("1 | 2", False), ("quoted code *x*", False),
+        ("# no heading x = 1", False), ("Last_word, snake_case and a < b", False),
+    ]  # fmt: skip
+
+
+def test_markdown_that_nothing_closes_takes_no_time():
+    for mark in ("**a ", "*a ", "`a ", "[a ", "<!-- ", "# " + " " * 1000):
+        assert read_markdown(mark * 5_000 + "\n\nend").blocks or mark == "<!-- "
 
 
 def test_no_damage_to_a_pdf_is_a_crash(folder):

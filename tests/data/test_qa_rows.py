@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import tracemalloc
 
 import pyarrow
 import pyarrow.parquet
@@ -10,10 +9,8 @@ import pytest
 
 from forage.data import qa_rows
 from forage.data.options import Columns
-from forage.data.qa_rows import HEAD, QARow, find_columns, read_records, to_rows
+from forage.data.qa_rows import QARow, find_columns, read_records, to_rows
 from forage.errors import UserError
-from forage.spool import Spool
-from tests.odd_rows import odd_rows
 
 MEDQUAD = [
     "document_id",
@@ -60,58 +57,6 @@ def test_what_rows_lack_is_counted_and_ids_are_made_unique():
     assert lacking == {"no question": 1, "no answer": 1, "no url": 2}
     assert rows[0] == QARow("a", "Q1", "A1", "http://x.example/", "", "")
     assert rows[3].answer == "A4"
-
-
-def late(**columns):
-    """More records than columns are found from, and one with more columns."""
-    return [{"prompt": f"Q{n}", "answer": "A"} for n in range(HEAD)] + [{"prompt": "Q", "answer": "A", **columns}]
-
-
-def test_a_late_column_that_changes_nothing_is_let_pass():
-    rows, _ = to_rows(late(synonyms="x", output="y"), Columns())
-    assert (len(rows), rows[-1].answer) == (HEAD + 1, "A")
-
-
-def test_a_late_column_that_would_be_another_kinds_is_an_error_that_names_the_option():
-    with pytest.raises(UserError, match=r"row 1,001 has a column question, .*\(taken so far: prompt\); say with --qu"):
-        to_rows(late(question="Late"), Columns())
-    with pytest.raises(UserError, match=r"row 1,001 has a column url, which the first 1,000 rows lack; say with --url"):
-        to_rows(late(url="http://x.example/"), Columns())
-
-
-def test_a_late_column_that_is_named_is_taken():
-    rows, lacking = to_rows(late(url="http://x.example/"), Columns(url_column="url"))
-    assert (rows[0].url, rows[-1].url, lacking["no url"]) == ("", "http://x.example/", HEAD)
-    rows, _ = to_rows(late(question="Late"), Columns(question_column="prompt"))
-    assert rows[-1].question == "Q"
-    with pytest.raises(UserError, match=r"--url-column link: no such column; the data set has prompt, answer"):
-        to_rows(late(), Columns(url_column="link"))
-
-
-def test_rows_in_a_file_are_those_in_a_list(tmp_path):
-    rows, lacking = to_rows(odd_rows(300), Columns())
-    spooled, same = to_rows(iter(odd_rows(300)), Columns(), near=tmp_path)
-    assert isinstance(spooled, Spool)
-    assert (list(spooled), same) == (rows, lacking)
-
-
-def test_records_of_a_large_file_are_read_one_at_a_time(tmp_path):
-    text = "x" * 1_000
-    for name in ("a.jsonl", "a.csv", "a.parquet"):
-        if name.endswith("parquet"):
-            table = pyarrow.table({"question": [f"{n} {text}" for n in range(20_000)], "answer": ["a"] * 20_000})
-            pyarrow.parquet.write_table(table, tmp_path / name, row_group_size=2_000)
-            del table
-        else:
-            line = '{{"question": "{} {}", "answer": "a"}}\n' if name.endswith("l") else "{} {},a\n"
-            head = "question,answer\n" * name.endswith("csv")
-            (tmp_path / name).write_text(head + "".join(line.format(n, text) for n in range(20_000)))
-        tracemalloc.start()
-        count = sum(1 for _ in read_records(str(tmp_path / name), tmp_path))
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert count == 20_000
-        assert peak < 6 * 2**20, name  # of 20 MiB
 
 
 ROWS = [{"question": "What is gout? é", "answer": "Crystals,\nin a joint"}, {"question": "Q", "answer": ""}]

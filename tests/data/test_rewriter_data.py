@@ -56,10 +56,10 @@ def test_every_bad_row_is_named_by_its_line(tmp_path):
     said = "\n".join(data.problems)
     expected = (
         "entry 3 repeats doc_id 'a'",
-        "entry 4 has no text",
-        "entry 5 has no doc_id",
-        "t.jsonl:2: no query",
-        "t.jsonl:3: no relevant_doc_ids",
+        "entry 4 has no doc_id or no text",
+        "entry 5 has no doc_id or no text",
+        "t.jsonl:2: no query or no relevant_doc_ids",
+        "t.jsonl:3: no query or no relevant_doc_ids",
         "t.jsonl:4: none of its",
         "t.jsonl:5: 1 relevant_doc_ids",
         "t.jsonl:6: no query",
@@ -76,7 +76,7 @@ def test_every_bad_row_is_named_by_its_line(tmp_path):
         (CORPUS, ["{"], "no usable query among 1 rows .*t.jsonl:1: not JSON"),
         (CORPUS, [{"query": "q", "relevant_doc_ids": ["z"]}], "no usable query"),
         (CORPUS, [], "no usable query"),
-        ("{", [GOOD], "c.json is not JSON"),
+        ("{", [GOOD], "c.json can't be read as JSON"),
         ({}, [GOOD], "must be a JSON list"),
         ([], [GOOD], "no usable document"),
     ],

@@ -7,24 +7,21 @@ import hashlib
 import random
 import re
 import ssl
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from urllib.parse import urljoin
 
 import httpx
+from protego import Protego
 
-from forage.data.scraping.addresses import look_up, parse_url
 from forage.data.scraping.bodies import read_page_body, read_robots_body
 from forage.data.scraping.causes import HOST_FAILURES, RETRIED, TRANSIENT, Unfetchable, cause_of_status
-from forage.data.scraping.content_folder import PageFiles, PageRecord
-from forage.data.scraping.hosts import Host, Hosts, Origin, origin_key
+from forage.data.scraping.content_folder import ContentFolder, PageRecord
+from forage.data.scraping.hosts import Host, host_of, look_up, parse_url
 from forage.data.scraping.options import ScrapeOptions, split_address
 from forage.data.scraping.page_text import read_page
-from forage.data.scraping.robots import Robots
 
 REDIRECTS = {301, 302, 303, 307, 308}
 
@@ -49,12 +46,19 @@ class Fetcher:
     bad one raises errors of its own.
     """
 
-    def __init__(self, options: ScrapeOptions, transport: httpx.AsyncBaseTransport, files: PageFiles) -> None:
+    def __init__(self, options: ScrapeOptions, transport: httpx.AsyncBaseTransport, folder: ContentFolder) -> None:
         self.options = options
         self.transport = transport
-        self.files = files
+        self.folder = folder
         self.in_flight = asyncio.Semaphore(options.batch_size)
-        self.hosts = Hosts(options)
+        self.hosts: dict[str, Host] = {}
+        self.robot = options.user_agent.split("/")[0].strip()
+
+    def _host(self, url: httpx.URL) -> Host:
+        name = host_of(url)
+        if name not in self.hosts:
+            self.hosts[name] = Host(self.options.delay, asyncio.Semaphore(self.options.per_host))
+        return self.hosts[name]
 
     async def fetch(self, url: str) -> PageRecord:
         """The record of a URL, after as many attempts as are needed and allowed."""
@@ -72,7 +76,7 @@ class Fetcher:
             attempt += 1
 
     def _given_up(self, url: httpx.URL) -> bool:
-        return self.hosts.origin(url).failures >= self.options.unreachable_after
+        return self._host(url).failures >= self.options.unreachable_after
 
     async def _attempt(self, url: str) -> PageRecord:
         first = parse_url(url)
@@ -81,7 +85,7 @@ class Fetcher:
         page = await asyncio.to_thread(read_page, answer.body, answer.charset)
         if not page.blocks:
             raise Unfetchable("empty", "no text in the page", answer.status, len(answer.body))
-        path = self.files.store(url, answer.body)
+        path = self.folder.store(url, answer.body)
         detail = "" if answer.url == first else f"redirected to {answer.url}"
         record = _record(url, "ok", detail, answer.status, len(answer.body))
         digest = hashlib.sha256(answer.body).hexdigest()
@@ -111,76 +115,76 @@ class Fetcher:
         raise Unfetchable("too_many_redirects", f"more than {self.options.max_redirects}", answer.status)
 
     async def _obey_robots(self, url: httpx.URL) -> None:
-        origin = self.hosts.origin(url)
-        async with origin.robots_lock:
-            if origin.robots is None:
-                origin.robots = await self._fetch_robots(origin)
-                origin.host.slow_down(min(origin.robots.crawl_delay, self.options.max_wait))
-        if not origin.robots.allows(str(url)):
+        host, site = self._host(url), f"{url.scheme}://{url.netloc!r}"
+        async with host.robots_lock:
+            if site not in host.robots:
+                host.robots[site] = rules = await self._fetch_robots(host, url)
+                host.slow_down(min(rules.crawl_delay(self.robot) or 0.0, self.options.max_wait))
+        if not host.robots[site].can_fetch(str(url), self.robot):
             raise Unfetchable("robots", "robots.txt forbids it")
 
-    async def _fetch_robots(self, origin: Origin) -> Robots:
-        failures = origin.failures
+    async def _fetch_robots(self, host: Host, url: httpx.URL) -> Protego:
+        failures = host.failures
         try:
-            url = origin.url.copy_with(raw_path=b"/robots.txt")
-            answer = await self._follow(url, read_robots_body, obey_robots=False)
+            answer = await self._follow(url.copy_with(raw_path=b"/robots.txt"), read_robots_body, obey_robots=False)
             text = answer.body.decode("utf-8-sig", "replace")
         except Unfetchable as failure:
             if failure.cause == "host_unreachable":
                 raise
             if failure.cause in TRANSIENT:
-                origin.failures = failures + 1
+                host.failures = failures + 1
                 cause = failure.cause if failure.cause in HOST_FAILURES else "robots_unavailable"
                 raise Unfetchable(cause, f"robots.txt: {failure.cause}, {failure.detail}", failure.status) from failure
             text = ""  # 4xx, or redirects to nowhere: there are no rules (RFC 9309, 2.3.1.3)
-        return Robots.parse(text, self.options.user_agent)
+        return Protego.parse(text)
 
     async def _request(self, url: httpx.URL, read: ReadBody) -> _Answer:
         """Make one request when its turn comes, unless the host was given up."""
-        origin = self.hosts.origin(url)
+        host = self._host(url)
         if self._given_up(url):
-            raise Unfetchable("host_unreachable", f"given up after {origin.failures} failures in a row")
-        async with origin.host.turn(self.in_flight):
+            raise Unfetchable("host_unreachable", f"given up after {host.failures} failures in a row")
+        async with host.turn(self.in_flight):
             try:
                 async with asyncio.timeout(self.options.page_timeout):
-                    return await self._connect(origin, url, read)
+                    return await self._connect(host, url, read)
             except TimeoutError as error:
                 raise Unfetchable("timeout", f"not done in {self.options.page_timeout:g} s") from error
             except Unfetchable as failure:
-                origin.failures += failure.cause in HOST_FAILURES
+                host.failures += failure.cause in HOST_FAILURES
                 raise
 
-    async def _connect(self, origin: Origin, url: httpx.URL, read: ReadBody) -> _Answer:
-        """The answer of the first of the host's addresses that accepts a connection.
-
-        A host is looked up once, and connections go to the addresses checked then. So a name server can't answer with
-        a harmless address when checked and a local one when used.
-        """
-        if not origin.addresses:
-            origin.addresses = await self._addresses(url)
-        for address in origin.addresses[:3]:
+    async def _connect(self, host: Host, url: httpx.URL, read: ReadBody) -> _Answer:
+        """The answer of the first of the host's addresses that accepts a connection."""
+        for address, port in (await self._addresses(host, url))[:3]:
             try:
-                return await self._exchange(origin, url, address, read)
+                return await self._exchange(host, url, address, port, read)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 refusal = error
             except httpx.TimeoutException as error:
                 raise Unfetchable("timeout", f"no answer for {self.options.timeout:g} s") from error
             except httpx.TransportError as error:
                 raise Unfetchable("broken_connection", str(error) or "the connection broke") from error
-        origin.addresses = ()
+        host.addresses = ()
         raise Unfetchable("tls" if _is_tls(refusal) else "connect", str(refusal) or "timed out") from refusal
 
-    async def _addresses(self, url: httpx.URL) -> tuple[tuple[str, int], ...]:
-        _, host, port = origin_key(url)
-        if host in self.options.resolve:
-            return (split_address(self.options.resolve[host]),)
-        found = await look_up(host, port, self.options.timeout, self.options.allow_local)
-        return tuple((address, port) for address in found)
+    async def _addresses(self, host: Host, url: httpx.URL) -> list[tuple[str, int]]:
+        """Where a URL's host is.
 
-    async def _exchange(self, origin: Origin, url: httpx.URL, address: tuple[str, int], read: ReadBody) -> _Answer:
+        It is looked up once, and connections go to the addresses checked then. So a name server can't answer with a
+        harmless address when checked and a local one when used.
+        """
+        name = host_of(url)
+        if name in self.options.resolve:
+            return [split_address(self.options.resolve[name])]
+        port = url.port or (443 if url.scheme == "https" else 80)
+        if not host.addresses:
+            host.addresses = await look_up(name, port, self.options.timeout, self.options.allow_local)
+        return [(address, port) for address in host.addresses]
+
+    async def _exchange(self, host: Host, url: httpx.URL, address: str, port: int, read: ReadBody) -> _Answer:
         request = httpx.Request(
             "GET",
-            url.copy_with(host=address[0], port=address[1]),
+            url.copy_with(host=address, port=port),
             headers={
                 "Host": url.netloc.decode("ascii"),
                 "User-Agent": self.options.user_agent,
@@ -190,12 +194,12 @@ class Fetcher:
             },
             extensions={
                 "timeout": httpx.Timeout(self.options.timeout).as_dict(),
-                "sni_hostname": url.raw_host.decode("ascii"),
+                "sni_hostname": host_of(url),
             },
         )
         async with aclosing(await self.transport.handle_async_request(request)) as response:
-            origin.failures = 0
-            return await self._answer(origin.host, url, response, read)
+            host.failures = 0
+            return await self._answer(host, url, response, read)
 
     async def _answer(self, host: Host, url: httpx.URL, response: httpx.Response, read: ReadBody) -> _Answer:
         status = response.status_code
@@ -203,8 +207,9 @@ class Fetcher:
             return _Answer(url, status, location=response.headers["location"])
         cause = cause_of_status(status)
         if cause in ("rate_limited", "server_error"):
-            wait = _retry_after(response.headers.get("retry-after", ""), response.headers.get("date", ""))
-            host.hold(min(wait, self.options.max_wait))  # all pages of the host wait
+            longest = self.options.max_wait
+            wait = _retry_after(response.headers.get("retry-after", ""), longest)
+            host.hold(min(wait, longest))  # all pages of the host wait
         if cause:
             raise Unfetchable(cause, f"HTTP {status}", status)
         try:
@@ -214,22 +219,11 @@ class Fetcher:
             raise
 
 
-def _retry_after(value: str, now: str) -> float:
-    """Seconds of a Retry-After, which is a number or a date; 0 if it is neither.
-
-    A date is compared with that of the answer itself (`now`), as this machine's clock may be wrong.
-    """
+def _retry_after(value: str, otherwise: float) -> float:
+    """Seconds of a Retry-After; a date, or anything else that says to wait, is answered by a wait of `otherwise`."""
     if re.fullmatch(r"[0-9]{1,9}", value):
         return float(value)
-    try:
-        return _timestamp(value) - (_timestamp(now) if now else time.time())
-    except (ValueError, OverflowError):
-        return 0.0
-
-
-def _timestamp(date: str) -> float:
-    at = parsedate_to_datetime(date)
-    return at.replace(tzinfo=at.tzinfo or UTC).timestamp()
+    return otherwise if value else 0.0
 
 
 def _join(url: httpx.URL, location: str) -> httpx.URL:

@@ -16,8 +16,6 @@ class ScrapeOptions:
 
     batch_size: int = 100
     """Pages fetched at the same time, over all hosts."""
-    scrape_processes: int = 1
-    """Processes that fetch pages, each those of its own hosts; more are faster where there are very many hosts."""
     per_host: int = 2
     """Connections to one host at a time."""
     delay: float = 0.5
@@ -46,7 +44,7 @@ class ScrapeOptions:
 
     def check(self) -> None:
         """Fail before anything is fetched."""
-        check_at_least_one(self, "batch_size", "scrape_processes", "per_host", "max_bytes", "unreachable_after")
+        check_at_least_one(self, "batch_size", "per_host", "max_bytes", "unreachable_after")
         check_at_least_zero(self, "retries", "max_redirects")
         for name in ("max_wait", "timeout", "page_timeout"):
             if not getattr(self, name) > 0:  # NaN is refused too

@@ -1,6 +1,6 @@
 """The text of a web page, in blocks, without the site's furniture.
 
-    bytes -> decode_html -> read_page -> drop_boilerplate (over the pages of one host)
+    bytes -> decode_html -> read_page -> drop_boilerplate (over the pages of one site)
 
 Example: `<nav>Home</nav><h1>Asthma</h1><p>A <b>long-term</b> disease.</p><ul><li>Cough<li>Wheeze</ul>`
 has the blocks "Asthma" (a heading), "A long-term disease.", "Cough" and "Wheeze".
@@ -12,13 +12,14 @@ is no faster; on odder pages (tests/data/scraping/test_page_text.py) it loses te
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from bs4 import BeautifulSoup, Tag
 from bs4.element import NavigableString, PreformattedString
 
-from forage.data.scraping.charsets import decode_html
+from forage.data.scraping.bodies import decode_html
 from forage.data.scraping.furniture import HEADINGS, MAIN_PARTS, ancestors_of, attribute, drop_furniture, text_sizes
 
 # A parsed tag takes about a kilobyte, so 5 MB of "<b>" would fill the memory; a long article has 10,000 tags.
@@ -135,3 +136,26 @@ def _block(owner: Tag, parts: list[str]) -> Iterator[Block]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.translate(INVISIBLE).split())  # split() knows the no-break space
+
+
+def drop_boilerplate(pages: Mapping[str, Page], site_of: Callable[[str], str]) -> dict[str, Page]:
+    """The pages, by their addresses, without the blocks that recur on their site."""
+    by_site: dict[str, list[Page]] = {}
+    for address, page in pages.items():
+        by_site.setdefault(site_of(address), []).append(page)
+    recurring = {site: recurring_blocks(its_pages) for site, its_pages in by_site.items()}
+    return {address: _without(page, recurring[site_of(address)]) for address, page in pages.items()}
+
+
+def recurring_blocks(pages: Iterable[Page]) -> set[Block]:
+    """The blocks on at least half, and at least three, of one site's pages; no headings.
+
+    Pages with equal blocks count once, so a page under several addresses doesn't become boilerplate.
+    """
+    distinct = {page.blocks for page in pages}
+    counts = Counter(block for blocks in distinct for block in set(blocks) if not block.is_heading)
+    return {block for block, count in counts.items() if count >= max(3, len(distinct) / 2)}
+
+
+def _without(page: Page, blocks: set[Block]) -> Page:
+    return replace(page, blocks=tuple(block for block in page.blocks if block not in blocks))

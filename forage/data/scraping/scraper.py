@@ -6,16 +6,19 @@ content_dir/<2 hex digits>/<32 hex digits>.html   bodies of the pages that ended
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from pathlib import Path
 
-from forage.data.scraping.causes import TRANSIENT
-from forage.data.scraping.content_folder import ContentFolder, PageRecord
-from forage.data.scraping.fetching import fetch_all
+import httpx
+
+from forage.data.scraping.causes import TRANSIENT, Unfetchable
+from forage.data.scraping.content_folder import ContentFolder, PageRecord, opened
+from forage.data.scraping.fetcher import Fetcher
+from forage.data.scraping.hosts import host_of, parse_url
 from forage.data.scraping.options import ScrapeOptions
-from forage.data.scraping.processes import fetch_by_processes
 
 OnPage = Callable[[PageRecord], None]
 
@@ -25,7 +28,7 @@ def scrape(
     content_dir: Path,
     options: ScrapeOptions,
     skip_existing: bool = True,
-    on_page: OnPage | None = None,
+    on_page: OnPage = lambda record: None,
 ) -> dict[str, PageRecord]:
     """Fetch pages into content_dir; return the record of each URL, in the order of the URLs.
 
@@ -34,30 +37,26 @@ def scrape(
     """
     options.check()
     wanted = list(dict.fromkeys(urls))
-    with closing(ContentFolder(content_dir)) as folder:
-        to_fetch = []
+    with opened(content_dir) as folder:
+        settled = {url for url in wanted if skip_existing and _is_settled(folder, url, options)}
         for url in wanted:
-            known = folder.rows.get(url) if skip_existing else None
-            if known is None or not _is_settled(known, content_dir, options):
-                to_fetch.append(url)
-            elif on_page:
-                on_page(known)
-
-        def on_record(record: PageRecord) -> None:
-            folder.add(record)
-            if on_page:
-                on_page(record)
-
-        fetch = fetch_by_processes if options.scrape_processes > 1 else fetch_all
-        fetch(to_fetch, folder.path, options, on_record)
+            if url in settled:
+                on_page(folder.rows[url])
+        try:
+            asyncio.run(_fetch_all([url for url in wanted if url not in settled], folder, options, on_page))
+        except BaseExceptionGroup as group:  # the error that stopped one worker; all others were cancelled
+            raise group.exceptions[0] from None
         folder.compact(wanted)
         return {url: folder.rows[url] for url in wanted}
 
 
-def _is_settled(record: PageRecord, content_dir: Path, options: ScrapeOptions) -> bool:
+def _is_settled(folder: ContentFolder, url: str, options: ScrapeOptions) -> bool:
     """Whether this run need not ask again."""
+    record = folder.rows.get(url)
+    if record is None:
+        return False
     if record.cause == "ok":
-        file = content_dir / (record.path or "")
+        file = folder.path / (record.path or "")
         # Pages are not synced one by one, so after a power cut a file may have the right size and the wrong bytes.
         return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == record.sha256
     if record.cause == "private_address":
@@ -65,3 +64,35 @@ def _is_settled(record: PageRecord, content_dir: Path, options: ScrapeOptions) -
     if record.cause == "too_large":
         return options.max_bytes < record.bytes
     return record.cause not in TRANSIENT
+
+
+async def _fetch_all(urls: list[str], folder: ContentFolder, options: ScrapeOptions, on_page: OnPage) -> None:
+    """All hosts at the same time. Each has its own queue and workers, so that a slow host holds up no other."""
+    queues: dict[str, deque[str]] = {}
+    for url in urls:
+        queues.setdefault(_queue_of(url), deque()).append(url)
+
+    async def work(queue: deque[str]) -> None:
+        while queue:
+            record = await fetcher.fetch(queue.popleft())
+            folder.add(record)
+            on_page(record)
+
+    # A kept connection could carry one host's request over TLS that was checked for another at the same address.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with (
+        httpx.AsyncHTTPTransport(trust_env=False, limits=limits) as transport,
+        asyncio.TaskGroup() as group,
+    ):
+        fetcher = Fetcher(options, transport, folder)
+        for queue in queues.values():
+            for _ in range(min(options.per_host, len(queue))):
+                group.create_task(work(queue))
+
+
+def _queue_of(url: str) -> str:
+    """Its host; empty for what is not a URL."""
+    try:
+        return host_of(parse_url(url))
+    except Unfetchable:
+        return ""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.data.scraping.addresses import is_public, look_up, parse_url
 from forage.data.scraping.causes import Unfetchable
 from forage.data.scraping.fetcher import _join
+from forage.data.scraping.hosts import is_public, look_up, parse_url
 
 
 @pytest.mark.parametrize(

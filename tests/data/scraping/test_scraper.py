@@ -23,13 +23,13 @@ import tyro
 
 from forage.data.scraping.content_folder import PageRecord
 from forage.data.scraping.fetcher import Fetcher
+from forage.data.scraping.hosts import host_of
 from forage.data.scraping.options import ScrapeOptions
 from forage.data.scraping.page_text import read_page
 from forage.data.scraping.scraper import scrape
 from forage.errors import UserError
 from tests import ROOT
 from tests.misbehaving_server import MisbehavingServer
-from tests.noted_scraping import noting
 
 QUICK = {"delay": 0, "retries": 2, "max_wait": 0.05, "timeout": 1.0, "page_timeout": 2.0, "max_bytes": 200_000}
 
@@ -71,9 +71,14 @@ def patience(monkeypatch):
 
 @pytest.fixture
 def starts(monkeypatch):
-    """When each host's requests started."""
-    found = defaultdict(list)
-    monkeypatch.setattr(Fetcher, "_exchange", noting(lambda host, seconds: found[host].append(seconds)))
+    """When each host's requests started, by the clock that delays are kept by; the server may see them late."""
+    found, real = defaultdict(list), Fetcher._exchange
+
+    async def exchange(fetcher, host, url, address, port, read):
+        found[host_of(url)].append(host.next_start - host.delay)
+        return await real(fetcher, host, url, address, port, read)
+
+    monkeypatch.setattr(Fetcher, "_exchange", exchange)
     return found
 
 
