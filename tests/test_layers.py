@@ -33,7 +33,7 @@ ROOMS = (
 # What the road imports of them nevertheless; to become empty.
 STILL_IMPORTED = {"forage.agent.planning", "forage.runs.browser", "forage.runs.browser_data", "forage.runs.trackers"}
 # The one thing that other scripts take from a script is what users edit there.
-EDITED_BY_USERS = {("grpo_train", "grpo_rollout"), ("evaluate", "grpo_rollout")}
+EDITED_BY_USERS = {("grpo_train", "grpo_rollout"), ("evaluate", "grpo_rollout"), ("nano_grpo", "grpo_rollout")}
 
 
 def modules():

@@ -20,7 +20,7 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (8_600, 12),  # those in the root
+    "scripts": (10_300, 12),  # those in the root
     "forage": (11_300, 21),  # the modules of forage/ itself
     "forage/agent": (25_200, 25),
     "forage/data": (20_600, 16),
