@@ -17,9 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forage.agent.options import AgentSettings, write_agent
-from forage.agent.prompts import MEDICAL_TASK
 from forage.cli import run_script
-from forage.errors import UserError
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.sft.options import FREE, SFTOptions
 from forage.sole_writer import clear_superseded, empty_folder, filling_folder
@@ -35,19 +33,7 @@ def main(options: SFTOptions) -> None:
         if options.overwrite:
             empty_folder(options.output_dir, mark="config.json")
         clear_superseded(options.output_dir / "state")
-        warm_start(options, as_begun(options, settings), card)
-
-
-def as_begun(options: SFTOptions, settings: AgentSettings) -> AgentSettings:
-    """The settings; a warm start that was begun by a version without --task goes on with the task it had."""
-    from forage.runs.run_folder import plain, read_config
-
-    path, way_out = options.output_dir / "config.json", "another --output-dir, or --overwrite"
-    if not path.exists() or "task" in read_config(path, plain(options), way_out).get("search", {}):
-        return settings
-    if options.search.task is not None and settings.task != MEDICAL_TASK:
-        raise UserError(f'{path.parent} was begun with --task "{MEDICAL_TASK}"; give that, or {way_out}')
-    return replace(settings, task=MEDICAL_TASK)
+        warm_start(options, settings, card)
 
 
 def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.expansion import FOCUS, beginnings, best_beginnings
 from forage.agent.agent import searched_for
-from forage.agent.teacher import FOCUS, beginnings, best_beginnings, first_words
 from forage.cli import run_script
 from forage.data.records import read_answerable
 from forage.evaluation.measures import grades_of, retrieval_measures
@@ -25,6 +25,7 @@ from forage.statistics import bootstrapped, span
 from forage.store.hit import Hit
 from forage.store.opening import open_store
 from forage.store.options import Mode
+from forage.text import first_words
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forage.agent.episode import Episode
-from forage.agent.options import AgentSettings, TeacherOptions
+from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
-from forage.agent.teacher import demonstrate
 from forage.data.records import Question, read_answerable
 from forage.engines.base import Request, Sampling
 from forage.errors import UserError
+from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.opening import open_store
 
 

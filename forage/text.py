@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import dropwhile, islice
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 # Control characters except tab and line break, what overrides the direction of text, and halves of emoji. What joins
@@ -20,6 +20,16 @@ UNSPACED = (
 )
 UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
 COUNTED = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")  # what count_words counts as one
+
+
+SENTENCE = re.compile(r"(?<=[.!?])\s+")  # what stands between two
+# Words of a question that a query does not need.
+IDLE = frozenset(
+    (
+        "a an and are as be by can could do does for from has have how i if in is it many me much my of on or should "
+        "tell that the there they this to was what when where which who why will with would you your"
+    ).split()
+)
 
 
 def words_of(text: str) -> list[str]:
@@ -40,6 +50,21 @@ def cut_to_words(text: str, most: int) -> str:
     """
     ends = [word.end() for word in islice(COUNTED.finditer(text), most)]
     return text[: ends[-1]] if ends else ""
+
+
+def body_of(answer: str) -> str:
+    """An answer without its leading headings, which repeat the question; all of it if it is only headings.
+
+    Example: "What is gout? A joint hurts." gives "A joint hurts.".
+    """
+    sentences = SENTENCE.split(" ".join(answer.split()))
+    body = list(dropwhile(lambda sentence: sentence.endswith("?"), sentences))
+    return " ".join(body or sentences)
+
+
+def first_words(answer: str, words: int) -> str:
+    """The first words of an answer, after its headings. Example: "What is gout? A joint hurts.", 2 words: "A joint"."""
+    return " ".join(body_of(answer).split()[:words])
 
 
 def _spaced(text: str) -> str:

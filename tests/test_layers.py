@@ -17,7 +17,7 @@ LAYERS = [
     ["agent"],
     ["rollout", "runs", "questions"],
     ["grpo", "sft", "evaluation", "rewriter"],
-    ["evaluation.strategies", "evaluation.preference", "evaluation.chat", "evolution", "doctor"],
+    ["evaluation.strategies", "evaluation.preference", "evaluation.chat", "evolution", "doctor", "planning"],
     ["scripts"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
@@ -25,13 +25,13 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # Rooms beside the road: what grpo_train.py can do without. They know the road, which does not know them: they plug in
 # by the dictionaries that users edit or by a name, or read finished files.
 ROOMS = (
-    "evaluate", "forage.agent.judge", "forage.agent.judgements", "forage.agent.plan_trials", "forage.agent.planning",
-    "forage.agent.teacher", "forage.agent.thoughts", "forage.doctor", "forage.evaluation", "forage.evolution",
-    "forage.policy.creation", "forage.policy.merge_proof", "forage.questions", "forage.rewriter", "forage.runs.browser",
-    "forage.runs.trackers", "forage.sft", "forage.store.mcp_server", "forage.store.server",
+    "evaluate", "forage.agent.judge", "forage.agent.judgements", "forage.doctor", "forage.evaluation",
+    "forage.evolution", "forage.planning", "forage.policy.creation", "forage.policy.merge_proof", "forage.questions",
+    "forage.rewriter", "forage.runs.browser", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
+    "forage.store.server",
 )  # fmt: skip
 # What the road imports of them nevertheless; to become empty.
-STILL_IMPORTED = {"forage.agent.planning", "forage.runs.browser", "forage.runs.browser_data", "forage.runs.trackers"}
+STILL_IMPORTED = {"forage.runs.browser", "forage.runs.browser_data", "forage.runs.trackers"}
 # The one thing that other scripts take from a script is what users edit there.
 EDITED_BY_USERS = {("grpo_train", "grpo_rollout"), ("evaluate", "grpo_rollout"), ("nano_grpo", "grpo_rollout")}
 

@@ -69,7 +69,7 @@ PPO = ["train_ppo.py", "--data", "data/rewriter", "--base-model", "lm"]
 EVALUATE = ["evaluate.py", "--data", "data", "--policy", "policy", "--engine", "local", "--output-dir"]
 EXPERT = ["-m", "forage.evaluation.expert", "best.jsonl", "--data", "data", "--policy", "policy", "--out"]
 TEMPLATES = ["-m", "forage.evaluation.strategies.thought_templates", "runs", "--data", "data", "--out"]
-LIBRARY = ["-m", "forage.evaluation.strategies.template_library", "runs", "--data", "data", "--out"]
+LIBRARY = ["-m", "forage.planning.library", "runs", "--data", "data", "--out"]
 ATTACKS = [
     # the output is an input, by its name or by a link
     ([*SFT, "policy"], "--output-dir policy is --policy, which would be written over"),

@@ -37,7 +37,7 @@ OTHERS = re.compile(r"docker|pip|python -m|scripts/")
 MODULES = (
     "forage.policy.memory", "forage.policy.served_base", "forage.doctor.__main__", "forage.runs.browser",
     "forage.evaluation.preference.train_scorer", "forage.evolution.self_evolve",
-    "forage.evaluation.strategies.template_library",
+    "forage.planning.library", "forage.planning.teaching",
 )  # fmt: skip
 # vLLM's and trackio's.
 OTHERS_FLAGS = {
@@ -52,7 +52,7 @@ YOURS = {
 # Options that name what a command writes, and what it reads.
 WRITES = ("output_dir", "output_path", "content_dir", "cache_dir", "out")
 READS = (
-    "data", "policy", "beside", "lora_model", "documents", "demonstrations", "templates", "query_templates", "episodes",
+    "data", "policy", "beside", "lora_model", "documents", "demonstrations", "templates", "episodes",
     "collection", "corpus", "queries", "qrels", "evaluation", "questions_file", "lockstep", "ahead", "scorer",
     "parts",
 )  # fmt: skip

@@ -132,9 +132,9 @@ def teach(folder, questions, settings=None, protocol=None, **teacher):
     """A teacher's well-formed episodes on the tiny data."""
     import asyncio
 
-    from forage.agent.options import AgentSettings, TeacherOptions
+    from forage.agent.options import AgentSettings
     from forage.agent.protocol import Protocol
-    from forage.agent.teacher import demonstrate
+    from forage.sft.teacher import TeacherOptions, demonstrate
 
     settings = settings or AgentSettings(mode="sparse")
     protocol = protocol or Protocol(make_tokenizer(), settings.passage_tokens, settings.task)

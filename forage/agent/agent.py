@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from forage.agent.builder import EpisodeBuilder, Found, TurnTokens
-from forage.agent.episode import Episode
+from forage.agent.episode import Episode, Use
 from forage.agent.observer import Observer
 from forage.agent.options import AgentSettings
-from forage.agent.planning import Planned
 from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn
 from forage.agent.tools import ToolError, ToolFunction
 from forage.data.records import Question
@@ -168,7 +167,7 @@ class Agent:
         """Read a turn: an opening that the policy was given, then the tokens it sampled."""
         text = opening + self.protocol.text(ids)
         limits = {"max_calls": self.settings.max_calls, "max_query": self.settings.max_query}
-        reading = read_turn(text, **limits, tools=self.protocol.tools, templates=self.protocol.templates)
+        reading = read_turn(text, **limits, tools=self.protocol.tools)
         if self.protocol.forges(ids):
             return Reading(reading.calls, reading.answer, (*reading.faults, "control_token"))
         return reading
@@ -178,24 +177,35 @@ class Agent:
         if not reading.calls:
             return [f"error: {NO_ACTION_TEXT}"]
         started = time.perf_counter()
-        results = await asyncio.gather(*(self._result(call, episode) for call in reading.calls))
+        # All searches are reserved before any is waited for, so that they stay in the order of their calls.
+        wanted = [await self._run(call, episode) for call in reading.calls]
+        results = await asyncio.gather(*(self._shown(each, episode) for each in wanted))
         episode.seconds["search"] += time.perf_counter() - started
         return list(results)
 
-    async def _result(self, call: Call, episode: EpisodeBuilder) -> str:
+    async def _run(self, call: Call, episode: EpisodeBuilder) -> str | list[int]:
+        """What a call answers, or the numbers of the searches that answer it."""
         if call.fault:
             return f"error: {call.explanation}"
-        if call.planned:
-            return await self._follow(call.planned, episode)
-        if call.tool:
-            return await self._use(call, episode)
-        return self._shown(await self._find(episode.reserve_search(call.query), episode))
+        if not call.tool:
+            return [episode.reserve_search(call.query)]
+        run = partial(self.tools[call.tool], **call.arguments)
+        try:
+            found = run() if self.search.in_line else await asyncio.to_thread(run)
+        except ToolError as error:
+            found = f"error: {error}"
+        shown = self.protocol.shown(found, self.settings.k) if isinstance(found, str) else ""
+        episode.uses.append(use := Use(len(episode.turns) - 1, call.tool, call.arguments, shown))
+        if self.observer:
+            self.observer.used(episode, use)
+        return shown if isinstance(found, str) else [episode.reserve_search(query) for query in found]
 
-    async def _follow(self, planned: Sequence[Planned], episode: EpisodeBuilder) -> str:
-        """What the searches of a plan find, numbered in one go; a chunk that several of them find is shown once."""
-        # All are reserved before any is waited for: the calls after the plan come after all of its searches.
-        numbers = [episode.reserve_search(each.query, each.template) for each in planned]
-        return self._shown(distinct(await asyncio.gather(*(self._find(number, episode) for number in numbers))))
+    async def _shown(self, wanted: str | list[int], episode: EpisodeBuilder) -> str:
+        """What a call's searches find, numbered in one go; a chunk that several of them find is shown once."""
+        if isinstance(wanted, str):
+            return wanted
+        found = [await self._find(number, episode) for number in wanted]
+        return self.protocol.show(Passage(hit.title, hit.text) for hit in distinct(found))
 
     async def _find(self, number: int, episode: EpisodeBuilder) -> Sequence[Found]:
         """What a reserved search finds."""
@@ -205,23 +215,6 @@ class Agent:
         if self.observer:
             self.observer.found(episode, query, hits)
         return hits
-
-    def _shown(self, hits: Iterable[Found]) -> str:
-        return self.protocol.show(Passage(hit.title, hit.text) for hit in hits)
-
-    async def _use(self, call: Call, episode: EpisodeBuilder) -> str:
-        """What another tool answers. In line where searches are, for the same reason."""
-        number = episode.reserve_use(call.tool, call.arguments)
-        run = partial(self.tools[call.tool], **call.arguments)
-        try:
-            result = run() if self.search.in_line else await asyncio.to_thread(run)
-        except ToolError as error:
-            result = f"error: {error}"
-        shown = self.protocol.shown(str(result), self.settings.k)
-        episode.fill_use(number, shown)
-        if self.observer:
-            self.observer.used(episode, episode.uses[number])
-        return shown
 
 
 def sample_name(question: Question, sample: int) -> str:

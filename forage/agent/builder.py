@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 from typing import Protocol as Interface
 
 from forage.agent.episode import Episode, Search, Stop, Turn, Use
@@ -76,21 +76,13 @@ class EpisodeBuilder:
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
 
-    def reserve_search(self, query: str, template: str = "") -> int:
+    def reserve_search(self, query: str) -> int:
         """Reserve a place, so that searches stay in the order of their calls, whichever returns first."""
-        self.searches.append(Search(len(self.turns) - 1, query, template=template))
+        self.searches.append(Search(len(self.turns) - 1, query))
         return len(self.searches) - 1
 
     def fill_search(self, number: int, hits: Iterable[Found]) -> None:
         self.searches[number] = replace(self.searches[number], hits=tuple(hit.chunk_id for hit in hits))
-
-    def reserve_use(self, tool: str, arguments: Mapping[str, Any]) -> int:
-        """`reserve_search` for another tool."""
-        self.uses.append(Use(len(self.turns) - 1, tool, arguments))
-        return len(self.uses) - 1
-
-    def fill_use(self, number: int, result: str) -> None:
-        self.uses[number] = replace(self.uses[number], result=result)
 
     def drop_results(self, turn: int) -> None:
         """Remove what a turn's searches and other calls found."""

@@ -47,7 +47,6 @@ def credited(
         (number, list(words_in(episode, search.turn, search.query, decode)), search.query)
         for number, episode in enumerate(episodes)
         for search in episode.searches
-        if not search.template  # the queries of a plan are not what its turn says
     ]
     asked = [text for _, words, query in said for text in (query, *without_each(words))]
     places = iter(searcher.places([question] * len(asked), asked, DEPTH))

@@ -43,8 +43,6 @@ class Search:
     turn: int
     query: str
     hits: tuple[str, ...] = ()
-    template: str = ""
-    """The template of the plan that it was filled in from (planning.py); empty if the policy wrote the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +128,12 @@ def to_json(episode: Episode) -> str:
     """One line."""
     row = {item.name: getattr(episode, item.name) for item in fields(Episode)}
     row["turns"] = [asdict(turn) for turn in episode.turns]
-    row["searches"] = [_row_of(search) for search in episode.searches]
+    row["searches"] = [asdict(search) for search in episode.searches]
     row["uses"] = [asdict(use) for use in episode.uses]
     for name in ("credits", "uses", "worker", "server"):
         if not row[name]:
             del row[name]
     return encodable(json.dumps(row, ensure_ascii=False))
-
-
-def _row_of(search: Search) -> dict[str, Any]:
-    row = asdict(search)
-    if not search.template:  # as versions without plans wrote it
-        del row["template"]
-    return row
 
 
 def from_json(line: str | bytes) -> Episode:
@@ -217,3 +208,34 @@ def _lines(file: Iterable[bytes], path: Path) -> Iterator[bytes]:
         yield from file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged ({error}); delete it, or put a copy in its place") from error
+
+
+# Files of a folder: plain while they are written, compressed once their step is finished
+
+
+def episode_files(folder: Path) -> list[Path]:
+    """The .jsonl and .jsonl.gz files; only the compressed one of a pair, which a killed process leaves."""
+    return sorted(path for path in folder.glob("*.jsonl*") if path == _either(path))
+
+
+def compress(path: Path) -> None:
+    """Replace a .jsonl by a .jsonl.gz that was read back and holds the same. At no moment is neither there."""
+    whole, packed = path.read_bytes(), path.with_name(f"{path.name}.gz")
+    if not packed.exists():
+        with replacing(packed) as file:
+            file.buffer.write(gzip.compress(whole, 6, mtime=0))
+    if gzip.decompress(packed.read_bytes()) == whole:  # not if a late worker wrote more
+        path.unlink()
+
+
+def is_written(path: Path) -> bool:
+    """Whether read_episodes finds the file, under its own name or compressed."""
+    return path.is_file() or path.with_name(f"{path.name}.gz").is_file()
+
+
+def _either(path: Path) -> Path | None:
+    """Which file to read in the place of `path`; None for temporary files and the like."""
+    packed = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
+    if not packed.name.endswith(".jsonl.gz") or path.name.startswith("."):
+        return None
+    return packed if packed.exists() else path

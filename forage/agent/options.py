@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from forage.agent.planning import PLAN, QueryTemplate, library_of, read_library, told
-from forage.agent.prompts import MEDICAL_TASK, TASK
+from forage.agent.prompts import TASK
 from forage.agent.tools import Spec, chosen_tools, own_tools, specs_of
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.files import replacing
@@ -17,11 +16,6 @@ from forage.store.options import Fusion, Mode
 
 AGENT_FILE = "agent.json"
 Credit = Literal["episode", "words"]  # what a token answers for (credit.py)
-# What policies searched with before it was written down: one task for all, and the best title counted fully.
-BEFORE: Mapping[str, Any] = {
-    "task": MEDICAL_TASK, "dense_weight": 0.4, "title_weight": 0.5, "title_share": False
-}  # fmt: skip
-LEAST_THOUGHT = 12  # words with which a thought says something (thoughts.py)
 COUNTS = ("k", "passage_tokens", "max_turns", "max_turn_tokens", "max_tokens", "max_calls", "max_query")
 
 
@@ -44,7 +38,6 @@ class AgentSettings:
     title_weight: float = Fusion.title_weight
     title_share: bool = Fusion.title_share
     tools: Mapping[str, Spec] = field(default_factory=dict, hash=False)
-    query_templates: tuple[QueryTemplate, ...] = ()
 
     @property
     def fusion(self) -> Fusion:
@@ -59,14 +52,6 @@ class AgentSettings:
                 f"--task {self.task!r} must be a sentence without tags, such as {TASK!r}; they are explained after it"
             )
         check_at_least_zero(self, "question_weight")
-        if self.query_templates and self.force_search:
-            raise UserError(
-                "--force-search begins the first turn with a search, so no plan can; leave it or --query-templates out"
-            )
-        if self.query_templates and PLAN in self.tools:
-            raise UserError(
-                f"--query-templates adds a tool {PLAN!r}, and get_tools has one too; give yours another name"
-            )
 
 
 @dataclass(frozen=True)
@@ -108,9 +93,6 @@ class SearchOptions:
     the weight that no title earns (True)."""
     tools: tuple[str, ...] | None = None
     """Tools beside search, by their names in get_tools of grpo_rollout.py (all of those)."""
-    query_templates: Path | None = None
-    """File of query templates, which the policy may name in a plan instead of writing queries (none); decided at the
-    first training. python -m forage.evaluation.strategies.template_library writes one."""
     override_agent: bool = False
     """Let these options differ from the policy's agent.json instead of stopping."""
 
@@ -125,8 +107,6 @@ class SearchOptions:
             given["task"] = as_task(self.task)
         if self.tools is not None:
             given["tools"] = chosen_tools(self.tools)
-        if self.query_templates is not None:
-            given["query_templates"] = read_library(self.query_templates)
         folder = next((folder for folder in folders if (folder / AGENT_FILE).is_file()), None)
         known = read_agent(folder) if folder else AgentSettings(tools=specs_of(own_tools()))
         differs = next((name for name, value in given.items() if value != getattr(known, name)), None)
@@ -141,48 +121,15 @@ class SearchOptions:
         return settings
 
 
-@dataclass(frozen=True)
-class TeacherOptions:
-    """The teacher's demonstrations."""
-
-    answer_tokens: int = 64
-    """Most tokens of the teacher's answer, which is made of the reference's sentences that the passage shows."""
-    guess_words: int = 0
-    """Let the teacher search for the question plus a guess of N words at how its answer begins (as query2doc does), so
-    that the policy learns to guess. With --question-weight the query is the guess alone. 0: no guess."""
-    guess: Literal["own", "typical", "best", "words"] = "own"
-    """The guess: how this answer really begins (own); how most answers to its type of question begin, which finds less
-    but is learnt sooner (typical); the common beginning that finds most training answers (best); or words of this
-    answer that tell its type of question from others, drawn at random (words)."""
-    guess_share: float = 1.0
-    """Share of the questions for which the teacher has a guess; for the others it searches as without --guess-words."""
-    thought_words: int = 0
-    """Let the teacher think before it acts, in at most N words: what the question asks for and what to search for, then
-    what a passage says. A thought that does not fit into its turn is shortened. 0: no thoughts."""
-
-    def check(self) -> None:
-        check_at_least_one(self, "answer_tokens")
-        check_at_least_zero(self, "guess_words")
-        if not 0 <= self.guess_share <= 1:
-            raise UserError(f"--guess-share {self.guess_share} must lie between 0 and 1")
-        if self.thought_words and self.thought_words < LEAST_THOUGHT:
-            raise UserError(
-                f"--thought-words {self.thought_words} must be at least {LEAST_THOUGHT}, as fewer leave no word for "
-                "what a passage says; 0: no thoughts"
-            )
-
-
 def as_task(text: str) -> str:
     """A task as a prompt shows it. Example: " Answer the  question. " gives "Answer the question"."""
     return " ".join(text.split()).rstrip(" .:!")
 
 
 def quoted(value: object) -> str:
-    """A value as the command line takes it, a library in a few words. Example: "a b" gives '"a b"', 3 gives '3'."""
+    """A value as the command line takes it. Example: "a b" gives '"a b"', 3 gives '3'."""
     if isinstance(value, Mapping):
         return " ".join(value) or "none"
-    if isinstance(value, tuple):
-        return told(value)
     return f'"{value}"' if isinstance(value, str) and " " in value else str(value)
 
 
@@ -209,8 +156,7 @@ def same_settings(named: Sequence[tuple[str, AgentSettings]]) -> AgentSettings:
 def read_agent(folder: Path) -> AgentSettings:
     path = folder / AGENT_FILE
     try:
-        row: dict[str, Any] = {**BEFORE, **json.loads(path.read_text())}
-        settings = AgentSettings(**row | {"query_templates": library_of(row.get("query_templates", ()))})
+        settings = AgentSettings(**json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} can't be read ({error}); mend it, or delete it and give its options again") from error
     settings.check()
@@ -218,10 +164,6 @@ def read_agent(folder: Path) -> AgentSettings:
 
 
 def write_agent(settings: AgentSettings, folder: Path) -> None:
-    row = asdict(settings)
-    for name in ("tools", "query_templates"):
-        if not row[name]:  # as versions without them wrote it
-            del row[name]
     with replacing(folder / AGENT_FILE) as file:
-        json.dump(row, file, indent=1)
+        json.dump(asdict(settings), file, indent=1)
         file.write("\n")

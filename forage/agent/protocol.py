@@ -5,23 +5,21 @@ A turn of the policy holds either calls to tools, written as Hermes and Qwen2.5 
     <tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>
     <answer>...</answer>
 
-With a library of templates a call may also be a plan (planning.py). Free text may come before either. Each call is
-answered with a <tool_response> in a user turn. Where turns begin and end is derived from the model's chat template;
-nothing that the policy sampled is ever tokenised again.
+Free text may come before either. Each call is answered with a <tool_response> in a user turn. Where turns begin and end
+is derived from the model's chat template; nothing that the policy sampled is ever tokenised again.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from forage.agent.control import ControlTokens, control_tokens
 from forage.agent.options import AgentSettings
-from forage.agent.planning import PLAN, PlanFault, Planned, QueryTemplate, plan_spec, searches_of
 from forage.agent.prompts import RULE, TASK, worded
 from forage.agent.tools import SEARCH, Spec, example_call, fits, shape
 from forage.errors import UserError
@@ -53,8 +51,6 @@ class Call:
     tool: str = ""
     """The tool, if it is not the search."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    planned: tuple[Planned, ...] = ()
-    """The searches of a plan."""
     hint: str = field(default="", compare=False)
     """What the policy reads about the fault, where that depends on its tools."""
 
@@ -82,9 +78,6 @@ CALL_FAULTS = {
     "bad_arguments": '"arguments" must be a JSON object with a "query" of text',
     "empty_query": "the query is empty",
     "long_query": "the query is too long; use a few words",
-    "no_topic": "the plan has no topic",
-    "no_template": "the plan names no template",
-    "unknown_template": "the plan names an unknown template",
     "too_many_calls": "too many calls in one turn; this one was not run",
 }
 # What people read about a fault.
@@ -103,8 +96,7 @@ NO_ACTION_TEXT = "neither a call nor an answer was found; search, or write the a
 
 
 def read_turn(
-    text: str, *, max_calls: int = 3, max_query: int = 300, tools: Mapping[str, Spec] = NO_TOOLS,
-    templates: Sequence[QueryTemplate] = (),
+    text: str, *, max_calls: int = 3, max_query: int = 300, tools: Mapping[str, Spec] = NO_TOOLS
 ) -> Reading:  # fmt: skip
     """Read the calls or the answer from a turn's text; whichever comes first counts, the other is a fault.
 
@@ -122,29 +114,14 @@ def read_turn(
     if call_at < 0:
         return Reading(faults=(*faults, NO_ACTION))
     faults += ["answer_with_call"] if answer_at >= 0 else []
-    calls = [read_call(body, max_query, tools, templates) for body in CALL.findall(text)]
+    calls = [read_call(body, max_query, tools) for body in CALL.findall(text)]
     if text.rfind("<tool_call>") > text.rfind("</tool_call>"):
         calls.append(Call(fault="call_not_closed"))
-    calls = list(affordable(calls, max_calls))
+    calls = calls[:max_calls] + [Call(fault="too_many_calls")] * (len(calls) - max_calls)
     return Reading(tuple(calls), faults=(*faults, *(call.fault for call in calls if call.fault)))
 
 
-def affordable(calls: Iterable[Call], max_calls: int) -> Iterator[Call]:
-    """The calls, those refused for which there is no room in the turn. A plan needs as much room as its searches."""
-    left = max_calls
-    for call in calls:
-        needed = len(call.planned) or 1
-        if needed <= left:
-            left -= needed
-            yield call
-        else:
-            hint = f"the plan names {needed} templates, and this turn has room for {left}; name fewer"
-            yield Call(fault="too_many_calls", hint=hint if call.planned and left else "")
-
-
-def read_call(
-    body: str, max_query: int, tools: Mapping[str, Spec] = NO_TOOLS, templates: Sequence[QueryTemplate] = ()
-) -> Call:
+def read_call(body: str, max_query: int, tools: Mapping[str, Spec]) -> Call:
     """Read a call's JSON: its query, or the tool and its arguments, or its fault."""
     try:
         call: Any = encodable_values(json.loads(body))  # half of an emoji is a valid string in JSON and nowhere else
@@ -153,19 +130,13 @@ def read_call(
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Call(fault="bad_call")
     name, arguments = call["name"], call.get("arguments")
-    if name == PLAN and templates:
-        try:
-            return Call(tool=PLAN, planned=searches_of(arguments, templates, max_query))
-        except PlanFault as fault:
-            return Call(fault=fault.name, hint=str(fault))
     if name in tools:
         if fits(arguments, tools[name]):
             return Call(tool=name, arguments=arguments)
         return Call(fault="bad_arguments", hint=f'the "arguments" of "{name}" must be {shape(tools[name])}')
     if name != SEARCH:
-        others = [*([PLAN] if templates else []), *tools]
-        names = ", ".join(f'"{each}"' for each in (SEARCH, *others))
-        return Call(fault="unknown_tool", hint=f"there is no such tool; choose among {names}" if others else "")
+        names = ", ".join(f'"{each}"' for each in (SEARCH, *tools))
+        return Call(fault="unknown_tool", hint=f"there is no such tool; choose among {names}" if tools else "")
     if not isinstance(arguments, dict) or not isinstance(arguments.get("query"), str):
         return Call(fault="bad_arguments")
     query = " ".join(arguments["query"].split())
@@ -209,16 +180,12 @@ class Protocol:
     """Said instead of the task and RULE."""
     tools: Mapping[str, Spec] = field(default_factory=dict, hash=False)
     """What the policy is told of tools beside search."""
-    templates: tuple[QueryTemplate, ...] = ()
-    """The library that it may plan with."""
     _delimiters: tuple[str, str, str, str] = field(init=False)
 
     @classmethod
     def playing(cls, tokenizer: Any, settings: AgentSettings) -> Protocol:
         """The protocol of an agent that plays by these settings."""
-        return cls(
-            tokenizer, settings.passage_tokens, settings.task, tools=settings.tools, templates=settings.query_templates
-        )
+        return cls(tokenizer, settings.passage_tokens, settings.task, tools=settings.tools)
 
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:
@@ -280,14 +247,8 @@ class Protocol:
         """What the policy is told first; a template that describes the tools itself says so in its own words."""
         if self.describes_tools:
             return self._instruction
-        specs = self._other_specs.items()
-        more = [f"Likewise {example_call(name, spec)}. {spec['description']}" for name, spec in specs]
+        more = [f"Likewise {example_call(name, spec)}. {spec['description']}" for name, spec in self.tools.items()]
         return "\n".join([self._instruction, TOOL_TEXT, *more])
-
-    @property
-    def _other_specs(self) -> dict[str, Spec]:
-        """What the policy is told of the plan, if it has templates, and of the other tools."""
-        return {**({PLAN: plan_spec(self.templates)} if self.templates else {}), **self.tools}
 
     @property
     def described_tools(self) -> list[dict[str, Any]]:
@@ -300,7 +261,7 @@ class Protocol:
                 "required": ["query"],
             },
         }
-        specs = {SEARCH: search, **self._other_specs}
+        specs = {SEARCH: search, **self.tools}
         return [{"type": "function", "function": {"name": name, **spec}} for name, spec in specs.items()]
 
     def _apply(self, messages: list[dict[str, str]], generation: bool, **more: Any) -> str:

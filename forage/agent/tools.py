@@ -1,10 +1,13 @@
 """Tools: what the policy may call beside search. Users put them into `get_tools` of grpo_rollout.py.
 
-A tool is a function that returns text. The policy is told its name, the first paragraph of its docstring, and its
-parameters, which are text, numbers or truth values:
+A tool is a function that returns text, or queries to search for. The policy is told its name, the first paragraph of
+its docstring, and its parameters, which are text, numbers or truth values:
 
     def calculate(expression: str) -> str:
         '''Works out an expression, such as 3 * (4 + 5).'''
+
+Queries are searched for as if the policy had written them: they count as the episode's searches, in their order, and
+the policy reads all that they find, each passage once (forage/planning/tool.py is such a tool).
 
 What is told is part of every prompt, so agent.json keeps it beside the policy, as it keeps how the agent searches.
 """
@@ -28,7 +31,7 @@ TYPES: Mapping[type, str] = {str: "string", int: "integer", float: "number", boo
 TYPE_NAMES = ", ".join(kind.__name__ for kind in TYPES)
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
-ToolFunction = Callable[..., str]
+ToolFunction = Callable[..., str | list[str]]
 Spec = Mapping[str, Any]
 """What the policy is told of a tool: "description" and "parameters", as chat templates and servers take them."""
 
@@ -125,7 +128,5 @@ def shape(spec: Spec) -> str:
 def example_call(name: str, spec: Spec) -> str:
     """How a call looks, for prompts. Example: {"name": "calculate", "arguments": {"expression": ...}}."""
     properties = spec["parameters"]["properties"]
-    arguments = ", ".join(
-        f'"{name}": {"[...]" if each["type"] == "array" else "..."}' for name, each in properties.items()
-    )
+    arguments = ", ".join(f'"{each}": ...' for each in properties)
     return f'{{"name": "{name}", "arguments": {{{arguments}}}}}'

@@ -11,7 +11,6 @@ from typing import Any
 
 from forage.agent.chat_template import says_prompt
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
-from forage.agent.planning import PLAN
 from forage.agent.protocol import CALL_OPENING, Protocol
 from forage.evaluation.published import Scores, interval, results_of, scores_table
 from forage.policy.adapters import version_name
@@ -90,10 +89,6 @@ $code
 ```""")
 BEGUN = " Its first turn was begun for it with a call, up to the query."
 OTHERS = " It was trained with other tools as well, {}; `respond` must run them."
-PLANS = (
-    " It may call `{}`, too, which searches for the queries of the templates it names, each with the topic in place of "
-    "the slot, and shows all that they find, each passage once; `respond` must do so. The templates: {}."
-)
 DESCRIBED = " The chat template describes the tool beside the system prompt, so give it `tools`."
 SERVED = Template("""
 
@@ -165,16 +160,9 @@ def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
     return USAGE.substitute(
         system=protocol.system_prompt, mode=settings.mode, k=settings.k, passage_tokens=settings.passage_tokens,
         begun=BEGUN if settings.force_search else "", described=DESCRIBED if tools else "",
-        others=others(settings), code=code,
+        others=OTHERS.format(", ".join(map(repr, settings.tools))) if settings.tools else "", code=code,
         served=SERVED.substitute(tools=json.dumps(protocol.described_tools)) if served else "",
     )  # fmt: skip
-
-
-def others(settings: AgentSettings) -> str:
-    """What `respond` must run beside the search."""
-    named = OTHERS.format(", ".join(map(repr, settings.tools))) if settings.tools else ""
-    filled = ", ".join(f'{template.name} "{template.query}"' for template in settings.query_templates)
-    return named + (PLANS.format(PLAN, filled) if filled else "")
 
 
 # What was measured

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
-from forage.agent.episode import read_episodes
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import episode_files, read_episodes
 from forage.errors import UserError
 from forage.grpo.players import plan_step
 from forage.grpo.provenance import check_adapter, check_sampled

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from forage.agent.episode_files import compress
+from forage.agent.episode import compress
 from forage.errors import UserError
 from forage.files import remove_folder
 from forage.grpo.options import TrainOptions

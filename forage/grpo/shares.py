@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forage.agent.episode import Episode
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import Episode, episode_files
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.heartbeat import beat

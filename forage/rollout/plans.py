@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
-from forage.agent.episode import Episode, Place, read_on
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import Episode, Place, episode_files, read_on
 from forage.agent.options import Credit
 from forage.disk import GONE
 from forage.errors import UserError

@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forage.agent.episode import Episode, append_episodes
-from forage.agent.episode_files import is_written
+from forage.agent.episode import Episode, append_episodes, is_written
 from forage.heartbeat import beat
 from forage.rollout.claims import Claims
 from forage.rollout.waits import Waits

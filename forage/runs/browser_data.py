@@ -12,8 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from forage.agent.episode import STOPS, Episode, read_episodes
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import STOPS, Episode, episode_files, read_episodes
 from forage.agent.protocol import FAULTS
 from forage.data.records import Question
 from forage.errors import UserError

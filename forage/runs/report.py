@@ -20,8 +20,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from forage.agent.episode import STOPS, Episode, read_episodes
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import STOPS, Episode, episode_files, read_episodes
 from forage.agent.protocol import FAULTS
 from forage.cli import run_script
 from forage.data.records import Question, read_questions

@@ -7,8 +7,6 @@ import random
 from collections.abc import Sequence
 
 from forage.agent.episode import Episode, read_episodes, write_episodes
-from forage.agent.teacher import Guess, accepted, beginnings, best_beginnings, demonstrate
-from forage.agent.telling_words import draw_words, telling_words
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
 from forage.data.splits import read_training_questions
@@ -17,6 +15,8 @@ from forage.metrics import token_f1
 from forage.policy.adapters import versions
 from forage.sft.options import SFTOptions
 from forage.sft.player import Player
+from forage.sft.teacher import Guess, TeacherOptions, demonstrate
+from forage.sft.telling_words import draw_words, telling_words
 
 
 def get_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
@@ -36,7 +36,7 @@ def make_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
     vetting = vetting_of(options, player)  # before anything is played: a file may be refused
     from_files = [episode for path in options.demonstrations for episode in vetting.read(path)]
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
-    guess = make_guess(options, questions, player)
+    guess = make_guess(options.teacher, questions)
     taught = asyncio.run(
         demonstrate(chosen, player.search, player.protocol, player.settings, options.teacher, options.seed, guess)
     )
@@ -49,22 +49,12 @@ def vetting_of(options: SFTOptions, player: Player) -> Vetting:
     return Vetting.over(options.data, player.protocol, player.settings, keep_malformed=options.keep_malformed)
 
 
-def make_guess(options: SFTOptions, questions: Sequence[Question], player: Player) -> Guess | None:
+def make_guess(teacher: TeacherOptions, questions: Sequence[Question]) -> Guess | None:
     """What the teacher guesses; None if it guesses each answer's own beginning."""
-    teacher = options.teacher
     if teacher.guess == "own" or not teacher.guess_words:
         return None
-    if teacher.guess == "words":
-        telling = telling_words(questions)
-        return lambda question, choose: draw_words(
-            question, telling[question.question_type], teacher.guess_words, choose
-        )
-    if teacher.guess == "typical":
-        begun = {kind: several[0] for kind, several in beginnings(questions, teacher.guess_words).items()}
-    else:
-        weight = player.settings.question_weight
-        begun = best_beginnings(questions, teacher.guess_words, player.search, weight, options.seed)
-    return lambda question, _: begun.get(question.question_type)
+    telling = telling_words(questions)
+    return lambda question, choose: draw_words(question, telling[question.question_type], teacher.guess_words, choose)
 
 
 def sample_own(options: SFTOptions, questions: Sequence[Question], player: Player) -> list[Episode]:
@@ -74,7 +64,7 @@ def sample_own(options: SFTOptions, questions: Sequence[Question], player: Playe
     best: dict[str, Episode] = {}
     for episode in episodes:
         question = by_id[episode.question_id]
-        if accepted(episode, question, token_f1, options.min_similarity):
+        if accepted(episode, question, options.min_similarity):
             before = best.get(question.id)
             if before is None or token_f1(before.answer, question.answer) < token_f1(episode.answer, question.answer):
                 best[question.id] = episode
@@ -82,3 +72,9 @@ def sample_own(options: SFTOptions, questions: Sequence[Question], player: Playe
         f"{len(best)} demonstrations by the policy itself, from {len(episodes)} episodes on {len(questions)} questions"
     )
     return list(best.values())
+
+
+def accepted(episode: Episode, question: Question, least: float) -> bool:
+    """Rejection sampling: is this episode worth learning from?"""
+    found = bool(set(episode.hits) & set(question.relevant_chunk_ids))
+    return episode.well_formed and found and token_f1(episode.answer, question.answer) >= least

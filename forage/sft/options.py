@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from forage.agent.episode_files import is_written
-from forage.agent.options import SearchOptions, TeacherOptions
+from forage.agent.episode import is_written
+from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart, check_replaceable
 from forage.policy.adapters import adapter_path
+from forage.sft.teacher import TeacherOptions
 from forage.store.options import StorePlace
 
 WRITTEN = (  # what sft_train.py writes into its output folder beside config.json

@@ -71,20 +71,14 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player
         if kept_row(rows, options.keep) is rows[-1]:
             publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
         save_checkpoint(state, step, policy, optimizer, [asdict(row) for row in rows])
-        remove_others(best, kept_adapter(best, rows, options.keep))  # now that no checkpoint needs them
+        remove_others(best, adapter_path(best, kept_row(rows, options.keep).step))  # now that no checkpoint needs them
     if kept_row(rows, options.keep).step == 0:
         raise UserError("the held-out loss never fell; lower --learning-rate or give more --num-demonstrations")
     print(f"the held-out loss was lowest at step {best_row(rows).step}")
-    kept = kept_adapter(best, rows, options.keep)
+    kept = adapter_path(best, kept_row(rows, options.keep).step)
     remove_others(best, kept)  # a process killed after its last checkpoint has not come to it
     restore_adapter(policy, kept)
     return policy
-
-
-def kept_adapter(folder: Path, rows: Sequence[Row], keep: Keep) -> Path:
-    """The adapter that is kept, which has its step's number; earlier versions gave it number 0."""
-    path = adapter_path(folder, kept_row(rows, keep).step)
-    return path if path.exists() else adapter_path(folder, 0)
 
 
 def remove_others(folder: Path, kept: Path) -> None:

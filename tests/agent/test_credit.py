@@ -70,14 +70,6 @@ def test_credits_by_hand():
     assert episode.credits == pytest.approx([0, 0, gout, gout, signs, signs, 0, 0, 0])
 
 
-def test_the_queries_of_a_plan_have_no_credit():
-    """Not even where the plan's turn says them: they are the environment's."""
-    _, searcher = opened({"gout signs": 1, "gout": 10})
-    episode = saying("gout signs", [0, 1, 2, 3, 4, 5, 6, 7])
-    planned = replace(episode, searches=(replace(episode.searches[0], template="topic"),))
-    assert not any(credited([planned], GOUT, searcher, decode)[0].credits)
-
-
 def test_a_word_said_again_has_no_credit_and_the_first_answers_for_both():
     """Without signs the search is for gout, which ranks tenth; the second signs costs, and no more."""
     said = saying("gout signs signs", [0, 1, 2, 3, 4, 8, 5])

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.episode import append_episodes, read_episodes
-from forage.agent.episode_files import compress, episode_files, is_written
+from forage.agent.episode import append_episodes, compress, episode_files, is_written, read_episodes
 from forage.errors import UserError
 from tests.factories import EPISODE
 

@@ -24,7 +24,7 @@ def test_what_is_written_is_read(policy):
         "mode": "sparse", "k": 5, "passage_tokens": 64, "question_weight": 0, "max_turns": 4, "max_turn_tokens": 160,
         "max_tokens": 2048, "max_calls": 2, "max_query": 300, "force_search": False,
         "task": "Answer the question from a library", "dense_weight": 0.6, "title_weight": 0.3,
-        "title_share": True,
+        "title_share": True, "tools": {},
     }  # fmt: skip
     assert read_agent(policy) == AgentSettings(mode="sparse", k=5)
 
@@ -67,16 +67,6 @@ def test_a_policy_keeps_its_task(policy, tmp_path):
     )
     with pytest.raises(UserError, match=f'a plays with --task "{GARDEN}" and b with "Answer the question from a li'):
         same_settings([("a", new), ("b", AgentSettings())])
-
-
-def test_a_policy_of_an_earlier_version_has_the_task_they_all_had(policy):
-    row = json.loads((policy / "agent.json").read_text())
-    del row["task"]
-    (policy / "agent.json").write_text(json.dumps(row))
-    settings = SearchOptions().settle(policy)
-    assert settings == AgentSettings(mode="sparse", k=5, task="Answer the medical question from a library")
-    write_agent(settings, policy)
-    assert read_agent(policy) == settings
 
 
 @pytest.mark.parametrize(
@@ -130,15 +120,3 @@ def test_weights_are_kept_with_the_policy_and_checked(tmp_path):
         SearchOptions(dense_weight=0.5).settle(tmp_path)
     with pytest.raises(UserError, match=r"--dense-weight 0\.8 and --title-weight 0\.3 must be at least 0 and together"):
         SearchOptions(dense_weight=0.8).settle(tmp_path / "new")
-
-
-@pytest.mark.parametrize("written", [{}, {"dense_weight": 0.4, "title_weight": 0.5}])
-def test_a_policy_of_an_earlier_version_searches_as_it_was_trained(tmp_path, written):
-    (tmp_path / "agent.json").write_text(json.dumps({"mode": "hybrid"} | written))
-    before = Fusion(dense_weight=0.4, title_weight=0.5, title_share=False)
-    settings = SearchOptions().settle(tmp_path)
-    assert settings.fusion == before != Fusion()
-    write_agent(settings, tmp_path)
-    assert read_agent(tmp_path) == settings
-    with pytest.raises(UserError, match="--title-share True: the policy was trained with False"):
-        SearchOptions(title_share=True).settle(tmp_path)

@@ -187,7 +187,7 @@ def test_a_result_for_which_there_was_no_room_is_not_kept(tiny_protocol):
 
 
 def test_a_slow_tool_runs_while_others_are_played(tiny_protocol):
-    """Where searches may run in a thread, so may tools: two calls that wait for each other both end."""
+    """Where searches may run in a thread, so may tools: calls of two episodes that wait for each other both end."""
     import threading
 
     both = threading.Barrier(2, timeout=30)
@@ -199,9 +199,15 @@ def test_a_slow_tool_runs_while_others_are_played(tiny_protocol):
 
     settings = AgentSettings(tools=specs_of({"meet": meet}))
     protocol = Protocol.playing(tiny_protocol.tokenizer, settings)
-    engine = InOrder(protocol, use("meet", number=1) + use("meet", number=2), write_answer("met"))
-    agent = Agent(engine, protocol, BatchedSearch(search_many), settings, tools={"meet": meet})
-    assert [each.result for each in asyncio.run(agent.play(QUESTION)).uses] == ["1", "2"]
+
+    def agent(number):
+        engine = InOrder(protocol, use("meet", number=number), write_answer("met"))
+        return Agent(engine, protocol, BatchedSearch(search_many), settings, tools={"meet": meet})
+
+    async def both_play():
+        return await asyncio.gather(*(agent(number).play(QUESTION) for number in (1, 2)))
+
+    assert [episode.uses[0].result for episode in asyncio.run(both_play())] == ["1", "2"]
 
 
 # The prompt

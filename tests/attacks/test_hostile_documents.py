@@ -24,10 +24,9 @@ from document_store import Search, print_hits
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.builder import TurnTokens
 from forage.agent.episode import append_episodes, read_episodes
-from forage.agent.options import AgentSettings, TeacherOptions
+from forage.agent.options import AgentSettings
 from forage.agent.prompts import REWRITE, prompt_tokens
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
-from forage.agent.teacher import demonstrate
 from forage.agent.vetting import Vetting
 from forage.cli import run_script
 from forage.data.chunking import chunk_document
@@ -47,6 +46,7 @@ from forage.runs.progress import Phases, TrainView
 from forage.runs.report import Library, shown, write_report
 from forage.runs.stats import read_stats, write_stats
 from forage.runs.trackers import flatten
+from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from forage.agent.episode import append_episodes
-from forage.agent.episode_files import compress
+from forage.agent.episode import append_episodes, compress
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.files import clear_leftovers, remove_folder, replacing_folder, write_jsonl
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions

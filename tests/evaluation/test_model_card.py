@@ -11,7 +11,6 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from forage.agent.options import AgentSettings, write_agent
-from forage.agent.planning import QueryTemplate
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.evaluation.model_card import usage
 from merge_lora import Options, main
@@ -166,13 +165,3 @@ def test_a_template_without_a_system_turn_says_it_in_the_question(tiny_tokenizer
     )
     text = usage("garden", Protocol(tiny_tokenizer), AgentSettings())
     assert r'messages = [{"role": "user", "content": f"{SYSTEM}\n\n{question}"}]' in text
-
-
-def test_the_card_of_a_policy_that_plans_says_what_its_templates_search_for(tiny_tokenizer):
-    settings = AgentSettings(
-        query_templates=(QueryTemplate("signs", "[topic] signs"), QueryTemplate("cure", "cure of [topic]"))
-    )
-    text = usage("tiny", Protocol.playing(tiny_tokenizer, settings), settings)
-    assert 'The templates: signs "[topic] signs", cure "cure of [topic]".' in text
-    assert "by templates, the best first: signs, cure." in text
-    assert "templates" not in usage("tiny", Protocol(tiny_tokenizer), AgentSettings())

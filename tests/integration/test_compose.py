@@ -12,8 +12,7 @@ from collections import Counter
 
 import pytest
 
-from forage.agent.episode import read_episodes
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import episode_files, read_episodes
 from forage.machine import has_bf16
 from forage.policy.adapters import sampled_by, versions
 from forage.runs.stats import read_stats

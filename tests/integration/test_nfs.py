@@ -4,8 +4,7 @@ import shutil
 
 import pytest
 
-from forage.agent.episode import read_episodes
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import episode_files, read_episodes
 from forage.policy.adapters import sampled_by
 from forage.runs.stats import read_stats
 from tests import ROOT

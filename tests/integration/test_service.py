@@ -11,8 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from forage.agent.episode import read_episodes
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import episode_files, read_episodes
 from forage.policy.adapters import publish_adapter, sampled_by, versions
 from forage.policy.card import PolicyCard, write_policy_card
 from forage.runs.stats import read_stats

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from forage.agent.episode import read_episodes
-from forage.agent.episode_files import episode_files
+from forage.agent.episode import episode_files, read_episodes
 from forage.runs.stats import WAITS, read_stats
 from forage.runs.waiting import advice, shares
 from tests import ROOT

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.episode import append_episodes
-from forage.agent.episode_files import compress
+from forage.agent.episode import append_episodes, compress
 from forage.errors import UserError
 from forage.rollout.plans import Plan, Played, open_plans, plan_path, read_plan, write_plan
 from tests.factories import EPISODE

@@ -9,16 +9,16 @@ import pytest
 from bench import search_gain
 from forage.agent.agent import searched_for
 from forage.agent.episode import read_episodes
-from forage.agent.options import AgentSettings, SearchOptions, TeacherOptions, read_agent
+from forage.agent.options import AgentSettings, SearchOptions, read_agent
 from forage.agent.protocol import CALL_OPENING
 from forage.agent.rewards import rank_score
-from forage.agent.teacher import demonstrate
 from forage.agent.vetting import Vetting
 from forage.data.records import Document, Question, read_answerable
 from forage.files import write_jsonl
 from forage.optimizer import OptimizerOptions
 from forage.runs.stats import read_stats
 from forage.sft.options import SFTOptions
+from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from sft_train import main as warm_start

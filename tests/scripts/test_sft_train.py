@@ -15,26 +15,12 @@ import merge_lora
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes
-from forage.agent.options import AgentSettings, SearchOptions, TeacherOptions
+from forage.agent.options import AgentSettings, SearchOptions
 from forage.agent.protocol import Protocol
-from forage.agent.teacher import (
-    FOCUS,
-    accepted,
-    beginnings,
-    best_beginnings,
-    body_of,
-    choose_queries,
-    demonstrate,
-    guess_of,
-    queries_of,
-    readable,
-    short_answer,
-)
 from forage.data.records import Document, Question
 from forage.engines.choice import open_local
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.metrics import token_f1
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.card import read_policy_card
 from forage.policy.checkpoint import checkpoints
@@ -42,11 +28,14 @@ from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
 from forage.policy.policy import load_policy
 from forage.sft import player, training
+from forage.sft.demonstrations import accepted
 from forage.sft.options import SFTOptions
+from forage.sft.teacher import TeacherOptions, choose_queries, demonstrate, guess_of, queries_of, readable, short_answer
 from forage.sft.training import Row, batch, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
+from forage.text import body_of
 from sft_train import main
 from tests.factories import EPISODE as EXAMPLE
 from tests.options import with_options
@@ -76,43 +65,9 @@ def test_a_guess_by_hand():
     assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
 
 
-def test_how_answers_of_a_type_begin_by_hand():
-    asked = [
-        Question("a", "?", "Gout is caused by crystals.", "causes", "Gout"),
-        Question("b", "?", "What causes lice? Head lice are caught.", "causes", "Lice"),
-        Question("c", "?", "gicht is caused by uric acid.", "causes", "Gicht"),
-        Question("d", "?", "Rest.", "treatment", "Gout"),
-    ]
-    found = beginnings(asked, 3)
-    assert found == {"causes": [f"{FOCUS} is caused"], "treatment": ["Rest."]}
-    assert guess_of(asked[0], 3, 2, *found["causes"]) == "Gout is caused"
-    assert guess_of(asked[3], 3, 0, *found["treatment"]) == "? Rest."
-    assert guess_of(asked[0], 0, 2, *found["causes"]) == ""
-    assert beginnings(asked, 3, 9) == found  # what one answer alone begins with is not typical
-    assert beginnings(asked, 1, 9)["causes"] == [FOCUS]
-    # The typical beginning is used whenever it finds the answer at all, so that it is learnt soon.
+def test_a_guess_that_all_of_its_type_learn_is_preferred_wherever_it_finds_the_answer():
     assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
     assert choose_queries({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
-
-
-def test_the_best_beginning_is_the_one_that_finds_not_the_one_that_is_frequent():
-    """Three of five answers begin "It hurts.", two "Rest and"; behind the question twice only "Rest" finds, at place 2
-    of three questions: 0 against (1/2 + 1/2 + 1/2) / 5. Four words, two and one are tried."""
-    answers = ["It hurts. At night.", "It hurts. By day.", "It hurts. Always so.", "Rest and ice.", "Rest and sleep."]
-    asked = [replace(GOUT, id=str(n), answer=answer) for n, answer in enumerate(answers)]
-    one = replace(GOUT, id="o", question_type="causes", answer="Nobody knows.")
-    searched = []
-
-    def library(queries):
-        searched.extend(queries)
-        other, right = Hit("x#0", "Lice", "?"), Hit("d#1", "Gout", "It hurts.")
-        return [[other, right] if query.endswith(" Rest") and n < 3 else [other] for n, query in enumerate(queries)]
-
-    assert beginnings(asked, 1, 6) == {"symptoms": ["It", "Rest"]}
-    assert best_beginnings([*asked, one], 4, library, 2, 0) == {"symptoms": "Rest", "causes": "Nobody knows."}
-    tried = {query.removeprefix(f"{GOUT.question} {GOUT.question} ") for query in searched}
-    assert tried == {"It hurts. At night.", "It hurts.", "It", "Rest and", "Rest", "Nobody knows.", "Nobody"}
-    assert len(searched) == 5 * 5 + 2
 
 
 def test_a_guess_alone_where_the_search_has_the_question(protocol):
@@ -170,10 +125,10 @@ def test_the_teacher_reads_out_what_is_shown():
 def test_what_is_accepted_of_the_policys_own():
     episode = replace(EXAMPLE, answer="The toe is red", question_id="g")
     question = replace(GOUT, relevant_chunk_ids=("b",))
-    assert accepted(episode, question, token_f1, 0.3)
-    assert not accepted(episode, question, token_f1, 0.99)
-    assert not accepted(episode, GOUT, token_f1, 0.3)  # its chunk was not found
-    assert not accepted(replace(episode, stop="turns"), question, token_f1, 0.3)
+    assert accepted(episode, question, 0.3)
+    assert not accepted(episode, question, 0.99)
+    assert not accepted(episode, GOUT, 0.3)  # its chunk was not found
+    assert not accepted(replace(episode, stop="turns"), question, 0.3)
 
 
 def test_the_rate_rises_and_falls():
@@ -339,13 +294,6 @@ def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(groun
     monkeypatch.setattr(training, "save_checkpoint", real)
     main(options(ground, tmp_path / "warm"))
     assert [path.name for path in (best / "adapters").iterdir()] == ["v000004"]
-
-
-def test_the_best_adapter_of_an_earlier_versions_run_is_found(tmp_path):
-    rows = [Row(step, 0.0, None, loss, None, {}) for step, loss in ((0, 3.0), (20, 2.0), (40, 2.5))]
-    assert training.kept_adapter(tmp_path, rows, "best") == tmp_path / "adapters" / "v000000"
-    (tmp_path / "adapters" / "v000020").mkdir(parents=True)
-    assert training.kept_adapter(tmp_path, rows, "best") == tmp_path / "adapters" / "v000020"
 
 
 def test_the_last_adapter_is_kept_where_it_is_asked_for_though_the_held_out_loss_rises(ground, tmp_path, monkeypatch):

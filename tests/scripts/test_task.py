@@ -1,7 +1,5 @@
 """--task: given to the first training, it is in every prompt of every later stage, and nothing else takes its place."""
 
-import json
-
 import pytest
 
 import evaluate
@@ -91,25 +89,3 @@ def test_an_evaluation_and_expert_iteration_ask_as_training_did(tiny, garden, tm
     expert.main(expert.Options(*chosen, by="token_f1", min_score=0.0))
     [best] = read_episodes(tmp_path / "best.jsonl")
     assert best.transcript.startswith(OPENING)
-
-
-def test_a_warm_start_of_an_earlier_version_goes_on_with_the_task_it_had(tiny, tmp_path):
-    """Its config.json knows no task, and agent.json is written at its end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forage.sft.demonstrations.get_demonstrations", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            warm(tiny, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["search"]["task"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        UserError, match='begun with --task "Answer the medical question from a library"; give that, or'
-    ):
-        warm(tiny, tmp_path, task=GARDEN)
-    told = warm(tiny, tmp_path)
-    assert all(text.startswith("<|im_start|>system\nAnswer the medical question from a library: se") for text in told)
-    assert read_agent(tmp_path).task == "Answer the medical question from a library"
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt

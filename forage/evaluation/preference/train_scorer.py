@@ -39,8 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forage.agent.combination import RewardFunction, weights_by_name
-from forage.agent.episode import Episode, read_episodes
-from forage.agent.episode_files import is_written
+from forage.agent.episode import Episode, is_written, read_episodes
 from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import get_answer_similarity, get_mrr

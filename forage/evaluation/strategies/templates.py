@@ -14,7 +14,7 @@ whose shape shares most of its words (BM25), with the slot left open. Only the q
 type.
 
 Left out here: that the policy itself plans with templates, and learns to by reinforcement. A policy that is given a
-library does so (forage/agent/planning.py, and template_library.py, which distils one); this strategy tells any policy
+library does so (forage/planning/tool.py, and library.py, which distils one); this strategy tells any policy
 what worked, without training it.
 
 Where it doesn't help: a policy trained on these questions has learnt their queries already, and has never seen a hint
@@ -29,13 +29,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forage.agent.agent import Agent
-from forage.agent.planning import SLOT
 from forage.data.records import Question
 from forage.errors import UserError, check_at_least_one
 from forage.evaluation.outcomes import Outcome
 from forage.files import json_lines
 from forage.store.bm25 import BM25
 from forage.store.bm25 import Tokenizer as Words
+
+SLOT = "[topic]"
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,12 @@ from typing import Annotated
 
 import tyro
 
-from forage.agent.episode import Episode, read_episodes
-from forage.agent.episode_files import episode_files
-from forage.agent.planning import SLOT
+from forage.agent.episode import Episode, episode_files, read_episodes
 from forage.cli import run_script
 from forage.data.records import Question
 from forage.data.splits import read_train
 from forage.errors import UserError, check_at_least_one
-from forage.evaluation.strategies.templates import Template
+from forage.evaluation.strategies.templates import SLOT, Template
 from forage.files import write_jsonl
 from forage.outputs import check_apart
 from forage.text import one_line

@@ -5,35 +5,24 @@ from dataclasses import replace
 import pytest
 
 import evaluate
+import grpo_rollout
 import sft_train
-from forage.agent.episode import Search, append_episodes, read_episodes, write_episodes
-from forage.agent.episode_files import episode_files
-from forage.agent.options import AgentSettings, SearchOptions, read_agent
-from forage.agent.planning import QueryTemplate, read_library
+from forage.agent.episode import Search, append_episodes, episode_files, read_episodes, write_episodes
+from forage.agent.options import SearchOptions, read_agent
 from forage.agent.protocol import Protocol
 from forage.data.records import Question, read_questions
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.evaluation.options import EvaluationOptions
-from forage.evaluation.strategies.template_library import (
-    Candidate,
-    Distilled,
-    Options,
-    cover,
-    distil,
-    earnings,
-    main,
-    merged,
-    name_of,
-    shares_of,
-)
-from forage.evaluation.strategies.thought_templates import played_in
 from forage.files import write_jsonl
+from forage.planning import teaching
+from forage.planning.library import Options, Shape, cover, earnings, main, merged, named, played_in, shares_of
+from forage.planning.tool import planner, read_library
 from forage.policy.adapters import weights_digest
 from forage.sft.options import SFTOptions
 from tests.factories import EPISODE as EXAMPLE
 from tests.options import with_options
-from tests.tiny import make_data, make_policy, make_taught_base, make_tokenizer, teach
+from tests.tiny import make_base, make_data, make_policy, make_taught_base, make_tokenizer
 from tests.tiny_training import tiny_options, train
 
 GOUT = Question("gout", "What causes gout?", "x", "causes", "Gout", (), ("right",))
@@ -87,53 +76,38 @@ def test_shapes_that_say_the_same_are_one():
         ("[topic] symptoms signs", "a", 0.25), ("what is [topic]?", "b", 0.5), ("[topic]", "b", 0.75),
     ]  # fmt: skip
     assert merged(earned) == [
-        Candidate("[topic] Symptoms", {"a": [1.0, 0.5], "b": [0.0]}),
-        Candidate("[topic] symptoms signs", {"a": [0.25]}),
-        Candidate("[topic]", {"b": [0.5, 0.75]}),
+        Shape("[topic] Symptoms", {"a": [1.0, 0.5], "b": [0.0]}),
+        Shape("[topic] symptoms signs", {"a": [0.25]}),
+        Shape("[topic]", {"b": [0.5, 0.75]}),
     ]
 
 
 def test_what_a_template_is_worth_by_hand():
-    candidate = Candidate("[topic]", {"a": [1.0, 0.5], "b": [0.5]})
+    candidate = Shape("[topic]", {"a": [1.0, 0.5], "b": [0.5]})
     assert (candidate.worth("a"), candidate.worth("b"), candidate.worth("c")) == (0.5, 0.25, 0)
     assert (candidate.episodes, candidate.reward) == (3, pytest.approx(2 / 3))
 
 
 def test_a_library_serves_all_kinds():
     """With one episode each, a template is worth half of what it earned."""
-    x, y, z = Candidate("x", {"a": [0.8]}), Candidate("y", {"a": [0.7]}), Candidate("z", {"b": [0.2], "a": [0.6]})
+    x, y, z = Shape("x", {"a": [0.8]}), Shape("y", {"a": [0.7]}), Shape("z", {"b": [0.2], "a": [0.6]})
     assert cover([y, z, x], {"a": 0.5, "b": 0.5}, 12) == [x, z]  # gains .2 (z: .2) and .05; y gains nothing after x
     assert cover([y, z, x], {"a": 0.25, "b": 0.75}, 12) == [z, x]  # .15 against .1; then x adds .25 * .1
     assert cover([y, z, x], {"a": 0.5, "b": 0.5}, 1) == [x]
-    assert cover([Candidate("w", {"a": [0.0]})], {"a": 1.0}, 12) == []
+    assert cover([Shape("w", {"a": [0.0]})], {"a": 1.0}, 12) == []
 
 
-@pytest.mark.parametrize(
-    ("query", "taken", "name"),
-    [
-        ("[topic] Symptoms signs", [], "symptoms"), ("[topic] symptoms signs", ["symptoms"], "symptoms_signs"),
-        ("what is [topic]?", [], "topic"), ("[topic]", ["topic"], "topic_2"),
-        ("[topic]", ["topic", "topic_2"], "topic_3"), ("[topic] Ursache für", [], "ursache"),
-    ],
-)  # fmt: skip
-def test_names(query, taken, name):
-    assert name_of(query, taken) == name
-
-
-def test_a_library_by_hand():
-    mumps = Question("mumps", "What are the symptoms of mumps?", "x", "symptoms", "mumps", (), ("right",))
-    episodes = [
-        *[played(GOUT, reward, Search(0, "why gout", ("right",))) for reward in (1.0, 0.8)],
-        *[played(GOUT, reward, Search(0, "cause of gout", ("right",))) for reward in (0.9, 0.9, 0.9)],
-        *[played(mumps, 0.5, Search(0, "mumps why signs", ("right",))) for _ in range(2)],
-        played(mumps, 1.0, Search(0, "mumps fever", ("right",))),  # only one
+def test_names():
+    queries = [
+        "[topic] Symptoms",
+        "[topic] symptoms signs",
+        "what is [topic]?",
+        "[topic]",
+        "is [topic]",
+        "[topic] Ursache",
     ]
-    # "why" is an idle word: "why [topic]" is what is left of it. Worth for causes: 2.7 / 4 against 1.8 / 3.
-    assert distil(episodes, [GOUT, mumps], most=12, min_episodes=2) == [
-        Distilled("cause", "cause of [topic]", 3, pytest.approx(0.9)),
-        Distilled("signs", "[topic] why signs", 2, 0.5),
-    ]
-    assert [each.name for each in distil(episodes, [GOUT, mumps], most=12, min_episodes=1)] == ["cause", "fever"]
+    names = ["symptoms", "symptoms_signs", "topic", "topic_2", "topic_3", "ursache"]
+    assert list(named(Shape(query, {}) for query in queries)) == names
 
 
 def test_the_command(tmp_path, capsys):
@@ -144,7 +118,7 @@ def test_the_command(tmp_path, capsys):
     write_jsonl(tmp_path / "eval.jsonl", [held_out])
     options = Options(tmp_path / "run", tmp_path, tmp_path / "library.jsonl", min_episodes=1)
     main(options)
-    assert read_library(options.out) == (QueryTemplate("cause", "cause [topic]"),)
+    assert read_library(options.out) == {"cause": "cause [topic]"}
     assert "cause: cause [topic] (0.90, 1)" in capsys.readouterr().out
     for wrong, says in (
         ({"min_episodes": 2}, "lower --min-episodes"), ({"most": 0}, "--most 0"),
@@ -182,33 +156,33 @@ def test_the_chain_from_episodes_to_a_policy_that_plans(tmp_path, embedder, monk
     append_episodes(tmp_path / "run" / "episodes" / "000000" / "w.jsonl", episodes)
     library = tmp_path / "library.jsonl"
     main(Options(tmp_path / "run", data, library))
-    expected = (QueryTemplate("rest", "[topic] rest"), QueryTemplate("remedy", "remedy for [topic]"))
-    assert sorted(read_library(library), key=lambda each: each.query) == list(expected)
+    assert read_library(library) == {"rest": "[topic] rest", "remedy": "remedy for [topic]"}
+    monkeypatch.setattr(grpo_rollout, "get_tools", lambda: {"plan": planner(library)})
 
-    # A warm start that shows plans, over a base that has learnt to write them: a tiny one would take long to.
-    settings = AgentSettings(mode="sparse", max_turns=2, max_turn_tokens=80, query_templates=read_library(library))
-    taught = teach(tmp_path, questions, settings, Protocol.playing(make_tokenizer(), settings))
-    make_policy(tmp_path / "policy", make_taught_base(tmp_path / "base", taught, steps=55))
+    # A warm start on demonstrations of plans, over a base that has learnt to write them: a tiny one would take long to.
+    search = SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=80)
+    make_policy(tmp_path / "policy", make_base(tmp_path / "bare"))
+    plans = tmp_path / "plans.jsonl"
+    teaching.main(teaching.Options(library, data, tmp_path / "policy", plans, search=search))
+    taught = list(read_episodes(plans))
+    assert taught
+    assert all('"plan"' in episode.transcript and episode.well_formed for episode in taught)
+    make_policy(tmp_path / "able", make_taught_base(tmp_path / "base", taught, steps=55))
     warm = SFTOptions(
-        data=data, policy=tmp_path / "policy", output_dir=tmp_path / "warm", max_steps=1, eval_every=1, batch_size=4,
-        eval_questions=0, eval_share=0.3,
-        search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=80, query_templates=library),
+        data=data, policy=tmp_path / "able", output_dir=tmp_path / "warm", max_steps=1, eval_every=1, batch_size=4,
+        eval_questions=0, eval_share=0.3, num_demonstrations=0, demonstrations=(plans,), search=search,
     )  # fmt: skip
     sft_train.main(with_options(warm, learning_rate=1e-3))
-    shown = list(read_episodes(tmp_path / "warm" / "demonstrations.jsonl"))
-    assert shown
-    assert all(search.template in ("rest", "remedy") for episode in shown for search in episode.searches)
-    assert read_agent(tmp_path / "warm") == settings
+    settings = read_agent(tmp_path / "warm")
+    assert list(settings.tools) == ["plan"]
 
-    # GRPO, which is told of no library, and plans.
-    library.unlink()
+    # GRPO, in which it plans.
     run = tmp_path / "planning"
     more = {"policy": tmp_path / "warm", "search": SearchOptions(), "max_steps": 1, "eval_every": 1}
     train(tiny_options(tmp_path, run, temperature=0.3, **more))  # at 1 so small a model seldom ends a plan
-    assert read_agent(run).query_templates == settings.query_templates
     assert weights_digest(run / "adapters" / "v000001") != weights_digest(run / "adapters" / "v000000")
     rollouts = [episode for path in episode_files(run / "episodes" / "000000") for episode in read_episodes(path)]
-    planned = [episode for episode in rollouts if any(search.template for search in episode.searches)]
+    planned = [episode for episode in rollouts if any(use.tool == "plan" for use in episode.uses)]
     assert planned
     protocol = Protocol.playing(make_tokenizer(), settings)
     for episode in planned:

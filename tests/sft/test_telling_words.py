@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from forage.agent.telling_words import answer_words, draw_words, telling_words, words_of
 from forage.data.records import Question
+from forage.sft.telling_words import answer_words, draw_words, telling_words, words_of
 
 
 def asked(number, kind, answer, question="What helps?"):

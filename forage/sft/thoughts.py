@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from forage.agent.builder import Found
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Passage, Protocol
-from forage.agent.telling_words import IDLE
 from forage.data.chunking import sentence_spans
+from forage.data.records import Question
 from forage.metrics import token_f1
-from forage.text import count_words, cut_to_words, words_of
+from forage.text import IDLE, count_words, cut_to_words, words_of
+
+LEAST_THOUGHT = 12  # words with which a thought says something
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,32 @@ class Thought:
             form = " ".join(filter(None, (self.before, said, self.after)))
             if count_words(form) <= words:
                 yield form
+
+
+def thoughts_of(
+    question: Question, acts: Sequence[str], sought: Sequence[str], found: Sequence[Sequence[Found]], rank: int,
+    answer: str, words: int, protocol: Protocol, settings: AgentSettings,
+) -> list[str]:  # fmt: skip
+    """An episode's turns: each act with its thought in front, as far as the turn has room for it.
+
+    `found` is what each search finds, the last of them the answer, at `rank`. A turn that is begun for the policy has
+    no place for a thought.
+    """
+    thoughts = [
+        before_query(protocol.harmless(question.question), sought[0], words),
+        *map(before_next_query, found, sought[1:]),
+    ]
+    if len(acts) > len(found):
+        thoughts.append(before_answer(rank, as_shown(found[-1][rank - 1], protocol), answer))
+    begun = int(settings.force_search)
+    return [
+        *acts[:begun],
+        *(
+            next((turn for turn in turns if len(protocol.turn_ids(turn)) <= settings.max_turn_tokens), act)
+            for act, thought in list(zip(acts, thoughts, strict=True))[begun:]
+            for turns in [(f"{form}\n{act}" for form in thought.forms(words))]
+        ),
+    ]
 
 
 def shorter_and_shorter(text: str) -> Iterator[str]:
@@ -101,38 +129,3 @@ def as_shown(hit: Found, protocol: Protocol) -> str:
     """A passage's text as the policy reads it, without its number and title."""
     shown = protocol.show([Passage(hit.title, hit.text)]).removeprefix("[1] ")
     return shown.removeprefix(f"{protocol.harmless(hit.title)}: ") if hit.title.strip() else shown
-
-
-def with_thoughts(
-    question: str, acts: Sequence[str], thoughts: Sequence[Thought], found: Sequence[Sequence[Found]], words: int,
-    protocol: Protocol, settings: AgentSettings,
-) -> list[str]:  # fmt: skip
-    """An episode's turns: each act with its thought in front, as far as turn and episode have room for it.
-
-    `found` is what each search finds. Acts are never shortened: a thought takes only what they leave of
-    `max_turn_tokens`, and what the whole episode would leave of `max_tokens` without any. The last thought is fitted
-    first, as it decides the answer. A turn that is begun for the policy has no place for a thought.
-    """
-    spare = settings.max_tokens - plain_tokens(question, acts, found, protocol, settings)
-    turns = list(acts)
-    for number in reversed(range(settings.force_search, len(acts))):
-        bare = len(protocol.turn_ids(acts[number]))
-        room = min(settings.max_turn_tokens, bare + spare)
-        for form in thoughts[number].forms(words):
-            turn = f"{form}\n{acts[number]}"
-            if (longer := len(protocol.turn_ids(turn))) <= room:
-                turns[number], spare = turn, spare - (longer - bare)
-                break
-    return turns
-
-
-def plain_tokens(
-    question: str, acts: Sequence[str], found: Sequence[Sequence[Found]], protocol: Protocol, settings: AgentSettings
-) -> int:
-    """Tokens of an episode without thoughts. The last turn's results are not in it: nobody would read them."""
-    own = [len(protocol.turn_ids(act)) for act in acts]
-    if settings.force_search:
-        own[0] = len(protocol.call_opening) + len(protocol.call_rest_ids(acts[0]))
-    results = [protocol.show(Passage(hit.title, hit.text) for hit in hits) for hits in found[: len(acts) - 1]]
-    between = [len(protocol.join([result], protocol.end_of_turn)) for result in results]
-    return len(protocol.prompt(question)) + sum(own) + sum(between)

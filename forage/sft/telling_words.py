@@ -9,14 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from forage.data.records import Question
+from forage.text import IDLE
 
-# Words of a question that a query does not need.
-IDLE = frozenset(
-    (
-        "a an and are as be by can could do does for from has have how i if in is it many me much my of on or should "
-        "tell that the there they this to was what when where which who why will with would you your"
-    ).split()
-)
 LEAST_ANSWERS = 3  # a word of fewer answers says more of a subject than of a type
 
 

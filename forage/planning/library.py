@@ -1,0 +1,193 @@
+"""Distils the library of query templates that a policy plans with (forage/planning/tool.py).
+
+    python -m forage.planning.library runs/a --data data --out library.jsonl
+
+Reads the episodes of a run, or those that evaluate.py --split train played, and the focus and type of their questions
+in --data/train.jsonl; episodes of other questions are left out. Writes one template per line: a name, the query with a
+slot in place of the focus, the number of episodes that searched for it and what it earned in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from forage.agent.episode import Episode, episode_files, read_episodes
+from forage.cli import run_script
+from forage.data.records import Question
+from forage.data.splits import read_train
+from forage.errors import UserError, check_at_least_one
+from forage.files import write_jsonl
+from forage.outputs import check_apart
+from forage.planning.tool import SLOT
+from forage.text import IDLE, one_line
+
+
+@dataclass(frozen=True)
+class Options:
+    """The library of query templates."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run folder of grpo_train.py, or output folder of evaluate.py --split train."""
+    data: Path = Path("data")
+    """Folder that data_prep.py wrote."""
+    out: Path = Path("library.jsonl")
+    """File to write."""
+    most: int = 12
+    """Most templates of the library: each one's name is part of every prompt."""
+    min_episodes: int = 2
+    """Lowest number of episodes behind a template."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a query, and what it earned in each episode, by kind of question."""
+
+    query: str
+    earned: Mapping[str, Sequence[float]]
+
+    @property
+    def episodes(self) -> int:
+        return sum(map(len, self.earned.values()))
+
+    @property
+    def reward(self) -> float:
+        return sum(map(sum, self.earned.values())) / self.episodes
+
+    def worth(self, kind: str) -> float:
+        """The mean for a kind as if one more episode had failed. Example: 1 and .5 give 1.5 / 3 = .5; none gives 0."""
+        earned = self.earned.get(kind, ())
+        return sum(earned) / (len(earned) + 1)
+
+
+def main(options: Options) -> None:
+    check_at_least_one(options, "most", "min_episodes")
+    check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
+    questions = read_train(options.data)
+    shapes = [s for s in merged(earnings(played_in(options.run_dir), questions)) if s.episodes >= options.min_episodes]
+    library = named(cover(shapes, shares_of(questions), options.most))
+    if not library:
+        raise UserError(
+            f"no query of {options.run_dir} gives a template; lower --min-episodes, or give a run whose queries found "
+            "something and whose questions have a focus in train.jsonl"
+        )
+    rows = [{"name": name, "query": s.query, "episodes": s.episodes, "reward": s.reward} for name, s in library.items()]
+    print(f"{write_jsonl(options.out, rows)} templates in {options.out}, the most useful first:")
+    for name, shape in library.items():
+        print(f"  {name}: {one_line(shape.query)} ({shape.reward:.2f}, {shape.episodes})")
+
+
+def played_in(run_dir: Path) -> Iterator[Episode]:
+    """All episodes of a run or an evaluation. Systems of an evaluation that share samples each list them: once."""
+    files = sorted(file for step in (run_dir / "episodes").glob("*/") for file in episode_files(step))
+    if not files:
+        raise UserError(f"{run_dir}/episodes has no episodes; give the --run-dir of a training run")
+    seen: set[tuple[Path, str, str, tuple[int, ...]]] = set()
+    for file in files:
+        for episode in read_episodes(file):
+            if (key := (file.parent, episode.question_id, episode.id, episode.ids)) not in seen:
+                seen.add(key)
+                yield episode
+
+
+def earnings(episodes: Iterable[Episode], questions: Sequence[Question]) -> Iterator[tuple[str, str, float]]:
+    """(query shape, kind of question, what it earned) for each query shape of a well-formed episode.
+
+    A query that did not find the answer earned nothing; one that did earned the episode's reward. Where it is not known
+    which chunks answer, all queries of the episode earned its reward. An evaluation's episodes have no rewards: their
+    queries earn 1 if they found the answer, and count only where that is known.
+    """
+    by_id = {question.id: question for question in questions}
+    for episode in episodes:
+        question = by_id.get(episode.question_id)
+        answers = set(question.relevant_chunk_ids) if question else set()
+        if not question or not question.focus or not episode.well_formed or not (episode.rewards or answers):
+            continue
+        reward, earned = episode.reward if episode.rewards else 1.0, dict[str, float]()
+        for search in episode.searches:
+            found = not answers or not answers.isdisjoint(search.hits)
+            shape = slotted(search.query, question.focus)
+            earned[shape] = max(earned.get(shape, 0.0), reward if found else 0.0)
+        yield from ((shape, kind_of(question), reward) for shape, reward in earned.items() if SLOT in shape)
+
+
+def slotted(text: str, focus: str) -> str:
+    """A text with the slot in place of the focus, matched as whole words in any case."""
+    words = r"\s+".join(map(re.escape, focus.split()))
+    return re.sub(rf"(?<!\w){words}(?!\w)", lambda _: SLOT, " ".join(text.split()), flags=re.I) if words else text
+
+
+def kind_of(question: Question) -> str:
+    """The question's type in the data; where it has none, its shape."""
+    return question.question_type or slotted(question.question, question.focus)
+
+
+def shares_of(questions: Sequence[Question]) -> dict[str, float]:
+    """The share of each kind among the questions that have a focus."""
+    kinds = Counter(kind_of(question) for question in questions if question.focus)
+    return {kind: count / kinds.total() for kind, count in kinds.items()}
+
+
+def merged(earned: Iterable[tuple[str, str, float]]) -> list[Shape]:
+    """Shapes that differ in nothing but case, order and idle words become one, in the wording that was used most.
+
+    Example: "symptoms of [topic]" and "[Topic] Symptoms".
+    """
+    wordings: dict[frozenset[str], Counter[str]] = defaultdict(Counter)
+    rewards: dict[frozenset[str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for shape, kind, reward in earned:
+        words = frozenset(telling(shape))
+        wordings[words][shape] += 1
+        rewards[words][kind].append(reward)
+    return [
+        Shape(min(several, key=lambda shape: (-several[shape], len(shape), shape)), dict(rewards[words]))
+        for words, several in wordings.items()
+    ]
+
+
+def telling(shape: str) -> list[str]:
+    """The words of a query beside its slot and idle ones. Example: "Signs of [topic]" gives "signs"."""
+    return [word for word in re.findall(r"\w+", shape.replace(SLOT, " ").lower()) if word not in IDLE]
+
+
+def cover(shapes: Sequence[Shape], shares: Mapping[str, float], most: int) -> list[Shape]:
+    """Shapes chosen one by one, each the one that adds most to what the best template for each kind is worth.
+
+    The best dozen by reward might all be for the same easy kind of question. Example: kinds a and b with equal shares;
+    x is worth .8 for a, y .7 for a, z .2 for b. First comes x (+.4), then z (+.1); y adds nothing to x and is left out.
+    """
+    left = sorted(shapes, key=lambda each: (-each.reward * each.episodes / (each.episodes + 1), each.query))
+    best, chosen = dict.fromkeys(shares, 0.0), list[Shape]()
+
+    def gain(shape: Shape) -> float:
+        return sum(share * max(0.0, shape.worth(kind) - best[kind]) for kind, share in shares.items())
+
+    while left and len(chosen) < most and gain(next_one := max(left, key=gain)) > 0:
+        left.remove(next_one)
+        chosen.append(next_one)
+        best = {kind: max(worth, next_one.worth(kind)) for kind, worth in best.items()}
+    return chosen
+
+
+def named(shapes: Iterable[Shape]) -> dict[str, Shape]:
+    """By name: the query's first telling word, and as many more, or a number, as tell it from the names before it.
+
+    Example: "[topic] symptoms signs" is "symptoms", or if that is taken, "symptoms_signs"; "[topic]" alone is "topic".
+    """
+    library: dict[str, Shape] = {}
+    for shape in shapes:
+        words = telling(shape.query) or ["topic"]
+        names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+        names += [f"{names[-1]}_{number}" for number in range(2, len(library) + 3)]
+        library[next(name for name in names if name not in library)] = shape
+    return library
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)

@@ -1,0 +1,128 @@
+"""Demonstrations of planning: which of a library's templates find the answers to training questions.
+
+    python -m forage.planning.teaching library.jsonl --data data --policy models/policy --out plans.jsonl
+    python sft_train.py --data data --policy models/policy --num-demonstrations 0 --demonstrations plans.jsonl
+
+The teacher tries every template with each question's focus, and plays a plan with one that ranks the answer highest.
+For a tenth of the questions a plan that fails comes first, to show the policy that it may plan again; and for a tenth
+the plan names the two templates that rank the answer highest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from forage.agent.agent import SearchMany, distinct
+from forage.agent.builder import Found
+from forage.agent.episode import Episode, write_episodes
+from forage.agent.options import AgentSettings, SearchOptions
+from forage.agent.protocol import Protocol
+from forage.cli import run_script
+from forage.data.records import Question
+from forage.data.splits import read_training_questions
+from forage.errors import UserError
+from forage.planning.tool import PLAN, Library, about, read_library, write_plan
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
+from forage.sft.teacher import TeacherOptions, first_relevant, leave_room, recited, search_candidates, write_turns
+from forage.store.opening import open_place
+from forage.store.options import StorePlace
+
+FAILS_FIRST, NAMES_TWO = 0.1, 0.1  # shares of the questions
+
+
+@dataclass(frozen=True)
+class Options:
+    """Demonstrations of planning."""
+
+    library: Annotated[Path, tyro.conf.Positional]
+    """The library of the tool."""
+    data: Path = Path("data")
+    """Folder that data_prep.py wrote."""
+    policy: Path = Path("models/policy")
+    """Policy that will learn from the demonstrations; its tokenizer is needed."""
+    out: Path = Path("plans.jsonl")
+    """File to write."""
+    num_demonstrations: int = 200
+    """Number of training questions, chosen at random, for which the teacher plans."""
+    seed: int = 0
+    """Seed of the choices."""
+    teacher: TeacherOptions = field(default_factory=TeacherOptions)
+    search: SearchOptions = field(default_factory=SearchOptions)
+    place: StorePlace = field(default_factory=StorePlace)
+
+
+def main(options: Options) -> None:
+    options.teacher.check()
+    library, settings = read_library(options.library), options.search.settle(options.policy)
+    if PLAN not in settings.tools:
+        raise UserError(f'the agent has no tool {PLAN!r}; put "{PLAN}": planner(...) into get_tools of grpo_rollout.py')
+    protocol = Protocol.playing(load_tokenizer(read_policy_card(options.policy)), settings)
+    store, questions = open_place(options.place, options.data), read_training_questions(options.data)
+
+    def search_many(queries: Sequence[str]) -> Sequence[Sequence[Found]]:
+        return store.search(queries, settings.k, settings.mode, fusion=settings.fusion)
+
+    chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
+    plans = asyncio.run(teach(chosen, library, search_many, protocol, settings, options.teacher, options.seed))
+    if not plans:
+        raise UserError(f"no template of {options.library} finds an answer; build the library from other episodes")
+    write_episodes(options.out, plans)
+    print(f"{len(plans)} demonstrations for {len(chosen)} questions in {options.out}")
+
+
+async def teach(
+    questions: Sequence[Question], library: Library, search_many: SearchMany, protocol: Protocol,
+    settings: AgentSettings, teacher: TeacherOptions, seed: int,
+) -> list[Episode]:  # fmt: skip
+    """An episode with a plan for each question that a template finds the answer to."""
+    choose, scripts = random.Random(seed), {}
+    topics = {question.id: protocol.harmless(topic_of(question)) for question in questions}
+    queries = {name: [about(query, topic) for query in library.values()] for name, topic in topics.items() if topic}
+    with_topic = [question for question in questions if question.id in queries]
+    hits_of = search_candidates(with_topic, queries, search_many, settings.question_weight)
+    for question in with_topic:
+        hits = dict(zip(library, (hits_of[question.id][query] for query in queries[question.id]), strict=True))
+        plans = choose_plans({name: first_relevant(found, question) for name, found in hits.items()}, choose)
+        if plans and leave_room(len(plans), settings):
+            acts = [write_plan(topics[question.id], *plan) for plan in plans]
+            sought = [f"{', '.join(plan)} of {topics[question.id]}" for plan in plans]
+            found = [distinct(hits[name] for name in plan) for plan in plans]
+            scripts[question] = write_turns(question, acts, sought, found, protocol, settings, teacher)
+    return await recited(scripts, search_many, protocol, settings)
+
+
+def topic_of(question: Question) -> str:
+    """The question's focus, as the question spells it, so that a policy can learn to copy it.
+
+    Example: "What is gout?" with focus "Gout" gives "gout"; a focus that the question does not say stays as it is.
+    """
+    words = r"\s+".join(map(re.escape, question.focus.split()))
+    said = re.search(rf"(?<!\w){words}(?!\w)", question.question, re.IGNORECASE) if words else None
+    return " ".join((said[0] if said else question.focus).split())
+
+
+def choose_plans(ranks: Mapping[str, int | None], choose: random.Random) -> list[list[str]]:
+    """The plans, one a turn; the last one's first template finds the answer. None if no template does.
+
+    `ranks` are those at which the templates find it.
+    """
+    good = sorted((rank, name) for name, rank in ranks.items() if rank is not None)
+    if not good:
+        return []
+    best = choose.choice([name for rank, name in good if rank == good[0][0]])
+    failing, others = [name for name, rank in ranks.items() if rank is None], [n for _, n in good if n != best]
+    plan = [best, others[0]] if others and choose.random() < NAMES_TWO else [best]
+    return [[choose.choice(failing)], plan] if failing and choose.random() < FAILS_FIRST else [plan]
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)

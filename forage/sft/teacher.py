@@ -1,0 +1,238 @@
+"""Teacher: plays demonstrations. It knows the answers, but searches for real, in the agent's own loop and protocol."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from forage.agent.agent import Agent, BatchedSearch, SearchMany, searched_for
+from forage.agent.builder import Found
+from forage.agent.episode import Episode
+from forage.agent.options import AgentSettings
+from forage.agent.protocol import Passage, Protocol, write_answer, write_call
+from forage.agent.tools import functions_for
+from forage.data.records import Question
+from forage.engines.base import Engine, Request, Sample
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.sft.thoughts import LEAST_THOUGHT, thoughts_of
+from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts
+
+Guess = Callable[[Question, random.Random], str]
+"""Words that the answer to a question may say."""
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """The teacher's demonstrations."""
+
+    answer_tokens: int = 64
+    """Most tokens of the teacher's answer, which is made of the reference's sentences that the passage shows."""
+    guess_words: int = 0
+    """Let the teacher search for the question plus a guess of N words at how its answer begins (as query2doc does), so
+    that the policy learns to guess. With --question-weight the query is the guess alone. 0: no guess."""
+    guess: Literal["own", "words"] = "own"
+    """The guess: how this answer really begins (own), or words of this answer that tell its type of question from
+    others, drawn at random (words)."""
+    guess_share: float = 1.0
+    """Share of the questions for which the teacher has a guess; for the others it searches as without --guess-words."""
+    thought_words: int = 0
+    """Let the teacher think before it acts, in at most N words: what the question asks for and what to search for, then
+    what a passage says. A thought that does not fit into its turn is shortened. 0: no thoughts."""
+
+    def check(self) -> None:
+        check_at_least_one(self, "answer_tokens")
+        check_at_least_zero(self, "guess_words")
+        if not 0 <= self.guess_share <= 1:
+            raise UserError(f"--guess-share {self.guess_share} must lie between 0 and 1")
+        if self.thought_words and self.thought_words < LEAST_THOUGHT:
+            raise UserError(
+                f"--thought-words {self.thought_words} must be at least {LEAST_THOUGHT}, as fewer leave no word for "
+                "what a passage says; 0: no thoughts"
+            )
+
+
+async def demonstrate(
+    questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, settings: AgentSettings,
+    teacher: TeacherOptions, seed: int, guess: Guess | None = None,
+) -> list[Episode]:  # fmt: skip
+    """Play a well-formed episode for each question that one of the teacher's queries can answer.
+
+    `guess` says what an answer may say; without it, a guess is how this answer begins.
+    """
+    choose = random.Random(seed)
+    guesses = draw_guesses(questions, settings.question_weight, teacher, guess, choose)
+    queries_for = {
+        question.id: [protocol.harmless(query) for query in [*queries_of(question), guessed] if query]
+        for question, guessed in zip(questions, guesses, strict=True)
+    }
+    hits_of = search_candidates(questions, queries_for, search_many, settings.question_weight)
+    scripts = {}
+    for question, guessed in zip(questions, guesses, strict=True):
+        hits = hits_of[question.id]
+        ranks = {query: first_relevant(found, question) for query, found in hits.items()}
+        queries = choose_queries(ranks, choose, protocol.harmless(guessed), steady=guess is not None) or []
+        if queries and leave_room(len(queries), settings):
+            found = [hits[query] for query in queries]
+            scripts[question] = write_turns(
+                question, [write_call(query) for query in queries], queries, found, protocol, settings, teacher
+            )
+    return await recited(scripts, search_many, protocol, settings)
+
+
+def leave_room(searches: int, settings: AgentSettings) -> bool:
+    """Whether so many turns leave one for the answer, if there is one."""
+    return searches < settings.max_turns or searches == settings.max_turns == 1
+
+
+async def recited(
+    scripts: Mapping[Question, Sequence[str]], search_many: SearchMany, protocol: Protocol, settings: AgentSettings
+) -> list[Episode]:
+    """The episodes in which these turns are said, without those that are not well-formed."""
+    reciter = Reciter(protocol, {f"{question.id}/0": script for question, script in scripts.items()})
+    tools = functions_for(settings.tools)
+    agent = Agent(reciter, protocol, BatchedSearch(search_many), settings, tools=tools)
+    played = [await agent.play(question) for question in scripts]
+    return [episode for episode in played if episode.well_formed]
+
+
+def queries_of(question: Question) -> list[str]:
+    """Queries that might find the answer, the most specific first.
+
+    Example: "What are the symptoms of gout?", focus "Gout", type "symptoms" gives "Gout symptoms", "symptoms gout",
+    "Gout", and the question itself.
+    """
+    words = re.findall(r"[\w'-]+", question.question)
+    telling = " ".join(word for word in words if word.lower() not in IDLE)
+    kind = "" if question.question_type in ("", "information") else question.question_type
+    candidates = [f"{question.focus} {kind}", telling, question.focus, question.question]
+    return [query for query in dict.fromkeys(" ".join(candidate.split()) for candidate in candidates) if query]
+
+
+def guess_of(question: Question, words: int, question_weight: int = 0, said: str | None = None) -> str:
+    """The question followed by a guess at how its answer begins, as in query2doc (https://arxiv.org/abs/2303.07678).
+
+    Empty without `words`. Where the search repeats the question anyway (`question_weight`), the guess stands alone.
+    The policy can't know an answer's words, but it can learn how such answers are phrased, and a search for that phrase
+    finds them. Without anything `said`, the guess is how this very answer begins. Example: "What is gout?", answer
+    "What is gout? A joint hurts and swells.", 3 words: "What is gout? A joint hurts".
+    """
+    if not words:
+        return ""
+    asked = [] if question_weight else question.question.split()
+    return " ".join([*asked, first_words(question.answer, words) if said is None else said]).strip()
+
+
+def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
+    """The first sentences of an answer that fit into `most` tokens, or its first words if no sentence fits."""
+    for parts in (SENTENCE.split(" ".join(answer.split())), SENTENCE.split(" ".join(answer.split()))[0].split()):
+        fitting = most_parts(parts, count, most)
+        if fitting:
+            return " ".join(parts[:fitting])
+    return " ".join(answer.split()[:1])
+
+
+def readable(answer: str, passage: str) -> str:
+    """The sentences of an answer that the passage contains, or the whole answer if it contains none.
+
+    This way the teacher answers from what it found. Example: "It hurts. Rest helps." with "Gout: Rest helps. [cut"
+    gives "Rest helps."
+    """
+    sentences = SENTENCE.split(" ".join(answer.split()))
+    return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
+
+
+def choose_queries(
+    ranks: Mapping[str, int | None], choose: random.Random, guess: str = "", steady: bool = False
+) -> list[str] | None:
+    """The teacher's queries, given the rank at which each candidate finds an answering chunk; None if all fail.
+
+    The teacher picks a query with the best rank and prefers the guess among equals (with `steady`, whenever the guess
+    finds the answer at all). For a tenth of the questions a failing query comes first, to show the policy that it may
+    search again. (If that share is a third, a small model learns to search endlessly.)
+    """
+    good = {query: rank for query, rank in ranks.items() if rank is not None}
+    bad = [query for query, rank in ranks.items() if rank is None]
+    if not good:
+        return None
+    best = [query for query, rank in good.items() if rank == min(good.values())]
+    query = guess if guess in (good if steady else best) else choose.choice(best)
+    return [choose.choice(bad), query] if bad and choose.random() < 0.1 else [query]
+
+
+class Reciter(Engine):
+    """An engine that says given lines, so that the agent's loop plays demonstrations just as it plays rollouts."""
+
+    adapter = "teacher"
+
+    def __init__(self, protocol: Protocol, turns: Mapping[str, Sequence[str]]) -> None:
+        self._protocol = protocol
+        self._left = {episode: list(texts) for episode, texts in turns.items()}
+
+    async def generate(self, request: Request) -> Sample:
+        text, opening = self._left[request.episode].pop(0), self._protocol.call_opening
+        begun = request.ids[-len(opening) :] == opening  # --force-search
+        ids = self._protocol.call_rest_ids(text) if begun else self._protocol.turn_ids(text)
+        if len(ids) > request.max_tokens:
+            return Sample(tuple(ids[: request.max_tokens]), (0.0,) * request.max_tokens, "length")
+        return Sample(tuple(ids), (0.0,) * len(ids), "stop")
+
+    def release(self, episode: str) -> None:
+        self._left.pop(episode)
+
+
+def write_turns(
+    question: Question, acts: Sequence[str], sought: Sequence[str], found: Sequence[Sequence[Found]],
+    protocol: Protocol, settings: AgentSettings, teacher: TeacherOptions,
+) -> list[str]:  # fmt: skip
+    """The turns of an episode with these calls, of which only the last one's hits answer the question.
+
+    `sought` is what each call searches for, as a thought says it.
+    """
+    turns, answer, words = list(acts), "", teacher.thought_words
+    rank = first_relevant(found[-1], question) or 0
+    if settings.max_turns > 1:
+        answer = read_out(question, found[-1][rank - 1], protocol, teacher.answer_tokens)
+        turns.append(write_answer(answer) if words else f"Passage {rank} answers this.\n{write_answer(answer)}")
+    return thoughts_of(question, turns, sought, found, rank, answer, words, protocol, settings) if words else turns
+
+
+def draw_guesses(
+    questions: Sequence[Question], question_weight: int, teacher: TeacherOptions, guess: Guess | None,
+    choose: random.Random,
+) -> list[str]:  # fmt: skip
+    """The guess for each question, empty where a random draw against `guess_share` says to go without."""
+    guesses = []
+    for question in questions:
+        words = teacher.guess_words if choose.random() < teacher.guess_share else 0
+        said = guess(question, choose) if guess and words else None
+        guesses.append(guess_of(question, words, question_weight, said))
+    return guesses
+
+
+def search_candidates(
+    questions: Sequence[Question], queries: Mapping[str, Sequence[str]], search_many: SearchMany, question_weight: int
+) -> dict[str, dict[str, Sequence[Found]]]:
+    """By question id, what each of its queries finds. All are searched in one batch, without duplicates."""
+    texts = {
+        question.id: {query: searched_for(question, query, question_weight) for query in queries[question.id]}
+        for question in questions
+    }
+    distinct = sorted({text for text_of in texts.values() for text in text_of.values()})
+    found = dict(zip(distinct, search_many(distinct), strict=True)) if distinct else {}
+    return {name: {query: found[text] for query, text in text_of.items()} for name, text_of in texts.items()}
+
+
+def first_relevant(hits: Iterable[Found], question: Question) -> int | None:
+    """Rank, from 1, of the first hit that answers the question."""
+    relevant = set(question.relevant_chunk_ids)
+    return next((rank for rank, hit in enumerate(hits, 1) if hit.chunk_id in relevant), None)
+
+
+def read_out(question: Question, hit: Found, protocol: Protocol, answer_tokens: int) -> str:
+    """The answer, as the passage shows it."""
+    # As harmless as the passage: what the policy learns to write must hold no turn that the reference forges.
+    answer = readable(protocol.harmless(body_of(question.answer)), protocol.show([Passage(hit.title, hit.text)]))
+    return short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)

@@ -1,0 +1,96 @@
+"""The teacher's plans by hand: which templates it tries, which it chooses, and what it then plays."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+import grpo_rollout
+from forage.agent.options import AgentSettings
+from forage.agent.protocol import Protocol
+from forage.agent.tools import specs_of
+from forage.data.records import Question
+from forage.files import write_jsonl
+from forage.planning.teaching import choose_plans, teach, topic_of
+from forage.planning.tool import planner, write_plan
+from forage.sft.teacher import TeacherOptions
+from tests.scripted_engine import Hit
+
+LIBRARY = {"signs": "[topic] signs", "cure": "cure of [topic]", "rest": "[topic] rest"}
+GOUT = Question("g", "What are the symptoms of  gout?", "It hurts at night.", "symptoms", "Gout", ("d",), ("right",))
+
+
+class Draws(random.Random):
+    """Draws what it is given, and the first of a choice."""
+
+    def __init__(self, *drawn):
+        super().__init__(0)
+        self.drawn = list(drawn)
+
+    def random(self):
+        return self.drawn.pop(0) if self.drawn else 1.0
+
+    def choice(self, several):
+        return several[0]
+
+
+@pytest.mark.parametrize(
+    ("question", "focus", "topic"),
+    [
+        ("What is gout?", "Gout", "gout"), ("What is low  back PAIN?", "low back  pain", "low back PAIN"),
+        ("What is goutweed?", "gout", "gout"), ("What is it?", "", ""), ("Is C++ (a) cure?", "c++ (A)", "C++ (a)"),
+    ],
+)  # fmt: skip
+def test_the_topic_is_said_as_in_the_question(question, focus, topic):
+    assert topic_of(replace(GOUT, question=question, focus=focus)) == topic
+
+
+def test_plans_by_hand():
+    ranks = {"a": None, "b": 2, "c": 1, "d": 1, "e": 3}
+    assert choose_plans(ranks, Draws()) == [["c"]]
+    assert choose_plans({"a": None}, Draws()) == choose_plans({}, Draws()) == []
+    # The first draw is for a second template, the second for a plan that fails first.
+    assert choose_plans(ranks, Draws(0.05, 0.5)) == [["c", "d"]]
+    assert choose_plans(ranks, Draws(0.5, 0.05)) == [["a"], ["c"]]
+    assert choose_plans(ranks, Draws(0.05, 0.05)) == [["a"], ["c", "d"]]
+
+
+@pytest.fixture
+def taught(tiny_protocol, tmp_path, monkeypatch):
+    """The turns that the teacher plays for GOUT, given what queries find."""
+    write_jsonl(tmp_path / "library.jsonl", [{"name": name, "query": query} for name, query in LIBRARY.items()])
+    tools = {"plan": planner(tmp_path / "library.jsonl")}
+    monkeypatch.setattr(grpo_rollout, "get_tools", lambda: tools)
+
+    def play(finds, seed=1, thought_words=0, **limits):
+        settings = AgentSettings(tools=specs_of(tools), **limits)
+        protocol = Protocol.playing(tiny_protocol.tokenizer, settings)
+
+        def search(queries):
+            return [[Hit(name, "Gout", "It hurts at night.") for name in finds.get(query, ())] for query in queries]
+
+        options = TeacherOptions(thought_words=thought_words)
+        episodes = asyncio.run(teach([GOUT], LIBRARY, search, protocol, settings, options, seed))
+        return [[protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns] for episode in episodes]
+
+    return play
+
+
+def test_the_teacher_plays_the_plan_that_finds_the_answer(taught):
+    finds = {"gout signs": ("wrong", "right")}
+    [[plan, answer]] = taught(finds)
+    assert plan == write_plan("gout", "signs")
+    assert answer == "Passage 2 answers this.\n<answer>It hurts at night.</answer>"
+    assert taught(finds, max_turns=1) == [[plan]]
+    assert taught({"gout signs": ("wrong",)}) == []
+    [[thinking, _]] = taught(finds, thought_words=24)
+    assert thinking == f"The question asks about symptoms, gout. I search for: signs of gout\n{plan}"
+
+
+def test_the_teacher_may_plan_twice_and_name_two(taught):
+    """With many seeds every way of choose_plans is played, and each finds the answer at the end."""
+    finds = {"gout signs": ("wrong", "right"), "cure of gout": ("wrong", "other", "right")}
+    seen = {tuple(turns[:-1]) for seed in range(60) for turns in taught(finds, seed)}
+    one, two = write_plan("gout", "signs"), write_plan("gout", "signs", "cure")
+    assert {(one,), (two,), (write_plan("gout", "rest"), one)} <= seen
