@@ -7,7 +7,6 @@
 # make test-vllm     the tests that need such a server; they start it
 # make test-compose  the stack in containers; needs a Docker engine
 # make test-slurm    a run on a Slurm of four nodes, which it sets up; needs root
-# make test-nfs      a run over a real NFS of two machines under qemu; needs root
 # make bench-env     what the benchmarks compare with: libraries, and trainers in an environment of their own
 # make bench         all benchmarks with bars as one table; MEDQUAD=FILE for retrieval; nothing else should run
 # make stack         prints the stack's commands, to run in terminals
@@ -18,7 +17,7 @@ PY = .venv/bin/python
 WORKERS ?= 2
 ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: setup demo test test-slow test-vllm test-slurm test-nfs test-compose bench-env bench stack vllm-cpu check lint format types clean
+.PHONY: setup demo test test-slow test-vllm test-slurm test-compose bench-env bench stack vllm-cpu check lint format types clean
 
 setup: .venv/.installed
 
@@ -29,16 +28,13 @@ test: .venv/.installed-dev
 	$(ONE_THREAD) $(PY) -m pytest -m "not slow and not vllm and not compose" -n $(WORKERS) --dist worksteal
 
 test-slow: .venv/.installed-dev
-	$(ONE_THREAD) $(PY) -m pytest -m "slow and not vllm and not compose and not slurm and not nfs" -n $(WORKERS) --dist worksteal
+	$(ONE_THREAD) $(PY) -m pytest -m "slow and not vllm and not compose and not slurm" -n $(WORKERS) --dist worksteal
 
 test-vllm: .venv/.installed-dev .venv-vllm/.installed
 	$(PY) -m pytest -m vllm -s tests/integration tests/scripts/test_stack.py
 
 test-slurm: .venv/.installed-dev
 	$(ONE_THREAD) $(PY) -m pytest -m slurm -s tests/integration/test_slurm.py
-
-test-nfs: .venv/.installed-dev
-	$(PY) -m pytest -m nfs -s tests/integration/test_nfs.py
 
 test-compose: .venv/.installed-dev
 	$(PY) -m pytest -m compose -s tests/integration

@@ -11,8 +11,8 @@ from unittest import mock
 from tests import ROOT
 
 
-def run_here(command):
-    """What subprocess.run gives for [python, script.py or -m module, arguments] from the repository's root.
+def run_here(command, where=ROOT):
+    """What subprocess.run gives for [python, script.py or -m module, arguments] in a folder.
 
     Only what a process alone can have differs: its own environment, its death, and what C code prints.
     """
@@ -22,7 +22,7 @@ def run_here(command):
     out, err, status, folder = io.StringIO(), io.StringIO(), 0, os.getcwd()
     argv = mock.patch.object(sys, "argv", [name, *arguments])
     try:
-        os.chdir(ROOT)
+        os.chdir(where)
         with argv, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             if module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -73,19 +73,6 @@ def test_an_episode_is_played_to_its_end_with_the_adapter_it_began_with(server, 
     assert models == ["run-v000001"] * 3 + ["run-v000002"] * 2
 
 
-def test_new_weights_under_the_name_of_the_adapter_in_use_are_loaded(server, adapters):
-    """As when a run is started over under a worker that stays up: its first adapter has the old one's name."""
-
-    async def act(engine):
-        await engine.load_adapter("run-v000000", adapters / "v1")
-        await engine.load_adapter("run-v000000", adapters / "v2")
-        await engine.load_adapter("run-v000000", adapters / "v2")
-
-    with_engine(server, act)
-    assert [str(adapters / name) for name in ("v1", "v2")] == list(server.folders.values())
-    assert len(server.adapters) == 1  # the old weights are gone from the server
-
-
 def test_in_this_process_an_episode_that_lost_its_adapter_is_not_kept(tiny_protocol, tmp_path):
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     get_peft_model(make_model(), config).save_pretrained(tmp_path)

@@ -54,15 +54,11 @@ def one_line(error):
 # What passes: the same request is asked again, and the answer is the right one.
 
 TROUBLE = {
-    "500s, then recovery": [500, 500, 502, 503],
-    "too many requests": [429, 429],
-    "JSON cut off": ["cut", "cut"],
-    "a proxy's page with status 200": ["html", "html"],
+    "errors": [500, 502, 503, 429],
+    "cut off, and a proxy's page with status 200": ["cut", "html"],
     "hangs half-way": ["hang"],
     "a byte at a time, without end": ["drip"],
-    "shuts down in the middle": [{"finish_reason": "abort", "token_ids": [5], "logprobs": {"token_logprobs": [-1]}}],
-    "finish_reason missing": [{"finish_reason": None}],
-    "all of it": ["drip", 500, "html", "cut", {"finish_reason": "error"}],
+    "shuts down in the middle": [{"finish_reason": "abort"}, {"finish_reason": None}, {"finish_reason": "error"}],
 }
 
 
@@ -76,7 +72,7 @@ def test_trouble_that_passes_is_waited_out(server, plan):
     assert all(body == server.bodies[0] for body in server.bodies)
 
 
-@pytest.mark.parametrize("forever", [500, "html", "cut", "drip", {"finish_reason": "abort"}])
+@pytest.mark.parametrize("forever", ["html", "drip"])
 def test_trouble_that_does_not_pass_ends_in_one_line(server, forever):
     server.plan = [forever] * 1000
     with pytest.raises(EngineError, match=r"no vLLM server answered in 0\.5 s") as error:
@@ -88,20 +84,12 @@ def test_trouble_that_does_not_pass_ends_in_one_line(server, forever):
 
 LIES = {
     "log-probabilities missing": ({"logprobs": None}, "returned no token log-probabilities"),
-    "their list is missing": ({"logprobs": {"token_logprobs": None}}, "returned no token log-probabilities"),
     "one is null": ({"logprobs": {"token_logprobs": [-0.5, None]}}, "returned None as a token's log-probability"),
-    "one is NaN": ({"logprobs": {"token_logprobs": [math.nan, -0.5]}}, "returned nan as a token's log-probability"),
     "one is -infinity": ({"logprobs": {"token_logprobs": [-math.inf, -0.5]}}, "returned -inf as a token's log-prob"),
     "one is positive": ({"logprobs": {"token_logprobs": [0.5, -0.5]}}, "returned 0.5 as a token's log-probability"),
-    "one is text": ({"logprobs": {"token_logprobs": ["-0.5", -0.5]}}, "returned '-0.5' as a token's log-probability"),
     "fewer tokens than log-probabilities": ({"token_ids": [2]}, "returned 1 tokens but 2 log-probabilities"),
-    "no token": ({"token_ids": []}, "returned no token log-probabilities"),
-    "tokens missing": ({"token_ids": None}, "returned no token log-probabilities"),
     "other prompt tokens": ({"prompt_token_ids": [1, 2, 4]}, "did not continue the tokens it was given"),
-    "prompt tokens missing": ({"prompt_token_ids": None}, "did not continue the tokens it was given"),
     "a token outside the vocabulary": ({"token_ids": [512, 2]}, "sampled token 512, which the policy's model lacks"),
-    "a negative token": ({"token_ids": [-1, 2]}, "sampled token -1, which the policy's model lacks"),
-    "a token that is text": ({"token_ids": ["5", 2]}, "sampled token '5', which the policy's model lacks"),
     "more tokens than asked for": (
         {"token_ids": [5] * 9 + [2], "logprobs": {"token_logprobs": [-1.0] * 10}}, "returned 10 tokens where 4 were",
     ),
@@ -115,16 +103,7 @@ LIES = {
 
 
 @pytest.mark.parametrize(("change", "says"), LIES.values(), ids=LIES)
-def test_an_answer_that_can_not_be_right_ends_in_one_line(server, change, says):
-    server.plan = [change]
-    with pytest.raises(UserError) as error:
-        sample(server, wanted=wanted())
-    assert says in one_line(error)
-    assert len(server.bodies) == 1
-
-
-@pytest.mark.parametrize("change", [change for change, _ in LIES.values()], ids=LIES)
-def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change):
+def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change, says):
     """The agent's loop plays eight episodes through the server, which lies in the fourth answer."""
     server.plan = [{}, {}, {}, change]
 
@@ -136,9 +115,10 @@ def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change):
             return await asyncio.gather(*games, return_exceptions=True)
 
     ends = asyncio.run(play())
-    lied = [end for end in ends if isinstance(end, UserError)]
-    assert len(lied) == 1
-    played = [end for end in ends if end not in lied]
+    [lied] = [end for end in ends if isinstance(end, UserError)]
+    assert says in str(lied)
+    assert "\n" not in str(lied)
+    played = [end for end in ends if end is not lied]
     assert len(played) == 7
     assert all((end.ids[-2:], end.logprobs[-2:]) == ((5, 2), (-0.5, -0.25)) for end in played)
 
@@ -149,7 +129,7 @@ def test_a_redirect_is_told_with_where_it_leads(server):
         sample(server)
 
 
-@pytest.mark.parametrize("listing", [HTML, b"", b"[]", b'{"data": []}', b'{"data": null}', b'{"data": [{"id": 3}]}'])
+@pytest.mark.parametrize("listing", [HTML, b'{"data": null}', b'{"data": [{"id": 3}]}'])
 def test_something_else_at_the_address_is_one_line(server, listing):
     server.listing = listing
     with pytest.raises(UserError, match=r"no vLLM server answers at .* but no list of models\); start one") as error:
@@ -157,7 +137,7 @@ def test_something_else_at_the_address_is_one_line(server, listing):
     one_line(error)
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "ftp://127.0.0.1:1", "127.0.0.1:8100", "http://127.0.0.1:port"])
+@pytest.mark.parametrize("url", ["http://[::1", "127.0.0.1:8100"])
 def test_an_address_that_is_none_is_one_line(url):
     async def run():
         async with VLLMEngine(EngineOptions(urls=(url,), patience=0.1)):
@@ -171,7 +151,7 @@ def test_an_address_that_is_none_is_one_line(url):
 # The probe at the start
 
 
-@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logits"])
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
 def test_log_probabilities_of_another_distribution_are_refused_at_the_start(server, mode):
     server.mode = mode
     with pytest.raises(UserError) as error:
@@ -238,12 +218,3 @@ def test_an_adapter_that_the_server_says_it_loaded_but_does_not_use_is_noticed(s
     # A fresh adapter, or one after a few small steps, may sample as the base does.
     assert load(server, adapter_of(tmp_path / "fresh", 0.0)) == "run-v000001"
     assert load(server, adapter_of(tmp_path / "barely", 1e-4)) == "run-v000001"
-
-
-def test_a_server_that_can_not_load_just_now_is_asked_again(server, tmp_path):
-    server.loading = [500, 503, 502]
-    assert load(server, tmp_path) == "run-v000001"
-    server.adapters.clear()
-    server.loading = [500] * 100
-    with pytest.raises(UserError, match=r"\(status 500\), so it can't load adapter run-v000001; restart it"):
-        load(server, tmp_path, patience=0.2)

@@ -13,12 +13,10 @@ import pytest
 
 from forage.agent.episode import read_episodes
 from forage.data.records import Question
-from forage.heartbeat import beat, silent_for
 from forage.rollout.claims import Claims
 from forage.rollout.plans import Plan, Played
 from forage.rollout.worker import play_plan
-from forage.runs.report import PlotSchedule
-from tests.factories import EPISODE, STATS
+from tests.factories import EPISODE
 from tests.slow_folder import run_virtually
 
 HOUR = 3600.0
@@ -127,12 +125,3 @@ def test_claims_refreshed_at_random_never_expire(tmp_path):
         assert not other.take("q")
     seconds[0] += 121
     assert other.take("q")
-
-
-@pytest.mark.usefixtures("jumping")
-def test_the_heartbeat_and_the_plots_go_by_no_clock_that_can_be_set(monkeypatch, tmp_path):
-    monkeypatch.setenv("HEARTBEAT", str(tmp_path / "beat"))
-    beat()
-    assert 0 <= silent_for() < 60
-    schedule = PlotSchedule()
-    assert not schedule.due(replace(STATS, evaluation=None))  # an hour has not passed, whatever the clock says

@@ -48,7 +48,6 @@ from forage.runs.stats import read_stats, write_stats
 from forage.runs.trackers import flatten
 from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.document_store import DocumentStore
-from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
 from forage.store.server import make_server
 from forage.text import encodable, printable
@@ -346,30 +345,6 @@ def test_files_and_chunks_keep_every_text(tmp_path):
     known = {chunk.id for chunk in store.chunks}
     failed = [h.name for h, found in zip(HOSTILE, hits, strict=True) if not {hit.chunk_id for hit in found} <= known]
     survived("queries, sparse", failed, COUNT)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hostile") / "store"
-    return DocumentStore.build(folder, documents_of(SHORT), StoreOptions(embedder=PACKAGED_EMBEDDER))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sparse", "dense", "hybrid"])
-def test_a_store_with_vectors_answers(store, mode):
-    hits = store.search([hostile.text for hostile in SHORT], 3, mode)
-    texts = {chunk.text for chunk in store.chunks}
-    failed = [h.name for h, found in zip(SHORT, hits, strict=True) if not {hit.text for hit in found} <= texts]
-    assert sum(map(len, hits)) > len(SHORT)
-    survived(f"store and queries, {mode}", failed, len(SHORT))
-
-
-@pytest.mark.slow
-def test_titles_of_a_megabyte_are_cut(tmp_path):
-    documents = [Document(f"d{n}", hostile.text, "Rest mends gout.") for n, hostile in enumerate(LONG)]
-    store = DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder=PACKAGED_EMBEDDER))
-    [hits] = store.search(["gout"], 9, "hybrid")
-    survived("titles of a megabyte", [d.id for d in documents if d.id not in {hit.doc_id for hit in hits}], len(LONG))
 
 
 def test_the_server_answers_json(tmp_path):

@@ -17,13 +17,13 @@ from torch import nn
 
 from forage.agent.episode import append_episodes, compress
 from forage.evaluation.outcomes import Outcome, OutcomeLog
-from forage.files import clear_leftovers, remove_folder, replacing_folder, write_jsonl
+from forage.files import clear_leftovers, remove_folder, replacing_folder
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.rollout.plans import Plan, Played
 from forage.runs.stats import read_evaluations, read_stats, write_evaluations, write_stats
 from tests.factories import EPISODE, STATS
-from tests.power_cut import Recording, changed_together, content_of
+from tests.power_cut import Recording
 
 # What is saved, and how what is left of it is checked: save(folder, acknowledge), check(folder, acknowledged).
 
@@ -150,21 +150,6 @@ def check_policies(folder, acknowledged):
         assert int(written.pop()) >= max(acknowledged, default=0)
 
 
-def save_rows(folder, acknowledge):
-    for number in range(3):
-        write_jsonl(folder / "data" / "train.jsonl", [{"n": number}] * 2)
-        acknowledge(number)
-
-
-def check_rows(folder, acknowledged):
-    path = folder / "data" / "train.jsonl"
-    assert path.exists() or not acknowledged
-    if path.exists():
-        rows = [json.loads(line)["n"] for line in path.read_text().splitlines()]
-        assert len(rows) == 2
-        assert rows[0] >= max(acknowledged, default=0)
-
-
 SAVES = {
     "checkpoints": (save_checkpoints, check_checkpoints),
     "adapters": (save_adapters, check_adapters),
@@ -172,7 +157,6 @@ SAVES = {
     "statistics": (save_statistics, check_statistics),
     "outcomes": (save_outcomes, check_outcomes),
     "policies": (save_policies, check_policies),
-    "rows": (save_rows, check_rows),
 }
 
 
@@ -211,22 +195,6 @@ def test_where_names_cant_be_exchanged_the_old_checkpoint_stands_aside(tmp_path,
 
 
 # The model itself, by hand
-
-
-def test_names_that_move_change_together():
-    assert changed_together({"a": 1}, {"b": 1, "c": 2}) == [{"a": None, "b": 1}, {"c": 2}]
-    assert changed_together({"a": 1, "b": 2}, {"a": 2, "b": 1}) == [{"a": 2, "b": 1}]  # an exchange
-    assert changed_together({"a": 1, "b": 2}, {"a": 2}) == [{"a": 2, "b": None}]  # one in the place of another
-
-
-def test_an_append_keeps_what_was_synced():
-    assert [content_of(b"ab", b"abcd", how) for how in ("old", "empty", "half", "new")] == [
-        b"ab",
-        b"ab",
-        b"abc",
-        b"abcd",
-    ]
-    assert [content_of(b"ab", b"xy", how) for how in ("old", "empty", "half", "new")] == [b"ab", b"", b"x", b"xy"]
 
 
 @pytest.mark.parametrize(

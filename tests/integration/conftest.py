@@ -1,6 +1,7 @@
 """A real vLLM server on this machine, out of .venv-vllm, which is set up where it is missing (about two minutes)."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,9 @@ import time
 
 import httpx
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from tests import ROOT
 from tests.containers import docker
@@ -78,6 +82,37 @@ def start_server(vllm_environment, tmp_path_factory):
     yield start
     for server in servers:
         server.kill()
+
+
+# Defaults for whatever a request leaves out, as a model's generation_config.json may give them.
+DEFAULTS = {
+    "temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.2, "repetition_penalty": 1.5, "presence_penalty": 1.0,
+    "frequency_penalty": 1.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def server(start_server, model_folder):
+    """The packaged model in fp32, for all tests that need nothing else; it has the routes for sleeping."""
+    return start_server(model_folder, "--override-generation-config", json.dumps(DEFAULTS), VLLM_SERVER_DEV_MODE="1")
+
+
+@pytest.fixture(scope="session")
+def adapters(model_folder, tmp_path_factory):
+    """Two adapters that say something else than the base and each other."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for version in (1, 2):
+        torch.manual_seed(version)
+        policy = get_peft_model(
+            AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32),
+            LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+        )
+        for name, weight in policy.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.05)
+        policy.peft_config["default"].base_model_name_or_path = str(model_folder)
+        policy.save_pretrained(folder / f"v{version:06d}")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from forage.data.records import read_documents, read_questions
 from forage.policy.adapters import versions
 from forage.runs.stats import read_stats
 from tests import ROOT
+from tests.here import run_here
 from tests.own_files import write_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -24,7 +24,6 @@ FEWER = {
     "sft_train.py": "--max-steps 2 --num-demonstrations 8 --eval-questions 0",
     "grpo_train.py": "--max-steps 1 --batch-size 2 --num-rollouts 2 --eval-questions 2 --engine local",
     "evaluate.py": "--eval-questions 2 --engine local",
-    "bench.search_gain": "--max-steps 1 --batch-size 2 --learn-from 2 --eval-every 0 --engine local",
     "train_ppo.py": "--max-steps 1 --eval-questions 2 --max-new-tokens 4 --pseudo-answer-tokens 4 --report-to none",
 }
 
@@ -41,12 +40,8 @@ def laptop_commands():
 
 
 def run(folder, command, check=True):
-    script, *arguments = command[2:] if command[1] == "-m" else command[1:]
-    file = ["-m", script] if command[1] == "-m" else [str(ROOT / script)]
-    done = subprocess.run(
-        [sys.executable, *file, *arguments, *FEWER.get(script, "").split()], cwd=folder,
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    script, *arguments = command[1:]
+    done = run_here([sys.executable, ROOT / script, *arguments, *FEWER.get(script, "").split()], folder)
     assert not check or done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done
 
@@ -129,14 +124,3 @@ def test_a_folder_of_ones_own_files(tiny_base, tmp_path):
     assert versions(tmp_path / "runs" / "notes") == [0, 1]
     [step] = read_stats(tmp_path / "runs" / "notes")
     assert next(iter(step.rewards)) == "overall"
-
-
-def test_the_query_alone(folder):
-    """The commands of docs/training.md, on what the quick start prepared."""
-    own = commands("docs/training.md", "bench.search_gain")
-    assert [command[1:3] for command in own] == [["sft_train.py", "--data"], ["-m", "bench.search_gain"]]
-    room = ["--max-turn-tokens", "200"]  # the tiny tokenizer makes four tokens of most words
-    for command, more in zip(own, (room, []), strict=True):
-        run(folder, [*command, *more])
-    assert read_agent(folder / "models" / "query").force_search
-    assert [list(step.rewards) for step in read_stats(folder / "runs" / "query")] == [["overall", "gain", "margin"]]

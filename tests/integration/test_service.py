@@ -53,8 +53,8 @@ def worker(folder, name, url):
 
 
 @pytest.mark.timeout(900)
-def test_a_run_with_two_workers_of_which_one_is_killed(start_server, model_folder, folder):
-    url = start_server(model_folder).url
+def test_a_run_with_two_workers_of_which_one_is_killed(server, folder):
+    url = server.url
     workers = [worker(folder, name, url) for name in ("a", "b")]
     trainer = start(
         "train", folder, "trainer", "--rollouts", "service", "--max-steps", str(STEPS), "--learning-rate", "1e-3",
@@ -78,8 +78,8 @@ def test_a_run_with_two_workers_of_which_one_is_killed(start_server, model_folde
         assert row.episodes["count"] == 12
         assert row.episodes["stale"] == 0
         assert sum(figures["episodes"] for figures in row.workers.values()) == 12
-        [(server, figures)] = row.servers.items()
-        assert (f"http://{server}", figures["episodes"]) == (url, 12)
+        [(address, figures)] = row.servers.items()
+        assert (f"http://{address}", figures["episodes"]) == (url, 12)
         assert figures["tokens_per_s"] > 0
         assert max(Counter(episode.id for episode in episodes).values()) == 1
         assert len({episode.question_id for episode in episodes}) == 3

@@ -1,5 +1,6 @@
 """A merged policy behind a real vLLM server with tool calling, asked by the openai package."""
 
+import asyncio
 import json
 
 import pytest
@@ -14,9 +15,14 @@ from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.agent.prompts import MEDICAL_TASK
 from forage.agent.protocol import Protocol, read_turn, write_call
 from forage.data.options import DatasetOptions
+from forage.engines.base import Sampling
+from forage.engines.options import EngineOptions
+from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import publish_adapter
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
+from tests.bounds import mismatch_bound
+from tests.integration.agreement import differences, requests_of
 from tests.served_program import run_program
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -112,3 +118,14 @@ def test_the_program_of_the_page_searches_and_answers(server, merged, trained, t
     assert messages[-1]["role"] == "assistant"
     assert messages[-1]["content"]
     assert "tool_calls" not in messages[-1]
+
+
+def test_the_merged_policys_log_probabilities_are_those_of_the_folder(server, merged, trained):
+    requests = requests_of(trained, count=4, sampling=Sampling(temperature=0))
+
+    async def run():
+        async with VLLMEngine(EngineOptions(urls=(server.url,))) as engine:
+            return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    apart = differences(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32), requests, asyncio.run(run()))
+    assert apart.mean() < mismatch_bound("float32")

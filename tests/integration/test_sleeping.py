@@ -7,11 +7,7 @@ that it sleeps. So all but the memory is real. What a GPU does about the memory 
 import asyncio
 
 import httpx
-import numpy as np
 import pytest
-from peft import LoraConfig, get_peft_model
-from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from forage.engines import sleeping
 from forage.engines.base import Request, Sampling
@@ -22,30 +18,6 @@ from forage.errors import UserError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 GREEDY = Request((11, 22, 33, 44), 16, (2,), sampling=Sampling(0), episode="q/0")
-
-
-@pytest.fixture(scope="module")
-def server(start_server, model_folder):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
-        return start_server(model_folder)
-
-
-@pytest.fixture(scope="module")
-def adapter(model_folder, tmp_path_factory):
-    """One that says something else than the base."""
-    folder = tmp_path_factory.mktemp("adapter")
-    policy = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(model_folder),
-        LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
-    )
-    policy.peft_config["default"].base_model_name_or_path = str(model_folder)
-    policy.save_pretrained(folder)
-    weights = load_file(folder / "adapter_model.safetensors")
-    random = np.random.default_rng(0)
-    changed = {name: random.normal(0, 0.05, w.shape).astype(w.dtype) for name, w in weights.items() if "lora_B" in name}
-    save_file(weights | changed, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 @pytest.fixture
@@ -75,12 +47,12 @@ def test_a_server_that_would_free_nothing_is_refused(server):
 
 
 @pytest.mark.usefixtures("pretending")
-def test_a_step_in_turns(server, adapter):
+def test_a_step_in_turns(server, adapters):
     """The adapter is known after waking, and answers as before."""
 
     async def run():
         async with SleepingEngine(options_of(server)) as engine:
-            await engine.load_adapter("run-v000001", adapter)
+            await engine.load_adapter("run-v000001", adapters / "v000001")
             before = await engine.generate(GREEDY)
             await engine.sleep()
             assert says_that_it_sleeps(server)

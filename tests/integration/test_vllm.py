@@ -1,17 +1,15 @@
 """Against a real vLLM server: adapters and merged folders are served, and its log-probabilities are the trainer's."""
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-import merge_lora
 from bench.gpu_rows.agreement import RoundedHead
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
@@ -35,36 +33,6 @@ def base(model_folder):
     return model_folder
 
 
-@pytest.fixture(scope="module")
-def adapters(base, tmp_path_factory):
-    """Two adapters that say something else than the base and each other."""
-    folder = tmp_path_factory.mktemp("adapters")
-    for version in (1, 2):
-        torch.manual_seed(version)
-        policy = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
-            LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
-        )
-        for name, weight in policy.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(weight, std=0.05)
-        policy.peft_config["default"].base_model_name_or_path = str(base)
-        policy.save_pretrained(folder / f"v{version:06d}")
-    return folder
-
-
-# Defaults for whatever a request leaves out, as a model's generation_config.json may give them.
-DEFAULTS = {
-    "temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.2, "repetition_penalty": 1.5, "presence_penalty": 1.0,
-    "frequency_penalty": 1.0,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(start_server, base):
-    return start_server(base, "--override-generation-config", json.dumps(DEFAULTS))
-
-
 def policy_of(base, adapters=None, version=1, dtype=torch.float32):
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     return model if adapters is None else PeftModel.from_pretrained(model, adapters / f"v{version:06d}")
@@ -78,8 +46,7 @@ def with_engine(server, action, **options):
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("adapted", "temperature"), [(False, 1.0), (True, 0.7)])
 def test_sampled_logprobs_are_the_trainers(server, base, adapters, protocol, adapted, temperature):
     requests = requests_of(protocol, sampling=Sampling(temperature))
 
@@ -166,20 +133,6 @@ def test_a_request_in_flight_during_a_swap_ends_with_its_own_adapters_tokens(ser
         assert own.mean() < mismatch_bound("float32") < other.mean()
 
 
-def test_a_server_with_raw_log_probabilities_is_refused(start_server, base):
-    raw = start_server(base, "--logprobs-mode", "raw_logprobs")
-
-    async def nothing(_): ...
-
-    try:
-        with pytest.raises(
-            UserError, match=f"{raw.url} returns log-probabilities of temperature 1 .* processed_logprobs"
-        ):
-            with_engine(raw, nothing)
-    finally:
-        raw.kill()
-
-
 def test_a_server_of_another_base_is_refused(server, base, tiny_base, tmp_path):
     async def enter(folder, tokens=2048):
         wanted = Wanted(PolicyCard(Path("p"), str(folder), str(folder), False), 49152, tokens)
@@ -209,16 +162,6 @@ def test_a_sample_ends_with_the_token_that_stopped_it_and_seeds_repeat(server, p
     assert first.ids == again.ids
 
 
-def test_the_agent_plays_through_it(server, protocol):
-    async def act(engine):
-        agent = Agent(engine, protocol, BatchedSearch(search_many), AgentSettings(max_turns=2, max_turn_tokens=32))
-        return await asyncio.gather(*(agent.play(Question(str(n), QUESTIONS[n % 4], ""), n) for n in range(8)))
-
-    episodes = with_engine(server, act)
-    assert len({episode.id for episode in episodes}) == 8
-    assert all(episode.sampled and episode.ids[: episode.turns[0].start] for episode in episodes)
-
-
 def test_many_long_prompts_with_seeds_at_once(server, protocol):
     """More tokens than the server computes at a time. A prompt cut in two ends a vLLM 0.32 server on CPUs."""
     filler = tuple(protocol.tokenizer("Gout is a kind of arthritis. " * 60)["input_ids"])
@@ -232,20 +175,6 @@ def test_many_long_prompts_with_seeds_at_once(server, protocol):
         return await asyncio.gather(*(engine.generate(request) for request in requests))
 
     assert all(sample.ids for sample in with_engine(server, act, patience=20.0))
-
-
-def test_a_merged_folder_is_served(start_server, base, adapters, protocol, tmp_path):
-    merged = tmp_path / "merged"
-    merge_lora.main(merge_lora.Options(adapters / "v000001", merged, base_model=str(base)))
-    requests = requests_of(protocol, count=4, sampling=GREEDY)
-    server = start_server(merged)
-    try:
-        samples = with_engine(server, lambda engine: asyncio.gather(*(engine.generate(r) for r in requests)))
-    finally:
-        server.kill()
-    apart = differences(policy_of(merged), requests, samples)
-    print(f"merged: {len(apart)} tokens, mean {apart.mean():.2e}")
-    assert apart.mean() < mismatch_bound("float32")
 
 
 def test_killed_and_started_again_nothing_is_lost_and_nothing_twice(server, adapters, protocol):

@@ -21,11 +21,7 @@ from tests.integration.agreement import differences, requests_of
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 # --serve, what trainer and server compute in, and the bound of the mean difference. The plugin serves in bf16 only. In
 # bf16 sampler and trainer round differently; in fp32 only another order of sums is left.
-WAYS = {
-    "in 4 bits": ("nf4", "bfloat16", 0.08),
-    "as a copy in bf16": ("bf16", "bfloat16", 0.08),
-    "as a copy in fp32": ("bf16", "float32", 1e-3),
-}
+WAYS = {"in 4 bits": ("nf4", "bfloat16", 0.08), "as a copy in fp32": ("bf16", "float32", 1e-3)}
 
 
 @pytest.fixture(scope="module")

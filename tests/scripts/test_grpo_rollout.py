@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from forage.agent.episode import append_episodes
-from forage.agent.judge import Judge
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
 from forage.agent.searcher import Searcher
 from forage.data.records import Document, Question, read_questions
-from forage.engines.base import Engine, EngineError, Sample, Sampling
+from forage.engines.base import Engine, EngineError, Sample
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.card import PolicyCard, write_policy_card
@@ -33,7 +32,6 @@ from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from grpo_rollout import get_reward_functions
 from tests.factories import EPISODE, empty_adapter
-from tests.questions.chat_server import chat_server
 from tests.scripted_engine import search_many
 
 QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
@@ -62,17 +60,6 @@ def test_similarity_by_hand():
     episodes = [replace(EPISODE, answer=answer) for answer in ("same", "near", "against", "")]
     found = get_answer_similarity(episodes, [QUESTION] * 4, embedder)
     assert found == pytest.approx([1, 0.6, 0, 0])
-
-
-def test_similarity_of_the_real_embedder(embedder):
-    answers = ["Rest and ice.", "Ice packs, and resting.", "Paris is in France.", ""]
-    found = get_answer_similarity([replace(EPISODE, answer=a) for a in answers], [QUESTION] * 4, embedder)
-    assert found[0] == pytest.approx(1, abs=1e-3)
-    assert 1 > found[1] > 0.5 > found[2] >= found[3] == 0
-
-
-def test_token_f1_by_hand():
-    assert get_token_f1([replace(EPISODE, answer="ice, rest")], [QUESTION]) == pytest.approx([0.8])
 
 
 def test_format_by_hand():
@@ -141,26 +128,6 @@ def test_a_plan_is_played_rewarded_and_written(rollout, tmp_path):
         assert episode.rewards["format"] == 1.0
         assert episode.reward == pytest.approx((mrr + 1 + episode.rewards["answer_similarity"]) / 3)
     assert {e.adapter for e in episodes} == {"run-v000000"}
-
-
-def test_a_judge_is_asked_once_for_equal_answers_until_its_bound(rollout, tmp_path):
-    """Three questions, each answered "rest" twice: the first two are judged, the third has the other rewards."""
-    rollout.options = replace(rollout.options, concurrency=1)  # a question at a time
-    with chat_server(lambda prompt, number: str(number)) as chat:
-        judge = Judge("m", chat.url, tmp_path / "judged.jsonl", max_judged=2)
-        rollout.functions, rollout.weights = {**rollout.functions, "judge": judge}, {**rollout.weights, "judge": 1.0}
-        rollout.by_id["train"] = {
-            name: replace(question, question=f"What is {name}?") for name, question in rollout.by_id["train"].items()
-        }
-        plan = first_plan(rollout)
-        asyncio.run(play_plan(rollout, tmp_path / "run", plan, "w"))
-        assert len(chat.asked) == 2
-    episodes = Played(tmp_path / "run", plan).episodes()
-    first, second, third = (episodes[place : place + 2] for place in (0, 2, 4))
-    assert [e.rewards["judge"] for e in first + second] == [0.1, 0.1, 0.2, 0.2]
-    assert all("judge" not in e.rewards for e in third)
-    for episode in episodes:
-        assert episode.reward == pytest.approx(np.mean(list(episode.rewards.values())))
 
 
 def test_words_have_a_credit_of_their_own_where_the_plan_asks_for_it(rollout, tmp_path):
@@ -242,15 +209,6 @@ def test_two_workers_share_a_plan_and_play_nothing_twice(rollout, tmp_path):
     assert len(Played(tmp_path, plan).episodes()) == 6
     assert sorted(path.name for path in (tmp_path / "episodes" / "000000").glob("*.jsonl")) == ["a.jsonl", "b.jsonl"]
     assert len(rollout.engine.asked) == 12  # two turns an episode
-
-
-def test_episodes_say_who_played_them_and_when(rollout, tmp_path):
-    plan = first_plan(rollout)
-    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
-    episodes = Played(tmp_path, plan).episodes()
-    assert {episode.worker for episode in episodes} == {"w"}
-    for episode in episodes:
-        assert 0 < episode.seconds["total"] <= episode.seconds["into_plan"]
 
 
 def test_a_worker_that_finds_all_questions_claimed_counts_how_long(rollout, tmp_path):
@@ -368,16 +326,6 @@ def test_questions_without_a_reference_are_combined_from_the_other_rewards(rollo
     assert all(set(e.rewards) == {"mrr", "answer_similarity", "format"} for e in other)
 
 
-def test_data_without_any_reference_leave_the_reward_out(rollout, tmp_path, capsys):
-    none = reopened(rollout, [""] * 5)
-    assert "5 of 5 questions have no reference answer to compare with, so answer_similarity is left out of the run" in (
-        capsys.readouterr().out
-    )
-    asyncio.run(play_plan(none, tmp_path, first_plan(none), "w"))
-    assert {name for e in Played(tmp_path, first_plan(none)).episodes() for name in e.rewards} == {"mrr", "format"}
-    assert ": NaN" not in (tmp_path / "episodes" / "000000" / "w.jsonl").read_text()
-
-
 def test_a_run_whose_only_weighed_reward_does_not_exist_is_told(rollout):
     rollout.options = replace(rollout.options, weights=(0.0, 1.0, 0.0))
     with pytest.raises(UserError, match="an episode's question has no reward of a weight over 0; give such a weight"):
@@ -461,32 +409,6 @@ def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
     with pytest.raises(UserError, match="reward 'mine' gave nan"):
         Rollout(rollout.options, rollout.settings, rollout.engine, rollout.protocol, rollout.store, broken)
     assert rollout.engine.asked == []
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"num_rollouts": 0}, "--num-rollouts 0"),
-        ({"sampling": Sampling(top_p=0.5)}, "make the log-probabilities wrong"),
-        ({"weights": (1.0,)}, "--weights 1 must be 3 numbers .* of mrr, answer_similarity, format"),
-    ],
-)
-def test_bad_options_are_told(rollout, wrong, says):
-    options = replace(rollout.options, **wrong)
-    with pytest.raises(UserError, match=says):  # noqa: PT012 either may say it
-        options.check()
-        Rollout(options, rollout.settings, rollout.engine, rollout.protocol, rollout.store, rollout.functions)
-
-
-def test_the_view_counts(capsys):
-    with RolloutView("step 3", 4) as view:
-        view.played(EPISODE)
-        view.played(replace(EPISODE, stop="turns", searches=()))
-        view.rewarded([EPISODE])
-    line = capsys.readouterr().out
-    assert line.startswith("step 3: episodes 2 of 4; tokens/s ")
-    assert "searches 1.00; ended by: answer 1, turns 1; mrr 0.500" in line.replace("ended by ", "ended by: ")
-    assert "waited" not in line
 
 
 def test_the_view_says_what_each_server_samples_and_how_long_the_worker_waited():
