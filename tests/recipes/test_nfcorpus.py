@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from forage.agent.episode import read_episodes
 from forage.data.records import read_questions
-from tests.recipes.run import RECIPES, calls_of, run
+from tests.recipes.run import calls_of, run
 
 CORPUS = {
     "MED-10": ("Statin use and breast cancer survival", "Statins were taken by patients with breast cancer."),
@@ -69,9 +68,3 @@ def test_the_commands(tiny, tmp_path, monkeypatch):
     assert plain["metrics"]["mrr"]["mean"] == pytest.approx(0.75)
     assert not {"answer_similarity", "token_f1"} & plain["metrics"].keys()
     assert "ndcg@10" in single["over_reference"]
-    options = "--data data/nfcorpus --max-turns 1"
-    assert options in (RECIPES / "nfcorpus.md").read_text()
-    run(("sft_train", options.split()), "--policy", "models/warm", "--output-dir", "models/searcher", "--mode",
-        "sparse", "--max-steps", "1", "--eval-questions", "0", "--eval-share", "0.5")  # fmt: skip
-    played = list(read_episodes(tmp_path / "models/searcher/demonstrations.jsonl"))
-    assert [(len(episode.searches), episode.answer) for episode in played] == [(1, "")] * 2
