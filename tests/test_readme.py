@@ -4,7 +4,6 @@ import contextlib
 import functools
 import importlib
 import io
-import json
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from document_store import StoreOptions
 from forage.agent.combination import reward_matrix
 from forage.agent.episode import Episode
 from forage.cli import COMPLETION, flags_of
-from forage.data.records import Document, Question, read_questions
+from forage.data.records import Document, Question
 from forage.policy import memory
 from tests import ROOT
 from tests.pages import FENCE, command_lines, commands_of, fenced, options_of, parsed, python_call
@@ -332,33 +331,3 @@ def test_the_retriever_snippet_keeps_one_chunk_of_each_document(tmp_path, readme
     assert len({hit.doc_id for hit in plain}) == 1
     assert hits[0] == plain[0]
     assert len({hit.doc_id for hit in hits}) == len(hits)
-
-
-def test_the_data_set_command_runs(tmp_path, monkeypatch):
-    rows = [{"ask": f"What helps against disease {n}?", "answer": f"Remedy {n} helps, and rest."} for n in range(8)]
-    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.chdir(tmp_path)
-    run_command("qa.jsonl")
-    known = read_questions(tmp_path / "data/mine/train.jsonl") + read_questions(tmp_path / "data/mine/eval.jsonl")
-    assert sorted(question.question for question in known) == [row["ask"] for row in rows]
-
-
-def test_the_model_command_runs(tmp_path, monkeypatch):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2,
-    )  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    LlamaForCausalLM(config).save_pretrained("my_model")
-    run_command("my_model")
-    adapter = json.loads(Path("models/mine/adapters/v000000/adapter_config.json").read_text())
-    assert (adapter["r"], Path(adapter["base_model_name_or_path"]).name) == (32, "my_model")
-
-
-def run_command(word):
-    """Run the one command of the README that has this word."""
-    [call] = [python_call(command) for command in commands_of(README) if word in command]
-    module, arguments = call
-    importlib.import_module(module).main(parsed(module, arguments))

@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import time
 from collections import Counter
 
@@ -178,23 +177,6 @@ def test_the_run_goes_on_in_two_processes(stack, tmp_path):
     assert re.search(r"training by DeepSpeed 0\.19\.\d+ ZeRO-3, processes: 2$", began[-1])
 
 
-def test_what_nothing_reads_and_what_would_no_longer_be_read_is_refused(stack):
-    """By prepare, before any other service starts."""
-    for wrong, says in (
-        ({"BATCHSIZE": 4}, "error: .env: nothing reads BATCHSIZE; is it BATCH_SIZE?"),
-        ({"LORA_RANK": 16}, "error: /shared/models/policy was made by `create_lora_model.py"),
-    ):
-        before = dict(stack.settings)
-        stack.set(**wrong)
-        refused = stack.compose("run", "--rm", "--no-deps", "-T", "prepare", check=False)
-        stack.settings = before
-        stack.set()
-        assert refused.returncode == 1
-        assert says in refused.stderr
-    noted = stack.compose("run", "--rm", "--no-deps", "-T", "-e", "VLLM_GPU_MEMORY=0.4", "prepare")
-    assert "note: VLLM_GPU_MEMORY=0.4 has no effect without a GPU" in noted.stderr
-
-
 def test_an_image_without_cuda_does_not_train_beside_a_gpu(stack):
     """The device is found where the container runs: here by a stand-in for nvidia-smi."""
     smi = "printf '#!/bin/sh\\necho 24564\\n' > /tmp/nvidia-smi && chmod +x /tmp/nvidia-smi && PATH=/tmp:$PATH"
@@ -215,41 +197,6 @@ def test_a_server_that_is_up_asks_for_the_key_on_the_loopback_address_only(stack
     assert "401" in refused.stderr
 
 
-def test_the_days_commands_of_the_operations_page(stack, tmp_path):
-    """The commands of docs/operations.md that the other tests have not run."""
-    for name in ("rewards.png", "report.html"):
-        stack.compose("cp", f"train:/shared/runs/stack/{name}", tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 1000
-    stack.compose("stop", "vllm", "rollout")
-    stack.compose("start", "vllm", "rollout")
-    merged = stack.compose(
-        "run", "--rm", "--no-deps", "-T", "train", "python", "merge_lora.py", "--lora-model", "/shared/runs/stack",
-        "--output-path", "/shared/models/merged",
-    )  # fmt: skip
-    assert "merged" in merged.stdout
-    stack.compose("--profile", "tensorboard", "up", "--detach", "--no-deps", "tensorboard")
-    ask = "import urllib.request as u; print(u.urlopen('http://tensorboard:6006').status)"
-    deadline = time.monotonic() + 300  # it starts beside a server that loads its model
-    while True:
-        page = stack.compose("run", "--rm", "--no-deps", "-T", "rollout", "python", "-c", ask, check=False)
-        if page.returncode == 0 or time.monotonic() > deadline:
-            break
-        time.sleep(2)
-    assert page.stdout.strip().endswith("200")
-    # The move: out of the volume as a stream, into another.
-    volume, moved = f"{PROJECT}_shared", f"{PROJECT}_moved"
-    out = ["docker", "run", "--rm", "--volume", f"{volume}:/shared:ro", "grpo:cpu", "tar", "--create", "--directory"]
-    into = ["docker", "run", "--rm", "--interactive", "--volume", f"{moved}:/shared", "grpo:cpu", "tar", "--extract"]
-    try:
-        stream = subprocess.Popen([*out, "/shared", "."], stdout=subprocess.PIPE)
-        subprocess.run([*into, "--directory", "/shared"], stdin=stream.stdout, check=True)
-        assert stream.wait() == 0
-        there = docker("run", "--rm", "--volume", f"{moved}:/shared", "grpo:cpu", "ls", "/shared/runs/stack/adapters")
-        assert len(there.stdout.split()) == STEPS + 2
-    finally:
-        docker("volume", "rm", "--force", moved, check=False)
-
-
 def test_a_volume_that_can_not_be_written_is_one_line(stack):
     """One line of ours, the last one in one process; torchrun adds a report of its own."""
     volume = f"{PROJECT}_shared"
@@ -261,10 +208,3 @@ def test_a_volume_that_can_not_be_written_is_one_line(stack):
     assert read_only.returncode == 1
     assert read_only.stderr.strip().splitlines()[-1].startswith("error: /shared/runs")
     assert "read-only" in read_only.stderr
-    full = docker(
-        "run", "--rm", "--env-file", stack.env_file, "--env", "TRAIN_PROCESSES=1", "--volume",
-        f"{volume}:/shared:ro", "--tmpfs", "/shared/runs:size=65536,uid=1000", "grpo:cpu",
-        "scripts/stack.sh", "train", check=False,
-    )  # fmt: skip
-    assert full.returncode == 1
-    assert "no space left" in full.stderr.strip().splitlines()[-1]

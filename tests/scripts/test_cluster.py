@@ -1,4 +1,4 @@
-"""cluster/: which part of a run each node takes, and that SkyPilot understands its file.
+"""cluster/: which part of a run each node takes.
 
 What real nodes do under Slurm is in tests/integration/test_slurm.py.
 """
@@ -13,7 +13,6 @@ import yaml
 
 from tests import ROOT
 
-SKY_PY = ROOT / ".venv-sky" / "bin" / "python"
 SKY = yaml.safe_load((ROOT / "cluster" / "sky.yaml").read_text())
 SMI = """case "$*" in
   *=index*) for card in $(seq 0 $((CARDS - 1))); do echo $card; done ;;
@@ -158,33 +157,3 @@ def test_skypilots_nodes_take_the_same_parts(node, rank, cards, part):
     done, logs = node("bash", "-c", SKY["run"], cards=int(cards), **told, TRAIN_NODES=str(SKY["envs"]["TRAIN_NODES"]))
     assert done.returncode == 0, done.stderr
     assert f"grpo_{part}.py" in logs[part]
-
-
-PARSE = """
-import sys, yaml, sky
-from sky.volumes.volume import Volume
-task = sky.Task.from_yaml(sys.argv[1])
-volume = Volume.from_yaml_config(yaml.safe_load(open(sys.argv[2])))
-[resources] = task.resources
-print(task.num_nodes, resources.accelerators, task.volumes, volume.name, volume.config)
-"""
-
-
-def test_skypilots_own_parser_reads_its_files(tmp_path):
-    python = SKY_PY if SKY_PY.exists() else sys.executable
-    if subprocess.run([python, "-c", "import sky"], capture_output=True).returncode:
-        pytest.skip(
-            "left out: skypilot is not installed (python -m venv .venv-sky; .venv-sky/bin/pip install skypilot)"
-        )
-    files = [str(ROOT / "cluster" / name) for name in ("sky.yaml", "sky_volume.yaml")]
-    done = subprocess.run(
-        [python, "-c", PARSE, *files],
-        cwd=ROOT,
-        env=os.environ | {"HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip().splitlines()[-1] == (
-        "2 {'H100': 1} {'/shared': 'forage'} forage {'access_mode': 'ReadWriteMany'}"
-    )
