@@ -22,22 +22,16 @@ from tokenizers import AddedToken, Regex, normalizers
 
 from document_store import Search, print_hits
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.builder import TurnTokens
 from forage.agent.episode import append_episodes, read_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.prompts import REWRITE, prompt_tokens
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.agent.vetting import Vetting
-from forage.cli import run_script
 from forage.data.chunking import chunk_document
 from forage.data.records import Document, Question, read_documents
 from forage.data.sample import PAGES, QUESTIONS
 from forage.data.scraping.page_text import read_page
 from forage.engines.base import Sample
-from forage.engines.local import LocalEngine
-from forage.engines.options import EngineOptions
-from forage.engines.vllm import VLLMEngine
-from forage.errors import UserError
 from forage.evaluation.summary import print_rows
 from forage.files import json_lines, write_jsonl
 from forage.policy.packing import pack
@@ -55,7 +49,7 @@ from tests import ROOT
 from tests.attacks.hostile import COUNT, hostile_documents
 from tests.factories import EPISODE, STATS
 from tests.scripted_engine import Hit
-from tests.tiny import make_model, make_tokenizer
+from tests.tiny import make_tokenizer
 
 HOSTILE = hostile_documents()
 SHORT = [hostile for hostile in HOSTILE if len(hostile.text) < 10_000]
@@ -258,52 +252,6 @@ def test_a_demonstration_teaches_no_forged_turn(name):
     survived(f"demonstrations and their masks, {name}", failed, len(taught))
 
 
-# Engines
-
-
-def test_engines_are_given_the_loops_tokens(tmp_path):
-    """LocalEngine samples after each document; to a vLLM server go the same ids, and no text."""
-    protocol = protocol_of("chatml")
-    call = protocol.turn_ids(write_call("gout"))
-    sent = []
-
-    def answer(request):
-        body = json.loads(request.content)
-        sent.append(tuple(body["prompt"]))
-        logprobs = {"token_logprobs": [-0.5]}
-        choice = {
-            "token_ids": [2], "logprobs": logprobs, "finish_reason": "stop", "prompt_token_ids": body["prompt"]
-        }  # fmt: skip
-        return httpx.Response(200, json={"choices": [choice]})
-
-    served = VLLMEngine(EngineOptions(urls=("http://served",)))
-    served._clients = [httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://served")]
-    local = LocalEngine(make_model())
-
-    async def one(engine, number, hostile):
-        settings = AgentSettings(max_turn_tokens=6, max_turns=2, max_tokens=100_000)
-        agent = Agent(engine, protocol, BatchedSearch(finds(hostile), in_line=True), settings)
-
-        async def speak(episode, room, seed):
-            if not episode.turns:
-                return TurnTokens(tuple(call), (1,) * len(call), (0.0,) * len(call), "stop")
-            return await agent.speak(episode, room, seed)
-
-        return await agent.play(question_of(hostile, number), speak=speak)
-
-    async def all_of(engine):
-        return await asyncio.gather(*(one(engine, number, hostile) for number, hostile in enumerate(SHORT)))
-
-    failed = []
-    ours, theirs = asyncio.run(all_of(local)), asyncio.run(all_of(served))
-    for hostile, mine, other in zip(SHORT, ours, theirs, strict=True):
-        given = mine.ids[: mine.turns[1].start]
-        plain = control_of(protocol, protocol.prompt("x") + call + protocol.join(["x"], call[-1]))
-        if control_of(protocol, given) != plain or other.ids[: len(given)] != given or given not in sent:
-            failed.append(hostile.name)
-    survived("both engines", failed, len(SHORT))
-
-
 # Chunks, the store and its server
 
 
@@ -471,23 +419,6 @@ def store_without_vectors(tmp_path_factory):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     DocumentStore.build(folder, read_documents(path), StoreOptions(embedder="none"))
     return folder
-
-
-def test_an_error_is_one_line(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["x"])
-
-    def ends(text):
-        def main(options: Search) -> None:
-            raise UserError(f"{text} is wrong")
-
-        monkeypatch.setattr("sys.argv", ["x", "query"])
-        with pytest.raises(SystemExit) as end:
-            run_script(main)
-        return end.value.code
-
-    survived(
-        "errors, one line", failures(lambda h: is_calm(said := ends(h.text)) and "\n" not in said, SHORT), len(SHORT)
-    )  # fmt: skip
 
 
 def test_statistics_trackers_and_episodes_are_valid_json(tmp_path):

@@ -1,0 +1,38 @@
+"""The scripts that are attacked, and what each comes to when nothing disturbs it."""
+
+import time
+from functools import cache
+
+import pytest
+
+from tests.attacks.targets import make_given, targets
+from tests.misbehaving_server import MisbehavingServer
+
+
+@pytest.fixture(scope="session")
+def site():
+    with MisbehavingServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ground(site, tmp_path_factory):
+    """(inputs, arena, every script's Target)"""
+    folder = tmp_path_factory.mktemp("kills")
+    given = make_given(folder / "given")
+    return given, folder / "arena", targets(given, folder / "arena", site.address)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(ground):
+    """A function that gives an undisturbed run of a script, made once: (contents, number of changes, seconds)."""
+    _, arena, scripts = ground
+
+    @cache
+    def run(name):
+        script = scripts[name]
+        started = script.start(script.fresh(arena))
+        assert started.wait() == 0, started.said[-3000:]
+        return script.look(arena), started.changes, time.perf_counter() - started.began
+
+    return run
