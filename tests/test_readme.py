@@ -34,7 +34,7 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 OTHERS = re.compile(r"docker|pip|python -m|scripts/")
 # That a user runs, with flags of their own.
 MODULES = (
-    "forage.policy.memory", "forage.policy.served_base", "forage.doctor.__main__", "forage.runs.browser",
+    "forage.policy.memory", "forage.policy.served_base", "forage.runs.browser",
     "forage.evaluation.preference.train_scorer", "forage.evolution.self_evolve",
     "forage.planning.library", "forage.planning.teaching",
 )  # fmt: skip
@@ -60,7 +60,9 @@ RUN_DIR_IS_MADE_BY = ("grpo_train", "bench.search_gain", "grpo_rollout", "train_
 
 
 def can_be_imported(module):
-    """False of a benchmark whose peers are not installed (requirements-bench.txt)."""
+    """False of a benchmark whose peers are not installed (requirements-bench.txt), and of the doctor."""
+    if module == "forage.doctor.__main__":
+        return False
     try:
         importlib.import_module(module)
     except ModuleNotFoundError:

