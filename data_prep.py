@@ -138,7 +138,7 @@ def write(source: Source, options: Options) -> None:
     write_jsonl(out / "eval.jsonl", held_out)
     print_table(source.told | {
         "documents": f"{len(source.documents):,}" + _causes(Counter(d.source for d in source.documents)),
-        "chunks": f"{len(store.chunks):,} (embedded now: {store.embedded.chunks:,})",
+        "chunks": f"{len(store.chunks):,} (embedded now: {store.embedded:,})",
         "training questions": f"{len(train):,}",
         "eval questions": f"{len(held_out):,}",
     })  # fmt: skip

@@ -7,7 +7,7 @@
     python document_store.py info --store data/store
 
 Files of a store:
-    store.json      format, embedder and options; written last
+    store.json      embedder and options; written last
     chunks.jsonl, bm25.npz
     chroma/         or a collection on a Chroma server
 
@@ -58,9 +58,6 @@ class Build:
     """documents.jsonl: one JSON object per line with id, title and text."""
     store: Path
     """Folder of the store."""
-    share: str = ""
-    """Only embed a share of the chunks: 2/8, or auto under torchrun or in a Slurm array. A build without --share then
-    takes in what all shares embedded."""
     options: Annotated[StoreOptions, tyro.conf.arg(name="")] = field(default_factory=StoreOptions)
 
 
@@ -126,22 +123,8 @@ def build(command: Build) -> None:
 
     check_folder("--store", command.store)
     check_files_apart("--store", command.store, PARTS, {"--documents": command.documents})
-    if command.share:
-        build_share(command)
-        return
     store = build_store(command.store, read_documents(command.documents), command.options)
     print(f"{command.store}: {store.card.documents} documents, {store.card.chunks} chunks")
-
-
-def build_share(command: Build) -> None:
-    from forage.store.shares import embed_share, share_of
-
-    share = share_of(command.share)
-    done = embed_share(command.store, read_documents(command.documents), command.options, share)
-    rest = f"of all shares {done.there} of {done.total}"
-    if done.there == done.total:
-        rest += "; run the same command without --share to finish the store"
-    print(f"{command.store}: share {share}: {done.embedded} groups of chunks embedded, {done.mine} there; {rest}")
 
 
 def print_hits(command: Search) -> None:
@@ -242,7 +225,7 @@ def print_info(store: str) -> None:
 
     card, _ = card_at(asked_place(store), Path())
     values = {
-        "format": card.format, "complete": card.complete, "documents": card.documents, "chunks": card.chunks,
+        "complete": card.complete, "documents": card.documents, "chunks": card.chunks,
         "dimension": card.dimension, **vars(card.options),
     }  # fmt: skip
     table = Table("", "", show_header=False, title=Text(printable(str(store))))

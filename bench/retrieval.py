@@ -39,7 +39,7 @@ from forage.data.qa_rows import read_records, to_rows
 from forage.data.records import Question
 from forage.data.relevance import make_questions, split_by_document
 from forage.store.bm25 import BM25, Tokenizer
-from forage.store.document_store import DocumentStore, search_text
+from forage.store.document_store import DocumentStore
 from forage.store.fusion import Ranking, top_k
 from forage.store.options import Fusion, StoreOptions
 
@@ -98,8 +98,7 @@ def prepare(bench: BenchOptions) -> tuple[DocumentStore, list[Question], list[Qu
     store = DocumentStore.build(bench.store, library.documents, bench.options)
     CONSOLE.print(
         f"{store.card.documents:,} documents, {len(store.chunks):,} chunks; store built in "
-        f"{time.perf_counter() - started:.1f} s, of which embedding {store.embedded.seconds:.1f} s for "
-        f"{store.embedded.chunks:,} chunks that had no vector yet"
+        f"{time.perf_counter() - started:.1f} s, with {store.embedded:,} chunks that had no vector yet"
     )
     questions, _ = make_questions(rows, library.doc_of_row, store.chunks)
     train, held_out = split_by_document(questions, 0.2, bench.seed)
@@ -162,7 +161,8 @@ def print_tokenizers(store: DocumentStore, questions: Sequence[Question]) -> Non
     """Print the effect of stems, stop words and the title in the chunk on sparse search."""
     table = Table("stems", "stop words", "title in chunk", "MRR@10", "recall@5", "hit@10", title="sparse search")
     for title in (True, False):
-        texts = [search_text(chunk, replace(store.options, title_in_chunk=title)) for chunk in store.chunks]
+        way = replace(store.options, title_in_chunk=title)
+        texts = [way.searched_text(chunk.title, chunk.text) for chunk in store.chunks]
         for stem in (True, False):
             for stop_words in (True, False):
                 tokenize = Tokenizer(stem, stop_words)
@@ -176,7 +176,7 @@ def print_tokenizers(store: DocumentStore, questions: Sequence[Question]) -> Non
 def print_sparse_speed(store: DocumentStore, texts: Sequence[str], bench: BenchOptions) -> dict[str, float]:
     """Queries per second from words to the best ten, with the same words for all; also times building the indexes."""
     tokenize = Tokenizer(store.options.stem, store.options.stop_words)
-    corpus = [tokenize(search_text(chunk, store.options)) for chunk in store.chunks]
+    corpus = [tokenize(store.options.searched_text(chunk.title, chunk.text)) for chunk in store.chunks]
     queries = [tokenize(text) for text in texts]
     ours, ours_s = timed(lambda: BM25.build(corpus))
     okapi, okapi_s = timed(lambda: BM25Okapi(corpus))
@@ -227,7 +227,7 @@ def print_hybrid_speed(
         ensemble, index_s = timed(lambda: make_ensemble(store, batch, batch_vectors, chosen, folder))
         speeds = {
             "ours": rate(
-                lambda: store.search(batch, K, query_vectors=batch_vectors, fusion=chosen), len(batch), bench.repeats
+                lambda: store.rank(batch, K, query_vectors=batch_vectors, fusion=chosen), len(batch), bench.repeats
             ),
             "EnsembleRetriever": rate(lambda: ensemble.batch(batch), len(batch), 1),
         }
@@ -247,7 +247,7 @@ def make_ensemble(
 ) -> EnsembleRetriever:
     """LangChain's BM25Retriever and Chroma over our chunks, with our tokens, our vectors and our weights."""
     tokenize = Tokenizer(store.options.stem, store.options.stop_words)
-    texts = [search_text(chunk, store.options) for chunk in store.chunks]
+    texts = [store.options.searched_text(chunk.title, chunk.text) for chunk in store.chunks]
     known = KnownVectors([*texts, *queries], np.concatenate([store.dense.matrix_ND, vectors]))
     words = BM25Retriever.from_texts(texts, preprocess_func=tokenize, k=K)
     chroma = Chroma("peer", known, persist_directory=folder, collection_configuration={"hnsw": {"space": "cosine"}})

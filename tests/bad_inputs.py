@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "document_store.py": (
         "serch --store {w}/data/store gout",
-        "build --documents {w}/docs.jsonl --store {w}/out --share 9/8",
+        "search --store {w}/data/store --k 0 gout",
         "info --store {w}/none",
         "build --documents {w}/broken.jsonl --store {w}/out",
         "build --documents {w}/docs.jsonl --embedder none --store {w}/file",

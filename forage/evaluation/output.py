@@ -11,9 +11,9 @@ from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, 
 from forage.errors import UserError, flag
 from forage.evaluation.options import FREE, EvaluationOptions
 from forage.files import replacing
+from forage.manifest import file_digest
 from forage.runs.run_folder import changed, flat, plain, read_config
 from forage.sole_writer import filling_folder
-from forage.store.card import file_digest
 
 
 @contextmanager

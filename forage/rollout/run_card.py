@@ -20,9 +20,10 @@ from forage.agent.searcher import Searcher
 from forage.agent.tools import Spec, functions_for
 from forage.errors import UserError
 from forage.files import replacing
+from forage.manifest import file_digest
 from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
 from forage.rollout.options import RUN_FILE, RolloutOptions
-from forage.store.card import NO_EMBEDDER, StoreCard, file_digest
+from forage.store.card import NO_EMBEDDER, StoreCard
 from forage.store.embedder import Embedder, locate
 from forage.store.opening import card_at, open_place
 

@@ -1,4 +1,4 @@
-"""BM25 with the exact scores of rank_bm25.BM25Okapi, precomputed for each (term, text) pair.
+"""BM25 with the exact scores of rank_bm25.BM25Okapi, precomputed for each (term, text) pair; of chunks, and of titles.
 
 `rank_bm25` goes through all texts for each word of each query. With precomputed scores, a query is the sum of a few
 sparse rows. The library `bm25s` does this too, but none of its variants has BM25Okapi's floor under the idf of frequent
@@ -13,19 +13,17 @@ import unicodedata
 import zipfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import Stemmer
 from numpy.typing import NDArray
 
 from forage.files import replacing
-from forage.store.fusion import Ranking, top_k
-from forage.store.mapped import mapped_arrays
+from forage.store.fusion import Ids, Ranking, Scores, top_k
 from forage.text import UNSPACED, WORD
 
 STOP_WORDS = frozenset(
@@ -39,7 +37,6 @@ UNSPACED_WORD = re.compile(f"[{UNSPACED}]")
 K1, B, EPSILON = 1.5, 0.75, 0.25  # BM25Okapi's defaults
 # A row with scores for at least a quarter of the texts is added as a dense row, which is faster than by index.
 DENSE_SHARE = 0.25
-MAPPED = 2**30  # bytes of an index from which it is mapped; a smaller one is read and its checksums compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +150,8 @@ class BM25:
 
     @classmethod
     def load(cls, path: Path) -> BM25:
-        """Read it, or map a large one: then only what queries look at is read, and processes share it."""
         try:
-            large = path.stat().st_size >= MAPPED
-            with np.load(path, allow_pickle=False) as whole:
-                file: Mapping[str, NDArray[Any]] = mapped_arrays(path) if large else whole
+            with np.load(path, allow_pickle=False) as file:
                 terms = {word: term for term, word in enumerate(json.loads(file["words"].tobytes()))}
                 return cls(terms, file["starts"], file["texts"], file["weights"], int(file["size"]))
         except (zipfile.BadZipFile, ValueError, KeyError) as error:
@@ -191,3 +185,51 @@ def _idf(document_frequency: NDArray[np.int64], n_texts: int) -> NDArray[np.floa
         mean = np.cumsum(idf)[-1] / len(idf)
         idf[idf < 0] = EPSILON * mean
     return idf
+
+
+@dataclass(frozen=True)
+class Titles:
+    """The distinct titles of a store, and which of them each chunk has."""
+
+    index: BM25
+    of_chunk: Ids
+    having: dict[str, Ids]
+    """The titles that have each word."""
+    sizes: NDArray[np.int64]
+    """The number of distinct words of each title."""
+
+    @classmethod
+    def build(cls, titles: Sequence[str], tokenize: Callable[[str], list[str]]) -> Titles:
+        """From the title of each chunk."""
+        number = {title: place for place, title in enumerate(dict.fromkeys(titles))}
+        words = [tokenize(title) for title in number]
+        having: dict[str, list[int]] = {}
+        for place, several in enumerate(words):
+            for word in set(several):
+                having.setdefault(word, []).append(place)
+        sizes = np.array([len(set(several)) for several in words], np.int64)
+        of_chunk = np.array([number[title] for title in titles], np.int64)
+        return cls(BM25.build(words), of_chunk, {word: np.array(places) for word, places in having.items()}, sizes)
+
+    def rank(self, words: Sequence[str], chunks: Ids, by_share: bool) -> Ranking:
+        """These chunks by how well the words match their titles, from 0 to 1.
+
+        A title's BM25 score over that of the best title among these, squared, because partly matching names mislead: a
+        title that matches half as well as the best counts .25. With `by_share` this is multiplied by the share of the
+        title's words that were said, as else the best title would count fully however little of it was.
+        """
+        titles = self.of_chunk[chunks]
+        scores = np.square(self.index.scores(words))[titles]
+        best = scores.max(initial=0.0)
+        scores = scores / best if best else scores
+        if by_share:
+            scores = scores * self.shares(words)[titles]
+        order = np.lexsort((chunks, -scores))
+        return Ranking(chunks[order], scores[order])
+
+    def shares(self, words: Sequence[str]) -> Scores:
+        """The share of each title's words that are among these. Example: of "gouty arthritis", "arthritis" says .5."""
+        said = np.zeros(len(self.sizes))
+        for word in self.having.keys() & set(words):
+            said[self.having[word]] += 1
+        return said / np.maximum(self.sizes, 1)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
-from forage.files import locked, replacing
+from forage.files import locked
+from forage.manifest import digest, read_manifest, write_manifest
 from forage.store.options import StoreOptions
 
-FORMAT = 1
 NO_EMBEDDER = "none"
-CHUNKS_FILE = "chunks.jsonl"
-PARTS = (CHUNKS_FILE, "bm25.npz", "chroma")  # what a store holds beside store.json
-NEWER = {"language": "english", "retriever": ""}
+CHUNKS_FILE, BM25_FILE, VECTORS = "chunks.jsonl", "bm25.npz", "chroma"
+PARTS = (CHUNKS_FILE, BM25_FILE, VECTORS)  # what a store holds beside store.json
+SAME_MODEL = 0.999  # the least product of the probe's vectors by one model on two machines
 
 
 @dataclass(frozen=True)
 class StoreCard:
     """store.json: what a store is made of."""
 
-    format: int
     complete: bool
     collection: str
     options: StoreOptions
@@ -36,52 +34,34 @@ class StoreCard:
 
 
 def write_card(path: Path, card: StoreCard) -> None:
-    with replacing(path / "store.json") as file:
-        json.dump(asdict(card), file, indent=1)
+    write_manifest(path / "store.json", asdict(card))
 
 
 def read_card(path: Path) -> StoreCard:
-    """The card of the store in folder `path`; refuses a folder without a store, and a format newer than this code."""
-    card = path / "store.json"
+    """The card of the store in folder `path`; refuses a folder without a store."""
+    card, way_out = path / "store.json", "delete the folder and build the store again"
     if not card.exists():
-        if (path / "store" / "store.json").exists():
-            raise UserError(f"{path} holds no document store (no store.json), but {path / 'store'} does; give that")
-        raise UserError(f"{path} holds no document store (no store.json); make one with data_prep.py")
+        inner = (path / "store" / "store.json").exists()
+        instead = f", but {path / 'store'} does; give that" if inner else "; make one with data_prep.py"
+        raise UserError(f"{path} holds no document store (no store.json){instead}")
     try:
-        return card_of(json.loads(card.read_text(encoding="utf-8")), path)
+        return card_of(read_manifest(card, way_out))
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{card} is damaged ({error}); delete the folder and build the store again") from error
+        raise UserError(f"{card} is no store's card ({error}); {way_out}") from error
 
 
-def card_of(values: dict[str, Any], where: Path | str) -> StoreCard:
-    """The card that `where` has, from its JSON. Raises ValueError, KeyError or TypeError if that is none."""
-    number = int(values["format"])
-    if number > FORMAT:
-        raise UserError(
-            f"{where} has store format {number}, this code reads up to {FORMAT}; update the code or rebuild the store"
-        )
-    known = {f.name for f in fields(StoreOptions)}
-    options = StoreOptions(**{name: value for name, value in dict(values["options"]).items() if name in known})
-    rest = {f.name: values[f.name] for f in fields(StoreCard) if f.name in values and f.name != "options"}
-    return StoreCard(options=options, **rest)
+def card_of(values: Mapping[str, Any]) -> StoreCard:
+    """The card from its JSON. Raises ValueError, KeyError or TypeError if that is none."""
+    options = {f.name: values["options"][f.name] for f in fields(StoreOptions) if f.name in values["options"]}
+    rest = {f.name: values[f.name] for f in fields(StoreCard) if f.name in values}
+    return StoreCard(**rest | {"options": StoreOptions(**options)})
 
 
 def fingerprint_of(card: StoreCard, chunks: str) -> str:
     """Digest of what is searched and how it was built; `chunks` is the digest of chunks.jsonl."""
-    # Where its vectors are kept may differ between machines, and both implementations of BM25 rank the same.
-    free = ("chroma_url", "bm25")
-    # What stores could not choose when older cards were written is left out unless it was chosen.
-    left = {name for name, value in NEWER.items() if getattr(card.options, name) == value}
-    built = json.dumps({n: value for n, value in asdict(card.options).items() if n not in (*free, *left)})
-    return hashlib.sha256(f"{chunks} {built}".encode()).hexdigest()[:16]
-
-
-def file_digest(path: Path) -> str:
-    """Empty for a missing file."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    built = asdict(card.options)
+    del built["chroma_url"]  # where vectors are kept may differ between machines
+    return digest(f"{chunks} {built}".encode())
 
 
 def check_place(path: Path) -> None:

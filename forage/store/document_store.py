@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,52 +17,42 @@ from forage.data.records import Document, as_document
 from forage.disk import make_folder
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
+from forage.manifest import file_digest
 from forage.progress import counting
 from forage.sole_writer import clear_half_written
-from forage.store.bm25 import BM25, Tokenizer
+from forage.store.bm25 import BM25, Titles, Tokenizer
 from forage.store.card import (
+    BM25_FILE,
     CHUNKS_FILE,
-    FORMAT,
     NO_EMBEDDER,
+    SAME_MODEL,
+    VECTORS,
     StoreCard,
     build_lock,
     check_place,
-    file_digest,
     fingerprint_of,
     read_card,
     write_card,
 )
 from forage.store.embedder import Embedder, Reranker
 from forage.store.fusion import Ranking, fuse
-from forage.store.hit import Hit
-from forage.store.okapi import Okapi
+from forage.store.hit import Hit, reranked
 from forage.store.options import Fusion, Mode, StoreOptions
-from forage.store.parts import Parts
-from forage.store.titles import Titles
 from forage.store.vectors import DenseIndex, VectorCollection, text_key
 from forage.text import count_words, encodable, most_parts
 
-BM25_FILE = "bm25.npz"
 EMBED_GROUP = 512  # chunks embedded between two writes: the most a killed build loses
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """How much a build had to embed: the number of chunks without a vector, and the seconds it took."""
-
-    chunks: int
-    seconds: float
 
 
 class DocumentStore:
     """A searchable store on disk, made by `build` and opened by `open`."""
 
-    def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25 | Okapi) -> None:
+    def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25) -> None:
         self.path = path
         self.card = card
         self.options = card.options
         self.chunks = chunks
-        self.embedded = Embedded(0, 0.0)
+        self.embedded = 0  # chunks that its build had to embed
         self._bm25 = bm25
         self._tokenize = tokenizer_of(card.options)
 
@@ -110,8 +98,8 @@ class DocumentStore:
         options.check()
         if isinstance(documents, str | Mapping):
             raise UserError("build takes a list of documents; give [document] for a single one")
-        whole = Counted(as_document(document, number) for number, document in enumerate(documents))
-        if not whole.any():
+        whole = [as_document(document, number) for number, document in enumerate(documents)]
+        if not whole:
             raise UserError("no documents to build a store from")
         check_place(path)
         make_folder(path)
@@ -119,28 +107,26 @@ class DocumentStore:
             clear_half_written(path)
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
-            parts = Parts(path, options, embedder.probe() if embedder else NO_PROBE)
-            parts.check()
             chunks = chunks_of(whole, options, embedder)
             name = _collection_name(path, options, embedder)
-            card = StoreCard(FORMAT, False, name, options, documents=whole.count, chunks=len(chunks))
+            card = StoreCard(False, name, options, documents=len(whole), chunks=len(chunks))
             write_card(path, card)
-            store = cls(path, card, chunks, _index((search_text(chunk, options) for chunk in chunks), options))
+            tokenize = tokenizer_of(options)
+            bm25 = BM25.build(tokenize(options.searched_text(chunk.title, chunk.text)) for chunk in chunks)
+            store = cls(path, card, chunks, bm25)
             write_jsonl(path / CHUNKS_FILE, chunks)
-            if isinstance(store._bm25, BM25):
-                store._bm25.save(path / BM25_FILE)
+            bm25.save(path / BM25_FILE)
             if embedder:
                 texts = embed_texts(chunks, options, embedder)
-                store.embedded = _embed_missing(_open_collection(path, card), texts, embedder, parts)
-                card = replace(card, dimension=embedder.dimension, probe=parts.probe_D.tolist())
+                store.embedded = _embed_missing(_open_collection(path, card), texts, embedder)
+                card = replace(card, dimension=embedder.dimension, probe=embedder.probe().tolist())
             store.card = replace(card, complete=True)
             write_card(path, store.card)
-            parts.remove()
         return store
 
     @classmethod
     def open(cls, path: Path | str, embedder: str | None = None) -> DocumentStore:
-        """Open a finished store; refuses another embedder, a newer format or a missing part."""
+        """Open a finished store; refuses another embedder or a missing part."""
         path = Path(path)
         card = read_card(path)
         if not card.complete:
@@ -149,14 +135,12 @@ class DocumentStore:
         if embedder not in (None, "auto", built_with):
             raise UserError(f"{path} was built with embedder {built_with!r}, not {embedder!r}; rebuild it")
         vectors_inside = built_with != NO_EMBEDDER and not card.options.chroma_url
-        own_index = card.options.bm25 == "own"
-        for part in [CHUNKS_FILE, *([BM25_FILE] if own_index else []), *(["chroma"] if vectors_inside else [])]:
+        for part in (CHUNKS_FILE, BM25_FILE, *([VECTORS] if vectors_inside else [])):
             if not (path / part).exists():
                 raise UserError(f"{path}: {part} is missing; re-run the build")
         chunks = read_chunks(path / CHUNKS_FILE)
         try:
-            texts = (search_text(chunk, card.options) for chunk in chunks)
-            bm25 = BM25.load(path / BM25_FILE) if own_index else _index(texts, card.options)
+            bm25 = BM25.load(path / BM25_FILE)
         except ValueError as error:
             raise UserError(f"{error}; re-run the build") from error
         if not len(chunks) == bm25.size == card.chunks:
@@ -169,12 +153,12 @@ class DocumentStore:
     @overload  # a text is a sequence of texts, too
     def search(  # type: ignore[overload-overlap]
         self, queries: str, k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
-        query_vectors: NDArray[np.float32] | None = None, reranker: Reranker | None = None,
+        reranker: Reranker | None = None,
     ) -> list[Hit]: ...  # fmt: skip
     @overload
     def search(
         self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
-        query_vectors: NDArray[np.float32] | None = None, reranker: Reranker | None = None,
+        reranker: Reranker | None = None,
     ) -> list[list[Hit]]: ...  # fmt: skip
     def search(
         self,
@@ -183,24 +167,21 @@ class DocumentStore:
         mode: Mode = "hybrid",
         *,
         fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
-        query_vectors: NDArray[np.float32] | None = None,
         reranker: Reranker | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank query.
 
-        A list of queries gives a list of hits for each; a single text gives its hits.
-
-        `query_vectors` are the queries' embeddings, if the caller has them already. A `reranker` reorders the first
+        A list of queries gives a list of hits for each; a single text gives its hits. A `reranker` reorders the first
         `fusion.depth` results of any mode.
         """
         if isinstance(queries, str):
-            one = [queries]
-            return self.search(one, k, mode, fusion=fusion, query_vectors=query_vectors, reranker=reranker)[0]
+            return self.search([queries], k, mode, fusion=fusion, reranker=reranker)[0]
         wanted = max(k, fusion.depth) if reranker else k
-        rankings = self.rank(queries, wanted, mode, fusion=fusion, query_vectors=query_vectors)
+        found = list(map(self._hits, self.rank(queries, wanted, mode, fusion=fusion)))
         if reranker:
-            rankings = self._rerank(queries, rankings, reranker)
-        return [self._hits(ranking, k) for ranking in rankings]
+            asked = zip(queries, found, strict=True)
+            found = [reranked(encodable(query), hits, reranker, self.options)[:k] for query, hits in asked]
+        return found
 
     def rank(
         self,
@@ -211,7 +192,10 @@ class DocumentStore:
         fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
         query_vectors: NDArray[np.float32] | None = None,
     ) -> list[Ranking]:
-        """Like `search`, but returns chunk numbers and scores. Equal queries in a batch are ranked once."""
+        """Like `search`, but returns chunk numbers and scores. Equal queries in a batch are ranked once.
+
+        `query_vectors` are the queries' embeddings, if the caller has them already.
+        """
         if isinstance(queries, str):
             raise UserError("rank takes a list of queries; give [query] for a single one")
         if k < 1:
@@ -237,37 +221,26 @@ class DocumentStore:
             return self.dense.nearest(vectors_QD, k)
         depth = max(fusion.depth, k)
         dense = self.dense.nearest(vectors_QD, depth)
-        return [fuse(fusion, *self._three(*pair, depth, fusion.title_share)) for pair in zip(dense, words, strict=True)]
-
-    def _three(
-        self, dense: Ranking, words: Sequence[str], depth: int, by_share: bool
-    ) -> tuple[Ranking, Ranking, Ranking]:
-        """(dense, sparse, title), where title ranks every chunk in the other two."""
-        sparse = self._bm25.rank(words, depth)
-        return dense, sparse, self._titles.rank(words, np.union1d(dense.ids, sparse.ids), by_share)
+        sparse = [self._bm25.rank(query_words, depth) for query_words in words]
+        titles = [
+            self._titles.rank(said, np.union1d(one.ids, other.ids), fusion.title_share)
+            for said, one, other in zip(words, dense, sparse, strict=True)
+        ]
+        return [fuse(fusion, *three) for three in zip(dense, sparse, titles, strict=True)]
 
     @cached_property
     def _titles(self) -> Titles:
-        index = partial(_index_words, options=self.options)
-        return Titles.build([chunk.title for chunk in self.chunks], self._tokenize, index)
+        return Titles.build([chunk.title for chunk in self.chunks], self._tokenize)
 
     def embed_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """(queries, dimension) vectors, for callers that search with the same queries more than once."""
         return self.embedder.encode_queries(list(map(encodable, queries)))
 
-    def _rerank(self, queries: Sequence[str], rankings: Sequence[Ranking], reranker: Reranker) -> list[Ranking]:
-        reranked = []
-        for query, ranking in zip(queries, rankings, strict=True):
-            scores = reranker.scores(encodable(query), [search_text(self.chunks[i], self.options) for i in ranking.ids])
-            order = np.argsort(-scores, kind="stable")
-            reranked.append(Ranking(ranking.ids[order], scores[order]))
-        return reranked
-
-    def _hits(self, ranking: Ranking, k: int) -> list[Hit]:
-        chunks = (self.chunks[i] for i in ranking.ids[:k].tolist())
+    def _hits(self, ranking: Ranking) -> list[Hit]:
+        chunks = (self.chunks[i] for i in ranking.ids.tolist())
         return [
             Hit(chunk.id, chunk.doc_id, chunk.title, chunk.text, score, rank)
-            for rank, (chunk, score) in enumerate(zip(chunks, ranking.scores.tolist(), strict=False), 1)
+            for rank, (chunk, score) in enumerate(zip(chunks, ranking.scores.tolist(), strict=True), 1)
         ]
 
 
@@ -292,16 +265,10 @@ def read_chunks(path: Path) -> list[Chunk]:
 
 
 NO_HITS = Ranking(np.zeros(0, np.int64), np.zeros(0))
-NO_PROBE = np.zeros(0, np.float32)
-
-
-def search_text(chunk: Chunk | Hit, options: StoreOptions) -> str:
-    """The text of a chunk that is searched, with the title in front if that option is on."""
-    return f"{chunk.title}\n{chunk.text}" if options.title_in_chunk and chunk.title else chunk.text
 
 
 def embed_texts(chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedder) -> list[str]:
-    """The text of each chunk that is embedded: `search_text`, with the title cut short so that the chunk never is."""
+    """The text of each chunk that is embedded: the searched one, its title cut short so that the chunk never is."""
     room = embedder.max_tokens - options.chunk_tokens
     titles = sorted({chunk.title for chunk in chunks if options.title_in_chunk})
     short = {title: _cut(title, room, embedder) for title in titles}
@@ -314,24 +281,6 @@ def _cut(title: str, room: int, embedder: Embedder) -> str:
     return " ".join(words[: most_parts(words, lambda text: embedder.count_tokens([text])[0], room)])
 
 
-class Counted:
-    """Documents that are read once, one at a time, and counted meanwhile."""
-
-    def __init__(self, documents: Iterator[Document]) -> None:
-        self.documents, self.count = documents, 0
-
-    def any(self) -> bool:
-        """Whether there is one; asked before they are read."""
-        first = list(islice(self.documents, 1))
-        self.documents = chain(first, self.documents)
-        return bool(first)
-
-    def __iter__(self) -> Iterator[Document]:
-        for document in self.documents:
-            self.count += 1
-            yield document
-
-
 def chunks_of(documents: Iterable[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
     """All chunks; without an embedder, a token is a word."""
     if embedder and options.chunk_tokens > embedder.max_tokens:
@@ -342,8 +291,13 @@ def chunks_of(documents: Iterable[Document], options: StoreOptions, embedder: Em
     count = embedder.count_tokens if embedder else lambda texts: list(map(words, texts))
     return [
         chunk
-        for document in map(_encodable, _with_unique_ids(documents))
-        for chunk in chunk_document(document, count, options.chunk_tokens, options.chunk_overlap)
+        for document in _with_unique_ids(documents)
+        for chunk in chunk_document(
+            replace(document, title=encodable(document.title), text=encodable(document.text)),
+            count,
+            options.chunk_tokens,
+            options.chunk_overlap,
+        )
     ]
 
 
@@ -356,85 +310,46 @@ def _with_unique_ids(documents: Iterable[Document]) -> Iterator[Document]:
         yield document
 
 
-def _encodable(document: Document) -> Document:
-    return replace(document, title=encodable(document.title), text=encodable(document.text))
-
-
 def tokenizer_of(options: StoreOptions) -> Tokenizer:
     return Tokenizer(options.stem, options.stop_words, options.language)
 
 
-def _index(texts: Iterable[str], options: StoreOptions) -> BM25 | Okapi:
-    """An index by words."""
-    return _index_words(map(tokenizer_of(options), texts), options)
-
-
-def _index_words(words: Iterable[Sequence[str]], options: StoreOptions) -> BM25 | Okapi:
-    return BM25.build(words) if options.bm25 == "own" else Okapi(words)
-
-
 def _collection_name(path: Path, options: StoreOptions, embedder: Embedder | None) -> str:
     """The collection to build in: the store's current one if the same model filled it, else a new one."""
-    if kept := _kept_card(path, options, embedder):
-        return kept.collection
-    if (path / "store.json").exists() and (card := read_card(path)).options.embedder != NO_EMBEDDER:
-        _open_collection(path, card).drop()
+    if (path / "store.json").exists():
+        card = read_card(path)
+        same_place = (card.options.embedder, card.options.chroma_url) == (options.embedder, options.chroma_url)
+        # An unfinished build has no probe yet.
+        if same_place and (not card.probe or embedder is None or _probe_fits(card, embedder)):
+            return card.collection
+        if card.options.embedder != NO_EMBEDDER:
+            _open_collection(path, card).drop()
     return f"chunks-{uuid.uuid4().hex[:12]}"
-
-
-def _kept_card(path: Path, options: StoreOptions, embedder: Embedder | None) -> StoreCard | None:
-    """The card of the store that is there, if the same model filled its collection."""
-    if not (path / "store.json").exists():
-        return None
-    card = read_card(path)
-    same_place = (card.options.embedder, card.options.chroma_url) == (options.embedder, options.chroma_url)
-    # An unfinished build has no probe yet.
-    return card if same_place and (not card.probe or embedder is None or _probe_fits(card, embedder)) else None
 
 
 def _probe_fits(card: StoreCard, embedder: Embedder) -> bool:
     """Whether the embedder gives the probe sentence the vector it had when the store was built."""
     then_D, now_D = np.array(card.probe), embedder.probe()
-    return then_D.shape == now_D.shape and float(then_D @ now_D) >= 0.999
+    return then_D.shape == now_D.shape and float(then_D @ now_D) >= SAME_MODEL
 
 
 def _open_collection(path: Path, card: StoreCard) -> VectorCollection:
-    return VectorCollection(card.collection, path / "chroma", card.options.chroma_url)
+    return VectorCollection(card.collection, path / VECTORS, card.options.chroma_url)
 
 
-def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder: Embedder, parts: Parts) -> Embedded:
-    """Make the collection hold exactly these texts' vectors: add the new ones, then remove the unused ones."""
-    started, embedded = time.perf_counter(), 0
+def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder: Embedder) -> int:
+    """Make the collection hold exactly these texts' vectors: add the new ones, which are counted, remove the unused."""
     text_of = {text_key(text): text for text in texts}
     present = collection.keys()
-    groups = _groups(text_of, present)
-    missing = sum(map(len, groups))
-    with counting("embedding", len(text_of) if groups else 0, "chunk", len(text_of) - missing) as bar:
-        for keys in groups:
-            vectors_ND = parts.read(keys)
-            if vectors_ND is None:
-                vectors_ND = embedder.encode_passages([text_of[key] for key in keys])
-                embedded += len(keys)
-            collection.add(keys, vectors_ND)
-            bar.update(len(keys))
-    collection.remove(sorted(present - text_of.keys()))
-    return Embedded(embedded, time.perf_counter() - started)
-
-
-def _groups(text_of: Mapping[str, str], present: Set[str]) -> list[list[str]]:
-    """The keys of the texts that are not present, in groups that are embedded together."""
     # Longest first: batches of similar lengths need little padding, and if memory runs out, it does so at the start.
     missing = sorted(text_of.keys() - present, key=lambda key: (-len(text_of[key]), key))
-    return [missing[first : first + EMBED_GROUP] for first in range(0, len(missing), EMBED_GROUP)]
-
-
-def groups_to_embed(
-    path: Path, chunks: Sequence[Chunk], options: StoreOptions, embedder: Embedder
-) -> tuple[list[list[str]], dict[str, str]]:
-    """The groups that a build of the store at `path` would embed now, and the text of each key."""
-    text_of = {text_key(text): text for text in embed_texts(chunks, options, embedder)}
-    card = _kept_card(path, options, embedder)
-    return _groups(text_of, _open_collection(path, card).keys() if card else set()), text_of
+    with counting("embedding", len(text_of) if missing else 0, "chunk", len(text_of) - len(missing)) as bar:
+        for first in range(0, len(missing), EMBED_GROUP):
+            keys = missing[first : first + EMBED_GROUP]
+            collection.add(keys, embedder.encode_passages([text_of[key] for key in keys]))
+            bar.update(len(keys))
+    collection.remove(sorted(present - text_of.keys()))
+    return len(missing)
 
 
 def _first(ranking: Ranking, k: int) -> Ranking:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from forage.data.records import Document
 from forage.errors import UserError
-from forage.store.card import CHUNKS_FILE, StoreCard, file_digest, fingerprint_of, read_card
+from forage.manifest import file_digest
+from forage.store.card import CHUNKS_FILE, StoreCard, fingerprint_of, read_card
 from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions, StorePlace
 from forage.store.remote import RemoteStore

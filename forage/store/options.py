@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
@@ -33,19 +33,20 @@ class StoreOptions:
     """Index each chunk with its document's title in front."""
     stem: bool = True
     """Reduce words to their stems for BM25, those of --language."""
-    # Not in its repr, by which train_ppo.py names the stores that it builds; nor is the retriever.
-    language: str = field(default="english", repr=False)
+    language: str = "english"
     """Language of the documents, for BM25; other: any without stems, and several at once."""
     stop_words: bool = True
     """Leave English stop words out of BM25."""
-    bm25: Literal["own", "rank_bm25"] = "own"
-    """Which BM25 ranks by words: our own, or the package rank_bm25, which has the same scores and is much slower."""
-    retriever: str = field(default="", repr=False)
+    retriever: str = ""
     """Class of your own that inherits DocumentStore, as module:Class; every stage opens the store by it."""
     chroma_url: str = ""
     """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
     exact_up_to: int = 500_000
     """Up to this many chunks, dense search is exact and in memory; beyond, it uses Chroma's approximate index."""
+
+    def searched_text(self, title: str, text: str) -> str:
+        """The text of a chunk that is searched, with the title in front if that option is on."""
+        return f"{title}\n{text}" if self.title_in_chunk and title else text
 
     def check(self) -> None:
         if self.language not in LANGUAGES:

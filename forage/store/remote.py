@@ -8,7 +8,6 @@ among the chunks of the data's own store.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,9 @@ import httpx
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.heartbeat import beat
-from forage.store.card import FORMAT, NO_EMBEDDER, StoreCard, card_of, file_digest, fingerprint_of
-from forage.store.hit import Hit
+from forage.manifest import digest, file_digest
+from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
+from forage.store.hit import Hit, reranked
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.text import encodable
 
@@ -66,7 +66,7 @@ class RemoteStore:
         """Our server's is the served folder's own, so a run may change from the one to the other."""
         if self.ours:
             return fingerprint_of(self.card, self._digest)
-        return hashlib.sha256(self.path.encode()).hexdigest()[:16]
+        return digest(self.path.encode())
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -169,12 +169,12 @@ class RemoteStore:
         """The card of our server and the digest of its chunks; of another, after a trial, a blank card and nothing."""
         reply = self._ask("GET", "/card")
         if reply.status_code in NO_CARD:
-            self.card, self._digest = StoreCard(FORMAT, True, "", StoreOptions(NO_EMBEDDER)), ""
+            self.card, self._digest = StoreCard(True, "", StoreOptions(NO_EMBEDDER)), ""
             self._retrieve(["heart"], 1, {})
             return self.card, ""
         try:
             values = reply.json()
-            return card_of(values, self.path), str(values["chunks_digest"])
+            return card_of(values), str(values["chunks_digest"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.path}/card is no store's card ({said(reply)}); check --store") from error
 
@@ -213,13 +213,3 @@ def said(reply: httpx.Response) -> str:
     except (ValueError, KeyError, TypeError):
         detail = text
     return f"status {reply.status_code}: {str(detail)[:200]}".removesuffix(": ")
-
-
-def reranked(query: str, hits: Sequence[Hit], reranker: Reranker, options: StoreOptions) -> list[Hit]:
-    """The hits in the order of the reranker's scores."""
-    from forage.store.document_store import search_text  # it loads chromadb
-
-    scores = reranker.scores(query, [search_text(hit, options) for hit in hits]).tolist()
-    order = sorted(range(len(hits)), key=lambda place: -scores[place])
-    found = ((hits[place], scores[place], rank) for rank, place in enumerate(order, 1))
-    return [Hit(hit.chunk_id, hit.doc_id, hit.title, hit.text, score, rank) for hit, score, rank in found]

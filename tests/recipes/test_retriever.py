@@ -96,4 +96,3 @@ def test_a_run_notices_another_retriever(here):
         digests.add(card_at(StorePlace(), here)[1])
         assert type(open_store(here / "store")).__name__ == ("Fused" if name else "DocumentStore")
     assert len(digests) == 2
-    assert repr(StoreOptions()) == repr(StoreOptions(language="german", retriever="fused:Fused"))

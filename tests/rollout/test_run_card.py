@@ -1,7 +1,6 @@
 """The run card: what every start and every worker of a run must agree on; what differs is told in one line."""
 
 import asyncio
-import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -24,10 +23,9 @@ from forage.rollout.play_options import PlayOptions
 from forage.rollout.run_card import open_embedder, read_run_card, write_run_card
 from forage.rollout.worker import follow_trainer, refuse_change
 from forage.runs.stats import read_stats
-from forage.store.card import StoreCard, write_card
+from forage.store.card import StoreCard
 from forage.store.embedder import PACKAGED_EMBEDDER
-from forage.store.opening import card_at
-from forage.store.options import StoreOptions, StorePlace
+from forage.store.options import StoreOptions
 from tests.options import with_options
 from tests.tiny import rewards_of_tokens
 
@@ -217,7 +215,7 @@ def test_the_embedder_is_chosen_once(run, monkeypatch):
 
 
 def test_an_embedder_that_is_gone_is_told_and_not_replaced(tmp_path):
-    store = StoreCard(1, True, "c", StoreOptions(embedder="none"))
+    store = StoreCard(True, "c", StoreOptions(embedder="none"))
     embedder = open_embedder(store, str(tmp_path))
     with pytest.raises(UserError, match=r"can't be loaded .*; the run was begun with it: make it available here, or"):
         embedder.encode_passages(["text"])
@@ -287,22 +285,6 @@ def test_a_worker_that_is_there_first_waits_for_the_trainer(begun, tmp_path, cap
 
     asyncio.run(asyncio.wait_for(both(), 60))
     assert "waiting for grpo_train.py to start" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("bm25", ["own", "rank_bm25"])
-def test_the_digest_of_a_store_is_what_it_was_before_it_could_choose_its_bm25(tmp_path, bm25):
-    """Runs of 0.3.0 go on: what ranks the same is the same store."""
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "chunks.jsonl").write_text("chunks\n")
-    options = StoreOptions(embedder="none", bm25=bm25, chroma_url="http://anywhere:8000")
-    write_card(tmp_path / "store", StoreCard(1, True, "chunks-1", options))
-    _, fingerprint = card_at(StorePlace(), tmp_path)
-    written = {
-        "embedder": "none", "chunk_tokens": 200, "chunk_overlap": 40, "title_in_chunk": True, "stem": True,
-        "stop_words": True, "exact_up_to": 500_000,
-    }  # fmt: skip
-    chunks = hashlib.sha256(b"chunks\n").hexdigest()[:16]
-    assert fingerprint == hashlib.sha256(f"{chunks} {json.dumps(written)}".encode()).hexdigest()[:16]
 
 
 def test_a_changed_tool_is_named(begun, tmp_path, monkeypatch):

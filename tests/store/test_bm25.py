@@ -11,7 +11,6 @@ from rank_bm25 import BM25Okapi
 from forage.data.records import clean
 from forage.data.sample import QUESTIONS
 from forage.files import json_lines
-from forage.store import bm25
 from forage.store.bm25 import BM25, Tokenizer
 from forage.store.fusion import top_k
 
@@ -66,28 +65,6 @@ def test_saved_and_loaded_scores_are_the_same(tmp_path):
     for query in (["gout"], ["é", "flu"], ["nothing"]):
         assert loaded.scores(query).tolist() == index.scores(query).tolist()
     (tmp_path / "bm25.npz").write_bytes(b"torn")
-    with pytest.raises(ValueError, match="damaged"):
-        BM25.load(tmp_path / "bm25.npz")
-
-
-@pytest.mark.parametrize("texts", [[["gout", "toe"], ["flu", "é"], ["gout"]], [[]]])
-def test_a_large_index_is_mapped_not_read(tmp_path, monkeypatch, texts):
-    index = BM25.build(texts)
-    index.save(tmp_path / "bm25.npz")
-    whole = BM25.load(tmp_path / "bm25.npz")
-    assert not isinstance(whole.texts, np.memmap)
-    monkeypatch.setattr(bm25, "MAPPED", 1)
-    mapped = BM25.load(tmp_path / "bm25.npz")
-    if index.terms:
-        assert isinstance(mapped.weights, np.memmap)
-        assert isinstance(mapped.texts, np.memmap)
-        with pytest.raises(ValueError, match="read-only"):
-            mapped.weights[0] = 1
-    assert (mapped.terms, mapped.size) == (index.terms, index.size)
-    for query in (["gout"], ["é", "flu", "gout"], ["nothing"]):
-        assert mapped.scores(query).tolist() == index.scores(query).tolist()
-    torn = (tmp_path / "bm25.npz").read_bytes()[:-40]
-    (tmp_path / "bm25.npz").write_bytes(torn)
     with pytest.raises(ValueError, match="damaged"):
         BM25.load(tmp_path / "bm25.npz")
 

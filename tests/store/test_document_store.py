@@ -17,7 +17,7 @@ from forage.data.records import Document
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.store.card import build_lock
-from forage.store.document_store import DocumentStore, embed_texts, search_text
+from forage.store.document_store import DocumentStore, embed_texts
 from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, Reranker
 from forage.store.options import Fusion, StoreOptions
 from forage.store.vectors import VectorCollection
@@ -125,7 +125,9 @@ def test_equal_queries_are_embedded_once_and_blank_ones_find_nothing(store, monk
 def test_given_query_vectors_stand_for_their_own_query(store):
     queries = ["cough", "sore toe", "cough"]
     vectors = store.embed_queries(queries)
-    assert store.search(queries, 3, "dense", query_vectors=vectors) == store.search(queries, 3, "dense")
+    assert [row.ids.tolist() for row in store.rank(queries, 3, "dense", query_vectors=vectors)] == [
+        row.ids.tolist() for row in store.rank(queries, 3, "dense")
+    ]
 
 
 def test_results_are_the_same_alone_in_a_batch_and_after_reopening(store):
@@ -156,7 +158,7 @@ def test_reranker_reorders(store, tmp_path):
     plain = store.search(["night cough"], 4, "dense")[0]
     reranked = store.search(["night cough"], 4, "dense", reranker=reranker)[0]
     assert {hit.chunk_id for hit in plain} == {hit.chunk_id for hit in reranked}
-    texts = [search_text(store.chunk_by_id[hit.chunk_id], store.options) for hit in reranked]
+    texts = [store.options.searched_text(hit.title, hit.text) for hit in reranked]
     scores = reranker.scores("night cough", texts)
     assert [hit.score for hit in reranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
 
@@ -185,11 +187,11 @@ def test_title_in_chunk_is_an_option(tmp_path):
 
 def test_a_second_build_embeds_only_what_is_new_or_changed(tmp_path):
     first = DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
-    assert first.embedded.chunks == 4
-    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded.chunks == 0
+    assert first.embedded == 4
+    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded == 0
     changed = [replace(DOCUMENTS[0], text="Crystals in the toe."), *DOCUMENTS[1:3], Document("new", "New", "Rash.")]
     second = DocumentStore.build(tmp_path / "store", changed, OPTIONS)
-    assert second.embedded.chunks == 2
+    assert second.embedded == 2
     assert len(VectorCollection(second.card.collection, tmp_path / "store" / "chroma").keys()) == 4
     fresh = DocumentStore.build(tmp_path / "fresh", changed, OPTIONS)
     assert ids(second.search(["toe", "rash"], 4)) == ids(fresh.search(["toe", "rash"], 4))
@@ -198,7 +200,7 @@ def test_a_second_build_embeds_only_what_is_new_or_changed(tmp_path):
 def test_another_model_under_the_same_name_embeds_everything_anew(tmp_path):
     DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
     edit_card(tmp_path / "store", probe=[1.0] + [0.0] * 383)
-    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded.chunks == 4
+    assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded == 4
 
 
 # Builds a store in groups of 4 chunks, but never gets past the first group; argv: store, mark, documents.
@@ -238,7 +240,7 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path):
     with pytest.raises(UserError, match="did not finish"):
         DocumentStore.open(tmp_path / "store")
     resumed = DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder=PACKAGED_EMBEDDER))
-    assert resumed.embedded.chunks == 6
+    assert resumed.embedded == 6
     undisturbed = DocumentStore.build(tmp_path / "other", documents, StoreOptions(embedder=PACKAGED_EMBEDDER))
     assert ids(resumed.search(["topic 7"], 10)) == ids(undisturbed.search(["topic 7"], 10))
 
@@ -283,7 +285,7 @@ def edit_card(path, **values):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda p: edit_card(p, format=99), "format 99"),
+        (lambda p: edit_card(p, options=7), "is no store's card"),
         (lambda p: (p / "store.json").write_text("{"), "damaged"),
         (lambda p: (p / "store.json").unlink(), "no store.json"),
         (lambda p: (p / "bm25.npz").unlink(), "bm25.npz is missing"),

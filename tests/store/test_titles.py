@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from forage.store.bm25 import BM25, Tokenizer
-from forage.store.okapi import Okapi
-from forage.store.titles import Titles
+from forage.store.bm25 import Titles, Tokenizer
 
 TITLES = [
     "Gouty arthritis",
@@ -19,9 +17,9 @@ TITLES = [
 EVERY = np.arange(len(TITLES))
 
 
-@pytest.fixture(params=[BM25.build, Okapi])
-def titles(request):
-    return Titles.build(TITLES, Tokenizer(), request.param)
+@pytest.fixture
+def titles():
+    return Titles.build(TITLES, Tokenizer())
 
 
 def test_shares_of_the_words_of_each_distinct_title(titles):

@@ -13,8 +13,8 @@ from forage.errors import UserError
 from forage.evaluation.preference.card import read_scorer
 from forage.evaluation.preference.features import features
 from forage.evaluation.preference.model import Head
+from forage.store.card import SAME_MODEL
 from forage.store.embedder import Embedder
-from forage.store.parts import SAME_MODEL
 
 
 @dataclass(frozen=True)
