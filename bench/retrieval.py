@@ -220,7 +220,7 @@ class KnownVectors(Embeddings):
 def print_hybrid_speed(
     store: DocumentStore, texts: Sequence[str], vectors: NDArray[np.float32], chosen: Fusion, bench: BenchOptions
 ) -> dict[str, float]:
-    """Queries per second in batches of 256 embedded queries, ours and LangChain's; and exact against approximate."""
+    """Queries per second in batches of 256 embedded queries, ours and LangChain's."""
     batch, batch_vectors = list(texts[:BATCH]), vectors[:BATCH]
     embed_s = timed(lambda: store.embed_queries(batch))[1]
     with TemporaryDirectory() as folder:
@@ -238,7 +238,6 @@ def print_hybrid_speed(
     CONSOLE.print(
         f"embedding the {len(batch)} queries, apart and equal for both: {len(batch) / embed_s:,.1f} queries/s"
     )
-    print_exact_against_graph(store, batch_vectors, bench.repeats)
     return speeds
 
 
@@ -248,27 +247,13 @@ def make_ensemble(
     """LangChain's BM25Retriever and Chroma over our chunks, with our tokens, our vectors and our weights."""
     tokenize = Tokenizer(store.options.stem, store.options.stop_words)
     texts = [store.options.searched_text(chunk.title, chunk.text) for chunk in store.chunks]
-    known = KnownVectors([*texts, *queries], np.concatenate([store.dense.matrix_ND, vectors]))
+    known = KnownVectors([*texts, *queries], np.concatenate([store.vectors_ND, vectors]))
     words = BM25Retriever.from_texts(texts, preprocess_func=tokenize, k=K)
     chroma = Chroma("peer", known, persist_directory=folder, collection_configuration={"hnsw": {"space": "cosine"}})
     for first in range(0, len(texts), 5000):
         chroma.add_texts(texts[first : first + 5000])
     weights = [1 - chosen.dense_weight, chosen.dense_weight]  # it has no third ranking
     return EnsembleRetriever(retrievers=[words, chroma.as_retriever(search_kwargs={"k": K})], weights=weights)
-
-
-def print_exact_against_graph(store: DocumentStore, vectors: NDArray[np.float32], repeats: int) -> None:
-    """Dense search by one matrix product, as the store does it, and by Chroma's own graph."""
-    exact = store.dense.exact(vectors, K)
-    graph = store.dense.approximate(vectors, K)
-    # Compared by score, because equal texts share one vector and the graph returns only one of them.
-    same = np.mean([np.mean(g.scores >= e.scores[-1] - 1e-4) for e, g in zip(exact, graph, strict=True)])
-    exact_rate = rate(lambda: store.dense.exact(vectors, K), len(vectors), repeats)
-    graph_rate = rate(lambda: store.dense.approximate(vectors, K), len(vectors), repeats)
-    CONSOLE.print(
-        f"dense: exact {exact_rate:,.0f} queries/s; Chroma's graph {graph_rate:,.0f} queries/s, {same:.1%} of its best "
-        f"{K} are among the exact ones"
-    )
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

@@ -22,6 +22,7 @@ import numpy as np
 import Stemmer
 from numpy.typing import NDArray
 
+from forage.errors import UserError
 from forage.files import replacing
 from forage.store.fusion import Ids, Ranking, Scores, top_k
 from forage.text import UNSPACED, WORD
@@ -155,7 +156,7 @@ class BM25:
                 terms = {word: term for term, word in enumerate(json.loads(file["words"].tobytes()))}
                 return cls(terms, file["starts"], file["texts"], file["weights"], int(file["size"]))
         except (zipfile.BadZipFile, ValueError, KeyError) as error:
-            raise ValueError(f"{path} is damaged ({error})") from error
+            raise UserError(f"{path} is damaged ({error}); re-run the build") from error
 
 
 def _weigh(

@@ -38,7 +38,7 @@ from forage.store.embedder import Embedder, Reranker
 from forage.store.fusion import Ranking, fuse
 from forage.store.hit import Hit, reranked
 from forage.store.options import Fusion, Mode, StoreOptions
-from forage.store.vectors import DenseIndex, VectorCollection, text_key
+from forage.store.vectors import VectorCollection, exact_nearest, text_key
 from forage.text import count_words, encodable, most_parts
 
 EMBED_GROUP = 512  # chunks embedded between two writes: the most a killed build loses
@@ -75,10 +75,10 @@ class DocumentStore:
         return file_digest(self.path / CHUNKS_FILE)
 
     @cached_property
-    def dense(self) -> DenseIndex:
-        """The vectors, loaded on first use."""
+    def vectors_ND(self) -> NDArray[np.float32]:
+        """The chunks' vectors, loaded on first use."""
         keys = [text_key(text) for text in embed_texts(self.chunks, self.options, self.embedder)]
-        return DenseIndex(_open_collection(self.path, self.card), keys, self.card.dimension, self.options.exact_up_to)
+        return _open_collection(self.path, self.card).matrix(keys, self.card.dimension)
 
     # Building
 
@@ -125,24 +125,18 @@ class DocumentStore:
         return store
 
     @classmethod
-    def open(cls, path: Path | str, embedder: str | None = None) -> DocumentStore:
-        """Open a finished store; refuses another embedder or a missing part."""
+    def open(cls, path: Path | str) -> DocumentStore:
+        """Open a finished store; refuses one with a missing part."""
         path = Path(path)
         card = read_card(path)
         if not card.complete:
             raise UserError(f"{path}: its build did not finish; re-run the same command to resume")
-        built_with = card.options.embedder
-        if embedder not in (None, "auto", built_with):
-            raise UserError(f"{path} was built with embedder {built_with!r}, not {embedder!r}; rebuild it")
-        vectors_inside = built_with != NO_EMBEDDER and not card.options.chroma_url
+        vectors_inside = card.options.embedder != NO_EMBEDDER and not card.options.chroma_url
         for part in (CHUNKS_FILE, BM25_FILE, *([VECTORS] if vectors_inside else [])):
             if not (path / part).exists():
                 raise UserError(f"{path}: {part} is missing; re-run the build")
         chunks = read_chunks(path / CHUNKS_FILE)
-        try:
-            bm25 = BM25.load(path / BM25_FILE)
-        except ValueError as error:
-            raise UserError(f"{error}; re-run the build") from error
+        bm25 = BM25.load(path / BM25_FILE)
         if not len(chunks) == bm25.size == card.chunks:
             counts = f"store.json counts {card.chunks} chunks, chunks.jsonl {len(chunks)}, {BM25_FILE} {bm25.size}"
             raise UserError(f"{path}: {counts}; re-run the build")
@@ -218,9 +212,9 @@ class DocumentStore:
         if vectors_QD is None:
             vectors_QD = self.embed_queries(texts)
         if mode == "dense":
-            return self.dense.nearest(vectors_QD, k)
+            return list(exact_nearest(self.vectors_ND, vectors_QD, k))
         depth = max(fusion.depth, k)
-        dense = self.dense.nearest(vectors_QD, depth)
+        dense = list(exact_nearest(self.vectors_ND, vectors_QD, depth))
         sparse = [self._bm25.rank(query_words, depth) for query_words in words]
         titles = [
             self._titles.rank(said, np.union1d(one.ids, other.ids), fusion.title_share)

@@ -41,8 +41,6 @@ class StoreOptions:
     """Class of your own that inherits DocumentStore, as module:Class; every stage opens the store by it."""
     chroma_url: str = ""
     """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
-    exact_up_to: int = 500_000
-    """Up to this many chunks, dense search is exact and in memory; beyond, it uses Chroma's approximate index."""
 
     def searched_text(self, title: str, text: str) -> str:
         """The text of a chunk that is searched, with the title in front if that option is on."""

@@ -2,8 +2,7 @@
 
 Our own server says on /card what it serves, so that a run can refuse another store, and it takes the agent's mode and
 weights with each request: it finds what the folder, opened in this process, would. Any other server ranks as it likes.
-Labels name chunks by their ids; where another server's replies lack those, passages are recognised by title and text
-among the chunks of the data's own store.
+Labels name chunks by their ids, so its passages need the ids that the data's chunks have.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from forage.errors import UserError
-from forage.files import json_lines
 from forage.heartbeat import beat
 from forage.manifest import digest, file_digest
 from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
@@ -40,8 +38,8 @@ SAYS = "document_store.py serve shows the replies that are needed"
 class RemoteStore:
     """A store that a server searches. Opening it asks what the server has.
 
-    `chunks` is where the data's own store has its chunks.jsonl, if it does: by it, another server's passages get ids.
-    None: no labels are compared with what is found, and a passage without an id is called by its words.
+    `chunks` is where the data's own store has its chunks.jsonl, if it does. None: no labels are compared with what is
+    found.
     """
 
     def __init__(self, url: str, chunks: Path | None = None, patience: float = 60.0, timeout: float = 120.0) -> None:
@@ -139,29 +137,12 @@ class RemoteStore:
         return Hit(name, doc_id, title, text, float(item.get("score", 1 / rank)), rank)
 
     def _name(self, given: object, title: str, text: str) -> str:
-        """The chunk's id: as the server says it, else that of the data's chunk with this title and text."""
-        if self.ours or str(given) in self._known_ids:
-            return str(given)
-        key = key_of(title, text)
-        name = self._known.get(key, "" if given is None else str(given))
-        if not name and self.chunks_file:
+        """The chunk's id, as the server says it. Without one, a passage that no label is compared with is its words."""
+        if given is None and self.chunks_file:
             raise UserError(
-                f"{self.path} gives passages without ids, and {self.chunks_file} has none with the same title and text "
-                f"({title[:40]!r}); labels need ids: index that file, or let the server add them"
+                f"{self.path} gives passages without ids ({title[:40]!r}), and labels need ids: let the server add them"
             )
-        return name or key
-
-    @cached_property
-    def _known(self) -> dict[str, str]:
-        """The id of each of the data's chunks, by its title and text; of equal ones, the first."""
-        if not (self.chunks_file and self.chunks_file.exists()):
-            return {}
-        rows = reversed([row for _, row in json_lines(self.chunks_file)])
-        return {key_of(row["title"], row["text"]): f"{row['doc_id']}#{row['index']}" for row in rows}
-
-    @cached_property
-    def _known_ids(self) -> frozenset[str]:
-        return frozenset(self._known.values())
+        return " ".join(f"{title} {text}".split()) if given is None else str(given)
 
     # HTTP
 
@@ -198,11 +179,6 @@ class RemoteStore:
                 print(f"waiting for {self.path} ({why})", flush=True)
             time.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def key_of(title: str, text: str) -> str:
-    """What makes two passages the same: their words. Indexes differ in line breaks and in quotes around titles."""
-    return " ".join(f"{title} {text}".split())
 
 
 def said(reply: httpx.Response) -> str:

@@ -1,8 +1,7 @@
 """Vectors: a store's embeddings in ChromaDB, under the hash of the embedded text, and nearest neighbours.
 
-ChromaDB keeps the vectors, on disk or on a server. As long as they fit in memory, a search is one matrix product over
-all of them: exact and repeatable, which Chroma's HNSW graph is not, and on MedQuAD's chunks several times as fast in
-batches (`python -m bench.retrieval` prints both).
+ChromaDB keeps the vectors, on disk or on a server. A search is one matrix product over all of them: exact and
+repeatable, which Chroma's HNSW graph is not, and on MedQuAD's chunks as fast.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -92,46 +90,6 @@ class VectorCollection:
                 f"Chroma at {self.where} lacks {len(wanted) - found} of {len(wanted)} vectors; re-run the same build"
             )
         return vectors_ND
-
-    def nearest(self, queries_QD: NDArray[np.float32], k: int) -> list[list[tuple[str, float]]]:
-        """(key, cosine) of about k nearest vectors to each query, by Chroma's approximate graph."""
-        answer = self._collection.query(query_embeddings=queries_QD, n_results=k, include=["distances"])
-        return [
-            [(key, 1.0 - distance) for key, distance in zip(keys, distances, strict=True)]
-            for keys, distances in zip(answer["ids"], answer["distances"], strict=True)
-        ]
-
-
-class DenseIndex:
-    """Nearest chunks by meaning: exact, with all vectors in memory, or by Chroma's graph if there are too many."""
-
-    def __init__(self, collection: VectorCollection, keys: Sequence[str], dimension: int, exact_up_to: int) -> None:
-        self._collection = collection
-        self._keys = keys
-        self._dimension = dimension
-        self._use_exact = len(keys) <= exact_up_to
-
-    @cached_property
-    def matrix_ND(self) -> NDArray[np.float32]:
-        return self._collection.matrix(self._keys, self._dimension)
-
-    @cached_property
-    def _row_of(self) -> dict[str, int]:
-        return {key: row for row, key in reversed(list(enumerate(self._keys)))}
-
-    def nearest(self, queries_QD: NDArray[np.float32], k: int) -> list[Ranking]:
-        return self.exact(queries_QD, k) if self._use_exact else self.approximate(queries_QD, k)
-
-    def exact(self, queries_QD: NDArray[np.float32], k: int) -> list[Ranking]:
-        return list(exact_nearest(self.matrix_ND, queries_QD, k))
-
-    def approximate(self, queries_QD: NDArray[np.float32], k: int) -> list[Ranking]:
-        """By Chroma's graph. Chunks with equal texts share a vector; the first one represents them."""
-        found = self._collection.nearest(queries_QD, min(k, len(self._row_of)))
-        return [
-            Ranking(np.array([self._row_of[key] for key, _ in row]), np.array([score for _, score in row]))
-            for row in found
-        ]
 
 
 def exact_nearest(matrix_ND: NDArray[np.float32], queries_QD: NDArray[np.float32], k: int) -> Iterator[Ranking]:

@@ -10,6 +10,7 @@ from rank_bm25 import BM25Okapi
 
 from forage.data.records import clean
 from forage.data.sample import QUESTIONS
+from forage.errors import UserError
 from forage.files import json_lines
 from forage.store.bm25 import BM25, Tokenizer
 from forage.store.fusion import top_k
@@ -65,7 +66,7 @@ def test_saved_and_loaded_scores_are_the_same(tmp_path):
     for query in (["gout"], ["é", "flu"], ["nothing"]):
         assert loaded.scores(query).tolist() == index.scores(query).tolist()
     (tmp_path / "bm25.npz").write_bytes(b"torn")
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(UserError, match="damaged"):
         BM25.load(tmp_path / "bm25.npz")
 
 
