@@ -5,8 +5,6 @@ import inspect
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -131,20 +129,6 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     assert "(embedded now: 0)" in done.stdout
     assert {name: (prepared / name).read_bytes() for name in names} == before
     assert page.stat().st_mtime_ns == written
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_with_the_same_documents(prepared, tmp_path):
-    moment = json.dumps([["/pages/[0-9a-f]{2}/", 30, 0]])  # two or three changes for each of more than sixty pages
-    command = [sys.executable, "-m", "tests.dying", moment, "data_prep.py", "--dataset-name", "sample"]
-    command += ["--output-dir", tmp_path, "--content-dir", tmp_path / "pages", "--cache-dir", tmp_path / "cache"]
-    done = subprocess.run([*map(str, command), "--batch-size", "2"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
-    assert 5 < len((tmp_path / "pages" / "manifest.jsonl").read_bytes().splitlines()) < 31
-    assert not (tmp_path / "documents.jsonl").exists()
-    prepare(tmp_path, "--dataset-name", "sample")
-    for name in ("documents.jsonl", "train.jsonl", "eval.jsonl"):
-        assert (tmp_path / name).read_bytes() == (prepared / name).read_bytes()
 
 
 def test_pages_that_fail_fall_back_on_the_answers_and_say_so(tmp_path):

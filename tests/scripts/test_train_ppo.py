@@ -105,8 +105,9 @@ def start(args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["trl", "own"])
-def test_a_killed_run_resumes_to_the_same_result(tiny, tmp_path, backend):
+def test_a_killed_run_of_trl_resumes_to_the_same_result(tiny, tmp_path):
+    """That of our own loop is among those of tests/attacks/test_kills.py."""
+    backend = "trl"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = start(tiny_args(tiny, killed, "--backend", backend, "--save-every", "2", "--max-steps", "8"))
     _, said = process.communicate()
