@@ -1,4 +1,4 @@
-"""grpo_train.py sharded each way, on two processes and on one, comes to the figures and adapter of the plain learner."""
+"""grpo_train.py sharded each way, on two processes and on one, comes to the figures of the plain learner."""
 
 import subprocess
 import sys
