@@ -51,7 +51,7 @@ def get_tools() -> dict[str, ToolFunction]:
 
     A tool is a function with annotated parameters that returns text; its docstring tells the policy what it does.
     """
-    return {}  # such as {"calculate": calculate}, with calculate from forage.agent.calculator
+    return {}  # such as {"plan": planner("library.jsonl")}, with planner from forage.planning.tool
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,8 @@ def main(options: Options) -> None:
 
 def write_prompt(folder: Path) -> None:
     """Let servers ask a merged policy as it was trained: the template says the prompt, and turns end as its own."""
-    from forage.agent.chat_template import write_generation, write_template
     from forage.agent.protocol import Protocol
+    from forage.publishing.chat_template import write_generation, write_template
 
     tokenizer = tokenizer_of(folder)
     if tokenizer is None or not tokenizer.chat_template:

@@ -25,7 +25,6 @@ from statistics import mean
 from bench.floors import seconds_between
 from bench.processes import PEERS, check_peers, output_of
 from bench.report import Bar, finish
-from forage.agent.chat_template import write_template
 from forage.agent.options import read_agent
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
@@ -34,6 +33,7 @@ from forage.machine import compute_dtype
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
+from forage.publishing.chat_template import write_template
 from forage.runs.stats import read_stats
 
 FASTER = 3.0  # bar: tokens/s over TRL's

@@ -15,7 +15,7 @@ LAYERS = [
     ["data", "engines"],
     ["store"],
     ["agent"],
-    ["rollout", "runs", "questions"],
+    ["rollout", "runs", "questions", "judge", "publishing"],
     ["grpo", "sft", "evaluation", "rewriter"],
     ["evaluation.strategies", "evaluation.preference", "evaluation.chat", "evolution", "doctor", "planning"],
     ["scripts"],
@@ -25,8 +25,9 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # Rooms beside the road: what grpo_train.py can do without. They know the road, which does not know them: they plug in
 # by the dictionaries that users edit or by a name, or read finished files.
 ROOMS = (
-    "evaluate", "forage.agent.judge", "forage.agent.judgements", "forage.doctor", "forage.evaluation",
-    "forage.evolution", "forage.planning", "forage.policy.creation", "forage.policy.merge_proof", "forage.questions",
+    "evaluate", "forage.judge", "forage.doctor", "forage.evaluation",
+    "forage.evolution", "forage.planning", "forage.policy.creation", "forage.policy.merge_proof", "forage.publishing",
+    "forage.questions",
     "forage.rewriter", "forage.runs.browser", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
     "forage.store.server",
 )  # fmt: skip

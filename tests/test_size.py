@@ -22,7 +22,7 @@ from tests.road import measure, walk
 BUDGETS = {
     "scripts": (10_300, 12),  # those in the root
     "forage": (11_300, 21),  # the modules of forage/ itself
-    "forage/agent": (18_900, 20),
+    "forage/agent": (16_000, 14),
     "forage/data": (20_600, 16),
     "forage/doctor": (1_700, 3),
     "forage/engines": (11_200, 14),
@@ -30,6 +30,7 @@ BUDGETS = {
     "forage/evolution": (6_100, 9),
     "forage/grpo": (24_200, 25),
     "forage/planning": (2_900, 4),
+    "forage/judge": (1_400, 2),
     "forage/policy": (22_600, 27),
     "forage/questions": (5_800, 11),
     "forage/rewriter": (14_900, 17),

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from forage.agent.builder import EpisodeBuilder, Found, TurnTokens
+from forage.agent.builder import EpisodeBuilder, Found, Observer, TurnTokens
 from forage.agent.episode import Episode, Use
-from forage.agent.observer import Observer
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import NO_ACTION, NO_ACTION_TEXT, Call, Passage, Protocol, Reading, read_turn
 from forage.agent.tools import ToolError, ToolFunction

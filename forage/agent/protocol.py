@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from forage.agent.control import ControlTokens, control_tokens
 from forage.agent.options import AgentSettings
-from forage.agent.prompts import RULE, TASK, worded
+from forage.agent.prompts import RULE, TASK, ControlTokens, control_tokens, worded
 from forage.agent.tools import SEARCH, Spec, example_call, fits, shape
 from forage.errors import UserError
 from forage.text import encodable, encodable_values, titled

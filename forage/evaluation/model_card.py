@@ -9,7 +9,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from forage.agent.chat_template import says_prompt
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
 from forage.agent.protocol import CALL_OPENING, Protocol
 from forage.evaluation.published import Scores, interval, results_of, scores_table
@@ -18,6 +17,7 @@ from forage.policy.full_base import FullBase
 from forage.policy.merge_proof import Proof
 from forage.policy.merging import CARD_MARK
 from forage.policy.peft_adapter import Adapter
+from forage.publishing.chat_template import says_prompt
 from forage.rollout.run_card import read_run_card
 from forage.runs.run_folder import flat
 from forage.runs.stats import read_evaluations

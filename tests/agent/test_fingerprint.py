@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from forage.agent.fingerprint import fingerprint, fingerprints
-from forage.agent.judge import Judge
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import get_answer_similarity, get_mrr, get_search_gain
 from forage.agent.searcher import Searcher
+from forage.judge.judge import Judge
 from grpo_rollout import get_reward_functions
 
 SOURCE = '''

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.observer import Observer
+from forage.agent.builder import Observer
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import Sampling

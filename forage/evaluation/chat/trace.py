@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from forage.agent.builder import EpisodeBuilder, Found
+from forage.agent.builder import EpisodeBuilder, Found, Observer
 from forage.agent.episode import Use
-from forage.agent.observer import Observer
 from forage.agent.protocol import Reading
 from forage.store.hit import Hit
 

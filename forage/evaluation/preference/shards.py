@@ -19,11 +19,11 @@ from safetensors.numpy import load_file, save
 
 from forage.agent.combination import RewardFunction
 from forage.agent.episode import to_json
-from forage.agent.fingerprint import fingerprints
 from forage.errors import UserError
 from forage.evaluation.preference.examples import Examples, Played, examples_of, joined
 from forage.evaluation.preference.features import features
 from forage.files import replacing
+from forage.manifest import source_digest
 from forage.progress import counting
 
 FOLDER = "features"
@@ -44,7 +44,7 @@ class Shards:
     ) -> Examples:  # fmt: skip
         """The examples of all questions; `compute` makes those of a shard that is missing."""
         groups = [played[start : start + QUESTIONS] for start in range(0, len(played), QUESTIONS)]
-        code = fingerprints({**functions, "features": features, "examples": examples_of})
+        code = [*functions, source_digest(*functions.values(), features, examples_of)]
         made_by = json.dumps([self.embedder, self.weights, code])
         parts = []
         with counting("embedding", len(played), "question") as bar:

@@ -1,24 +1,27 @@
 """Judge: a reward that asks a chat model behind an OpenAI-compatible address how good an answer is.
 
-What it said is kept on disk (judgements.py), so the same answer to the same question costs one request, also after a
+What it said is kept on disk, so the same answer to the same question costs one request, also after a
 kill and in later runs. The file also bounds the cost: no more than `max_judged` answers are ever judged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from forage.agent.episode import Episode
-from forage.agent.judgements import Judgements
 from forage.agent.rewards import has_reference
 from forage.data.records import Question
+from forage.disk import append, make_folder
 from forage.engines.chat_endpoint import Endpoint, RefusedError, all_of
 from forage.errors import UserError
 from forage.text import encodable
@@ -59,40 +62,51 @@ class Judge:
     patience: float = field(default=120.0, compare=False)
     """Seconds to ask again while the server is down or busy, before the run stops."""
     judgements: Judgements = field(init=False, repr=False, compare=False)
-    told: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.judgements = Judgements(Path(self.cache))
 
     def __call__(self, episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float | None]:
         prompts = [prompt_of(question, e.answer) for e, question in zip(episodes, questions, strict=True)]
-        keys = [self.key(prompt) if prompt else "" for prompt in prompts]
         groups: dict[str, dict[str, str]] = {episode.question_id: {} for episode in episodes}
-        for episode, key, prompt in zip(episodes, keys, prompts, strict=True):
+        for episode, prompt in zip(episodes, prompts, strict=True):
             if prompt:
-                groups[episode.question_id][key] = prompt
-        judged = {name: self.judgements.take_on(group, self.max_judged) for name, group in groups.items()}
-        self._tell(sum(not one for one in judged.values()))
-        self._judge({key: prompt for name, group in groups.items() if judged[name] for key, prompt in group.items()})
-        scores = self.judgements.scores
-        exists = {n: judged[n] and None not in map(scores.get, group) for n, group in groups.items()}
+                groups[episode.question_id][self.key(prompt)] = prompt
+        judged = {name for name, group in groups.items() if self.judgements.take_on(group, self.max_judged)}
+        if judged != groups.keys():
+            print(
+                f"{self.cache} holds {len(self.judgements.taken_on)} judged answers, and max_judged is "
+                f"{self.max_judged}: questions with new answers do not have this reward"
+            )
+        scores = self._judged({key: prompt for name in judged for key, prompt in groups[name].items()})
+        exists = {name for name in judged if None not in map(scores.get, groups[name])}
         return [
-            (scores[key] if key else 0.0) if exists[episode.question_id] and has_reference(question) else None
-            for episode, question, key in zip(episodes, questions, keys, strict=True)
-        ]
+            (scores[self.key(prompt)] if prompt else 0.0)
+            if episode.question_id in exists and has_reference(question) else None
+            for episode, question, prompt in zip(episodes, questions, prompts, strict=True)
+        ]  # fmt: skip
 
     def key(self, prompt: str) -> str:
         """The same answer to the same question, graded by the same model in the same words, has the same key."""
         return hashlib.sha256(json.dumps([self.model, INSTRUCTION, prompt]).encode()).hexdigest()[:32]
 
-    def _judge(self, prompts: Mapping[str, str]) -> None:
-        """Ask about those that have no judgement yet."""
-        self.judgements.refresh()
-        new = {key: prompt for key, prompt in prompts.items() if key not in self.judgements.scores}
+    def _judged(self, prompts: Mapping[str, str]) -> Mapping[str, float | None]:
+        """All scores, once those that have none yet are asked about.
+
+        Stops where the judge gives no scores: so many questions without the reward would go unnoticed.
+        """
+        scores = self.judgements.scores
+        new = {key: prompt for key, prompt in prompts.items() if key not in scores}
         if new:
             with ThreadPoolExecutor(1) as thread:  # this one may be running an event loop of its own
                 thread.submit(asyncio.run, self._ask(new)).result()
-        self._check()
+        without = sum(score is None for score in scores.values())
+        if without == len(scores) > 0 or (without >= ENOUGH and 2 * without > len(scores)):
+            raise UserError(
+                f"{self.model} at {self.url} gave no number from 0 to 10 for {without} of {len(scores)} answers, as "
+                f"{self.cache} shows; give another model or more reply_tokens, and another cache"
+            )
+        return scores
 
     async def _ask(self, prompts: Mapping[str, str]) -> None:
         more = {"patience": self.patience, "timeout": self.timeout}
@@ -105,25 +119,71 @@ class Judge:
             score = read_grade(reply)
         except RefusedError as error:
             reply, score = f"refused: {error}", None
-        self.judgements.put(key, score, reply, {"model": self.model, "prompt": prompt})
+        self.judgements.put({"key": key, "score": score, "reply": reply, "model": self.model, "prompt": prompt})
 
-    def _tell(self, beyond: int) -> None:
-        if beyond and not self.told:
-            self.told = True
-            print(
-                f"{self.cache} holds {len(self.judgements.taken_on)} judged answers, and max_judged is "
-                f"{self.max_judged}: from here on, questions with new answers do not have this reward"
-            )
 
-    def _check(self) -> None:
-        """Stop where the judge gives no scores: so many questions without the reward would go unnoticed."""
-        scores = self.judgements.scores.values()
-        without = sum(score is None for score in scores)
-        if without == len(scores) > 0 or (without >= ENOUGH and 2 * without > len(scores)):
-            raise UserError(
-                f"{self.model} at {self.url} gave no number from 0 to 10 for {without} of {len(scores)} answers, but "
-                f"{self.judgements.said[:80]!r}; give another model or more reply_tokens, and another cache"
-            )
+class Judgements:
+    """Scores by key, on disk; None is the score of an answer that could not be judged.
+
+    Processes may share the file: it has a line when an answer is taken on, and one with its score when the judge has
+    replied. Each is on the disk before it is counted on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.taken_on: set[str] = set()
+        self.scores: dict[str, float | None] = {}
+        self._end = self._line = 0
+
+    def take_on(self, keys: Iterable[str], most: int) -> bool:
+        """Take on those answers that nobody has taken on yet; False if that would make more than `most`.
+
+        What a killed process had taken on is counted once.
+        """
+        with self._held():
+            new = [key for key in keys if key not in self.taken_on]
+            if new and len(self.taken_on) + len(new) > most:
+                return False
+            self._append([{"key": key} for key in new])
+        return True
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Keep a score; further fields are for people who read the file."""
+        with self._held():
+            self._append([row])
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the file, with all its lines read."""
+        make_folder(self.path.parent)
+        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # for as long as another process reads or appends a few lines
+            self._read()
+            yield
+
+    def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            lines = "".join(encodable(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
+            append(self.path, lines.encode())
+            self._read()
+
+    def _read(self) -> None:
+        """Read the whole lines that are new. A last line that its writer's death cut off is removed by `append`."""
+        with self.path.open("ab+") as file:
+            file.seek(self._end)
+            added = file.read()
+        for line in added[: added.rfind(b"\n") + 1].splitlines(keepends=True):
+            self._end, self._line = self._end + len(line), self._line + 1
+            try:
+                row = json.loads(line)
+                self.taken_on.add(str(row["key"]))
+                if "score" in row:
+                    self.scores[row["key"]] = None if row["score"] is None else float(row["score"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{self.path}:{self._line}: not a judgement ({type(error).__name__}: {error}); delete that line, "
+                    "or give another cache"
+                ) from error
 
 
 def prompt_of(question: Question, answer: str) -> str:
