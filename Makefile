@@ -8,7 +8,7 @@
 # make test-compose  the stack in containers; needs a Docker engine
 # make test-slurm    a run on a Slurm of four nodes, which it sets up; needs root
 # make bench-env     what the benchmarks compare with: libraries, and trainers in an environment of their own
-# make bench         all benchmarks with bars as one table; MEDQUAD=FILE for retrieval; nothing else should run
+# make bench         all benchmarks with bars as one table, or those of ROW=NAME; MEDQUAD=FILE for retrieval
 # make stack         prints the stack's commands, to run in terminals
 # Each sets up .venv by itself, on any machine with Python 3.11+ and a package index; a GPU is used where there is one.
 PYTHON ?= python3
@@ -43,7 +43,7 @@ bench-env: .venv/.installed-bench .venv-peers/.installed
 
 bench: bench-env .venv-vllm/.installed
 	[ -e runs/demo/run/finished ] || $(MAKE) demo
-	$(PY) -m bench.table --write docs/benchmarks.md $(if $(MEDQUAD),--medquad $(MEDQUAD))
+	$(PY) -m bench.table $(if $(ROW),--only $(ROW)) $(if $(MEDQUAD),--medquad $(MEDQUAD))
 
 stack: .venv/.installed
 	@scripts/stack.sh show

@@ -5,10 +5,10 @@
 
 All arms start from one weak warm start and play the same episodes: a question, and one search (--max-turns 1). Choices
 are made on dev questions, a twentieth of the training questions that no arm trains on, split by document. --held-out
-takes eval.jsonl instead, less the 200 questions that earlier designs were judged on, and notes each look at it.
+takes 1,000 questions of eval.jsonl instead, none of those that earlier designs were judged on.
 
-Every step can be killed and run again. What is measured is kept in --rows, so that the table can be made without the
-policies, on another machine too. Prints Markdown.
+Every step can be killed and run again. What is measured is kept in --rows, a line for each look at the questions, so
+that the table can be made without the policies, on another machine too. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.expansion import Search, beginnings_for, best_rm3, best_table, rm3_queries, telling_for
+from bench.expansion import beginnings_for, best_rm3, best_table, rm3_queries, telling_for
 from forage.agent.agent import searched_for
 from forage.agent.episode import read_episodes
 from forage.cli import run_script
@@ -36,23 +36,23 @@ from forage.errors import UserError
 from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.setting import choose
-from forage.files import replacing, replacing_folder, write_jsonl
+from forage.files import replacing_folder, write_jsonl
 from forage.runs.stats import NO_PHASES, read_stats
 from forage.statistics import bootstrapped, clear, span
-from forage.store.document_store import DocumentStore
 from forage.store.opening import open_store
 
 DEV_SHARE, DEV_SEED = 0.05, 20
 LOOKED_AT = 200  # held-out questions on which earlier designs were judged: the first of evaluate.py's order
+HELD_OUT = 1000  # of the others
 MEASURES = {"mrr@10": "MRR@10", "recall@5": "recall@5", "ndcg@10": "nDCG@10"}
 WEIGHT = 2  # how often the question comes before the query
-IMITATION, RAW = "imitation", "the question"
+WARM, START, IMITATION, GRPO, RAW = "warm", "short imitation", "imitation", "GRPO, credit by words", "the question"
 AGENT = (
     "--mode", "sparse", "--k", "5", "--question-weight", str(WEIGHT), "--max-turns", "1", "--max-turn-tokens", "40",
     "--force-search", "True", "--task", "Answer the medical question from a library",
 )  # fmt: skip
 TEACHER = ("--guess", "words", "--guess-words", "8", "--batch-size", "8", "--eval-questions", "0")
-GROUPS = ("--engine", "local", "--concurrency", "8", "--temperature", "1", "--eval-every", "0")
+DEMONSTRATED = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--eval-every", "60")
 
 
 @dataclass(frozen=True)
@@ -70,30 +70,17 @@ class Arm:
         return self.script.endswith("search_gain")
 
 
-START = "short imitation"  # what arms start from that have a vocabulary to choose from
-DEMONSTRATED = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02")
-SAMPLED = (*GROUPS, "--batch-size", "8", "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28")
-WORDS = ("--credit", "words", "--word-cost", "0.005")
 # What follows short imitation takes about as long whichever it is, some 25 minutes on one core, a fifth more than short
-# imitation itself; what follows the warm start alone, about as long as both.
+# imitation itself.
 ARMS: Mapping[str, Arm] = {
-    "warm": Arm("", "sft_train", (
+    WARM: Arm("", "sft_train", (
         *AGENT, *TEACHER, "--num-demonstrations", "800", "--max-steps", "24", "--eval-every", "24"), seeded=False),
-    START: Arm("warm", "sft_train", (*DEMONSTRATED, "--max-steps", "240", "--eval-every", "60")),
-    IMITATION: Arm(START, "sft_train", (
-        *DEMONSTRATED, "--max-steps", "300", "--eval-every", "60", "--learning-rate", "5e-4")),
-    "expert iteration": Arm(START, "bench.search_gain", (
-        *GROUPS, "--advantage", "best", "--batch-size", "16", "--num-rollouts", "8", "--learning-rate", "5e-4",
-        "--max-steps", "48")),
-    "GRPO": Arm(START, "bench.search_gain", (*SAMPLED, "--learning-rate", "3e-4", "--max-steps", "40")),
-    "GRPO, credit by words": Arm(START, "bench.search_gain", (
-        *SAMPLED, *WORDS, "--learning-rate", "3e-4", "--max-steps", "40")),
-    "GRPO alone": Arm("warm", "bench.search_gain", (
-        *SAMPLED, *WORDS, "--learning-rate", "3e-4", "--max-steps", "80")),
-    "GRPO with demonstrations": Arm("warm", "bench.search_gain", (
-        *SAMPLED, *WORDS, "--learning-rate", "3e-4", "--max-steps", "60", "--demonstrations",
-        "{warm}/demonstrations.jsonl", "--demonstrations-per-step", "16", "--demonstration-weight", "1",
-        "--demonstration-steps", "48")),
+    START: Arm(WARM, "sft_train", (*DEMONSTRATED, "--max-steps", "240")),
+    IMITATION: Arm(START, "sft_train", (*DEMONSTRATED, "--max-steps", "300", "--learning-rate", "5e-4")),
+    GRPO: Arm(START, "bench.search_gain", (
+        "--engine", "local", "--concurrency", "8", "--temperature", "1", "--eval-every", "0", "--batch-size", "8",
+        "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28", "--credit", "words", "--word-cost", "0.005",
+        "--learning-rate", "3e-4", "--max-steps", "40")),
 }  # fmt: skip
 
 
@@ -107,16 +94,14 @@ class Options:
     """Folder for the split, policies, runs and evaluations."""
     base_model: str = "auto"
     """Model that all arms start from, as in create_lora_model.py."""
-    rows: Path = Path("bench/controls_rows")
-    """Folder for what was measured."""
+    rows: Path = Path("bench/controls.jsonl")
+    """File of what was measured."""
     only: tuple[str, ...] = ()
     """Train and measure only these arms; left out: all."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds of what is trained."""
     held_out: bool = False
     """Measure on held-out questions instead of dev ones."""
-    questions: int = 1000
-    """Held-out questions to measure on, drawn once for all; 0: all."""
     figure: Path | None = None
     """Picture to draw of the table."""
 
@@ -131,11 +116,23 @@ class Options:
     def split(self) -> str:
         return "held-out" if self.held_out else "dev"
 
+    @property
+    def train_data(self) -> Path:
+        """Training questions without the dev ones, which are its eval.jsonl."""
+        return self.work / "data"
+
+    @property
+    def played_data(self) -> Path:
+        """The folder whose eval.jsonl is measured."""
+        return self.work / "held-out" if self.held_out else self.train_data
+
 
 @dataclass(frozen=True)
 class Row:
     """What was measured of one way to search."""
 
+    split: str
+    date: str
     arm: str
     seed: int
     temperature: float
@@ -152,203 +149,184 @@ class Row:
 
 def main(options: Options) -> None:
     options.check()
-    bench = Bench(options)
-    bench.prepare()
-    rows = bench.controls()
+    prepare(options)
+    questions = read_answerable(options.played_data / "eval.jsonl")
+    rows = [kept(options, questions, name, 0, 0.0, partial(untrained, options, name)) for name in CONTROLS]
     for name in options.only or ARMS:
         for seed in options.seeds if ARMS[name].seeded else options.seeds[:1]:
-            rows += [bench.row(name, seed, temperature) for temperature in (0.0, 1.0)]
-    print(table(rows, len(bench.questions), options.split))
+            for temperature in (0.0, 1.0):
+                measure = partial(played, options, name, seed, temperature)
+                rows.append(kept(options, questions, name, seed, temperature, measure))
+    print(table(rows, len(questions), options.split))
     if options.figure:
-        draw(rows, len(bench.questions), options.split, options.figure)
+        draw(rows, len(questions), options.split, options.figure)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Trains, plays and measures what is missing."""
+def kept(
+    options: Options, questions: Sequence[Question], name: str, seed: int, temperature: float,
+    measure: Callable[[Sequence[Question]], dict[str, Any]],
+) -> Row:  # fmt: skip
+    """The row in --rows, or a new one that is put there."""
+    digest = hashlib.sha256(" ".join(question.id for question in questions).encode()).hexdigest()[:16]
+    lines = options.rows.read_text().splitlines() if options.rows.exists() else []
+    key = (options.split, name, seed, temperature)
+    found = [row for row in (Row(**json.loads(line)) for line in lines) if key_of(row) == key]
+    if not found:
+        new = Row(options.split, time.strftime("%Y-%m-%d"), name, seed, temperature, digest, **measure(questions))
+        with options.rows.open("a") as file:
+            file.write(json.dumps(asdict(new), separators=(",", ":")) + "\n")
+        return new
+    if found[0].questions != digest:
+        raise UserError(f"{options.rows}: {name} was measured on other questions; give another file as --rows")
+    return found[0]
 
-    options: Options
 
-    @property
-    def data(self) -> Path:
-        """Training questions without the dev ones, which are its eval.jsonl."""
-        return self.options.work / "data"
+def key_of(row: Row) -> tuple[str, str, int, float]:
+    return row.split, row.arm, row.seed, row.temperature
 
-    def prepare(self) -> None:
-        """Split off the dev questions, and make the policy that all arms come from."""
-        if not self.data.exists():
-            train = read_answerable(self.options.data / "train.jsonl")
-            kept, dev = split_by_document(train, DEV_SHARE, DEV_SEED)
-            with replacing_folder(self.data) as folder:
-                write_jsonl(folder / "train.jsonl", kept)
-                self.write_eval(folder, dev)
-        if not self.played_data.exists():
-            with replacing_folder(self.played_data) as folder:
-                self.write_eval(folder, self.questions)
-        if not (self.options.work / "policy").exists():
-            base = self.options.base_model
-            run(
-                "create_lora_model", "--base-model", base, "--no-quantize", "--output-dir", self.options.work / "policy"
-            )
 
-    def write_eval(self, folder: Path, questions: Sequence[Question]) -> None:
-        """Questions to play, in a folder with the same store."""
-        write_jsonl(folder / "eval.jsonl", questions)
-        (folder / "store").symlink_to((self.options.data / "store").resolve())
-
-    @property
-    def played_data(self) -> Path:
-        """The folder of what is measured."""
-        return self.options.work / f"held-out-{self.options.questions}" if self.options.held_out else self.data
-
-    @cached_property
-    def train_questions(self) -> list[Question]:
-        return read_answerable(self.data / "train.jsonl")
-
-    @cached_property
-    def dev_questions(self) -> list[Question]:
-        return read_answerable(self.data / "eval.jsonl")
-
-    @cached_property
-    def questions(self) -> list[Question]:
-        """Those to measure on."""
-        if not self.options.held_out:
-            return self.dev_questions
-        every = read_answerable(self.options.data / "eval.jsonl")
+def prepare(options: Options) -> None:
+    """Split off the dev questions, and make the policy that all arms come from."""
+    if not options.train_data.exists():
+        train, dev = split_by_document(read_answerable(options.data / "train.jsonl"), DEV_SHARE, DEV_SEED)
+        write_data(options, options.train_data, train, dev)
+    if not options.played_data.exists():
+        every = read_answerable(options.data / "eval.jsonl")
         looked_at = {question.id for question in choose(every, LOOKED_AT, 0)}
         unseen = [question for question in every if question.id not in looked_at]
-        return choose(unseen, self.options.questions, DEV_SEED)
+        write_data(options, options.played_data, [], choose(unseen, HELD_OUT, DEV_SEED))
+    policy = options.work / "policy"
+    if not policy.exists():
+        run("create_lora_model", "--base-model", options.base_model, "--no-quantize", "--output-dir", policy)
 
-    @cached_property
-    def store(self) -> DocumentStore:
-        return open_store(self.data / "store")
 
-    @property
-    def search(self) -> Search:
-        return lambda texts: [[hit.chunk_id for hit in hits] for hits in self.store.search(texts, 10, "sparse")]
+def write_data(options: Options, path: Path, train: Sequence[Question], played: Sequence[Question]) -> None:
+    """Questions to train on and to play, in a folder with the same store."""
+    with replacing_folder(path) as folder:
+        write_jsonl(folder / "train.jsonl", train)
+        write_jsonl(folder / "eval.jsonl", played)
+        (folder / "store").symlink_to((options.data / "store").resolve())
 
-    # Without training
 
-    def controls(self) -> list[Row]:
-        """The question itself, RM3, and tables of what to say; settings are chosen on training and dev questions."""
+# Without training
 
-        def tabled(candidates: Callable[[Sequence[Question]], list[str]]) -> list[str]:
-            chosen = best_table(self.train_questions, candidates(self.train_questions), self.search, WEIGHT)
-            return [searched_for(question, chosen.query(question), WEIGHT) for question in self.questions]
+store_of = cache(open_store)
 
-        def rm3() -> list[str]:
-            return rm3_queries(self.store, self.questions, best_rm3(self.store, self.dev_questions, self.search))
 
-        ways: dict[str, Callable[[], list[str]]] = {
-            RAW: lambda: [question.question for question in self.questions],
-            "RM3": rm3,
-            "table of beginnings": lambda: tabled(beginnings_for),
-            "table of telling words": lambda: tabled(telling_for),
-        }
-        return [self.kept(name, 0, 0.0, partial(self.untrained, texts)) for name, texts in ways.items()]
+def untrained(options: Options, name: str, questions: Sequence[Question]) -> dict[str, Any]:
+    return {"measures": measured(options, questions, CONTROLS[name](options, questions))}
 
-    def untrained(self, texts: Callable[[], list[str]]) -> dict[str, Any]:
-        return {"measures": self.measured(texts())}
 
-    def measured(self, texts: Sequence[str]) -> dict[str, list[float]]:
-        """Each measure by question, of the 10 best chunks."""
-        arrays = retrieval_measures(self.search(texts), grades_of(self.questions), (5, 10))
-        return {name: np.round(arrays[name], 3).tolist() for name in MEASURES}
+def search(options: Options, texts: Sequence[str]) -> list[list[str]]:
+    """Ids of the 10 best chunks for each text."""
+    hits_QK = store_of(options.data / "store").search(texts, 10, "sparse")
+    return [[hit.chunk_id for hit in hits] for hits in hits_QK]
 
-    # With training
 
-    def folder(self, name: str, seed: int) -> Path:
-        """Where an arm's policy is."""
-        return self.options.work / (f"{slug(name)}-{seed}" if ARMS[name].seeded else slug(name))
+def measured(options: Options, questions: Sequence[Question], texts: Sequence[str]) -> dict[str, list[float]]:
+    """Each measure by question."""
+    arrays = retrieval_measures(search(options, texts), grades_of(questions), (5, 10))
+    return {name: np.round(arrays[name], 3).tolist() for name in MEASURES}
 
-    def train(self, name: str, seed: int) -> Path:
-        """Train the arm, after those that it starts from; nothing is done twice."""
-        arm, folder = ARMS[name], self.folder(name, seed)
-        start = self.train(arm.start, seed) if arm.start else self.options.work / "policy"
-        if not (folder / "trained").exists():
-            flags = [flag.format(warm=self.folder("warm", seed)) for flag in arm.flags]
-            output = "--run-dir" if arm.trains_by_reward else "--output-dir"
-            run(arm.script, "--data", self.data, "--policy", start, output, folder, "--seed", seed, *flags)
-            (folder / "trained").touch()
-        return folder
 
-    def cost(self, name: str, seed: int) -> tuple[int, float]:
-        """(tokens that the policy learnt from, minutes) of an arm and those that it starts from."""
-        arm, folder = ARMS[name], self.folder(name, seed)
-        before = self.cost(arm.start, seed) if arm.start else (0, 0.0)
-        if arm.trains_by_reward:
-            stats = read_stats(folder)
-            tokens = sum(step.training["tokens"] for step in stats)
-            seconds = sum(took for step in stats for phase, took in step.seconds.items() if phase not in NO_PHASES)
-        else:
-            measured = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
-            shown = [episode.sampled for episode in read_episodes(folder / "demonstrations.jsonl")]
-            size = int(arm.flags[arm.flags.index("--batch-size") + 1])
-            tokens, seconds = measured[-1]["step"] * size * sum(shown) / len(shown), measured[-1]["seconds"]
-        return before[0] + round(tokens), before[1] + seconds / 60
+def themselves(options: Options, questions: Sequence[Question]) -> list[str]:
+    return [question.question for question in questions]
 
-    def row(self, name: str, seed: int, temperature: float) -> Row:
-        """The arm's queries on all questions, greedily or sampled."""
-        return self.kept(name, seed, temperature, lambda: self.played(name, seed, temperature))
 
-    def played(self, name: str, seed: int, temperature: float) -> dict[str, Any]:
-        """A row's figures, once the arm is trained and has played all questions."""
-        policy, label = self.train(name, seed), slug(name)
-        output = self.options.work / "eval" / f"{label}-{seed}-{self.options.split}-T{temperature:g}"
-        run(
-            "evaluate", "--data", self.played_data, "--policy", f"{label}={policy}", "--systems", "single",
-            "--eval-questions", 0, "--temperature", temperature, "--seed", seed, "--engine", "local",
-            "--concurrency", 64, "--output-dir", output,
-        )  # fmt: skip
-        results = OutcomeLog(output, f"{label}/single").results()
-        episodes = [results[question.id].episode for question in self.questions]
-        # An episode without a search has found nothing; the question is not searched for in its place.
-        texts = [
-            searched_for(question, episode.searches[0].query, WEIGHT) if episode.searches else ""
-            for question, episode in zip(self.questions, episodes, strict=True)
-        ]
-        tokens, minutes = self.cost(name, seed)
-        formed = sum(episode.well_formed for episode in episodes) / len(episodes)
-        return {"measures": self.measured(texts), "well_formed": formed, "tokens": tokens, "minutes": minutes}
+def by_rm3(options: Options, questions: Sequence[Question]) -> list[str]:
+    """Its settings are chosen on the dev questions."""
+    store = store_of(options.data / "store")
+    dev = read_answerable(options.train_data / "eval.jsonl")
+    return rm3_queries(store, questions, best_rm3(store, dev, partial(search, options)))
 
-    def kept(self, name: str, seed: int, temperature: float, measure: Callable[[], dict[str, Any]]) -> Row:
-        """The row in --rows, or a new one that is put there."""
-        path = self.options.rows / f"{slug(name)}-{seed}-{self.options.split}-T{temperature:g}.json"
-        digest = hashlib.sha256(" ".join(question.id for question in self.questions).encode()).hexdigest()[:16]
-        if not path.exists():
-            if self.options.held_out:
-                note_look(self.options.rows, name, seed, temperature)
-            new = Row(name, seed, temperature, digest, **measure())
-            with replacing(path) as file:
-                json.dump(asdict(new), file, separators=(",", ":"))
-        row = Row(**json.loads(path.read_text()))
-        if row.questions != digest:
-            raise UserError(f"{path} was measured on other questions; move it away to measure again")
-        return row
+
+def by_table(
+    candidates: Callable[[Sequence[Question]], list[str]], options: Options, questions: Sequence[Question]
+) -> list[str]:
+    """What to say by how a question begins, chosen on training questions."""
+    train = read_answerable(options.train_data / "train.jsonl")
+    chosen = best_table(train, candidates(train), partial(search, options), WEIGHT)
+    return [searched_for(question, chosen.query(question), WEIGHT) for question in questions]
+
+
+CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[str]]] = {
+    RAW: themselves,
+    "RM3": by_rm3,
+    "table of beginnings": partial(by_table, beginnings_for),
+    "table of telling words": partial(by_table, telling_for),
+}
+
+
+# With training
+
+
+def folder_of(options: Options, name: str, seed: int) -> Path:
+    """Where an arm's policy is."""
+    return options.work / (f"{slug(name)}-{seed}" if ARMS[name].seeded else slug(name))
+
+
+def train(options: Options, name: str, seed: int) -> Path:
+    """Train the arm, after those that it starts from; nothing is done twice."""
+    arm, folder = ARMS[name], folder_of(options, name, seed)
+    start = train(options, arm.start, seed) if arm.start else options.work / "policy"
+    if not (folder / "trained").exists():
+        output = "--run-dir" if arm.trains_by_reward else "--output-dir"
+        run(arm.script, "--data", options.train_data, "--policy", start, output, folder, "--seed", seed, *arm.flags)
+        (folder / "trained").touch()
+    return folder
+
+
+def cost(options: Options, name: str, seed: int) -> tuple[int, float]:
+    """(tokens that the policy learnt from, minutes) of an arm and those that it starts from."""
+    arm, folder = ARMS[name], folder_of(options, name, seed)
+    before = cost(options, arm.start, seed) if arm.start else (0, 0.0)
+    if arm.trains_by_reward:
+        stats = read_stats(folder)
+        tokens = sum(step.training["tokens"] for step in stats)
+        seconds = sum(took for step in stats for phase, took in step.seconds.items() if phase not in NO_PHASES)
+    else:
+        last = json.loads((folder / "stats.jsonl").read_text().splitlines()[-1])
+        shown = [episode.sampled for episode in read_episodes(folder / "demonstrations.jsonl")]
+        size = int(arm.flags[arm.flags.index("--batch-size") + 1])
+        tokens, seconds = last["step"] * size * sum(shown) / len(shown), last["seconds"]
+    return before[0] + round(tokens), before[1] + seconds / 60
+
+
+def played(options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]) -> dict[str, Any]:
+    """The arm's queries on all questions, greedily or sampled, once it is trained."""
+    policy, label = train(options, name, seed), slug(name)
+    output = options.work / "eval" / f"{label}-{seed}-{options.split}-T{temperature:g}"
+    run(
+        "evaluate", "--data", options.played_data, "--policy", f"{label}={policy}", "--systems", "single",
+        "--eval-questions", 0, "--temperature", temperature, "--seed", seed, "--engine", "local",
+        "--concurrency", 64, "--output-dir", output,
+    )  # fmt: skip
+    results = OutcomeLog(output, f"{label}/single").results()
+    episodes = [results[question.id].episode for question in questions]
+    # An episode without a search has found nothing; the question is not searched for in its place.
+    texts = [
+        searched_for(question, episode.searches[0].query, WEIGHT) if episode.searches else ""
+        for question, episode in zip(questions, episodes, strict=True)
+    ]
+    tokens, minutes = cost(options, name, seed)
+    formed = sum(episode.well_formed for episode in episodes) / len(episodes)
+    return {
+        "measures": measured(options, questions, texts), "well_formed": formed, "tokens": tokens, "minutes": minutes
+    }  # fmt: skip
 
 
 def run(script: str, *arguments: object) -> None:
     """A script of this repository, in a process of its own."""
     module = [f"{script}.py"] if "." not in script else ["-m", script]
     command = [sys.executable, *module, *map(str, arguments)]
-    started = time.perf_counter()
     print("$", " ".join(command[1:]), file=sys.stderr, flush=True)
     if subprocess.run(command, stdout=2, check=False).returncode:
         raise UserError(f"{script} failed, as it says above; what was done before is kept")
-    print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 def slug(name: str) -> str:
-    """Example: "imitation, then GRPO" gives imitation_then_grpo."""
+    """Example: "GRPO, credit by words" gives grpo_credit_by_words."""
     return "_".join(name.lower().replace(",", "").split())
-
-
-def note_look(rows: Path, name: str, seed: int, temperature: float) -> None:
-    """Write down that an arm is measured on held-out questions."""
-    rows.mkdir(parents=True, exist_ok=True)
-    line = {"date": time.strftime("%Y-%m-%d"), "arm": name, "seed": seed, "temperature": temperature}
-    with (rows / "looks.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 # The table
@@ -370,7 +348,7 @@ def table(rows: Sequence[Row], questions: int, split: str) -> str:
             row.arm, f"{row.seed or ''}", f"{row.temperature:g}" if row.seed else "",
             *(f"{np.mean(row.measures[name]):.3f}" for name in MEASURES),
             over(row, raw) if row is not raw else "",
-            over(row, paired[0]) if paired and row.arm not in ("warm", START, IMITATION) else "",
+            over(row, paired[0]) if paired and row.arm not in (WARM, START, IMITATION) else "",
             over(row, started[0], "recall@5") if started else "",
             *((f"{row.well_formed:.3f}", f"{row.tokens:,}", f"{row.minutes:.0f}") if row.seed else ("", "", "")),
         ]  # fmt: skip
@@ -404,16 +382,11 @@ def draw(rows: Sequence[Row], questions: int, split: str, path: Path) -> None:
     figure = Figure(figsize=(8, 0.5 * len(names) + 1.2), layout="constrained")
     axes = figure.subplots()
     for row in rows:
-        found = bootstrapped(row.measures["mrr@10"])
-        sampled = row.temperature > 0
-        place = names.index(row.arm) + ((row.seed - 2) * 0.14 + (0.06 if sampled else -0.06) if row.seed else 0)
+        found, filled = bootstrapped(row.measures["mrr@10"]), "white" if row.temperature else None
+        place = names.index(row.arm) + (0.14 * (row.seed - 2) + 0.06 * row.temperature if row.seed else 0)
         bars = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
-        axes.errorbar(
-            [found["mean"]], [place], xerr=bars, fmt="o", color="C1" if sampled else "C0", elinewidth=1, markersize=5,
-            markerfacecolor="white" if sampled else "C0",
-        )  # fmt: skip
-    raw = float(np.mean(next(row for row in rows if row.arm == RAW).measures["mrr@10"]))
-    axes.axvline(raw, color="0.6", linewidth=1, linestyle=":")
+        color = "C1" if row.temperature else "C0"
+        axes.errorbar([found["mean"]], [place], xerr=bars, fmt="o", color=color, markerfacecolor=filled)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel(f"MRR@10 on {questions:,} {split} questions, 95 % intervals; filled: greedy, hollow: T = 1")

@@ -5,7 +5,6 @@ A table's key is how a question begins, since a user says no question type. All 
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forage.agent.agent import SearchMany, searched_for
+from forage.agent.agent import searched_for
 from forage.data.records import Question
 from forage.metrics import reciprocal_rank
 from forage.sft.telling_words import telling_words, words_of
@@ -157,42 +156,3 @@ def beginnings(questions: Iterable[Question], words: int, most: int = 1) -> dict
         counts[question.question_type][" ".join(body.split()[:words])] += 1
     ranked = {kind: several.most_common(most) for kind, several in counts.items()}
     return {kind: [b for place, (b, n) in enumerate(several) if n > 1 or not place] for kind, several in ranked.items()}
-
-
-def best_beginnings(
-    questions: Sequence[Question], words: int, search_many: SearchMany, question_weight: int, seed: int,
-    most: int = 6, tried_on: int = 100,
-) -> dict[str, str]:  # fmt: skip
-    """By question type, the common beginning (of `words` words, half or a quarter as many) that finds answers best.
-
-    Judged by mean reciprocal rank on up to `tried_on` questions of the type: the most frequent need not be the best.
-    """
-    lengths = sorted({max(1, words // part) for part in (1, 2, 4)}, reverse=True)
-    candidates = [beginnings(questions, length, most) for length in lengths]
-    of_type = defaultdict(list)
-    for question in questions:
-        of_type[question.question_type].append(question)
-    draw, best = random.Random(seed), {}
-    for kind, several in of_type.items():
-        tried = draw.sample(several, min(tried_on, len(several)))
-        found = {
-            beginning: mean_reciprocal_rank(tried, [guessed(q, beginning, question_weight) for q in tried],
-                                            search_many, question_weight)
-            for beginning in dict.fromkeys(one for of_length in candidates for one in of_length[kind])
-        }  # fmt: skip
-        best[kind] = max(found, key=found.__getitem__)
-    return best
-
-
-def mean_reciprocal_rank(
-    questions: Sequence[Question], queries: Sequence[str], search_many: SearchMany, question_weight: int
-) -> float:
-    """Example: found at rank 1, at rank 2 and not at all: (1 + 1/2 + 0) / 3 = .5."""
-    texts = [searched_for(q, query, question_weight) for q, query in zip(questions, queries, strict=True)]
-    found = [[hit.chunk_id for hit in hits] for hits in search_many(texts)]
-    return sum(map(reciprocal_rank, found, [q.relevant_chunk_ids for q in questions])) / len(questions)
-
-
-def guessed(question: Question, beginning: str, question_weight: int) -> str:
-    """The question, unless the search repeats it anyway, and a beginning about its subject."""
-    return " ".join([*([] if question_weight else question.question.split()), beginning.replace(FOCUS, question.focus)])

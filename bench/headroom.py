@@ -3,9 +3,8 @@
     python -m bench.headroom --data runs/medquad/data --mode sparse
 
 Prints the MRR of searches for training questions: the question itself; followed by the first words of a random answer
-of its type, which a policy may say from the start; followed by the commonest beginning of its type's answers, and by
-the beginning that finds most, which a policy can learn; followed by the first words of its own answer, which a policy
-can only guess.
+of its type, which a policy may say from the start; followed by the commonest beginning of its type's answers, which a
+policy can learn; followed by the first words of its own answer, which a policy can only guess.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.expansion import FOCUS, beginnings, best_beginnings
+from bench.expansion import FOCUS, beginnings
 from forage.agent.agent import searched_for
 from forage.cli import run_script
 from forage.data.records import read_answerable
@@ -61,14 +60,12 @@ def main(options: Options) -> None:
     def search_many(queries: Sequence[str]) -> Sequence[Sequence[Hit]]:
         return store.search(queries, options.k, options.mode)
 
-    best = best_beginnings(questions, options.words, search_many, options.question_weight, options.seed)
     guesses = {
         "the question": [""] * len(chosen),
         f"and {options.words} words of an answer of its type": [
             first_words(draw.choice(of_type[q.question_type]).answer, options.words) for q in chosen
         ],
         "and its type's commonest beginning": [typical[q.question_type][0].replace(FOCUS, q.focus) for q in chosen],
-        "and its type's best beginning": [best[q.question_type].replace(FOCUS, q.focus) for q in chosen],
         f"and {options.words} words of its answer": [first_words(q.answer, options.words) for q in chosen],
     }
     for name, several in guesses.items():

@@ -1,41 +1,44 @@
-"""LocalEngine against `model.generate` on the unmerged PEFT model, one question's group after another.
+"""LocalEngine against `model.generate` on the unmerged PEFT model, and against a vLLM server.
 
     python -m bench.local_engine --data runs/demo/data --policy runs/demo/policy
-    make vllm-cpu &
-    python -m bench.local_engine --data runs/demo/data --policy runs/demo/policy --url http://127.0.0.1:8100
 
-Plays 8 questions with 8 episodes each, whose turns and results come from a teacher's episodes. Both engines sample as
+Plays 8 questions with 8 episodes each, whose turns and results come from a teacher's episodes. All engines sample as
 many tokens as each turn has, from the same prompts. `model.generate` is used as in a first script: pad the prompts of a
-group on the left, generate, go to the next turn, then to the next group. With --url a vLLM server plays the same
-episodes, all at once as ours; each loads the adapter as a part of it.
+group on the left, generate, go to the next turn, then to the next group. A vLLM server, where it is installed or --url
+names one, plays the same episodes, all at once as ours; each loads the adapter as a part of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.replay import teacher_episodes, tokens_of, turn_requests
-from bench.report import Bar, finish
+from bench.harness import VLLM, Bar, finish, in_turns, ratios, seconds_of, serving
 from forage.agent.episode import Episode
+from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
+from forage.data.records import Question, read_answerable
+from forage.engines.base import Request, Sampling
 from forage.engines.local import LocalEngine
 from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
+from forage.errors import UserError
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_base, load_policy, load_tokenizer
+from forage.sft.teacher import TeacherOptions, demonstrate
+from forage.store.opening import open_store
 
 
 @dataclass(frozen=True)
-class BenchOptions:
+class Options:
     """What to measure on."""
 
     data: Path = Path("runs/demo/data")
@@ -47,51 +50,56 @@ class BenchOptions:
     group: int = 8
     """Episodes of each question."""
     url: str = ""
-    """A vLLM server of the policy's base to compare with as well."""
+    """A vLLM server of the policy's base; left out: one is started if there is a .venv-vllm."""
+    rounds: int = 1
+    """How often ours and `model.generate` are measured, taking turns."""
 
 
-def main(bench: BenchOptions) -> None:
-    card = read_policy_card(bench.policy)
-    protocol = Protocol(load_tokenizer(card), passage_tokens=64)
-    _, chosen = teacher_episodes(bench.data, protocol, bench.questions)
-    episodes = [replace(episode, id=f"{n}/{m}") for n, episode in enumerate(chosen) for m in range(bench.group)]
-    tokens = tokens_of(episodes)
-    ours = measure_ours(LocalEngine(load_base(card)), newest_adapter(bench.policy), episodes)
-    print(f"ours  {tokens / ours:7.1f} tokens/s ({ours:.1f} s)", flush=True)
-    plain = measure_plain(load_policy(card).eval(), episodes, bench.group)
-    print(f"plain {tokens / plain:7.1f} tokens/s ({plain:.1f} s)")
+def main(options: Options) -> None:
+    card, adapter = read_policy_card(options.policy), newest_adapter(options.policy)
+    _, chosen = teacher_episodes(options.data, Protocol(load_tokenizer(card), passage_tokens=64), options.questions)
+    episodes = [replace(episode, id=f"{n}/{m}") for n, episode in enumerate(chosen) for m in range(options.group)]
+    tokens = sum(episode.sampled for episode in episodes)
     print(f"{len(episodes)} episodes, {tokens} tokens sampled, {sum(len(e.ids) for e in episodes)} in all", flush=True)
-    bars = [Bar("ours / plain tokens/s", plain / ours, 4)]
-    if bench.url:
-        served = asyncio.run(measure_server(bench.url, newest_adapter(bench.policy), episodes))
-        print(f"vLLM  {tokens / served:7.1f} tokens/s ({served:.1f} s)")
-        bars.append(Bar("ours / vLLM server tokens/s", served / ours))
+    ways = {
+        "ours": lambda: seconds_of(lambda: play_ours(LocalEngine(load_base(card)), adapter, episodes)),
+        "plain": lambda: seconds_of(lambda: play_plain(load_policy(card).eval(), episodes, options.group)),
+    }
+    found = in_turns(ways, options.rounds)
+    bars = [Bar("ours / plain tokens/s", ratios(found["plain"], found["ours"]), 4)]
+    if options.url or VLLM.exists():
+        with serving(options.url, Path("runs/vllm.log")) as url:
+            served = asyncio.run(seconds_served(url, adapter, episodes))
+        found["vLLM"] = [served]
+        bars.append(Bar("ours / vLLM server tokens/s", ratios([served], found["ours"][:1])))
+    for name, seconds in found.items():
+        print(f"{name:5} {', '.join(f'{tokens / each:.1f}' for each in seconds)} tokens/s", flush=True)
     finish(bars)
 
 
-def measure_ours(engine: LocalEngine, adapter: Path, episodes: list[Episode]) -> float:
-    started = time.perf_counter()
+def play_ours(engine: LocalEngine, adapter: Path, episodes: Sequence[Episode]) -> None:
     asyncio.run(engine.load_adapter("bench", adapter))  # merging is part of the cost
     asyncio.run(play(engine, episodes))
-    return time.perf_counter() - started
 
 
-async def measure_server(url: str, adapter: Path, episodes: list[Episode]) -> float:
-    """The second of two rounds: the first warms the server up. Each has prompts of its own, which no cache knows."""
+async def seconds_served(url: str, adapter: Path, episodes: Sequence[Episode]) -> float:
+    """Of the second of two rounds: the first warms up. Each has prompts of its own, which no cache knows."""
+    seconds = 0.0
     async with VLLMEngine(EngineOptions(urls=(url,))) as engine:
         for number in range(2):
             fresh = [replace(each, ids=(*each.ids[1:2], *each.ids[1:])) if number else each for each in episodes]
-            started = time.perf_counter()
+            started = asyncio.get_running_loop().time()
             await engine.load_adapter(f"bench-{os.getpid()}-{number}", adapter)
             await play(engine, fresh)
-    return time.perf_counter() - started
+            seconds = asyncio.get_running_loop().time() - started
+    return seconds
 
 
-async def play(engine: LocalEngine | VLLMEngine, episodes: list[Episode]) -> None:
+async def play(engine: LocalEngine | VLLMEngine, episodes: Sequence[Episode], seed: int = 0) -> None:
     """All episodes at once, the turns of each one after the other."""
 
     async def chain(episode: Episode) -> None:
-        for request in turn_requests(episode, episode.id):
+        for request in turn_requests(episode, seed):
             await engine.generate(request)
         engine.release(episode.id)
 
@@ -99,22 +107,45 @@ async def play(engine: LocalEngine | VLLMEngine, episodes: list[Episode]) -> Non
 
 
 @torch.no_grad()
-def measure_plain(policy: Any, episodes: list[Episode], group: int) -> float:
-    started = time.perf_counter()
+def play_plain(policy: Any, episodes: Sequence[Episode], group: int) -> None:
     for first in range(0, len(episodes), group):
-        together = [turn_requests(episode, episode.id) for episode in episodes[first : first + group]]
+        together = [turn_requests(episode) for episode in episodes[first : first + group]]
         for requests in zip(*together, strict=True):
-            longest = max(len(request.ids) for request in requests)
-            ids_BT = torch.tensor([[0] * (longest - len(request.ids)) + list(request.ids) for request in requests])
-            attention_BT = torch.tensor(
-                [[0] * (longest - len(request.ids)) + [1] * len(request.ids) for request in requests]
-            )
+            rows = [torch.tensor(request.ids) for request in requests]
+            ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
+            ones = [torch.ones_like(row) for row in rows]
+            attention_BT = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True, padding_side="left")
             count = requests[0].max_tokens
             policy.generate(
                 input_ids=ids_BT, attention_mask=attention_BT, do_sample=True, min_new_tokens=count,
                 max_new_tokens=count, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
             )  # fmt: skip
-    return time.perf_counter() - started
+
+
+# Episodes to play
+
+
+def teacher_episodes(data: Path, protocol: Protocol, count: int) -> tuple[list[Question], list[Episode]]:
+    """`count` questions with the teacher's episode of each; questions are repeated if there are too few."""
+    store = open_store(data / "store")
+    questions = read_answerable(data / "train.jsonl")
+    asked = demonstrate(
+        questions[: 2 * count], lambda queries: store.search(queries, 3), protocol, AgentSettings(), TeacherOptions(), 0
+    )
+    episodes = asyncio.run(asked)
+    if not episodes:
+        raise UserError(f"{data} has no question whose answer is found; make it by data_prep.py")
+    by_id = {question.id: question for question in questions}
+    chosen = [episodes[number % len(episodes)] for number in range(count)]
+    return [by_id[episode.question_id] for episode in chosen], chosen
+
+
+def turn_requests(episode: Episode, seed: int = 0) -> list[Request]:
+    """The request for each turn of the episode, of exactly that turn's length, whatever the engine samples."""
+    return [
+        Request(episode.ids[: turn.start], turn.end - turn.start, (), seed + number, Sampling(), episode.id)
+        for number, turn in enumerate(episode.turns)
+    ]
 
 
 if __name__ == "__main__":

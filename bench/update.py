@@ -1,30 +1,33 @@
-"""Time and peak memory of one update, for several ways to pack episodes into micro-batches.
+"""Time and peak memory of one update, for several ways to pack episodes into micro-batches, and by TRL's GRPOTrainer.
 
     python -m bench.update --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
+    make bench-env
+    python -m bench.update --ways "shared 2048" "shared 512" --questions 4 --trl 1 4
 
 Each way runs in its own process, on the same episodes with made-up advantages, after a warm-up update. Tokens/s counts
-the episodes' tokens, however many were computed.
+the episodes' tokens, however many were computed. With --trl, base and adapter are loaded in the same number types on
+both sides; the best speed and the least memory of each count.
 """
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
-import time
+import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from bench.processes import output_of
-from bench.report import Bar, finish
-from forage.agent.episode import Episode, read_episodes
+from bench.harness import Bar, alone, finish, in_turns, peak_mib, ratios, seconds_of, trl
+from forage.agent.episode import Episode, read_episodes, write_episodes
 from forage.cli import run_script
+from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions
 from forage.grpo.update import UpdateContext, prepare, update
+from forage.machine import compute_dtype
 from forage.optimizer import MemoryOptions
+from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
 
@@ -40,10 +43,11 @@ WAYS = {
     "plain 512": (512, False, False),
     "plain 2048, checkpointed": (2048, False, True),
 }
+FASTER, LEANER = 3.0, 2.0  # bars: tokens/s over TRL's, and TRL's peak over ours
 
 
 @dataclass(frozen=True)
-class BenchOptions:
+class Options:
     """What to measure on."""
 
     policy: Path = Path("runs/demo/warm")
@@ -54,52 +58,106 @@ class BenchOptions:
     """Groups of it."""
     prompt_tokens: int = 0
     """Lengthen each prompt to this many tokens, by repeating its own; 0: leave them."""
-    way: str = ""
-    """Measure this way alone, and print its figures as JSON."""
+    ways: tuple[str, ...] = tuple(WAYS)
+    """Token budget, and whether prompts are shared and activations recomputed."""
+    trl: tuple[int, ...] = ()
+    """Compare with TRL, by per_device_train_batch_size."""
+    rounds: int = 1
+    """How often each is measured, taking turns."""
+
+    def check(self) -> None:
+        if unknown := [way for way in self.ways if way not in WAYS]:
+            raise UserError(f"--ways {unknown[0]}: choose among {', '.join(WAYS)}")
+        if not self.ways or self.rounds < 1:
+            raise UserError("--ways and --rounds: give at least one")
+        if self.trl and read_policy_card(self.policy).quantized:
+            raise UserError(
+                f"{self.policy} is in 4 bits, which the two unpack differently; give one made with --no-quantize"
+            )
 
 
-def main(bench: BenchOptions) -> None:
-    if bench.way:
-        print(json.dumps(measure(bench)))
-        return
-    figures = {}
-    for way in WAYS:
-        command = [
-            sys.executable, "-m", "bench.update", "--policy", str(bench.policy), "--episodes", str(bench.episodes),
-            "--way", way, "--questions", str(bench.questions), "--prompt-tokens", str(bench.prompt_tokens),
-        ]  # fmt: skip
-        figures[way] = json.loads(output_of(way, command).splitlines()[-1])
-        print(f"{way:26} {figures[way]['rate']:7.1f} tokens/s, peak {figures[way]['mib']:6.0f} MiB above", flush=True)
-    prompts = f", prompts of {bench.prompt_tokens} tokens" if bench.prompt_tokens else ""
-    fastest = {
-        kind: max(found["rate"] for way, found in figures.items() if way.startswith(kind))
-        for kind in ("shared", "plain")
-    }
-    ratio = fastest["shared"] / fastest["plain"]
-    finish(
-        [Bar(f"shared / plain tokens/s{prompts}, the faster budget of each", ratio, 2 if bench.prompt_tokens else 1)]
-    )
+@dataclass(frozen=True)
+class Figures:
+    """Of one update."""
+
+    rate: float
+    """Tokens a second."""
+    mib: float
+    """Peak over the loaded policy."""
 
 
-def measure(bench: BenchOptions) -> dict[str, float]:
-    budget, shared, again = WAYS[bench.way]
-    episodes = taught(list(read_episodes(bench.episodes)), bench.questions)
-    episodes = [lengthened(episode, bench.prompt_tokens) for episode in episodes]
-    policy = load_policy(read_policy_card(bench.policy))
+def main(options: Options) -> None:
+    options.check()
+    episodes = taught(list(read_episodes(options.episodes)), options.questions)
+    episodes = [lengthened(episode, options.prompt_tokens) for episode in episodes]
+    print(f"{len(episodes)} episodes, {sum(len(episode.ids) for episode in episodes)} tokens", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "episodes.jsonl"
+        write_episodes(path, episodes)
+        ways = {way: partial(said, way, partial(alone, measure, options.policy, path, way)) for way in options.ways}
+        ways |= {
+            f"TRL {batch}": partial(said, f"TRL, {batch} a micro-batch", partial(measure_trl, options, path, batch))
+            for batch in options.trl
+        }
+        found = in_turns(ways, options.rounds)
+    finish(bars(found, options))
+
+
+def said(name: str, measure: partial[Figures]) -> Figures:
+    """The figures, printed too."""
+    figures = measure()
+    print(f"{name:26} {figures.rate:7.1f} tokens/s, peak {figures.mib:6.0f} MiB above", flush=True)
+    return figures
+
+
+def bars(found: dict[str, list[Figures]], options: Options) -> list[Bar]:
+    """Of the kinds of ways that were measured: sharing prompts beside not, and ours beside TRL's."""
+    fastest = {kind: best(found, kind) for kind in ("shared", "plain", "TRL")}
+    result = []
+    if fastest["shared"] and fastest["plain"]:
+        prompts = f", prompts of {options.prompt_tokens} tokens" if options.prompt_tokens else ""
+        name = f"shared / plain tokens/s{prompts}, the faster budget of each"
+        result.append(Bar(name, ratios(fastest["shared"], fastest["plain"]), 2 if options.prompt_tokens else 1))
+    if options.trl:
+        name, ours = "ours / TRL tokens/s, the fastest of each", best(found, ("shared", "plain"))
+        result.append(Bar(name, ratios(ours, fastest["TRL"]), FASTER))
+        least = [leanest(found, kind) for kind in ("TRL", ("shared", "plain"))]
+        result.append(Bar("TRL / our peak memory, the leanest of each", ratios(*least), LEANER))
+    return result
+
+
+def best(found: dict[str, list[Figures]], kind: str | tuple[str, ...]) -> list[float]:
+    """The fastest of a kind in each round."""
+    rounds = zip(*(figures for way, figures in found.items() if way.startswith(kind)), strict=True)
+    return [max(figures.rate for figures in each) for each in rounds]
+
+
+def leanest(found: dict[str, list[Figures]], kind: str | tuple[str, ...]) -> list[float]:
+    rounds = zip(*(figures for way, figures in found.items() if way.startswith(kind)), strict=True)
+    return [min(figures.mib for figures in each) for each in rounds]
+
+
+def measure(folder: Path, path: Path, way: str) -> Figures:
+    budget, shared, again = WAYS[way]
+    episodes = list(read_episodes(path))
+    policy = load_policy(read_policy_card(folder))
     if again:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     policy.train()
     learner, options = Learner(policy), UpdateOptions(memory=MemoryOptions(token_budget=budget))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    batch, context = prepare(episodes, options), UpdateContext(options, 1e-6, 1.0, shared)
+    before, batch = peak_mib(), prepare(episodes, options)
+    context = UpdateContext(options, 1e-6, 1.0, shared)
     update(learner, prepare(episodes[:2], options), context)
-    started = time.perf_counter()
-    update(learner, batch, context)
-    seconds = time.perf_counter() - started
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    return {"rate": sum(len(episode.ids) for episode in episodes) / seconds, "mib": peak}
+    seconds = seconds_of(lambda: update(learner, batch, context))
+    peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else peak_mib() - before
+    return Figures(sum(len(episode.ids) for episode in episodes) / seconds, peak)
+
+
+def measure_trl(options: Options, path: Path, batch: int) -> Figures:
+    card = read_policy_card(options.policy)
+    dtype = str(compute_dtype(card.dtype)).removeprefix("torch.")
+    adapter = newest_adapter(options.policy)
+    return Figures(**trl("update", episodes=path, base=card.base, adapter=adapter, dtype=dtype, batch=batch))
 
 
 def taught(episodes: list[Episode], questions: int) -> list[Episode]:

@@ -21,19 +21,6 @@ def bootstrapped(values: Sequence[float], seed: int = 0) -> Interval:
     return {"mean": float(given.mean()), "low": low, "high": high}
 
 
-def bootstrapped_share(parts: Sequence[float], wholes: Sequence[float], seed: int = 0) -> Interval:
-    """The sum of `parts` over the sum of `wholes`, values of the same questions, with its 95 % bootstrap interval.
-
-    Questions are drawn for both at once, and draws whose `wholes` add up to nothing are left out. Example: parts
-    (.1, .1) of wholes (.1, .3) are a half.
-    """
-    part_Q, whole_Q = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
-    drawn = np.random.default_rng(seed).integers(len(part_Q), size=(DRAWS, len(part_Q)))
-    part_S, whole_S = part_Q[drawn].sum(axis=1), whole_Q[drawn].sum(axis=1)
-    low, high = np.quantile(part_S[whole_S != 0] / whole_S[whole_S != 0], (0.025, 0.975)).tolist()
-    return {"mean": float(part_Q.sum() / whole_Q.sum()), "low": low, "high": high}
-
-
 def span(interval: Interval) -> str:
     """Example: .1 to .25 is '.100 to .250'."""
     return f"{interval['low']:.3f} to {interval['high']:.3f}"

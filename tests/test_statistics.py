@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forage.statistics import bootstrapped, bootstrapped_share, clear, span
+from forage.statistics import bootstrapped, clear, span
 
 
 def test_equal_values_are_certain():
@@ -23,9 +23,3 @@ def test_an_interval_is_clear_without_zero_in_it():
     for low, high, expected in ((0.1, 0.25, True), (-0.1, 0.2, False), (-0.3, -0.1, True), (0, 0.1, False)):
         assert clear({"mean": 0.0, "low": low, "high": high}) is expected
     assert span({"mean": 0.2, "low": 0.1, "high": 0.25}) == "0.100 to 0.250"
-
-
-def test_a_share_is_of_the_sums_and_drawn_for_both_at_once():
-    assert bootstrapped_share([0.1, 0.1], [0.1, 0.3])["mean"] == pytest.approx(0.5)
-    halves = bootstrapped_share([0.05, 0.2, 0.0, 0.1], [0.1, 0.4, 0.0, 0.2])
-    assert (halves["low"], halves["high"]) == (pytest.approx(0.5), pytest.approx(0.5))  # half of each question's

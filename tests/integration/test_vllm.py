@@ -10,7 +10,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from bench.gpu_rows.agreement import RoundedHead
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.data.records import Question
@@ -23,6 +22,18 @@ from forage.policy.card import PolicyCard
 from tests.bounds import mismatch_bound
 from tests.integration.agreement import QUESTIONS, differences, requests_of
 from tests.scripted_engine import search_many
+
+
+class RoundedHead(torch.nn.Module):
+    """An output layer whose logits are rounded to its weight's type; token_logprobs and LocalEngine keep them fp32."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.weight = head.weight
+
+    def forward(self, hidden):
+        return torch.nn.functional.linear(hidden, self.weight)
+
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 GREEDY = Sampling(temperature=0)

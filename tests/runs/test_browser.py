@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.chromium import Chromium, chromium_path
 from forage.agent.episode import STOPS, Search, append_episodes
 from forage.data.records import Question
 from forage.errors import UserError
@@ -22,6 +21,7 @@ from forage.runs.stats import write_stats
 from forage.text import encodable, printable
 from tests import ROOT
 from tests.attacks.hostile import hostile_documents
+from tests.chromium import Chromium, chromium_path
 from tests.factories import EPISODE, STATS
 from tests.tiny import make_base, make_policy, make_tokenizer
 

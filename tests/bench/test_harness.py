@@ -1,0 +1,102 @@
+"""The harness: bars decide, processes that fail say why, and the table passes nothing over."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import harness, table
+from bench.harness import BARS, Bar, alone, finish, in_turns, output_of, ratios, serving, trl
+from bench.table import ROWS, Options, Result, Row, lines_of, measured, result_of
+from forage.errors import UserError
+from tests import ROOT
+
+
+def test_bars_decide_the_exit_status(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv(BARS, str(tmp_path / "bars.json"))
+    with pytest.raises(SystemExit) as ended:
+        finish([Bar("speed", (2.5,), 2), Bar("quality", (0.5,))])
+    assert ended.value.code == 0
+    with pytest.raises(SystemExit) as ended:
+        finish([Bar("speed", (2.0, 3.0, 2.5), 2), Bar("quality", (0.99,), 1)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "speed 2.5 (bar 2) ok; quality 0.5 (stated)", "speed 2.5 (2 to 3) (bar 2) ok; quality 0.99 (bar 1) SHORT"
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "bars.json").read_text())[1] == {"name": "quality", "figures": [0.99], "least": 1}
+
+
+def test_ways_take_turns():
+    calls = []
+    found = in_turns({name: lambda name=name: calls.append(name) or len(calls) for name in ("a", "b")}, 2)
+    assert (calls, found) == (["a", "b", "a", "b"], {"a": [1, 3], "b": [2, 4]})
+    assert ratios([4, 9], [2, 3]) == (2, 3)
+
+
+def killed():
+    os.kill(os.getpid(), 9)
+
+
+def test_a_process_has_a_peak_of_its_own_and_may_be_killed():
+    assert alone(len, "abc") == 3
+    with pytest.raises(UserError, match="the process of killed was killed; is memory enough"):
+        alone(killed)
+
+
+def test_what_is_missing_or_fails_is_told(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="ours failed: out of luck"):
+        output_of("ours", ["sh", "-c", "echo out of luck >&2; exit 3"])
+    monkeypatch.setattr(harness, "PEERS", tmp_path / "python")
+    with pytest.raises(UserError, match="python is missing, which has TRL; run: make bench-env"):
+        trl("update")
+    with serving("http://there", tmp_path / "log") as url:
+        assert url == "http://there"
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "vllm_cpu.sh").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "scripts" / "vllm_cpu.sh").chmod(0o755)
+    with (
+        pytest.raises(UserError, match="the vLLM server did not start; its last words"),
+        serving("", tmp_path / "log"),
+    ):
+        pass
+
+
+# The table
+
+
+def run(code):
+    return measured(Row("made"), [sys.executable, "-c", f"from bench.harness import Bar, finish; {code}"])
+
+
+def test_a_row_is_run_and_its_bars_decide(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    good = run("finish([Bar('a / b', (2.0,), 1)])")
+    assert (good.bars, good.reached, good.why) == ((Bar("a / b", (2,), 1),), True, "")
+    short = run("finish([Bar('a / b', (2.0,), 3)])")
+    assert (short.reached, short.why) == (False, "")
+    failed = run("raise SystemExit(3)")
+    assert (failed.bars, failed.reached, failed.why) == ((), False, "failed with status 3, as it says above")
+
+
+def test_what_a_row_needs_and_is_not_there_is_short(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = result_of(ROWS[0], Path("none"))
+    assert (result.reached, result.why) == (False, "left out: needs make demo")
+    retrieval = next(row for row in ROWS if row.name == "retrieval")
+    assert result_of(replace(retrieval, needs=(table.MEDQUAD,)), Path("none")).why == "left out: needs --medquad FILE"
+    with pytest.raises(UserError, match="--only updates: choose among local_engine, "):
+        Options(only=("updates",)).check()
+
+
+def test_a_row_has_a_line_for_each_bar():
+    result = Result(Row("made", "--k 1"), (Bar("a", (2,), 1), Bar("b", (0.5, 0.7, 0.6), 1), Bar("c", (0.5,))), 7.4)
+    assert lines_of(result) == [
+        "| `python -m bench.made --k 1` (7 s) | a | 2 | 1 | ok |", "|  | b | 0.6 (0.5 to 0.7) | 1 | **short** |",
+        "|  | c | 0.5 | | stated |",
+    ]  # fmt: skip
+    failed = replace(result, bars=(), why="left out")
+    assert lines_of(failed) == ["| `python -m bench.made --k 1` | left out | | | **short** |"]

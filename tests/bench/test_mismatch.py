@@ -1,0 +1,35 @@
+"""bench.mismatch: figures by hand, and the server's own tokens compared place by place."""
+
+import math
+
+import pytest
+import torch
+
+from bench.mismatch import Sampled, apart, compare
+from forage.policy.logprobs import token_logprobs
+from forage.policy.packing import pack
+from tests.factories import tiny_model
+
+
+def test_figures_by_hand():
+    """Ratios 1, 1.35 and 2.12 at differences 0, .3 and .75: two above 1.2, one above 2."""
+    found = apart(torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-1.0, -0.7, -0.25]))
+    assert found == pytest.approx(
+        {"mean": 0.35, "rms": math.sqrt((0.09 + 0.5625) / 3), "clipped": 2 / 3, "corrected": 1 / 3}
+    )
+
+
+def test_a_sampler_that_says_what_the_trainer_does_is_not_apart():
+    torch.manual_seed(0)
+    model, rows = tiny_model().eval(), []
+    for number, prompt in enumerate([(5, 6, 7), (5, 6, 8, 9), (5, 6)]):
+        ids = (*prompt, *range(10, 14 + number))
+        rows.append(Sampled(ids, (0,) * len(prompt) + (1,) * (len(ids) - len(prompt)), (0.0,) * len(ids)))
+    own = []
+    with torch.no_grad():
+        for row in rows:
+            [batch] = pack([row], 64)
+            said = token_logprobs(model, batch)[0].tolist()
+            own.append(Sampled(row.ids, row.mask, tuple(m * v for m, v in zip(row.mask, said, strict=True))))
+        assert compare(model, own)["mean"] < 1e-5
+        assert compare(model, rows)["mean"] > 1

@@ -1,0 +1,79 @@
+"""Beside TRL: which of its batch sizes and of our ways counts, and that both train the same adapter."""
+
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from bench import step, update
+from bench.step import Played, seconds_between
+from bench.update import Figures, lengthened
+from forage.agent.episode import Turn, write_episodes
+from forage.errors import UserError
+from forage.policy.adapters import newest_adapter
+from forage.runs.stats import read_stats, stats_path, write_stats
+from tests.factories import EPISODE, STATS
+
+
+def ends_with(status, main, options):
+    with pytest.raises(SystemExit) as ended:
+        main(options)
+    assert ended.value.code == status
+
+
+def test_the_best_speed_and_the_least_memory_of_each_count(tiny, tmp_path, monkeypatch, capsys):
+    """Our fastest is 3 times as fast as its fastest, and our leanest needs half of what its leanest does."""
+    ours = {"shared 2048": Figures(300, 400), "shared 512": Figures(200, 100), "plain 2048": Figures(150, 500)}
+    theirs = {1: Figures(40, 200), 8: Figures(100, 900)}
+    asked = []
+    monkeypatch.setattr(update, "alone", lambda measure, policy, path, way: ours[way])
+    monkeypatch.setattr(update, "trl", lambda what, **flags: asked.append(flags) or vars(theirs[flags["batch"]]))
+    write_episodes(tmp_path / "episodes.jsonl", [EPISODE])
+    options = update.Options(tiny / "policy", tmp_path / "episodes.jsonl", ways=tuple(ours), trl=(1, 8))
+    ends_with(0, update.main, options)
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "shared / plain tokens/s, the faster budget of each 2 (bar 1) ok; ours / TRL tokens/s, the fastest of each 3 "
+        "(bar 3) ok; TRL / our peak memory, the leanest of each 2 (bar 2) ok"
+    )
+    assert {flags["adapter"] for flags in asked} == {newest_adapter(tiny / "policy")}  # both train the same
+    assert {flags["dtype"] for flags in asked} <= {"float32", "bfloat16"}
+    with pytest.raises(UserError, match="--ways shared 3: choose among shared 4096, "):
+        replace(options, ways=("shared 3",)).check()
+
+
+def test_an_update_is_measured(tiny, tmp_path):
+    write_episodes(tmp_path / "episodes.jsonl", update.taught([EPISODE, EPISODE], 1))
+    found = update.measure(tiny / "policy", tmp_path / "episodes.jsonl", "shared 512")
+    assert found.rate > 0
+
+
+def test_a_lengthened_prompt_repeats_itself():
+    longer = lengthened(EPISODE, 5)  # its prompt is 1 2 3
+    assert longer.ids == (1, 2, 1, 2, 3, 4, 5, 6, 7, 8, 9, 5)
+    assert longer.mask == (0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1)
+    assert longer.logprobs == (0.0,) * 2 + EPISODE.logprobs
+    assert longer.turns == (Turn(5, 7), Turn(10, 12))
+    assert lengthened(EPISODE, 2) == EPISODE
+
+
+def test_the_best_batch_size_of_trl_counts(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(step, "play_ours", lambda *_: Played([10.0, 6.0], [3000, 1000], [1.0, 2.0]))
+    monkeypatch.setattr(step, "store_server", nullcontext)
+    monkeypatch.setattr(
+        step, "play_theirs", lambda _, store, batch, folder: Played([1.0], [{1: 40, 8: 100}[batch]], [1.0])
+    )
+    ends_with(1, step.main, step.Options(policy=tiny / "policy", batches=(1, 8)))
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "ours                       250.0 tokens/s:   8.0 s and  2,000 tokens a step, 1.50 searches an episode",
+        "whole step, ours / TRL tokens/s 2.5 (bar 3) SHORT",
+    ]
+    with pytest.raises(UserError, match="--steps 1: the first step only warms up; give 2 or more"):
+        step.Options(steps=1).check()
+
+
+def test_a_step_lasts_until_its_statistics_are_written(tmp_path):
+    for number, ended in enumerate((100, 130, 170)):
+        write_stats(tmp_path, replace(STATS, step=number))
+        os.utime(stats_path(tmp_path, number), (ended, ended))
+    assert seconds_between(tmp_path, read_stats(tmp_path)[1:]) == [30, 40]
