@@ -153,5 +153,4 @@ function start(data) {
 
 unpacked().then((data) => {
   start(prepared(data));
-  window.drawnAt = performance.now(); // milliseconds since the page was asked for; bench/browser.py reads it
 });

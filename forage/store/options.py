@@ -81,7 +81,7 @@ class Fusion:
 
     fusion: Literal["weighted", "rrf"] = "weighted"
     """Add up scaled scores (weighted), or reciprocal ranks (rrf)."""
-    # The default weights were chosen on MedQuAD's training questions, put in other people's words by bench/fusion.py.
+    # The default weights were chosen on MedQuAD's training questions, put in other people's words.
     dense_weight: float = 0.6
     """Weight of the ranking by meaning. The ranking by words gets the rest: 1 less this and --title-weight."""
     title_weight: float = 0.3

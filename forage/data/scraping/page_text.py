@@ -5,7 +5,7 @@
 Example: `<nav>Home</nav><h1>Asthma</h1><p>A <b>long-term</b> disease.</p><ul><li>Cough<li>Wheeze</ul>`
 has the blocks "Asthma" (a heading), "A long-term disease.", "Cough" and "Wheeze".
 
-trafilatura was measured against this (bench/page_text.py): on the sample pages it keeps as much with favor_recall, and
+trafilatura was measured against this: on the sample pages it keeps as much with favor_recall, and
 is no faster; on odder pages (tests/data/scraping/test_page_text.py) it loses text between blocks and keeps banners.
 """
 
