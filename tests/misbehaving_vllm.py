@@ -31,7 +31,7 @@ class MisbehavingVLLM:
     """`plan` holds what the next completions do, after which all succeed: a status, or one of
 
     cut (half a body), hang (nothing until the client leaves), drip (a byte at a time, for ever), html (a proxy's page),
-    redirect, or a dictionary of changes to the choice. `says` makes a completion's choice otherwise, from the body.
+    or a dictionary of changes to the choice. `says` makes a completion's choice otherwise, from the body.
 
     `sleep_mode` is True with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, False with the latter alone (then it says
     that it sleeps and frees nothing, as the real server does), None without both. `turns` lists what happened in turn.
@@ -52,12 +52,10 @@ class MisbehavingVLLM:
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *_): ...
 
-            def say(self, status, value, **headers):
+            def say(self, status, value):
                 text = value if isinstance(value, bytes) else json.dumps(value).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
-                for name, header in headers.items():
-                    self.send_header(name, header)
                 self.end_headers()
                 self.wfile.write(text)
 
@@ -168,9 +166,6 @@ class MisbehavingVLLM:
 
             def html(self):
                 self.say(200, HTML)
-
-            def redirect(self):
-                self.say(307, b"", Location="http://elsewhere:8100/v1/completions")
 
         self.handler, self.port = Handler, free_port()  # which stays its own when it is stopped and started
         self.start()

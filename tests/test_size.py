@@ -3,7 +3,7 @@
 Whoever needs more raises a number here, in the same commit, and says why in its message; whoever needs less lowers it.
 
 Tokens are those that do something: comments, docstrings and layout are free, so that neither denser code nor fewer
-words win anything.
+words win anything. `python -m tests.test_size` prints the figures of now.
 """
 
 import ast
@@ -82,18 +82,26 @@ def modules():
     ]
 
 
-def test_every_folder_keeps_to_its_budget():
+def count_tokens():
     found = Counter()
     for path in modules():
         found[folder_of(path)] += tokens(path.read_text())
+    return found
+
+
+def count_modules():
+    return Counter(path.parent for path in modules() if path.name != "__init__.py")
+
+
+def test_every_folder_keeps_to_its_budget():
+    found = count_tokens()
     assert found.keys() == BUDGETS.keys(), f"folders came or went; give each its budget here: {WAY_OUT}"
     for folder, count in found.items():
         check(f"tokens of {folder}", count, BUDGETS[folder][0])
 
 
 def test_no_folder_has_more_modules_than_one_sees_at_a_glance():
-    found = Counter(path.parent for path in modules() if path.name != "__init__.py")
-    for folder, count in found.items():
+    for folder, count in count_modules().items():
         check(f"modules in {folder.relative_to(ROOT)}/", count, BUDGETS[folder_of(folder / "x.py")][1])
 
 
@@ -123,3 +131,12 @@ def test_one_step_stays_short_from_jsonl_to_gradient(tiny, tmp_path):
 def test_what_counts_as_a_token():
     source = '"""A page."""\n\n\ndef f(x):  # why\n    """What."""\n    return "a b"\n'
     assert tokens(source) == len(["def", "f", "(", "x", ")", ":", "return", '"a b"'])
+
+
+if __name__ == "__main__":
+    largest = Counter()
+    for folder, count in count_modules().items():
+        name = folder_of(folder / "x.py")
+        largest[name] = max(largest[name], count)
+    for name, count in sorted(count_tokens().items()):
+        print(f"{name:20} {count:7} tokens {largest[name]:3} modules")
