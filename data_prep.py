@@ -45,7 +45,6 @@ TOP = (
     "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
 WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter")
-RENAMED = {"--split": "--dataset-split", "--in-flight": "--batch-size"}
 SHOWN_PROBLEMS = 20
 
 Split = tuple[list[Question], list[Question]]  # training, held out
@@ -267,4 +266,4 @@ def _causes(counts: Mapping[str, int]) -> str:
 
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, renamed=RENAMED)
+    run_script(main, __doc__, top=TOP)

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import forage  # noqa: F401 before what may not be installed
 
 # isort: split
-import tyro
-
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.data.records import read_documents
 from forage.errors import UserError, check_at_least_one
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DocumentStore", "Fusion", "Hit", "Mode", "StoreOptions"]
 
-RENAMED = {"--topk": "--k"}
 PATIENCE = 5.0  # seconds that a person waits for a server
 
 
@@ -58,14 +56,14 @@ class Build:
     """documents.jsonl: one JSON object per line with id, title and text."""
     store: Path
     """Folder of the store."""
-    options: Annotated[StoreOptions, tyro.conf.arg(name="")] = field(default_factory=StoreOptions)
+    options: StoreOptions = field(default_factory=StoreOptions)
 
 
 @dataclass
 class Search:
     """Print the best chunks for a query as a table."""
 
-    query: Annotated[str, tyro.conf.Positional]
+    query: Annotated[str, POSITIONAL]
     """The query."""
     store: str = "data/store"
     """Folder of the store, or http://HOST:PORT of its server."""
@@ -235,4 +233,4 @@ def print_info(store: str) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, __doc__, renamed=RENAMED)
+    run_script(main, __doc__)

@@ -114,7 +114,6 @@ TOP = (
     "data", "policy", "beside", "systems", "output-dir", "eval-questions", "engine", "urls", "temperature",
     "concurrency", "seed",
 )  # fmt: skip
-RENAMED = {"--policies": "--policy", "--questions": "--eval-questions", "--at-once": "--concurrency"}
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, renamed=RENAMED)
+    run_script(main, __doc__, top=TOP)

@@ -79,7 +79,6 @@ def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> 
 
 
 TOP = ("data", "policy", "run-dir", "follow", "engine", "urls", "num-rollouts", "batch-size", "temperature", "weights")
-RENAMED = {"--at-once": "--concurrency"}
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, renamed=RENAMED)
+    run_script(main, __doc__, top=TOP)

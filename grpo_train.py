@@ -69,11 +69,6 @@ TOP = (
     "data", "policy", "run-dir", "max-steps", "learning-rate", "batch-size", "num-rollouts", "beta", "combine",
     "weights", "sharding", "task",
 )  # fmt: skip
-RENAMED = {
-    "--at-once": "--concurrency", "--least-share": "--min-share", "--least-entropy": "--min-entropy",
-    "--most-flat": "--max-flat", "--most-kl": "--max-kl", "--most-mismatch": "--max-mismatch",
-    "--most-rollbacks": "--max-rollbacks",
-}  # fmt: skip
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, renamed=RENAMED, presets=PRESETS)
+    run_script(main, __doc__, top=TOP, presets=PRESETS)

@@ -60,10 +60,6 @@ TOP = (
     "data", "policy", "output-dir", "num-demonstrations", "demonstrations", "guess-words", "max-steps", "learning-rate",
     "batch-size", "mode", "k", "task",
 )  # fmt: skip
-RENAMED = {
-    "--episodes": "--demonstrations", "--held-out": "--eval-share", "--patience": "--early-stop",
-    "--probe-questions": "--eval-questions", "--least-similarity": "--min-similarity",
-}  # fmt: skip
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, renamed=RENAMED)
+    run_script(main, __doc__, top=TOP)

@@ -32,11 +32,6 @@ TOP = (
     "data", "base_model", "lora_rank", "rewrite", "mode", "reward", "max_steps", "warm_steps", "batch_size", "backend",
     "run_dir", "output_dir",
 )  # fmt: skip
-RENAMED = {
-    "--model": "--base-model",
-    "--retriever": "--mode (bm25: sparse; rerank: --mode dense --reranker NAME)",
-    "--eval-queries": "--eval-questions",
-}
 MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir")  # options that may differ when a run is resumed
 
 
@@ -94,4 +89,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, renamed=RENAMED)
+    run_script(main, __doc__, top=TOP)

@@ -16,7 +16,7 @@ from forage.agent.rewards import get_search_gain, get_search_margin
 from forage.cli import run_script
 from forage.grpo.options import TrainOptions
 from forage.grpo.presets import PRESETS
-from grpo_train import RENAMED, TOP
+from grpo_train import TOP
 from grpo_train import main as train
 
 if TYPE_CHECKING:
@@ -36,4 +36,4 @@ def main(options: TrainOptions) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, renamed=RENAMED, presets=PRESETS)
+    run_script(main, __doc__, top=TOP, presets=PRESETS)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-NEEDED = ("numpy", "rich", "torch", "transformers", "tyro", "yaml")  # parts of requirements.txt that every script needs
+NEEDED = ("numpy", "rich", "torch", "transformers", "yaml")  # parts of requirements.txt that every script needs
 
 
 def is_script(arguments: list[str]) -> bool:

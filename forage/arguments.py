@@ -1,109 +1,253 @@
-"""Checks of a command line before tyro parses it, so that a misspelt flag or a value of a wrong type is one line too.
+"""Arguments: a dataclass of options as flags, their help, and the values that a command line gives them.
 
-tyro's own messages are boxes of up to twenty lines. What is not found here, tyro still finds.
+A field is an option, the docstring below it its help; the fields of a dataclass within it are options under its
+heading. A `bool` is a pair of flags, --x and --no-x, and so is a `bool | None`. Help imports nothing and comes at once.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import ast
+import inspect
+import re
+import shutil
+import sys
+import textwrap
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from forage.errors import UserError
 
-TYPES = {"INT": (int, "a whole number"), "FLOAT": (float, "a number")}
-SWITCH_VALUES = ("True", "False", "None")  # tyro reads them after an option that is on, off or left to the script
+POSITIONAL = "positional"  # Annotated[Path, POSITIONAL] is an argument without a flag
 
 
-def check_arguments(arguments: Sequence[str], kinds: Mapping[str, str], help_flag: str) -> None:
-    """Refuse what is no option, and a value that its option can't take.
+@dataclass(frozen=True)
+class Flag:
+    """One option in the help. Example: "--k", "INT", "Passages a search shows.", "3", "How the agent plays."."""
 
-    `kinds` are the options as in the help: {"--max-steps": "INT", "--weights": "FLOAT ...", "--[no-]pool": "",
-    "--mode": "hybrid|dense", "QUERY": ""}, the last a positional argument.
+    name: str
+    value: str
+    help: str
+    default: str
+    group: str
+    field: str
+    hint: Any
+
+
+class Parser(ArgumentParser):
+    """argparse, whose errors are one line."""
+
+    def __init__(self, way_out: str) -> None:
+        super().__init__(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
+        self.way_out = way_out
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # its own takes -1e-4 for a flag
+
+    def error(self, message: str) -> NoReturn:
+        end = "" if message.endswith("?") else ";"
+        raise UserError(f"{message.removeprefix('argument ')}{end} {self.way_out} shows the options")
+
+
+def parse(options: Any, arguments: Sequence[str], command: str = "") -> Any:
+    """The dataclass with the values given; of a union, the one that the first argument names.
+
+    Example: {"max_steps": 3} of a dataclass with `max_steps: int` and ["--max-steps", "3"], or ["--max_steps=3"].
     """
-    known = dict(_spellings(kinds))
-    stray_taken = any(not name.startswith("--") for name in kinds)
-    for flag, values in _grouped(arguments):
-        if flag and flag not in known:
-            near = nearest(flag, known)
-            meant = f"did you mean {' or '.join(near)}? " if near else ""
-            raise UserError(f"{flag} is no option; {meant}{help_flag} shows the options")
-        taken = _taken_by(flag, values, known.get(flag, "")) if flag else 0
-        if values[taken:] and not stray_taken:
-            raise UserError(f"{values[taken]} belongs to no option; {help_flag} shows the options")
+    if not isinstance(options, type):
+        subcommands = by_name(options)
+        named = " ".join(arguments[:1])
+        if named not in subcommands:
+            wrong = f"{named} is unknown" if named else "a subcommand is missing"
+            raise UserError(f"{wrong}; give one of {', '.join(subcommands)}")
+        return parse(subcommands[named], arguments[1:], named)
+    flags, parser = list(flags_of(options)), Parser(f"{command} --help" if command else "--help-all")
+    for flag in flags:
+        _add(parser, flag)
+    found, strays = parser.parse_known_args([_dashed(argument) for argument in arguments])
+    for stray in strays:
+        name = stray.partition("=")[0]
+        near = _nearest(name, parser._option_string_actions)
+        wrong = f"{name} is no option" if stray.startswith("-") else f"{stray} belongs to no option"
+        parser.error(f"{wrong}; did you mean {' or '.join(near)}?" if near else wrong)
+    values = {flag.field: _whole(vars(found)[flag.field], flag) for flag in flags if flag.field in vars(found)}
+    for flag in flags:
+        if flag.default == "required" and flag.field not in values:
+            parser.error(f"{flag.name} is missing ({flag.help.rstrip('.')})")
+    return _filled(options, values, MISSING)
 
 
-def check_required(arguments: Sequence[str], required: Mapping[str, str], help_flag: str) -> None:
-    """Refuse a command line without an option that has no default; `required` says what each is."""
-    given = {flag for flag, _ in _grouped(arguments)}
-    for name, meaning in required.items():
-        if name not in given:
-            raise UserError(f"{name} is missing ({meaning.rstrip('.')}); {help_flag} shows the options")
+def by_name(options: Any) -> dict[str, type]:
+    """The dataclasses of a union, each a subcommand."""
+    return {option.__name__.lower(): option for option in get_args(options)}
 
 
-def nearest(flag: str, names: Mapping[str, str]) -> list[str]:
+def _dashed(argument: str) -> str:
+    """Example: --max_steps=a_b gives --max-steps=a_b."""
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
+
+
+def _add(parser: ArgumentParser, flag: Flag) -> None:
+    hint = _without_none(flag.hint)
+    if hint is bool:
+        parser.add_argument(flag.name.replace("[no-]", ""), dest=flag.field, action=BooleanOptionalAction)
+        return
+    several = get_origin(hint) in (tuple, Mapping)
+    item = get_args(hint)[0] if several else hint
+    kind: dict[str, Any] = {"type": _one_of(get_args(item)) if get_origin(item) is Literal else item}
+    kind |= {"nargs": "*"} if several else {}
+    if flag.name.startswith("--"):
+        parser.add_argument(flag.name, dest=flag.field, **kind)
+    else:
+        parser.add_argument(flag.field, **{"nargs": "?"} | kind)
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ArgumentTypeError(f"{text} is none of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def _whole(value: Any, flag: Flag) -> Any:
+    """A list as the option has it: a tuple, or pairs as a mapping."""
+    if get_origin(flag.hint) is not Mapping:
+        return tuple(value) if isinstance(value, list) else value
+    if len(value) % 2:
+        raise UserError(f"{flag.name} takes pairs, and {value[-1]} is one alone")
+    return dict(zip(value[::2], value[1::2], strict=True))
+
+
+def _filled(options: type, values: Mapping[str, Any], default: Any) -> Any:
+    """The dataclass, or its default, with these values at whatever depth."""
+    hints, given = get_type_hints(options), {}
+    for field in fields(options):
+        if is_dataclass(hints[field.name]):
+            inner = _default_of(field) if default is MISSING else getattr(default, field.name)
+            given[field.name] = _filled(hints[field.name], values, inner)
+        elif field.name in values:
+            given[field.name] = values[field.name]
+    return options(**given) if default is MISSING else replace(default, **given)
+
+
+def _nearest(flag: str, names: Iterable[str]) -> list[str]:
     """The names that were probably meant: at most two that begin like it, or else the one that looks most like it.
 
     Example: --lora gives --lora-model, --ouput-dir gives --output-dir.
     """
     longer = [name for name in names if name.startswith(flag)]
-    return longer[:2] or difflib.get_close_matches(flag, names, n=1)
+    return longer[:2] or get_close_matches(flag, names, n=1)
 
 
-def _spellings(kinds: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, kind in kinds.items():
-        if name.startswith("--"):
-            yield name.replace("[no-]", ""), kind
-            if "[no-]" in name:
-                yield name.replace("[no-]", "no-"), kind
+# Flags
 
 
-def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with the values after it; what comes before the first flag, under "".
+def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iterator[Flag]:
+    """Every flag of a dataclass, including those of nested dataclasses."""
+    group = group or " ".join((inspect.getdoc(options) or "").split("\n\n")[0].split())
+    hints, texts = get_type_hints(options), _field_texts(options)
+    marked = get_type_hints(options, include_extras=True)
+    for field in fields(options):
+        default = _default_of(field) if defaults is MISSING else getattr(defaults, field.name)
+        hint: Any = hints[field.name]
+        if is_dataclass(hint):
+            yield from flags_of(hint, default)  # type: ignore[arg-type]
+        else:
+            name = _flag_name(field.name, marked[field.name])
+            help = texts.get(field.name, "")
+            yield Flag(name, _metavar(hint), help, _default_text(default), group, field.name, hint)
 
-    Example: ["a", "--max_steps=3", "--x", "1", "-2"] gives ("", ["a"]), ("--max-steps", ["3"]), ("--x", ["1", "-2"]).
-    """
-    flag, values = "", []
-    for argument in arguments:
-        if not argument.startswith("-") or _is(float, argument):
-            values.append(argument)
+
+def _flag_name(name: str, marked: Any) -> str:
+    """Example: --max-steps, --[no-]pool, or RUN_DIR for a positional argument."""
+    if get_origin(marked) is Annotated and POSITIONAL in marked.__metadata__:
+        return name.upper()
+    return ("--[no-]" if _without_none(marked) is bool else "--") + name.replace("_", "-")
+
+
+def _default_of(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _default_text(default: object) -> str:
+    if default is MISSING:
+        return "required"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if default is None or default in ("", (), {}):
+        return ""
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _without_none(hint: Any) -> Any:
+    """Example: int for int | None."""
+    parts = get_args(hint)
+    return next(part for part in parts if part is not NoneType) if NoneType in parts else hint
+
+
+def _metavar(hint: Any) -> str:
+    """Example: INT for int | None, sparse|dense for Literal["sparse", "dense"], INT ... for tuple[int, ...]."""
+    hint = _without_none(hint)
+    if get_origin(hint) is Literal:
+        return "|".join(map(str, get_args(hint)))
+    if get_origin(hint) in (tuple, Mapping):
+        return f"{_metavar(get_args(hint)[0])} ..."
+    return "" if hint is bool else str(hint.__name__).upper()
+
+
+def _field_texts(options: type) -> dict[str, str]:
+    """The docstring under each field, including fields of parent classes."""
+    texts = {}
+    for parent in reversed([c for c in options.__mro__ if is_dataclass(c)]):
+        try:
+            source = inspect.getsource(parent)
+        except OSError:  # it has none, as in `python -c`
             continue
-        yield flag, values
-        name, equals, value = argument.partition("=")
-        flag, values = name.replace("_", "-"), [value] if equals else []
-    yield flag, values
+        [tree] = ast.parse(textwrap.dedent(source)).body
+        for before, after in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
+            match before, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts
 
 
-def _taken_by(flag: str, values: Sequence[str], kind: str) -> int:
-    """How many of the values belong to the flag; refuses one that it can't take."""
-    if not kind:
-        return 1 if values and values[0] in SWITCH_VALUES else 0
-    several, pieces = kind.endswith(("...", "MAPPING")), kind.removesuffix(" ...").split("|")
-    if not several and not values:
-        raise UserError(f"{flag} needs a value: {_wanted(pieces, several)}")
-    taken = len(values) if several else 1
-    for value in values[:taken]:
-        if not _fits(value, pieces):
-            raise UserError(f"{flag} {value}: give {_wanted(pieces, several)}")
-    return taken
+# Help
 
 
-def _fits(value: str, pieces: Sequence[str]) -> bool:
-    """Whether one of the pieces (INT, FLOAT, a choice, or a type of which nothing is known here) takes the value."""
-    others = any((piece.isupper() and piece not in TYPES) or " " in piece for piece in pieces)
-    numbers = (TYPES[piece][0] for piece in pieces if piece in TYPES)
-    return others or value == "None" or value in pieces or any(_is(number, value) for number in numbers)
+def help_text(options: Any, description: str, top: Sequence[str] = (), more: Sequence[str] = ()) -> str:
+    """The help with the flags of `top` in that order, or with all flags by group if `top` is empty."""
+    called = Path(sys.argv[0])
+    script = f"python -m forage.{called.parent.name}" if called.name == "__main__.py" else called.name
+    if not isinstance(options, type):
+        texts = [f"  {name:10}{inspect.getdoc(option)}" for name, option in by_name(options).items()]
+        subcommands = "\n".join(["Subcommands, each with a --help of its own:", *texts])
+        return "\n\n".join([f"usage: {script} SUBCOMMAND [options]", description.strip(), subcommands])
+    flags = list(flags_of(options))
+    parts = [f"usage: {script} [options]", description.strip()]
+    if top:
+        by_field = {flag.field: flag for flag in flags}
+        chosen = [by_field[name.replace("-", "_")] for name in top]
+        parts.append(_section("The options people change first (defaults in brackets)", chosen))
+        parts.append(f"--help-all shows the other {len(flags) - len(top)}.")
+    else:
+        groups = dict.fromkeys(flag.group for flag in flags)
+        parts += [_section(group.rstrip("."), [flag for flag in flags if flag.group == group]) for group in groups]
+    return "\n\n".join([part for part in parts if part] + [*more])
 
 
-def _wanted(pieces: Sequence[str], several: bool) -> str:
-    types = [TYPES[piece][1] for piece in pieces if piece in TYPES]
-    choices = [piece for piece in pieces if not piece.isupper()]
-    wanted = " or ".join([*types, *([", ".join(choices)] if choices else [])]) or "text"
-    return f"{wanted}, or several with blanks between them" if several else wanted
+def _section(heading: str, flags: Iterable[Flag]) -> str:
+    lines = [_entry(f"{flag.name} {flag.value}", flag.help, flag.default) for flag in flags]
+    return "\n".join([f"{heading}:", *lines])
 
 
-def _is(number: type, text: str) -> bool:
-    try:
-        number(text)
-    except ValueError:
-        return False
-    return True
+def _entry(left: str, text: str, default: str) -> str:
+    width, indent = min(shutil.get_terminal_size((100, 24)).columns, 100), " " * 30
+    left, text = f"  {left}".rstrip(), f"{text.removesuffix('.')} ({default})" if default else text
+    right = textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+    return f"{left}\n{right}" if len(left) > 28 else f"{left:30}{right[30:]}"

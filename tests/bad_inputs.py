@@ -16,11 +16,14 @@ from tests.here import run_here
 
 HEAD = """# What mistakes say
 
-Five mistakes with each script: a misspelt option, a value that can't be, something that isn't there, something that is
+A misspelt option or subcommand (of two scripts), a value that can't be, something that isn't there, something that is
 not what it should be, and a place that can't be written to. Each ends with one line that says what is wrong, where, and
 what to do, and with a status that is not 0; nothing is written. `tests/scripts/test_bad_inputs.py` runs all of them,
 and `python -m tests.bad_inputs docs/errors.md` writes this page. `work` holds a policy, its base and data, a file of
 documents, a broken one and a plain file.
+
+| typed | said |
+|---|---|
 """
 # In the order of HEAD's sentence. {w} is the folder `work`.
 CASES: dict[str, tuple[str, ...]] = {
@@ -39,56 +42,48 @@ CASES: dict[str, tuple[str, ...]] = {
         "build --documents {w}/docs.jsonl --embedder none --store {w}/file",
     ),
     "create_lora_model.py": (
-        "--rank 8 --output-dir {w}/out",
         "--base-model {w}/base --r 0 --output-dir {w}/out",
         "--base-model {w}/none --no-quantize --output-dir {w}/out",
         "--base-model {w}/data --no-quantize --output-dir {w}/out",
         "--base-model {w}/base --no-quantize --output-dir {w}/policy",
     ),
     "sft_train.py": (
-        "--data {w}/data --policy {w}/policy --output-dir {w}/out --max-step 3",
         "--data {w}/data --policy {w}/policy --output-dir {w}/out --batch-size 0",
         "--data {w}/none --policy {w}/policy --output-dir {w}/out",
         "--data {w}/data --policy {w}/data --output-dir {w}/out",
         "--data {w}/data --policy {w}/policy --output-dir {w}/policy",
     ),
     "grpo_rollout.py": (
-        "--data {w}/data --policy {w}/policy --run-dir {w}/out --rollouts 4",
         "--data {w}/data --policy {w}/policy --run-dir {w}/out --num-rollouts 0",
         "--data {w}/none --policy {w}/policy --run-dir {w}/out",
         "--data {w}/data --policy {w}/base --run-dir {w}/out",
         "--data {w}/data --policy {w}/policy --run-dir {w}/data",
     ),
     "grpo_train.py": (
-        "--data {w}/data --policy {w}/policy --run-dir {w}/out --bet 0",
         "--data {w}/data --policy {w}/policy --run-dir {w}/out --learning-rate -1",
         "--data {w}/data --policy {w}/none --run-dir {w}/out",
         "--data {w}/policy --policy {w}/policy --run-dir {w}/out --engine local",
         "--data {w}/data --policy {w}/policy --run-dir {w}/policy",
     ),
     "evaluate.py": (
-        "--data {w}/data --policy {w}/policy --output-dir {w}/out --system single",
         "--data {w}/data --policy {w}/policy --output-dir {w}/out --systems singel",
         "--data {w}/data --policy {w}/policy --output-dir {w}/out --store http://127.0.0.1:1 --store-patience 0",
         "--data {w}/data --policy {w}/data --output-dir {w}/out",
         "--data {w}/data --policy {w}/policy --output-dir {w}/file",
     ),
     "merge_lora.py": (
-        "--lora {w}/policy --output-path {w}/out",
         "--lora-model {w}/policy --output-path {w}/out --dtype int3",
         "--lora-model {w}/none --output-path {w}/out",
         "--lora-model {w}/data --output-path {w}/out",
         "--lora-model {w}/policy --output-path {w}/base",
     ),
     "train_ppo.py": (
-        "--output-dir {w}/out --max-step 3",
         "--output-dir {w}/out --max-steps -1",
         "--output-dir {w}/out --data {w}/none",
         "--output-dir {w}/out --base-model {w}/data",
         "--output-dir {w}/file",
     ),
     "chat.py": (
-        "--polcy {w}/policy --question a",
         "--policy {w}/policy --data {w}/data --temperature -1 --question a",
         "--policy {w}/none --data {w}/data --question a",
         "--policy {w}/policy --data {w}/base --question a",
@@ -134,17 +129,14 @@ def rows(work: Path) -> Iterator[tuple[str, str]]:
             yield command(script, arguments), said(script, arguments, work).lines[-1]
 
 
-def table(script: str, lines: list[tuple[str, str]]) -> str:
-    """A section of the page."""
-    shown = [f"| `{typed.replace('|', '&#124;')}` | {line.replace('|', '&#124;')} |" for typed, line in lines]
-    return "\n".join([f"\n## {script}\n", "| typed | said |", "|---|---|", *shown]) + "\n"
+def shown(typed: str, line: str) -> str:
+    """A row of the page."""
+    return f"| `{typed.replace('|', '&#124;')}` | {line.replace('|', '&#124;')} |\n"
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        found = dict(rows(make_work(Path(folder))))
-    parts = [table(s, [(c, found[c]) for c in (command(s, a) for a in inputs)]) for s, inputs in CASES.items()]
-    Path(sys.argv[1]).write_text(HEAD + "".join(parts))
+        Path(sys.argv[1]).write_text(HEAD + "".join(shown(*row) for row in rows(make_work(Path(folder)))))
 
 
 if __name__ == "__main__":

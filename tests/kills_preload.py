@@ -4,7 +4,7 @@ from importlib import import_module
 
 for name in (
     "chromadb", "matplotlib.figure", "peft", "rich.live", "rich.table", "sentence_transformers", "torch",
-    "transformers.models.llama.modeling_llama", "tyro", "forage.evaluation.report", "forage.grpo.training",
+    "transformers.models.llama.modeling_llama", "forage.evaluation.report", "forage.grpo.training",
     "forage.policy.creation", "forage.policy.merge_proof", "forage.policy.merging", "forage.rewriter.training",
     "forage.sft.training",
 ):  # fmt: skip

@@ -8,9 +8,8 @@ import shlex
 import string
 import typing
 
-import tyro
-
-from forage.cli import with_preset, with_values
+from forage.arguments import parse
+from forage.cli import expanded
 from forage.grpo.presets import PRESETS
 from tests import ROOT
 
@@ -87,9 +86,4 @@ def parsed(module, arguments):
 
 @functools.cache
 def parsed_once(module, arguments):
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    options = options_of(module)
-    arguments = with_preset(arguments, PRESETS if module == "grpo_train" else {})
-    return tyro.cli(
-        options, args=with_values(arguments, options) if isinstance(options, type) else arguments, config=config
-    )
+    return parse(options_of(module), expanded(arguments, PRESETS if module == "grpo_train" else {}))

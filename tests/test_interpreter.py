@@ -45,14 +45,14 @@ def started_with(folder):
 
 
 def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
-    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "argparse.py").write_text("raise KeyboardInterrupt")
     done = started_with(tmp_path)
     assert done.returncode == -signal.SIGINT  # a shell calls it 130
     assert (done.stdout, done.stderr) == ("", "stopped; re-run the same command to resume\n")
 
 
 def test_other_errors_keep_their_traceback(tmp_path):
-    (tmp_path / "tyro.py").write_text("raise ValueError('odd')")
+    (tmp_path / "argparse.py").write_text("raise ValueError('odd')")
     done = started_with(tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")

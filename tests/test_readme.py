@@ -16,8 +16,9 @@ import pytest
 from document_store import StoreOptions
 from forage.agent.combination import reward_matrix
 from forage.agent.episode import Episode
-from forage.cli import COMPLETION, flags_of
+from forage.arguments import flags_of
 from forage.data.records import Document, Question
+from forage.errors import UserError
 from forage.policy import memory
 from tests import ROOT
 from tests.pages import FENCE, command_lines, commands_of, fenced, options_of, parsed, python_call
@@ -119,16 +120,16 @@ def test_command_lines_are_read_as_a_shell_would():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_parses_and_names_files_that_are_there(page, capsys):
+def test_every_command_parses_and_names_files_that_are_there(page):
     made = set().union(*map(made_by, {DEMO, README, RESULTS} - {page}))
     for command in commands_of(page):
         call = python_call(command)
-        if call is None or not can_be_imported(call[0]) or COMPLETION in command:
+        if call is None or not can_be_imported(call[0]):
             continue
         try:
             options = parsed(*call)
-        except SystemExit:
-            pytest.fail(f"{' '.join(command)}\n{capsys.readouterr().err}")
+        except UserError as error:
+            pytest.fail(f"{' '.join(command)}: {error}")
         reads, writes = files_of(call[0], options)
         missing = [str(path) for path in reads if not is_there(path, made)]
         assert not missing or command[0] == "docker", f"{' '.join(command)}: nothing has made {', '.join(missing)}"
@@ -162,7 +163,7 @@ def test_make_commands_are_targets_and_scripts_exist(page):
 
 def flags():
     """Every flag of every script and of MODULES, --no-x of switches among them."""
-    found = {"--help", "--help-all", "--config", "--preset", COMPLETION}
+    found = {"--help", "--help-all", "--config", "--preset"}
     for script in (*(path.stem for path in ROOT.glob("*.py")), *MODULES):
         options = options_of(script)
         for one in typing.get_args(options) or (options,):
@@ -176,14 +177,6 @@ def test_flags_in_the_text_exist(page):
     inline = re.findall(r"`[^`]+`", FENCE.sub("", page.read_text()))
     named = {flag for text in inline if not OTHERS.search(text) for flag in re.findall(r"(?<!\S)`?(--[\w-]+)", text)}
     assert not named - flags() - OTHERS_FLAGS
-
-
-def test_the_changelog_names_every_renamed_flag():
-    text = (ROOT / "CHANGELOG.md").read_text()
-    for script in ROOT.glob("*.py"):
-        renamed = getattr(importlib.import_module(script.stem), "RENAMED", {})
-        missing = [old for old in renamed if f"`{old}" not in text or script.name not in text]
-        assert not missing, f"{script.name}: {', '.join(missing)}"
 
 
 def test_readme_is_short():

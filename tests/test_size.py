@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from forage.cli import flags_of
+from forage.arguments import flags_of
 from tests import ROOT
 from tests.pages import options_of
 from tests.road import measure, walk

@@ -5,9 +5,9 @@ from itertools import count
 
 import numpy as np
 import torch
-import tyro
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from forage.arguments import parse
 from forage.rewriter.actors import Policy, make_actors
 from forage.rewriter.options import ActorOptions, Options, SamplingOptions
 from forage.rewriter.ppo import PromptBatch
@@ -83,8 +83,7 @@ def tiny_args(folder, run_dir, *more):
 
 def run(args):
     """train_ppo.py with these arguments, in this process."""
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-    main(tyro.cli(Options, args=args, config=config))
+    main(parse(Options, args))
 
 
 def metrics(run_dir):

@@ -31,11 +31,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from forage.agent.episode import Episode, Turn, read_episodes, write_episodes
 from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.data.records import Question
 from forage.data.splits import read_train
@@ -54,7 +53,7 @@ By = Literal["reward", "token_f1", "agreement", "hit_agreement", "confidence", "
 class Options:
     """Expert iteration."""
 
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    files: Annotated[tuple[Path, ...], POSITIONAL]
     """Files of episodes."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
@@ -163,7 +162,5 @@ def distinct(episodes: Sequence[Episode]) -> list[Episode]:
     return list(once.values())
 
 
-RENAMED = {"--least": "--min-score", "--most": "--max-per-question"}
-
 if __name__ == "__main__":
-    run_script(main, __doc__, renamed=RENAMED)
+    run_script(main, __doc__)

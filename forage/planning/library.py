@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from forage.agent.episode import Episode, episode_files, read_episodes
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.data.records import Question
 from forage.data.splits import read_train
@@ -33,7 +32,7 @@ from forage.text import IDLE, one_line
 class Options:
     """The library of query templates."""
 
-    run_dir: Annotated[Path, tyro.conf.Positional]
+    run_dir: Annotated[Path, POSITIONAL]
     """Run folder of grpo_train.py, or output folder of evaluate.py --split train."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""

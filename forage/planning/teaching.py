@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from forage.agent.agent import SearchMany, distinct
 from forage.agent.builder import Found
 from forage.agent.episode import Episode, write_episodes
 from forage.agent.options import AgentSettings, SearchOptions
 from forage.agent.protocol import Protocol
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.data.records import Question
 from forage.data.splits import read_training_questions
@@ -43,7 +42,7 @@ FAILS_FIRST, NAMES_TWO = 0.1, 0.1  # shares of the questions
 class Options:
     """Demonstrations of planning."""
 
-    library: Annotated[Path, tyro.conf.Positional]
+    library: Annotated[Path, POSITIONAL]
     """The library of the tool."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""

@@ -21,9 +21,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-import tyro
-
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.disk import make_folder, sync
 from forage.errors import UserError, check_at_least_one
@@ -39,9 +39,9 @@ from forage.policy.shapes import shape_of
 class Options:
     """The policy, the link, and what to serve."""
 
-    policy: tyro.conf.Positional[Path]
+    policy: Annotated[Path, POSITIONAL]
     """Policy folder."""
-    link: tyro.conf.Positional[Path]
+    link: Annotated[Path, POSITIONAL]
     """Link to create."""
     serve: Serve = "auto"
     """A 4-bit base in 4 bits, or its copy in bf16; auto: by the card's memory."""

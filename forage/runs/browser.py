@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.files import replacing
@@ -83,9 +82,9 @@ def _hash(text: str) -> str:
 class Options:
     """Write a page to look through a run's curves and episodes."""
 
-    run_dir: Annotated[Path, tyro.conf.Positional]
+    run_dir: Annotated[Path, POSITIONAL]
     """Run folder."""
-    second: Annotated[Path | None, tyro.conf.Positional] = None
+    second: Annotated[Path | None, POSITIONAL] = None
     """Another run folder, whose curves are drawn over those of the first, and whose episodes are there too."""
     max_episodes: int = MAX_EPISODES
     """Episodes on the page at most, of two runs half of each; the latest steps are kept."""

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from forage.agent.episode import STOPS, Episode, episode_files, read_episodes
 from forage.agent.protocol import FAULTS
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
@@ -263,7 +262,7 @@ def _title(episode: Episode) -> str:
 class Options:
     """Draw a run's plots and report again."""
 
-    run_dir: Annotated[Path, tyro.conf.Positional]
+    run_dir: Annotated[Path, POSITIONAL]
     """Run folder."""
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-import tyro
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forage.arguments import parse
 from forage.errors import UserError
 from forage.grpo.lockstep import nothing_sampled
 from forage.grpo.losses import (
@@ -379,7 +379,7 @@ def test_options_that_cannot_be_meant_are_refused(options, message):
 
 def test_options_are_a_command_line():
     arguments = ["--loss", "gspo", "--clip-low", "3e-4", "--clip-high", "4e-4", "--aggregation", "sequence"]
-    options = tyro.cli(LossOptions, args=arguments)
+    options = parse(LossOptions, arguments)
     assert options == LossOptions(loss="gspo", clip_low=3e-4, clip_high=4e-4, aggregation="sequence")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from forage.cli import flags_of
+from forage.arguments import flags_of
 from forage.engines.sleep_routes import without_sleep_mode
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions

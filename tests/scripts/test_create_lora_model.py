@@ -162,6 +162,6 @@ def test_bad_options_are_told_in_one_line_and_leave_nothing(tiny, tmp_path, wron
 
 def test_the_adapters_flags_on_the_command_line(tiny, tmp_path):
     flags = f"--base-model {tiny} --output-dir {tmp_path / 'policy'} --no-quantize --r 2 --target-modules q_proj v_proj"
-    run(main, flags.split(), "", (), {}, {})
+    run(main, flags.split())
     config = json.loads((tmp_path / "policy" / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])

@@ -20,7 +20,6 @@ from forage.agent.agent import Agent
 from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
 from forage.agent.rewards import get_mrr
-from forage.cli import run_script
 from forage.data.records import Question, read_questions
 from forage.engines.base import EngineError, Sampling
 from forage.engines.options import EngineOptions
@@ -333,22 +332,13 @@ def test_the_output_folder_keeps_how_the_agent_plays(tmp_path):
 def test_help_is_short_and_loads_nothing_heavy():
     code = (
         "import runpy, sys; sys.argv = ['evaluate.py', '--help']; runpy.run_path('evaluate.py', run_name='__main__');"
-        "print([name for name in ('torch', 'transformers', 'chromadb', 'matplotlib', 'tyro') if name in sys.modules])"
+        "print([name for name in ('torch', 'transformers', 'chromadb', 'matplotlib') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     *lines, heavy = run.stdout.splitlines()
     assert heavy == "[]"
     assert len(lines) <= 60
     assert all(any(line.startswith(f"  --{flag} ") for line in lines) for flag in evaluate.TOP)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("--policies", "--policy"), ("--questions", "--eval-questions"), ("--at-once", "--concurrency")]
-)
-def test_old_flags_are_answered_with_their_new_names(monkeypatch, old, new):
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", old, "3"])
-    with pytest.raises(SystemExit, match=f"{old} is now {new}"):
-        run_script(main, evaluate.__doc__, top=evaluate.TOP, renamed=evaluate.RENAMED)
 
 
 def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):

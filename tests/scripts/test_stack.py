@@ -128,7 +128,7 @@ def test_the_last_of_two_options_counts():
         found.append(options)
 
     plan = ["--token-budget", "4096", "--gradient-checkpointing", "--sharding", "zero2"]
-    run(keep, [*plan, "--token-budget", "512", "--no-gradient-checkpointing", "--sharding", "none"], "", (), {}, {})
+    run(keep, [*plan, "--token-budget", "512", "--no-gradient-checkpointing", "--sharding", "none"])
     memory = found[0].update.memory
     assert (memory.token_budget, memory.gradient_checkpointing, found[0].sharding) == (512, False, "none")
 

@@ -11,14 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from forage.cli import run_script
 from forage.errors import UserError
 from forage.rewriter.options import AdamOptions, Options, RewriteOptions
 from forage.rewriter.rewards import CustomRewardModel
 from tests import ROOT
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 from tests.wandb_file import wandb_records
-from train_ppo import RENAMED, main
 
 
 @pytest.fixture(scope="module")
@@ -189,10 +187,3 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     for run_dir in (tmp_path / "new", tmp_path / "new" / "run"):
         with pytest.raises(UserError, match="would replace --run-dir"):
             Options(output_dir=tmp_path / "new", run_dir=run_dir).check()
-
-
-@pytest.mark.parametrize("flag", RENAMED)
-def test_an_old_flag_is_answered_with_its_new_name(monkeypatch, flag):
-    monkeypatch.setattr(sys, "argv", ["train_ppo.py", flag, "x"])
-    with pytest.raises(SystemExit, match=f"{flag} is now --"):
-        run_script(main, renamed=RENAMED)

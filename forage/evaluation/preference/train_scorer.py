@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -43,6 +42,7 @@ from forage.agent.episode import Episode, is_written, read_episodes
 from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import get_answer_similarity, get_mrr
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.data.records import Question
 from forage.data.splits import read_train
@@ -72,7 +72,7 @@ FINISHED, GOING_ON = "finished", "going on"
 class Options:
     """The preference model."""
 
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    files: Annotated[tuple[Path, ...], POSITIONAL]
     """Files of episodes, of training questions only."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from forage.agent.episode import Episode, episode_files, read_episodes
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.data.records import Question
 from forage.data.splits import read_train
@@ -33,7 +32,7 @@ from forage.text import one_line
 class Options:
     """The template library."""
 
-    run_dir: Annotated[Path, tyro.conf.Positional]
+    run_dir: Annotated[Path, POSITIONAL]
     """Run folder of grpo_train.py."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
@@ -111,7 +110,5 @@ def slotted(text: str, focus: str) -> str:
     return re.sub(rf"(?<!\w){words}(?!\w)", lambda _: SLOT, " ".join(text.split()), flags=re.I) if words else text
 
 
-RENAMED = {"--least-reward": "--min-reward", "--least-episodes": "--min-episodes"}
-
 if __name__ == "__main__":
-    run_script(main, __doc__, renamed=RENAMED)
+    run_script(main, __doc__)

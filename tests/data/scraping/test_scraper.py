@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import anyio
 import pytest
-import tyro
 
+from forage.arguments import parse
 from forage.data.scraping.content_folder import PageRecord
 from forage.data.scraping.fetcher import Fetcher
 from forage.data.scraping.hosts import host_of
@@ -495,5 +495,5 @@ def test_wrong_options_end_before_anything_is_done(wrong, tmp_path):
 
 
 def test_options_are_a_command_line():
-    options = tyro.cli(ScrapeOptions, args=["--delay", "2", "--resolve", "a.test", "127.0.0.1:80"])
+    options = parse(ScrapeOptions, ["--delay", "2", "--resolve", "a.test", "127.0.0.1:80"])
     assert options == ScrapeOptions(delay=2, resolve={"a.test": "127.0.0.1:80"})
