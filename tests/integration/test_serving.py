@@ -106,7 +106,7 @@ def test_a_call_comes_back_as_a_call(ask, trained):
 
 def test_the_program_of_the_page_searches_and_answers(server, merged, trained, tmp_path, monkeypatch):
     data_prep.main(data_prep.Options(
-        tmp_path, dataset=DatasetOptions(dataset_name="sample"), store=StoreOptions(embedder="none")
+        tmp_path, dataset=DatasetOptions("sample", content_dir=tmp_path / "pages"), store=StoreOptions(embedder="none")
     ))  # fmt: skip
     monkeypatch.setattr("sys.argv", ["ask.py"])
     messages, shown = run_program(merged, tmp_path / "store", f"{server.url}/v1")
