@@ -45,8 +45,12 @@ def read_beir(folder: Path, held_out: str) -> Collection:
         path = folder / "qrels" / f"{split}.tsv"
         if split == TRAIN and not path.is_file():
             continue
-        judgements[split], unknown = _known_only(path, queries, known)
-        problems += unknown
+        read = read_qrels(path)
+        unknown = [(q, d) for q, graded in read.items() for d in graded if q not in queries or d not in known]
+        problems += [f"{path}: query {q} or document {d} is not there; their judgement is left out" for q, d in unknown]
+        for query_id, doc_id in unknown:
+            del read[query_id][doc_id]
+        judgements[split] = {q: graded for q, graded in read.items() if max(graded.values(), default=0) > 0}
         if not judgements[split]:
             raise UserError(f"{path}: no query has a document that answers it ({'; '.join(problems[:3])})")
     return Collection(documents, queries, judgements, problems)
@@ -75,10 +79,20 @@ def read_queries(path: Path) -> dict[str, str]:
 
 
 def read_qrels(path: Path) -> Judgements:
-    """Example: the lines "q1, d1, 2" and "q1, d2, 0" give {"q1": {"d1": 2, "d2": 0}}."""
+    """Example: the lines "q1, d1, 2" and "q1, d2, 0" give {"q1": {"d1": 2, "d2": 0}}. Two grades are an error."""
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "nothing"
+        raise UserError(f"{path}: no such file; {path.parent.name} has {known}")
     judgements: Judgements = {}
-    for _, query_id, doc_id, grade in _judged(path):
-        judgements.setdefault(query_id, {})[doc_id] = grade
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line == QRELS_HEADER:
+            continue
+        parts = line.split("\t")
+        if len(parts) != 3 or not parts[2].lstrip("-").isdecimal():
+            raise UserError(f"{path}:{number}: not query<tab>document<tab>whole number; fix or delete that line")
+        query_id, doc_id, grade = parts[0], parts[1], int(parts[2])
+        if judgements.setdefault(query_id, {}).setdefault(doc_id, grade) != grade:
+            raise UserError(f"{path}:{number}: {query_id} and {doc_id} have another grade on an earlier line; keep one")
     return judgements
 
 
@@ -101,37 +115,6 @@ def questions_of(collection: Collection, split: str, chunks: Iterable[Chunk]) ->
         text = collection.queries[query_id]
         questions.append(Question(query_id, text, "", relevant_doc_ids=tuple(docs), relevant_chunk_ids=relevant))
     return questions
-
-
-def _known_only(path: Path, queries: Mapping[str, str], documents: set[str]) -> tuple[Judgements, list[str]]:
-    """Judgements of known queries and documents, for queries that some document answers; the rest are problems."""
-    judgements, problems = Judgements(), []
-    for number, query_id, doc_id, grade in _judged(path):
-        if query_id not in queries:
-            problems.append(f"{path}:{number}: query {query_id} is not among the queries; left out")
-        elif doc_id not in documents:
-            problems.append(f"{path}:{number}: document {doc_id} is not in the corpus; left out")
-        else:
-            judgements.setdefault(query_id, {})[doc_id] = grade
-    return {q: graded for q, graded in judgements.items() if max(graded.values()) > 0}, problems
-
-
-def _judged(path: Path) -> Iterator[tuple[int, str, str, int]]:
-    """(line, query, document, grade); a second grade for a pair is an error."""
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "nothing"
-        raise UserError(f"{path}: no such file; {path.parent.name} has {known}")
-    seen: dict[tuple[str, str], int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip() or line == QRELS_HEADER:
-            continue
-        parts = line.split("\t")
-        if len(parts) != 3 or not parts[2].lstrip("-").isdecimal():
-            raise UserError(f"{path}:{number}: not query<tab>document<tab>whole number; fix or delete that line")
-        query_id, doc_id, grade = parts[0], parts[1], int(parts[2])
-        if seen.setdefault((query_id, doc_id), grade) != grade:
-            raise UserError(f"{path}:{number}: {query_id} and {doc_id} have another grade on an earlier line; keep one")
-        yield number, query_id, doc_id, grade
 
 
 def _records(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:

@@ -70,9 +70,8 @@ def test_judgements_of_what_is_not_there_are_told(beir):
     collection = read_beir(beir, "test")
     assert collection.judgements["test"] == {"q2": {"d1": 1}}
     assert collection.problems[1:] == [
-        f"{path}:2: document d9 is not in the corpus; left out",
-        f"{path}:3: query q9 is not among the queries; left out",
-        f"{path}:6: document d4 is not in the corpus; left out",
+        f"{path}: query {query} or document {document} is not there; their judgement is left out"
+        for query, document in (("q1", "d9"), ("q9", "d1"), ("q2", "d4"))
     ]
 
 
@@ -122,7 +121,7 @@ def test_more_that_cannot_be_read(tmp_path, beir):
     with pytest.raises(UserError, match=r"qrels/dev.tsv: no such file; qrels has test, train"):
         read_beir(beir, "dev")
     write(beir / "qrels" / "test.tsv", f"{HEADER}q1\td9\t1\n")
-    with pytest.raises(UserError, match=r"no query has a document that answers it \(.*d9 is not in the corpus"):
+    with pytest.raises(UserError, match=r"no query has a document that answers it \(.*document d9 is not there"):
         read_beir(beir, "test")
 
 
