@@ -1,15 +1,12 @@
 """A folder of files of every kind, good and bad: each becomes a document or is told."""
 
 import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
 from forage.data.own_documents import paragraphs, read_folder, read_markdown, site_of, title_of_name
 from forage.errors import UserError
-from tests import ROOT
 from tests.own_files import pdf, write_files
 
 
@@ -196,30 +193,6 @@ def test_no_damage_to_a_pdf_is_a_crash(folder):
         found = causes(read_folder(folder))
         known = {"ok", "damaged PDF", "encrypted PDF", "PDF without text (scanned?)", "no text", "empty"}
         assert {found["flipped.pdf"], found["cut.pdf"]} <= known
-
-
-@pytest.mark.slow
-def test_ten_thousand_files_are_read_one_at_a_time(folder):
-    """Files of 20 kB that hold 16 characters of text: 200 MB are read in less than half of that."""
-    body = f"<p>%d is a number.</p><script>{'x' * 20_000}</script>"
-    for n in range(250):
-        (folder / f"{n}.html").write_text(body % n)
-    (folder / "many").mkdir()
-    for n in range(9_750):
-        os.link(folder / f"{n % 250}.html", folder / "many" / f"{n}.html")
-    code = (
-        "import resource, sys; from pathlib import Path; from forage.data.own_documents import read_folder\n"
-        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "Path(sys.argv[1], 'first').mkdir(); Path(sys.argv[1], 'first', 'x.html').write_text('<p>One.</p>')\n"
-        "read_folder(Path(sys.argv[1], 'first')); before = peak()\n"
-        "own = read_folder(Path(sys.argv[1])); print(len(own.documents), len(own.records), peak() - before)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, folder], cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    documents, files, kilobytes = map(int, done.stdout.split())
-    assert (documents, files) == (251, 10_001)
-    assert kilobytes < 100_000
 
 
 def test_the_tests_own_files_are_all_read(folder):

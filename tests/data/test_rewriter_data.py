@@ -27,14 +27,6 @@ def test_what_is_exported_can_be_imported(tmp_path):
     assert data.problems == []
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_corpus_is_written_as_json_writes_a_list(tmp_path, count):
-    chunks = [Chunk("d", 'Gout "é"\u2028', "a\nb\t\\", 0, 5, n, count) for n in range(count)]
-    export_rewriter_data(tmp_path, chunks, [], [])
-    rows = [{"doc_id": f"d#{n}", "text": 'Gout "é"\u2028\na\nb\t\\'} for n in range(count)]
-    assert (tmp_path / "pubmed_corpus.json").read_text() == json.dumps(rows, ensure_ascii=False, indent=0)
-
-
 def write(tmp_path, corpus, lines):
     (tmp_path / "c.json").write_text(corpus if isinstance(corpus, str) else json.dumps(corpus))
     (tmp_path / "t.jsonl").write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))

@@ -3,18 +3,13 @@
 import hashlib
 import inspect
 import json
-import os
-import shutil
 import sys
 from dataclasses import replace
 
 import pytest
 
 from data_prep import load_or_scrape_documents
-from forage.data import corpus
-from forage.data.options import DatasetOptions
 from forage.data.records import read_documents, read_questions
-from forage.errors import UserError
 from forage.files import json_lines
 from forage.store.document_store import DocumentStore
 from tests import ROOT
@@ -91,14 +86,6 @@ def test_relevant_chunks_are_in_the_store_and_hold_the_answer(prepared):
         words = question.answer.split()
         held = set(" ".join(chunk.text for chunk in chunks).split())
         assert sum(word in held for word in words) >= 0.9 * len(words), question.id
-
-
-def test_rewriter_files_name_chunks(prepared):
-    corpus = json.loads((prepared / "rewriter" / "pubmed_corpus.json").read_text())
-    ids = {row["doc_id"] for row in corpus}
-    rows = [row for name in ("train", "eval") for _, row in json_lines(prepared / "rewriter" / f"{name}.jsonl")]
-    assert len(rows) == len(SAMPLE_ROWS)
-    assert all(set(row["relevant_doc_ids"]) <= ids and row["relevant_doc_ids"] for row in rows)
 
 
 def test_there_is_something_to_learn(prepared):
@@ -230,24 +217,6 @@ def test_the_sample_gives_what_it_always_gave(prepared, tmp_path):
     assert digests(prepared)["documents.jsonl"] == "d224ab7f49b4d398"  # from its pages
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--dataset-name", "gone.jsonl"], "gone.jsonl: no such file; use --dataset-name sample"),
-        (["--dataset-name", "lavita/MedQuAD"], "hub can't be reached; use --dataset-name sample"),
-        (["--dataset-name", "sample", "--eval-share", "1"], "--eval-share 1.0 must lie between 0 and 1"),
-        (["--dataset-name", "sample", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
-        (["--dataset-name", "sample", "--focus-column", "x"], "--focus-column x: no such column"),
-    ],
-)
-def test_bad_input_gives_one_line_and_a_status(tmp_path, arguments, says):
-    done = prepare(tmp_path, *arguments, check=False)
-    assert done.returncode == 1
-    assert says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert os.listdir(tmp_path) in ([], ["cache"])
-
-
 def test_a_split_with_an_empty_side_is_an_error(tmp_path):
     (tmp_path / "qa.jsonl").write_text('{"question": "What?", "answer": "This and that."}\n')
     done = prepare(tmp_path, "--dataset-name", tmp_path / "qa.jsonl", "--embedder", "none", check=False)
@@ -272,13 +241,6 @@ def test_a_second_run_that_ends_early_leaves_no_questions_of_the_first(tmp_path)
     assert not (out / "eval.jsonl").exists()
     assert prepare(8) == 0
     assert len((out / "train.jsonl").read_text().splitlines()) + len((out / "eval.jsonl").read_text().splitlines()) == 8
-
-
-def test_a_missing_sample_is_told(monkeypatch, tmp_path):
-    shutil.copy(ROOT / "sample_data" / "questions.jsonl", tmp_path / "questions.jsonl")
-    monkeypatch.setattr("forage.data.sample.QUESTIONS", tmp_path / "gone.jsonl")
-    with pytest.raises(UserError, match="comes with the repository"):
-        corpus.load_corpus(DatasetOptions("sample", cache_dir=tmp_path / "c", content_dir=tmp_path / "p"))
 
 
 def test_a_folder_of_no_known_layout_is_told(tmp_path):

@@ -13,7 +13,9 @@ import pytest
 from forage.data.records import read_documents, read_questions
 from forage.data.relevance import question_key
 from forage.engines import chat_endpoint
+from forage.errors import UserError
 from forage.files import json_lines
+from forage.questions.options import MakingOptions
 from forage.store.document_store import DocumentStore
 from tests import ROOT
 from tests.here import run_here
@@ -121,31 +123,18 @@ def test_too_few_questions_are_one_line_and_no_questions_are_written(files, tmp_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("changes", "says"),
     [
-        (["--dataset-name", "sample"], "--dataset-name sample and --documents are both given; give one"),
-        (["--found-within", "0"], "--found-within 0 must be at least 1"),
-        (["--max-questions", "5"], "--max-questions 5 is less than --min-questions 20"),
-        (["--make-questions-url", "http://x"], "add --make-questions NAME"),
-        (["--make-questions-url", "x", "--make-questions", "m"], "must begin with http:// or https://"),
-        (["--make-questions", "/gone"], "/gone: no such folder"),
+        ({"found_within": 0}, "--found-within 0 must be at least 1"),
+        ({"max_questions": 5}, "--max-questions 5 is less than --min-questions 20"),
+        ({"make_questions_url": "http://x"}, "add --make-questions NAME"),
+        ({"make_questions_url": "x", "make_questions": "m"}, "must begin with http:// or https://"),
+        ({"documents": None, "make_questions": "m"}, "makes questions for --documents; give that folder too"),
     ],
 )
-def test_bad_options(files, tmp_path, arguments, says):
-    done = prepare(files, tmp_path / "data", *arguments, check=False)
-    assert done.returncode == 1
-    assert says in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "data" / "train.jsonl").exists()
-
-
-def test_options_that_need_documents_and_folders_apart(files):
-    done = run_here([sys.executable, "data_prep.py", "--make-questions", "m"])
-    assert (done.returncode, done.stderr) == (
-        1, "error: --make-questions makes questions for --documents; give that folder too\n",
-    )  # fmt: skip
-    done = prepare(files, files / "data", check=False)
-    assert f"--output-dir {files}/data is inside of --documents" in done.stderr
-    assert not (files / "data").exists()
+def test_bad_options(files, changes, says):
+    with pytest.raises(UserError, match=says):
+        MakingOptions(**{"documents": files} | changes).check()
 
 
 # A chat model
@@ -183,13 +172,6 @@ def test_a_model_writes_the_questions(files, tmp_path):
         prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
         assert len(chat.asked) == passages + refused  # only what has no reply is asked about again
         assert (tmp_path / "train.jsonl").read_bytes() == before
-
-
-def test_a_model_that_refuses_everything_stops_the_run(files, tmp_path):
-    with chat_server(lambda prompt, number: (400, {"detail": "no chat"})) as chat:
-        done = prepare(files, tmp_path, *by_model(chat), check=False)
-    assert done.returncode == 1
-    assert re.search(r"m refused all of the first \d+ passages \(status 400: .*no chat.*\); give a", done.stderr)
 
 
 def test_a_server_that_dies_leaves_its_replies_and_the_rest_is_asked_later(files, tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The store: build, resume, refuse, search; with the real embedder and a real Chroma."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -238,25 +237,6 @@ def wait_for(condition, seconds=250):
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.1)
-
-
-def search_in_process(path, barrier, answers):
-    store = DocumentStore.open(path)
-    barrier.wait(250)
-    answers.put(ids(store.search(["swollen toe", "fever"], 3)))
-
-
-@pytest.mark.slow
-def test_two_processes_read_one_store_at_once(store):
-    context = multiprocessing.get_context("spawn")
-    barrier, answers = context.Barrier(2), context.Queue()
-    workers = [context.Process(target=search_in_process, args=(store.path, barrier, answers)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    found = [answers.get(timeout=250) for _ in workers]
-    for worker in workers:
-        worker.join(120)
-    assert found[0] == found[1] == ids(store.search(["swollen toe", "fever"], 3))
 
 
 def copy_of(store, tmp_path):

@@ -1,14 +1,12 @@
 """The store as a tool of MCP clients, asked by the mcp package's own client: in memory, over HTTP and over pipes."""
 
 import asyncio
-import json
 import re
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -185,29 +183,6 @@ def test_a_busy_port_is_refused_in_one_line(url, store):
         document_store.main(Serve(store.path, "mcp", port=port, mode="sparse"))
 
 
-@pytest.mark.parametrize("protocol", ["mcp", "mcp-stdio"])
-def test_without_the_package_the_way_out_is_told(store, protocol, monkeypatch):
-    monkeypatch.setattr(document_store, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=f"--protocol {protocol} needs the package mcp; pip install -r requirements-serving"
-    ):
-        document_store.main(Serve(store.path, protocol))
-
-
-@pytest.mark.parametrize("protocol", ["retrieve", "mcp"])
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"k": 0}, "--k 0 must be at least 1"),
-        ({"port": 65536}, "--port 65536 must be from 0 to 65535"),
-        ({"store": Path("nowhere")}, "nowhere holds no document store"),
-    ],
-)
-def test_what_can_not_be_served_is_refused(store, protocol, options, says):
-    with pytest.raises(UserError, match=says):
-        document_store.main(Serve(**{"store": store.path, "protocol": protocol, "mode": "sparse"} | options))
-
-
 # The command, as clients start it
 
 
@@ -250,35 +225,3 @@ def test_the_command_serves_over_http_and_stops_when_told(store):
         process.kill()
         process.wait()
     assert (process.returncode, said) == (143, "stopped; re-run the same command to resume\n")
-
-
-HELLO = {
-    "jsonrpc": "2.0", "id": 1, "method": "initialize",
-    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
-}  # fmt: skip
-
-
-@pytest.mark.slow
-def test_over_pipes_a_missing_store_is_one_line_and_a_signal_ends_it(store, tmp_path):
-    arguments = [sys.executable, *command(tmp_path / "nowhere", "mcp-stdio")]
-    missing = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
-    assert (missing.returncode, missing.stdout) == (1, "")
-    assert (
-        missing.stderr
-        == f"error: {tmp_path}/nowhere holds no document store (no store.json); make one with data_prep.py\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, *command(store.path, "mcp-stdio")], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert "over standard input and output" in process.stderr.readline()
-        process.stdin.write(f"{json.dumps(HELLO)}\n")
-        process.stdin.flush()
-        assert json.loads(process.stdout.readline())["id"] == HELLO["id"]  # so it waits for the next line
-        process.terminate()
-        assert process.wait(timeout=120) == -15
-        assert process.stdout.read() == ""
-    finally:
-        process.kill()
-        process.communicate()

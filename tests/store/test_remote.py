@@ -4,9 +4,7 @@ Every server here is a real one, on loopback. Whole episodes are compared in tes
 """
 
 import json
-import shutil
 import socket
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +13,6 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from forage.agent.searcher import Searcher
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.rewriter.data import Data
@@ -28,7 +25,6 @@ from forage.store.opening import card_at, open_place
 from forage.store.options import Fusion, StoreOptions, StorePlace
 from forage.store.remote import RemoteStore
 from forage.store.server import Served, make_server
-from tests.here import run_here
 
 DOCUMENTS = [
     Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe. It hurts at night."),
@@ -266,12 +262,6 @@ def test_nonsense_is_one_line_that_names_the_address(answer, says):
     assert "\n" not in str(error.value)
 
 
-def test_a_server_without_the_route_is_told():
-    says = r"/retrieve refuses the search \(status 404: Not Found\)"
-    with foreign(lambda _: (404, {"detail": "Not Found"})) as url, pytest.raises(UserError, match=says):
-        RemoteStore(url)
-
-
 @pytest.mark.parametrize("card", [{"format": 1}, {"format": "x"}, {"hello": 1}, []])
 def test_a_card_of_something_else_is_told(store, card):
     class Card(Served):
@@ -335,19 +325,3 @@ def test_options_that_cannot_be(place, says):
 def test_an_address_that_is_none_is_told_at_once(address):
     with pytest.raises(UserError, match=f"--store {address}.*http://HOST:PORT"):
         RemoteStore(address)
-
-
-def test_commands_take_a_folder_elsewhere_or_an_address(url, store, data, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    shutil.copytree(data / "store", tmp_path / "moved")
-    said = Counter()
-    for place in (url, data / "store", tmp_path / "moved"):
-        done = run_here(["python", "document_store.py", "search", "--store", place, "cough", "--k", "1"])
-        assert (done.returncode, done.stderr) == (0, "")
-        said[done.stdout] += 1
-        info = run_here(["python", "document_store.py", "info", "--store", place])
-        assert "chunks" in info.stdout
-        assert str(store.card.chunks) in info.stdout
-    assert len(said) == 1
-    assert open_place(StorePlace(str(tmp_path / "moved")), tmp_path / "none").search(["cough"], 1, "sparse")
-    assert Searcher(lambda: open_place(StorePlace(url), data), None).store.fingerprint == store.fingerprint
