@@ -25,8 +25,7 @@ from forage.agent.combination import MakeRewards, RewardFunction
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr
 from forage.cli import run_script
 from forage.outputs import check_apart
-from forage.rollout.options import WorkerOptions
-from forage.rollout.play_options import PlayOptions
+from forage.rollout.options import RolloutOptions, WorkerOptions
 
 if TYPE_CHECKING:
     from forage.agent.searcher import Searcher
@@ -58,7 +57,7 @@ def get_tools() -> dict[str, ToolFunction]:
 class Options:
     """Options of a rollout."""
 
-    rollout: PlayOptions = field(default_factory=PlayOptions)
+    rollout: RolloutOptions = field(default_factory=RolloutOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
 
     def check(self) -> None:

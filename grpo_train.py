@@ -8,61 +8,101 @@ Reads --data (of data_prep.py) and --policy (of sft_train.py or create_lora_mode
 policy folder too, so merge_lora.py reads it: adapters/v000000, v000001, ... (the last is the result), agent.json,
 run.json (what workers and later starts must agree on), plans/, episodes/ (every episode it played),
 training_stats_<step>.json, evaluations.json, rewards.png, reward_distribution.png, training.png, report.html,
-browser.html, config.json, code.diff, state/. Re-run the same command to resume a killed run; it ends with the same
-result.
+browser.html, code.diff, state/, stale/ (what a resumed run could not go on with). Re-run the same command to resume a
+killed run; it ends with the same result.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import asyncio
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forage.agent.combination import MakeRewards
-from forage.agent.options import AGENT_FILE, write_agent
+from forage.agent.options import AGENT_FILE, AgentSettings, write_agent
 from forage.cli import run_script
-from forage.grpo.options import FREE, TrainOptions
+from forage.grpo.options import TrainOptions
 from forage.grpo.presets import PRESETS
-from forage.processes import is_first
+from forage.processes import is_first, world
 from grpo_rollout import get_reward_functions
+
+if TYPE_CHECKING:
+    from forage.agent.episode import Episode
+    from forage.policy.card import PolicyCard
 
 
 def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions) -> None:
     options.check()
     settings = options.rollout.search.settle(options.run_dir, options.rollout.policy)
-    options.check_with(settings)
 
-    from forage.grpo.agreement import agree  # after the checks: these load torch
-    from forage.grpo.players import open_players
-    from forage.grpo.training import fit_memory, open_learner, train
+    from forage.grpo.players import open_play  # after the checks: these load torch
+    from forage.grpo.resume import agree_on_run
+    from forage.grpo.training import open_learner, train
     from forage.policy.card import read_policy_card, write_policy_card
-    from forage.rollout.run_card import adapter_of, read_run_card
+    from forage.rollout.agreement import adapter_of, read_run
     from forage.rollout.worker import FINISHED
     from forage.runs.run_folder import run_folder
     from forage.store.opening import card_at
 
-    card = read_policy_card(options.rollout.policy)
-    card_at(options.rollout.place, options.rollout.data)  # before anything is written
-    known = read_run_card(options.run_dir)
-    start = adapter_of(options.rollout.policy, known)
+    rollout, run_dir = options.rollout, options.run_dir
+    card = read_policy_card(rollout.policy)
+    card_at(rollout.place, rollout.data)  # before anything is written
+    known = read_run(run_dir)
     lead = is_first()  # the first process alone decides and writes; all of them play and train
     if lead:
-        print(f"policy: {options.rollout.policy}")
-    if lead and not known and not (options.rollout.policy / AGENT_FILE).is_file():
-        print(f"note: {options.rollout.policy} has had no warm start; a small model must be shown the protocol first: "
-              f"python sft_train.py --data {options.rollout.data} --policy {options.rollout.policy}")  # fmt: skip
-    free = (*FREE, "rollout.weights") if options.override_rewards else FREE
-    with run_folder(options.run_dir, options, free) if lead else nullcontext():
-        run = agree(options, settings, make_rewards) if lead else None
+        print(f"policy: {rollout.policy}")
+    if lead and not known and not (rollout.policy / AGENT_FILE).is_file():
+        print(f"note: {rollout.policy} has had no warm start; a small model must be shown the protocol first: "
+              f"python sft_train.py --data {rollout.data} --policy {rollout.policy}")  # fmt: skip
+    with run_folder(run_dir) if lead else nullcontext():
+        manifest = agree_on_run(options, settings, make_rewards) if lead else None
         if lead:
-            (options.run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
-            write_policy_card(card, options.run_dir)
-            write_agent(settings, options.run_dir)
+            (run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
+            write_policy_card(card, run_dir)
+            write_agent(settings, run_dir)
+        start = adapter_of(rollout.policy, known)
         options = fit_memory(options, card, start, settings)
         learner = open_learner(options, card, start)
-        run = learner.broadcast(run)
-        with open_players(options, settings, make_rewards, run.embedder, learner) as play:
-            train(options, settings, learner, play, run)
+        manifest = learner.broadcast(manifest)
+        with closing(open_play(options, settings, make_rewards, manifest.embedder, learner)) as play:
+            train(options, settings.max_tokens, learner, play, manifest, partial(demonstrations, options, settings))
         if lead:
-            (options.run_dir / FINISHED).touch()
+            (run_dir / FINISHED).touch()
+
+
+def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: AgentSettings) -> TrainOptions:
+    """The options with a micro-batch that fits the GPU, where they leave it open.
+
+    Several processes stay as they are: their GPUs may have more or less room, but their micro-batches must agree.
+    """
+    import torch
+
+    from forage.engines.choice import uses_servers, with_key
+    from forage.engines.sleeping import fall_asleep
+    from forage.policy.room import fitted
+
+    if world() > 1 or not torch.cuda.is_available():
+        return options
+    engine = options.rollout.engine
+    if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
+        asyncio.run(fall_asleep(with_key(engine)))
+    plays = options.rollouts == "own" and not uses_servers(engine)
+    memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays, offload=options.offload)
+    return replace(options, update=replace(options.update, memory=memory))
+
+
+def demonstrations(options: TrainOptions, settings: AgentSettings, path: Path) -> list[Episode]:
+    """The demonstrations of a file that this run's policy may learn from."""
+    from forage.agent.protocol import Protocol
+    from forage.agent.vetting import Vetting
+    from forage.policy.card import read_policy_card
+    from forage.policy.policy import load_tokenizer
+
+    protocol = Protocol.playing(load_tokenizer(read_policy_card(options.rollout.policy)), settings)
+    return Vetting.over(options.rollout.data, protocol, settings, keep_malformed=False).read(path)
 
 
 TOP = (

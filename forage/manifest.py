@@ -14,7 +14,7 @@ import inspect
 import json
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from forage.errors import UserError, flag
 from forage.files import replacing
 
 LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib"))
+PLAIN = (str, int, float, type(None), tuple, list, Path)
 SECRETS = ("api_key",)  # belong in no file and no tracker
 
 
@@ -103,7 +104,10 @@ def file_digest(path: Path) -> str:
 
 
 def source_digest(*functions: Callable[..., Any]) -> str:
-    """Digest of the code behind rewards or tools. Comments, docstrings and layout don't count."""
+    """Digest of the code behind rewards or tools, with the plain values that they hold.
+
+    Comments, docstrings and layout don't count.
+    """
     read: dict[Path, str] = {}
     waiting = [path for function in functions if (path := source_file(function))]
     while waiting:
@@ -112,14 +116,43 @@ def source_digest(*functions: Callable[..., Any]) -> str:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             waiting += imported_files(tree)
             read[path] = ast.dump(without_docstrings(tree))
-    return digest("\n".join(sorted(read.values())).encode())
+    named = [word for function in functions for word in (name_of(function), *held(function))]
+    return digest("\n".join([*named, *sorted(read.values())]).encode())
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    inner = unwrapped(function)
+    return getattr(inner, "__qualname__", type(inner).__qualname__)
+
+
+def unwrapped(function: Callable[..., Any]) -> Any:
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
+def held(function: Any) -> list[str]:
+    """What a partial function, a closure or a dataclass holds, where it is plain. Example: partial(f, scale=2) gives
+    ["scale=2"]."""
+    values: dict[str, Any] = {}
+    while isinstance(function, partial):
+        values |= {str(number): value for number, value in enumerate(function.args)} | function.keywords
+        function = function.func
+    function = inspect.unwrap(function)
+    if cells := getattr(function, "__closure__", None):
+        values |= {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
+    owner = getattr(function, "__self__", function)
+    values |= {each.name: getattr(owner, each.name) for each in fields(owner) if each.compare} if is_data(owner) else {}
+    return [f"{name}={value!r}" for name, value in values.items() if isinstance(value, PLAIN)]
+
+
+def is_data(thing: Any) -> bool:
+    return is_dataclass(thing) and not isinstance(thing, type)
 
 
 def source_file(function: Callable[..., Any]) -> Path | None:
     """The file that defines a function, a partial one or a callable object; None for a library's."""
-    while isinstance(function, partial):
-        function = function.func
-    thing = inspect.unwrap(function)
+    thing = unwrapped(function)
     try:
         path = Path(inspect.getfile(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)))
     except TypeError:  # built in

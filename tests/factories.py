@@ -7,7 +7,7 @@ import numpy as np
 from forage.agent.episode import Episode, Search, Turn
 from forage.data.records import Question
 from forage.policy.adapters import adapter_path, list_contents
-from forage.rollout.run_card import RunCard
+from forage.rollout.agreement import RunManifest
 from forage.runs.stats import StepStats
 
 # The example of Episode's docstring, the prompt's tokens 1 to 3.
@@ -36,9 +36,9 @@ STATS = StepStats(
     memory_gib=1.5,
 )  # fmt: skip
 
-RUN_CARD = RunCard(
+MANIFEST = RunManifest(
     adapter="v000000", adapter_weights="0123456789abcdef", data={}, embedder="", embedder_weights="", rewards={},
-    weights={}, num_rollouts=2, batch_size=2, seed=0, temperature=1.0, top_p=1.0, top_k=0,
+    weights={}, tools={}, options={},
 )  # fmt: skip
 
 QUESTION = Question("q1", "What is gout?", "A disease.")

@@ -47,7 +47,7 @@ def _note(tiny, run_dir, found):
     sys.argv = ["grpo_train.py", "--data", f"{tiny}/data", "--policy", f"{tiny}/policy", "--run-dir", run_dir, *OPTIONS]
     sys.setprofile(watch)
     threading.setprofile(watch)
-    run_script(grpo_train.main, grpo_train.__doc__, top=grpo_train.TOP, presets=grpo_train.PRESETS)  # fmt: skip
+    run_script(grpo_train.main, grpo_train.__doc__, top=grpo_train.TOP, presets=grpo_train.PRESETS)
     sys.setprofile(None)
     threading.setprofile(None)
     for file, first in called:

@@ -80,7 +80,18 @@ def test_what_changes_a_reward_changes_its_digest(digest_of):
     assert digest_of(SOURCE.replace("1.0", "0.5")) != first
     assert digest_of(SOURCE.replace('("a", "b")', '("a", "c")')) != first  # a class attribute
     assert digest_of(helper="LIMIT = 4\n") != first  # a module it imports
-    assert digest_of(name="Short") == first  # one file, one digest
+    assert digest_of(name="Short") != first  # another function of the same file
+
+
+def test_what_a_reward_holds_is_part_of_its_digest():
+    assert source_digest(partial(agree, free=("a",))) != source_digest(partial(agree, free=("b",)))
+    assert source_digest(partial(agree, free=("a",))) == source_digest(partial(agree, free=("a",)))
+
+    def closed(limit):
+        return lambda episodes, questions: [float(limit) for _ in episodes]
+
+    assert source_digest(closed(1)) != source_digest(closed(2))
+    assert source_digest(closed(1)) == source_digest(closed(1))
 
 
 def test_comments_docstrings_layout_and_what_main_does_change_nothing(digest_of):

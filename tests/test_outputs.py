@@ -1,18 +1,14 @@
 """No script writes over what it reads, and none removes a folder that it did not make."""
 
-import json
 import os
 import shutil
 import sys
-from dataclasses import replace
 
 import pytest
 
 from forage.agent.episode import append_episodes
 from forage.errors import UserError
-from forage.evaluation.options import EvaluationOptions
 from forage.outputs import check_apart, check_files_apart, check_replaceable
-from forage.runs.run_folder import keep_options
 from tests import ROOT
 from tests.factories import EPISODE
 from tests.here import run_here
@@ -158,16 +154,3 @@ def test_only_its_own_folder_may_be_replaced(tmp_path):
         check_replaceable("--out", tmp_path, "mark", ["part-*"])
     with pytest.raises(UserError, match="was not made by this script"):
         check_replaceable("--out", tmp_path / "part-1", "mark")
-
-
-def test_an_older_versions_config_is_still_this_scripts(tmp_path):
-    """One that lacks options, or has options of other names since, may be resumed."""
-    options = EvaluationOptions(output_dir=tmp_path)
-    keep_options(tmp_path, options)
-    config = json.loads((tmp_path / "config.json").read_text())
-    lacking = {name: value for name, value in config.items() if name != "seed"}
-    (tmp_path / "config.json").write_text(json.dumps(lacking | {"questions": 200}))
-    keep_options(tmp_path, options)
-    assert json.loads((tmp_path / "config.json").read_text()) == config
-    with pytest.raises(UserError, match="was begun with"):
-        keep_options(tmp_path, replace(options, seed=options.seed + 1))

@@ -26,7 +26,7 @@ from tests.tiny import rewards_of_tokens
 
 TINY = ("--engine", "local", "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3",
         "--num-rollouts", "4", "--learning-rate", "0.01", "--token-budget", "600", "--eval-every", "2",
-        "--on-collapse", "warn", "--min-entropy", "0")  # fmt: skip
+        "--on-collapse", "warn")  # fmt: skip
 
 
 def tiny_args(folder, run_dir, *more):

@@ -12,14 +12,14 @@ from typing import Any
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
 from forage.agent.protocol import CALL_OPENING, Protocol
 from forage.evaluation.published import Scores, interval, results_of, scores_table
+from forage.manifest import flat
 from forage.policy.adapters import version_name
 from forage.policy.full_base import FullBase
 from forage.policy.merge_proof import Proof
 from forage.policy.merging import CARD_MARK
 from forage.policy.peft_adapter import Adapter
 from forage.publishing.chat_template import says_prompt
-from forage.rollout.run_card import read_run_card
-from forage.runs.run_folder import flat
+from forage.rollout.agreement import read_run
 from forage.runs.stats import read_evaluations
 
 
@@ -174,7 +174,7 @@ def evaluations(run: Path, version: str) -> str:
     if not rows:
         return ""
     first, last = min(rows), max(rows)
-    card, config = read_run_card(run), run_config(run)
+    card, config = read_run(run), run_config(run)
     since = card.since if card else {}
     names = [name for name in rows[first] if name in rows[last] and since.get(name, 0) <= first]
     most = f" ({config['eval_questions']} at most)" if "eval_questions" in config else ""
@@ -196,7 +196,7 @@ def number_of(version: str) -> int:
 
 def rewarded(run: Path) -> str:
     """The rewards of the adapter's run and their weights; empty if it is of no run."""
-    card, combined = read_run_card(run), run_config(run).get("combine", "uniform")
+    card, combined = read_run(run), run_config(run).get("combine", "uniform")
     if card is None or not card.weights:
         return ""
     rows = {f"`{name}`": f"{weight:g}" for name, weight in card.weights.items()}
@@ -226,8 +226,8 @@ def rights(run: Path, licence: str, about: About) -> str:
 
 def run_config(run: Path) -> dict[str, Any]:
     """All options of the adapter's run by their own names; empty if it is of no run."""
-    path = run / "config.json"
-    options = flat(json.loads(path.read_text())) if path.is_file() else {}
+    known = read_run(run)
+    options = flat(known.options) if known else {}
     return {name.rpartition(".")[2]: value for name, value in options.items()}
 
 
@@ -257,7 +257,7 @@ def run_figures(adapter: Path) -> list[str]:
     run = adapter.parent.parent
     stats = sorted(run.glob("training_stats_*.json"), key=lambda path: (len(path.name), path.name))
     said = dict.fromkeys(stats[-1:], "the last step of training, a batch and no measurement")
-    said |= dict.fromkeys(run.glob("config.json"), "the run's settings")
+    said |= dict.fromkeys(run.glob("run.json"), "the run's settings")
     return [f"`{path.name}`: {what}\n\n{table(numbers(json.loads(path.read_text())))}" for path, what in said.items()]
 
 

@@ -11,8 +11,7 @@ from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, 
 from forage.errors import UserError, flag
 from forage.evaluation.options import FREE, EvaluationOptions
 from forage.files import replacing
-from forage.manifest import file_digest
-from forage.runs.run_folder import changed, flat, plain, read_config
+from forage.manifest import contradictions, file_digest, plain, read_manifest
 from forage.sole_writer import filling_folder
 
 
@@ -32,9 +31,9 @@ def keep_options(options: EvaluationOptions) -> None:
     path = options.output_dir / "config.json"
     kept = {name: value for name, value in plain(options).items() if name not in FREE}
     kept["place"] = {"store": options.place.store}  # how long to wait for its server may change
-    before = read_config(path, kept, "another --output-dir") if path.exists() else {}
-    if words := changed(flat(kept), flat(before)):
-        refuse(options.output_dir, words)
+    before = read_manifest(path, "give another --output-dir") if path.exists() else {}
+    if words := contradictions({"options": kept}, {"options": before}):
+        refuse(options.output_dir, "; ".join(words))
     with replacing(path) as file:
         json.dump(kept, file, indent=1)
 

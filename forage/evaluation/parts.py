@@ -18,7 +18,7 @@ from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.output import played_by_another
 from forage.evaluation.policies import Policy
 from forage.files import replacing
-from forage.runs.run_folder import changed, flat
+from forage.manifest import contradictions
 
 
 def put_together(options: EvaluationOptions, policies: Sequence[Policy]) -> None:
@@ -32,7 +32,9 @@ def put_together(options: EvaluationOptions, policies: Sequence[Policy]) -> None
 
 
 def check_played_alike(part: Path, out: Path, policies: Sequence[Policy]) -> None:
-    if words := changed(flat(read(out / "config.json")), flat(read(part / "config.json"))):
+    if words := "; ".join(
+        contradictions({"options": read(out / "config.json")}, {"options": read(part / "config.json")})
+    ):
         refuse(part, words)
     if words := played_by_another(read_agent(part), read_agent(out)):
         refuse(part, words)

@@ -15,8 +15,7 @@ from forage.evaluation.policies import Policy
 from forage.evaluation.setting import Setting
 from forage.evaluation.summary import SCHEMA, SystemScores, markdown, per_question, print_rows, summary
 from forage.files import replacing, write_jsonl
-from forage.manifest import source_digest
-from forage.runs.run_folder import plain
+from forage.manifest import plain, source_digest
 
 
 def report(policies: Sequence[Policy], setting: Setting) -> None:

@@ -49,7 +49,7 @@ from forage.evaluation.summary import (
 from forage.evolution.options import EvolveOptions
 from forage.evolution.stages import FIRST, Place, imitation_place, played_by, system_of, whole_evaluation
 from forage.files import json_lines, replacing
-from forage.runs.run_folder import plain
+from forage.manifest import plain
 
 SCHEMA = 1
 

@@ -49,7 +49,7 @@ from forage.evolution.stages import FIRST, PLAYER
 from forage.outputs import check_apart
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
-from forage.rollout.run_card import open_embedder
+from forage.rollout.agreement import open_embedder
 from forage.store.opening import card_at, open_place
 from forage.store.options import StorePlace
 

@@ -8,6 +8,12 @@ from statistics import mean
 from forage.grpo.options import GuardOptions
 from forage.runs.stats import StepStats
 
+WINDOW = 3  # steps to average over, so that one bad step is no sign of collapse
+MIN_SHARE = 0.5  # of this run's best: no further may well-formed episodes and searches per episode fall
+MIN_ENTROPY = 0.005  # nats per token: below it, all episodes of a question are alike and nothing can be compared
+MAX_FLAT = 10  # steps in a row in which no two episodes of a question earn different rewards
+MAX_KL = 10.0  # to the starting policy; measured only with --beta
+
 
 def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
     """What has gone wrong, as half a sentence; empty if nothing has.
@@ -15,25 +21,25 @@ def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
     Example: shares of well-formed episodes .9, .9, .9, .3, .3, .3 and a window of 3: the last window's mean is less
     than half of the best window's, so "well-formed episodes fell from 0.90 to 0.30".
     """
-    flat = history[-options.max_flat :]
-    if len(flat) == options.max_flat and all(stats.groups["flat"] == stats.groups["total"] for stats in flat):
-        return f"in {options.max_flat} steps, no two episodes of a question had different rewards"
-    if len(history) < options.window:
+    flat = history[-MAX_FLAT:]
+    if len(flat) == MAX_FLAT and all(stats.groups["flat"] == stats.groups["total"] for stats in flat):
+        return f"in {MAX_FLAT} steps, no two episodes of a question had different rewards"
+    if len(history) < WINDOW:
         return ""
     shares: dict[str, Callable[[StepStats], float]] = {
         "well-formed episodes": lambda stats: stats.episodes["well_formed"],
         "searches per episode": lambda stats: stats.episodes["searches"],
     }
     for name, figure in shares.items():
-        windows = means([figure(stats) for stats in history], options.window)
-        if windows[-1] < options.min_share * max(windows):
+        windows = means([figure(stats) for stats in history], WINDOW)
+        if windows[-1] < MIN_SHARE * max(windows):
             return f"{name} fell from {max(windows):.2f} to {windows[-1]:.2f}"
-    last = history[-options.window :]
+    last = history[-WINDOW:]
     entropy = [stats.training["entropy"] for stats in last if "entropy" in stats.training]
-    if entropy and mean(entropy) < options.min_entropy:
+    if entropy and mean(entropy) < MIN_ENTROPY:
         return f"entropy fell to {mean(entropy):.4f} nats per token"
     for name, key, most in (
-        ("KL to the starting policy", "kl", options.max_kl),
+        ("KL to the starting policy", "kl", MAX_KL),
         ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),
     ):
         values = [stats.training[key] for stats in last if key in stats.training]

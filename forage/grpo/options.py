@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.combination import Method
-from forage.agent.options import AgentSettings, Credit
+from forage.agent.options import Credit
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart
@@ -98,11 +98,6 @@ class UpdateOptions:
     overlong: Literal["keep", "mask", "punish"] = "keep"
     """Episodes that ran out of tokens: train on them as they are, leave them out of the loss (mask), or lower their
     reward the closer they came to --max-tokens (punish)."""
-    overlong_margin: int = 256
-    """With --overlong punish: how many tokens before --max-tokens the penalty begins."""
-    share_prompts: bool = True
-    """Compute what episodes begin with in common, such as their prompt, only once. Has no effect with
-    --sequence-parallel, or for models with sliding windows."""
 
     def check(self) -> None:
         for part in (self.loss, self.optimizer, self.memory):
@@ -120,16 +115,6 @@ class GuardOptions:
     on_collapse: Literal["stop", "rollback", "warn"] = "stop"
     """On a sign of collapse: stop the run, go back to an older adapter with a fresh optimizer (rollback), or only print
     and record it (warn)."""
-    window: int = 3
-    """Steps to average over, so that one bad step is no sign of collapse."""
-    min_share: float = 0.5
-    """Lowest share of this run's best to which well-formed episodes and searches per episode may fall."""
-    min_entropy: float = 0.005
-    """Lowest entropy, in nats per token; below it, all episodes of a question are alike and nothing can be compared."""
-    max_flat: int = 10
-    """It is a sign of collapse if for this many steps in a row no two episodes of a question earn different rewards."""
-    max_kl: float = 10.0
-    """Highest KL divergence to the starting policy; measured only with --beta."""
     max_mismatch: float = 0.1
     """Highest mean KL of sampler to trainer; above it, an adapter is stale or the precisions differ too much."""
     rollback_steps: int = 5
@@ -138,7 +123,7 @@ class GuardOptions:
     """After this many rollbacks, the next sign of collapse stops the run."""
 
     def check(self) -> None:
-        check_at_least_one(self, "window", "rollback_steps", "max_flat")
+        check_at_least_one(self, "rollback_steps")
 
 
 @dataclass(frozen=True)
@@ -147,42 +132,17 @@ class GuidanceOptions:
 
     demonstrations: Path | None = None
     """File of episodes to keep imitating during GRPO, such as the demonstrations.jsonl of sft_train.py."""
-    keep_malformed: bool = False
-    """Learn from malformed demonstrations too, instead of leaving them out."""
     demonstrations_per_step: int = 4
     """How many of them each step imitates; all are used once before any is used again."""
     demonstration_weight: float = 0.2
     """Weight of the loss on demonstrations, a mean over their tokens; the loss on the policy's own episodes has weight
     1."""
-    demonstration_steps: int = 0
-    """Steps over which that weight falls to 0; 0: it stays constant."""
-    demonstrate_below: float = 0.0
-    """Imitate only where the policy fails: the demonstrations of those of the step's questions whose episodes all have
-    a mean reward below this. 0: all demonstrations in turn."""
 
     def check(self) -> None:
         check_at_least_one(self, "demonstrations_per_step")
-        check_at_least_zero(self, "demonstration_weight", "demonstration_steps", "demonstrate_below")
+        check_at_least_zero(self, "demonstration_weight")
         if self.demonstrations and not self.demonstrations.is_file():
             raise UserError(f"--demonstrations {self.demonstrations} does not exist; sft_train.py writes such a file")
-
-
-@dataclass(frozen=True)
-class KeepOptions:
-    """What stays on the disk."""
-
-    keep_adapters: int = 10
-    """Keep the last N adapters, and in any case the first, those that were evaluated and those that a rollback or a
-    worker may need; 0: all."""
-    keep_every: int = 0
-    """Keep every N-th adapter too; 0: no others."""
-
-    def check(self) -> None:
-        check_at_least_zero(self, "keep_adapters", "keep_every")
-
-    def at_least(self, rollback_steps: int, max_staleness: int) -> int:
-        """How many of the last adapters stay: enough to go back from the next step, and for workers still loading."""
-        return max(self.keep_adapters, rollback_steps + 1, max_staleness + 2)
 
 
 @dataclass(frozen=True)
@@ -193,20 +153,14 @@ class TrainOptions:
     update: UpdateOptions = field(default_factory=UpdateOptions)
     guidance: GuidanceOptions = field(default_factory=GuidanceOptions)
     guard: GuardOptions = field(default_factory=GuardOptions)
-    keep: KeepOptions = field(default_factory=KeepOptions)
     run_dir: Path = Path("runs/grpo")
     """Run folder; a run that is already there is resumed."""
     max_steps: int = 100
     """Updates; may be raised to continue a finished run."""
     replace_flat: int = 0
     """Most questions per step to play in place of those whose episodes all earned the same."""
-    pool: bool = False
-    """Draw a question the more often, the further apart its last group's rewards were. Off: all in turn."""
     rollouts: Literal["own", "service"] = "own"
     """Who plays the episodes: this process, or workers (grpo_rollout.py --follow) on the same run folder."""
-    share_rollouts: bool = True
-    """With several processes, --rollouts own and no vLLM server: each plays its share of a step's questions, and loads
-    a second model to sample with. Off: the first plays them all while the others wait."""
     max_staleness: int = 0
     """With --rollouts service: how many steps workers may play ahead of the newest adapter. Older episodes are
     dropped."""
@@ -226,6 +180,9 @@ class TrainOptions:
     """Held-out questions of eval.jsonl to evaluate on, always the same, one episode each."""
     eval_temperature: float = 0.0
     """Sampling temperature of evaluations."""
+    keep_adapters: int = 10
+    """Keep the last N adapters, and in any case the first, those that were evaluated and those that a rollback or a
+    worker may need; 0: all."""
     report_to: Choice = "auto"
     """Tracker to log to, in addition to the run folder; auto is trackio where it is installed."""
     override_rewards: bool = False
@@ -233,16 +190,16 @@ class TrainOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.rollout, self.update, self.guidance, self.guard, self.keep):
+        for part in (self.rollout, self.update, self.guidance, self.guard):
             part.check()
         check_sharding(self.sharding, self.sequence_parallel, self.offload)
         reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
         check_apart("--run-dir", self.run_dir, reads, nested=True)
         check_at_least_one(self, "max_steps")
-        check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions")
+        check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions", "keep_adapters")
         if self.rollout.num_rollouts < 2 and self.update.advantage != "none":
             raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
-        if self.rollout.sampling.temperature <= 0:
+        if self.rollout.temperature <= 0:
             raise UserError("--temperature 0 plays the same episode every time; training needs more than 0")
         if self.max_staleness and self.rollouts == "own":
             raise UserError("--max-staleness needs workers that play ahead: give --rollouts service")
@@ -260,25 +217,20 @@ class TrainOptions:
         if world() > 1:
             raise UserError("--vllm-sleep is for one GPU; start one process, or leave it out")
 
-    def check_with(self, settings: AgentSettings) -> None:
-        """Refuse what does not fit how the agent plays."""
-        margin, limit = self.update.overlong_margin, settings.max_tokens
-        if self.update.overlong == "punish" and not 0 < margin <= limit:
-            raise UserError(f"--overlong-margin {margin} must be at least 1 and at most --max-tokens {limit}")
-
     @property
     def prompts_shared(self) -> bool:
-        return self.update.share_prompts and self.sequence_parallel == 1
+        """Whether what episodes begin with in common, such as their prompt, is computed only once."""
+        return self.sequence_parallel == 1
 
 
 # Options that may change when a run is resumed; with any other change it would be another run.
 FREE = (
-    "max_steps", "report_to", "override_rewards", "max_staleness", "vllm_sleep", "share_rollouts", "sharding",
-    "sequence_parallel", "offload",
-    "update.memory.token_budget", "update.memory.gradient_checkpointing", "update.share_prompts",
+    "run_dir", "max_steps", "report_to", "override_rewards", "max_staleness", "vllm_sleep", "sharding", "offload",
+    "sequence_parallel", "keep_adapters", "update.memory.token_budget", "update.memory.gradient_checkpointing",
     "update.optimizer.learning_rate",
+    # Compared by content, in the run's manifest.
+    "rollout.data", "rollout.policy", "rollout.weights",
     "rollout.concurrency", "rollout.engine.engine", "rollout.engine.urls", "rollout.engine.patience",
     "rollout.engine.timeout", "rollout.place.store", "rollout.place.store_patience", "rollout.place.store_timeout",
     *(f"guard.{item.name}" for item in fields(GuardOptions)),
-    *(f"keep.{item.name}" for item in fields(KeepOptions)),
 )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Players: how the trainer gets a step's episodes, from its own rollout or from workers on the same run folder."""
+"""Play: where a plan's episodes come from: this process, all training processes, or workers on the same run folder.
+
+Every training process calls the same methods and gets the same episodes; what the first one does alone is in here.
+"""
 
 from __future__ import annotations
 
@@ -7,126 +10,73 @@ import gc
 import io
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from forage.agent.combination import MakeRewards, names_of_rewards
-from forage.agent.episode import Episode
+from forage.agent.combination import MakeRewards
+from forage.agent.episode import Episode, episode_files
 from forage.agent.options import AgentSettings
 from forage.engines.choice import settled, with_key
+from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
-from forage.grpo.played_by import Figures, server_figures, worker_figures
-from forage.grpo.provenance import check_sampled
-from forage.grpo.run import Run
-from forage.grpo.shares import SharedPlay
 from forage.heartbeat import beat
-from forage.policy.adapters import sampled_by
-from forage.rollout.plans import Plan, Played, plan_of, plan_path, read_plan, write_plan
-from forage.rollout.rollout import Rollout, open_rollout
-from forage.rollout.worker import load_newest, play_plan
-from forage.rollout.worker_name import TRAINER
+from forage.policy.adapters import version_name, versions
+from forage.rollout.claims import TRAINER
+from forage.rollout.plans import Plan, Played
+from forage.rollout.rollout import Rollout, load_newest, open_rollout, play_plan
 from forage.runs.phases import Phases
-from forage.runs.stats import read_evaluations, write_evaluations
-from forage.schedule import by_spread
-from forage.statistics import Interval, bootstrapped
 
-Play = Callable[[Plan, Phases], list[Episode]]
+SEEN_WITHIN = 60.0  # seconds until a shared file system shows every process what another has written
 
 
-@dataclass(frozen=True)
-class PlayedStep:
-    """A step's episodes."""
+class Play:
+    """Gives every process a plan's episodes, which the first one gets by `play_alone`."""
 
-    plan: Plan
-    episodes: list[Episode]
-    stale: int
-    """Number of other episodes, dropped because their adapter was too old."""
-    workers: Figures
-    """Who played how many of all of them, and how fast."""
-    servers: Figures
-    """Which servers sampled them."""
-
-
-@contextmanager
-def open_players(
-    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str, learner: Learner
-) -> Iterator[Play]:
-    """A function that returns a plan's episodes, played in this process, in all training processes or by workers."""
-    if options.rollouts == "service":
-        yield lambda plan, phases: wait_for_workers(options.run_dir, plan, phases)
-        return
-    lead = learner.rank == 0
-    engine = learner.broadcast(settled(with_key(options.rollout.engine)) if lead else None)
-    shares = options.share_rollouts and learner.world > 1 and engine.engine == "local"
-    if not lead and not shares:
-        yield lambda plan, phases: wait_for_workers(options.run_dir, plan, phases)
-        return
-    with asyncio.Runner() as runner:  # one event loop for all steps: connections and tasks can't move to another
-        of_engine = replace(options.rollout, engine=engine)
-        opened = open_rollout(of_engine, settings, make_rewards, embedder, sleeps=options.vllm_sleep)
-        give_back_memory(options)
-        with nullcontext() if lead else redirect_stdout(io.StringIO()):  # the first process says it for all
-            rollout = runner.run(opened.__aenter__())
-        try:
-            yield SharedPlay(runner, rollout, options.run_dir, learner) if shares else OwnPlay(runner, rollout, options)
-        finally:
-            give_back_memory(options)
-            runner.run(opened.__aexit__(None, None, None))
-
-
-@dataclass(frozen=True)
-class OwnPlay:
-    """Plays plans in this process; with --vllm-sleep, the servers sleep between steps."""
-
-    runner: asyncio.Runner
-    rollout: Rollout
-    options: TrainOptions
-
-    def __call__(self, plan: Plan, phases: Phases) -> list[Episode]:
-        return self.runner.run(play_here(self.rollout, self.options.run_dir, plan))
+    def __init__(self, run_dir: Path, learner: Learner) -> None:
+        self.run_dir, self.learner = run_dir, learner
 
     def wake(self, phases: Phases) -> None:
-        if self.options.vllm_sleep:
-            with phases("wake"):
-                give_back_memory(self.options)
-                self.runner.run(self.rollout.engine.wake())
+        """Be ready to play."""
+
+    def play(self, plan: Plan, phases: Phases) -> list[Episode]:
+        episodes: list[Episode] = self.learner.broadcast(
+            self.play_alone(plan, phases) if self.learner.rank == 0 else None
+        )
+        return episodes
+
+    def play_alone(self, plan: Plan, phases: Phases) -> list[Episode]:
+        """In the first process. By default workers play, and it waits for them."""
+        played = Played(self.run_dir, plan)
+        if (episodes := played.gathered()) is not None:
+            return episodes
+        with phases("rollout_wait"):
+            return wait_until_played(played)
 
     def sleep(self, phases: Phases) -> None:
-        if self.options.vllm_sleep:
-            with phases("sleep"):
-                self.runner.run(self.rollout.engine.sleep())
+        """Nothing is played until `wake`."""
+
+    def close(self) -> None:
+        """The run is over."""
 
 
-def give_back_memory(options: TrainOptions) -> None:
-    """Leave the GPU all memory that this process has no use for now, as a server is about to wake there."""
-    if options.vllm_sleep:
-        if torch.cuda.is_available():
-            gc.collect()  # takes a second, so not for nothing
-        torch.cuda.empty_cache()
-
-
-async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
-    played = Played(run_dir, plan)
-    if played.missing():
-        if rollout.engine.exact:  # half a plan would be sampled in different batches, so rounded differently
-            shutil.rmtree(played.folder, ignore_errors=True)
-            played = Played(run_dir, plan)
-        await load_newest(rollout, run_dir)
-        await play_plan(rollout, run_dir, plan, TRAINER)
-    return played.episodes()
-
-
-def wait_for_workers(run_dir: Path, plan: Plan, phases: Phases) -> list[Episode]:
-    played = Played(run_dir, plan)
-    if (episodes := played.gathered()) is not None:
-        return episodes
-    with phases("rollout_wait"):
-        return wait_until_played(played)
+def open_play(
+    options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str, learner: Learner
+) -> Play:
+    lead = learner.rank == 0
+    if options.rollouts == "service":
+        return Play(options.run_dir, learner)
+    engine = learner.broadcast(settled(with_key(options.rollout.engine)) if lead else None)
+    shares = learner.world > 1 and engine.engine == "local"
+    if not lead and not shares:
+        return Play(options.run_dir, learner)
+    options = replace(options, rollout=replace(options.rollout, engine=engine))
+    kind = SharedPlay if shares else OwnPlay
+    return kind(options, settings, make_rewards, embedder, learner)
 
 
 def wait_until_played(played: Played, poll: float = 0.5, say_every: float = 60) -> list[Episode]:
@@ -140,108 +90,158 @@ def wait_until_played(played: Played, poll: float = 0.5, say_every: float = 60) 
     return episodes
 
 
-# A step
+class OwnPlay(Play):
+    """The first process plays, with an engine of its own; with --vllm-sleep, the server sleeps between steps."""
+
+    def __init__(
+        self, options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str, learner: Learner
+    ) -> None:
+        super().__init__(options.run_dir, learner)
+        self.sleeps = options.vllm_sleep
+        self.runner = asyncio.Runner()  # one event loop for all steps: connections and tasks can't move to another
+        self.opened = open_rollout(options.rollout, settings, make_rewards, embedder, sleeps=self.sleeps)
+        self.give_back_memory()
+        with nullcontext() if learner.rank == 0 else redirect_stdout(io.StringIO()):  # the first says it for all
+            self.rollout: Rollout = self.runner.run(self.opened.__aenter__())
+
+    def wake(self, phases: Phases) -> None:
+        if self.sleeps:
+            with phases("wake"):
+                self.give_back_memory()
+                self.runner.run(self.rollout.engine.wake())
+
+    def play_alone(self, plan: Plan, phases: Phases) -> list[Episode]:
+        return self.runner.run(play_here(self.rollout, self.run_dir, plan))
+
+    def sleep(self, phases: Phases) -> None:
+        if self.sleeps:
+            with phases("sleep"):
+                self.runner.run(self.rollout.engine.sleep())
+
+    def close(self) -> None:
+        self.give_back_memory()
+        self.runner.run(self.opened.__aexit__(None, None, None))
+        self.runner.close()
+
+    def give_back_memory(self) -> None:
+        """Leave the GPU all memory that this process has no use for now, as a server is about to wake there."""
+        if self.sleeps and torch.cuda.is_available():
+            gc.collect()  # takes a second, so not for nothing
+            torch.cuda.empty_cache()
 
 
-def next_step(run: Run, play: Play, *, lead: bool) -> PlayedStep | None:
-    """In the first process the next step's episodes, or None after the last step. The others help it play, if they do
-    so, and get None."""
-    played = play_step(run, play) if lead else None
-    if isinstance(play, SharedPlay):
-        (play.end if lead else play.follow)()
-    return played
+async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
+    played = Played(run_dir, plan)
+    if played.missing():
+        if rollout.engine.exact:  # half a plan would be sampled in different batches, so rounded differently
+            shutil.rmtree(played.folder, ignore_errors=True)
+            played = Played(run_dir, plan)
+        await load_newest(rollout, run_dir)
+        await play_plan(rollout, run_dir, plan, TRAINER)
+    return played.episodes()
 
 
-def play_step(run: Run, play: Play) -> PlayedStep | None:
-    """Plan, evaluate if that is due, and get the step's episodes; None after the last step."""
-    options, plan = run.options, write_plans(run)
-    if isinstance(play, OwnPlay):
-        play.wake(run.phases)
-    evaluate(run, play)
-    if plan is None:
-        return None
-    with run.phases("rollout"):
-        played = play(plan, run.phases)
-        check_sampled(run, played)
-        episodes, stale = usable(played, run.step, options.max_staleness)
-    if isinstance(play, OwnPlay):
-        play.sleep(run.phases)
-    return PlayedStep(plan, episodes, stale, worker_figures(played), server_figures(played))
+# Shares
 
 
-def write_plans(run: Run) -> Plan | None:
-    """Write plans for this step and those that workers may play ahead; return this step's, or None after the last.
+@dataclass(frozen=True)
+class Share:
+    """What one process plays in one go."""
 
-    After a rollback, plans that were written before it ask for episodes of newer adapters: what the discarded ones
-    played ahead is played again.
+    worker: str
+    questions: tuple[str, ...]
+
+    def of(self, plan: Plan) -> Plan:
+        return replace(plan, questions=self.questions, spare=())
+
+
+def divide(questions: Sequence[str], world: int, go: int = 1) -> list[Share]:
+    """Each process's share, in turn. `go` counts how often the plan has been divided: again for spare questions.
+
+    Example: (a, b, c) for 2 processes: trainer-1of2 plays (a, c), trainer-2of2 plays (b,).
     """
-    options = run.options
-    for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)):
-        path = plan_path(options.run_dir, f"{step:06d}")
-        if not path.exists():
-            write_plan(options.run_dir, plan_step(run, step))
-        elif (plan := read_plan(path)).oldest < run.guarded_from:
-            write_plan(options.run_dir, replace(plan, oldest=run.guarded_from))
-    path = plan_path(options.run_dir, f"{run.step:06d}")
-    return read_plan(path) if run.step < options.max_steps else None
+    again = f"-{go}" if go > 1 else ""
+    return [Share(f"{TRAINER}-{rank + 1}of{world}{again}", tuple(questions[rank::world])) for rank in range(world)]
 
 
-def plan_step(run: Run, step: int) -> Plan:
-    """A step's questions, in rounds or from the pool, and spare ones to replace groups that turn out flat."""
-    options, rollout = run.options, run.options.rollout
-    plan = replace(
-        plan_of(rollout, run.questions, step),
-        oldest=run.guarded_from,
-        credit=options.update.credit,
-        word_cost=options.update.word_cost,
-    )
-    if (combine := options.update.combine) != "uniform":
-        plan = replace(plan, combine=combine, weights=tuple(run.card.weights.items()))
-    if options.pool:
-        seed = f"{rollout.seed}/{step}/pool"
-        plan = replace(plan, questions=tuple(by_spread(run.questions, run.spreads, rollout.batch_size, seed)))
-    seed = f"{rollout.seed}/{step}/spare"
-    spare = by_spread(run.questions, run.spreads, options.replace_flat, seed, without=plan.questions)
-    return replace(plan, spare=tuple(spare))
+class SharedPlay(OwnPlay):
+    """Every process plays its share of a plan, with an engine of its own.
+
+    Shares depend on the plan and the number of processes alone. Claims, by which workers share a plan, would give the
+    quicker process more; then chance would decide which episodes are sampled together, and so how sums are rounded, and
+    a resumed run would not be the same bit for bit. For the same reason a share that was left half-played is played
+    again as a whole, and one that was finished is kept. Spare questions, which replace flat groups, are divided in the
+    same way once all groups before them are there.
+    """
+
+    def play(self, plan: Plan, phases: Phases) -> list[Episode]:
+        asked, go, lead = dict[str, None](), 1, self.learner.rank == 0
+        if lead:
+            clear_other_divisions(Played(self.run_dir, plan), self.learner.world)
+        while handed_out := self.learner.broadcast(self.hand_out(plan, asked, go) if lead else None):
+            shares, left = handed_out
+            if share := left[self.learner.rank]:
+                self.runner.run(play_share(self.rollout, self.run_dir, plan, share, shown=lead))
+            self.learner.all_gather(None)  # until all have played theirs
+            asked, go = asked | dict.fromkeys(name for share in shares for name in share.questions), go + 1
+            if lead:
+                there = Played(self.run_dir, replace(plan, questions=tuple(asked), spare=()))
+                wait_until_seen(there, f"{self.run_dir} lacks episodes of {plan.name}")
+        episodes: list[Episode] = self.learner.broadcast(Played(self.run_dir, plan).episodes() if lead else None)
+        return episodes
+
+    def hand_out(self, plan: Plan, asked: dict[str, None], go: int) -> tuple[list[Share], list[Share | None]] | None:
+        """The shares of what is wanted now and was not asked for, and those still to be played; None in the end."""
+        groups = Played(self.run_dir, plan).groups() if asked else {}  # others that a killed run left don't count yet
+        wanted = plan.wanted({name: group for name, group in groups.items() if name in asked})
+        new = [name for name in wanted if name not in asked]
+        if not new:
+            return None
+        shares = divide(new, self.learner.world, go)
+        left = [share if Played(self.run_dir, share.of(plan)).missing() else None for share in shares]
+        for share in filter(None, left):
+            clear_half(Played(self.run_dir, plan), share.worker)
+        return shares, left
 
 
-def usable(episodes: Sequence[Episode], step: int, max_staleness: int) -> tuple[list[Episode], int]:
-    """The episodes whose adapter is new enough, and how many were dropped."""
-    fresh = [episode for episode in episodes if step - sampled_by(episode.adapter)[0] <= max_staleness]
-    return fresh, len(episodes) - len(fresh)
-
-
-def evaluate(run: Run, play: Play) -> None:
-    """Play the held-out questions if this step is due for it, and add the result to evaluations.json."""
-    options = run.options
-    due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
-    known = evaluations_so_far(run)
-    if not due or run.step in known:
+def clear_other_divisions(played: Played, world: int) -> None:
+    """Remove what other than so many processes left of a plan; a plan that is complete is kept."""
+    if not played.missing():
         return
-    rollout = options.rollout
-    plan = Plan(
-        f"{run.step:06d}-eval", run.step, tuple(run.eval_questions), split="eval", num_rollouts=1,
-        temperature=options.eval_temperature, seed=rollout.seed, oldest=run.step,
-    )  # fmt: skip
-    write_plan(options.run_dir, plan)
-    with run.phases("evaluation"):
-        episodes = play(plan, run.phases)
-    check_sampled(run, episodes)
-    plan_path(options.run_dir, plan.name).unlink(missing_ok=True)
-    known[run.step] = {"overall": bootstrapped([episode.reward for episode in episodes])} | {
-        name: bootstrapped([episode.rewards[name] for episode in episodes if name in episode.rewards])
-        for name in names_of_rewards(episodes)
-    }
-    write_evaluations(options.run_dir, known)
-    means = ", ".join(f"{name} {interval['mean']:.3f}" for name, interval in known[run.step].items())
-    print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)
+    owners = {path.name.partition(".")[0] for path in episode_files(played.folder)}
+    owners |= {path.read_text() for path in played.folder.glob("claims*/[!.]*")}
+    names = [share.worker for share in divide((), world)]
+    if not all(any(f"{owner}-".startswith(f"{name}-") for name in names) for owner in owners):
+        shutil.rmtree(played.folder)
 
 
-def evaluations_so_far(run: Run) -> dict[int, dict[str, Interval]]:
-    """The evaluations by adapter version: those of evaluations.json, and those that the steps' statistics hold.
+def clear_half(played: Played, worker: str) -> None:
+    """Remove what is there of a share: the rest of it would be sampled in other batches, so rounded differently."""
+    (played.folder / f"{worker}.jsonl").unlink(missing_ok=True)
+    for half_made in played.claims.glob(".*"):  # no process is claiming anything now
+        half_made.unlink()
 
-    Before the first checkpoint nothing shows whose evaluations.json it is, and the episodes of an evaluation are there
-    to evaluate it again; so it is not read then.
-    """
-    told = {stats.step: dict(stats.evaluation) for stats in run.history if stats.evaluation}
-    return told | (read_evaluations(run.options.run_dir) if run.step else {})
+
+async def play_share(rollout: Rollout, run_dir: Path, plan: Plan, share: Share, *, shown: bool) -> None:
+    waiting_since = time.monotonic()
+    while versions(run_dir)[-1:] < [plan.version]:
+        wait_on(waiting_since, f"{run_dir} lacks adapter {version_name(plan.version)}")
+    await load_newest(rollout, run_dir)
+    part = f", share {share.worker.removeprefix(f'{TRAINER}-')}"
+    await play_plan(rollout, run_dir, share.of(plan), share.worker, part=part, shown=shown)
+
+
+def wait_until_seen(played: Played, otherwise: str) -> None:
+    """Wait for what other processes have written, perhaps on other machines."""
+    waiting_since = time.monotonic()
+    while played.missing():
+        wait_on(waiting_since, otherwise)
+
+
+def wait_on(since: float, otherwise: str) -> None:
+    beat()
+    if time.monotonic() - since > SEEN_WITHIN:
+        raise UserError(
+            f"{otherwise}, though another training process wrote it; put the run folder where all processes see it"
+        )
+    time.sleep(0.1)

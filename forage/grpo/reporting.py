@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import resource
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
-from forage.grpo.agreement import comparable
 from forage.grpo.options import UpdateOptions
-from forage.grpo.played_by import Figures, with_waits
-from forage.grpo.players import PlayedStep
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
 from forage.policy.adapters import adapter_path, sampled_by, version_name
+from forage.rollout.plans import Plan
 from forage.rollout.waits import KINDS, read_waits, waited_since
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
@@ -30,13 +28,16 @@ from forage.runs.waiting import advice, shares
 AS_TRAINED = "overall as trained"
 
 
-def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
+def collect(
+    run: Run, plan: Plan, played: Sequence[Episode], stale: int, batch: TrainingBatch, training: Mapping[str, float]
+) -> StepStats:
+    """`played` are all of the plan's episodes; `stale` of them were dropped, as their adapter was too old."""
     episodes = batch.episodes
     rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
     rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
     if learns_from_another(run.options.update):
         rewards[AS_TRAINED] = list(batch.combined_N.tolist())
-    workers, idle = workers_since(run, played.workers)
+    workers, idle = workers_since(run, worker_figures(played))
     return StepStats(
         step=run.step,
         adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
@@ -44,9 +45,9 @@ def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mappin
         groups={
             "total": len(batch.groups()),
             "flat": batch.flat,
-            "replaced": len(batch.groups().keys() - set(played.plan.questions)),
+            "replaced": len(batch.groups().keys() - set(plan.questions)),
         },
-        episodes=figures_of(episodes, played.stale),
+        episodes=figures_of(episodes, stale),
         stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
         faults=dict(sorted(Counter(fault for e in episodes for fault in e.faults).items())),
         training={name: value for name, value in training.items() if math.isfinite(value)},
@@ -55,7 +56,7 @@ def collect(run: Run, played: PlayedStep, batch: TrainingBatch, training: Mappin
         seconds=idle | run.phases.take() | waited(episodes),
         memory_gib=peak_memory(),
         workers=workers,
-        servers=played.servers,
+        servers=server_figures(played),
     )
 
 
@@ -106,7 +107,7 @@ def peak_memory() -> float:
 def show(run: Run, stats: StepStats, tracker: Tracker, view: TrainView, schedule: PlotSchedule) -> None:
     """Log the finished step, print its line, and draw the plots if they are due."""
     tracker.log(stats.step, flatten(stats))
-    view.sampled = f", sampled at T {run.options.rollout.sampling.temperature:g}"
+    view.sampled = f", sampled at T {run.options.rollout.temperature:g}"
     view.ended(stats)
     if schedule.due(stats):
         with run.phases("plots"):
@@ -125,7 +126,8 @@ def report_end(run: Run) -> None:
         print(says)
     if len(known) > 1:
         first, last = known[min(known)], known[max(known)]
-        both = comparable(run.card, [name for name in first if name in last], min(known))
+        since = run.manifest.since  # with rewards changed in mid-run
+        both = [name for name in first if name in last and since.get(name, 0) <= min(known)]
         asked, how = f"{len(run.eval_questions)} held-out questions", played_at(run.options.eval_temperature)
         print(f"{asked}    before    after    (95 % interval), {how}")
         for name in both:
@@ -135,3 +137,63 @@ def report_end(run: Run) -> None:
             )
         if left_out := [name for name in dict.fromkeys((*first, *last)) if name not in both]:
             print(f"not compared, as the rewards were changed during the run: {', '.join(left_out)}")
+
+
+# Who played how many of a step's episodes, and how fast
+
+Figures = dict[str, dict[str, float]]
+
+
+def worker_figures(episodes: Sequence[Episode]) -> Figures:
+    """By worker: its episodes, and its sampled tokens per second from its beginning with the plan.
+
+    Example: a's episodes of 3 and 5 tokens were written 1 s and 4 s into the plan: {"a": 2 episodes, 2.0 tokens/s}.
+    """
+    counts = Counter(episode.worker for episode in episodes if episode.worker)
+    took, tokens = seconds_of(episodes), Counter[str]()
+    for episode in episodes:
+        tokens[episode.worker] += episode.sampled
+    return {
+        worker: {"episodes": count, "tokens_per_s": round(rate(tokens[worker], took.get(worker)), 1)}
+        for worker, count in sorted(counts.items())
+    }
+
+
+def server_figures(episodes: Sequence[Episode]) -> Figures:
+    """By server: the same. Workers use it at the same time, so their rates there add up."""
+    counts = Counter(episode.server for episode in episodes if episode.server)
+    took, tokens = seconds_of(episodes), defaultdict[str, Counter[str]](Counter)
+    for episode in episodes:
+        tokens[episode.server][episode.worker] += episode.sampled
+    return {
+        server: {
+            "episodes": count,
+            "tokens_per_s": round(sum(rate(n, took.get(worker)) for worker, n in tokens[server].items()), 1),
+        }
+        for server, count in sorted(counts.items())
+    }
+
+
+def seconds_of(episodes: Sequence[Episode]) -> dict[str, float]:
+    """By worker, how long it played the plan; ."""
+    took: dict[str, float] = {}
+    for episode in episodes:
+        if "into_plan" in episode.seconds:
+            took[episode.worker] = max(took.get(episode.worker, 0.0), episode.seconds["into_plan"])
+    return took
+
+
+def rate(tokens: int, seconds: float | None) -> float:
+    return tokens / seconds if seconds else 0.0
+
+
+def with_waits(played: Figures, waited: Mapping[str, Mapping[str, float]], kinds: Sequence[str]) -> Figures:
+    """The workers' figures with what each waited; a worker that only waited played nothing.
+
+    Example: played {"a": {"episodes": 2, ...}} and waited {"b": {"tail": 3.04}}: a's tail is 0.0, b's 3.0.
+    """
+    idle = {"episodes": 0, "tokens_per_s": 0.0}
+    return {
+        worker: played.get(worker, idle) | {kind: round(waited.get(worker, {}).get(kind, 0.0), 1) for kind in kinds}
+        for worker in sorted({*played, *waited})
+    }

@@ -1,35 +1,22 @@
-"""Run: the state of a training run, in memory and in its checkpoint."""
+"""Run: the state of a training run between two steps, in memory and in its checkpoint, and what it plans."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from safetensors import SafetensorError
-
 from forage.agent.episode import Episode
-from forage.agent.options import AgentSettings
-from forage.agent.protocol import Protocol
-from forage.agent.vetting import Vetting
-from forage.data.records import read_answerable
-from forage.data.splits import read_training_questions
-from forage.errors import UserError, first_line
-from forage.grpo.guidance import Guide, open_guide
-from forage.grpo.learner import Learner
-from forage.grpo.options import FREE, TrainOptions
-from forage.grpo.update import TrainingBatch
-from forage.policy.card import read_policy_card
-from forage.policy.policy import load_tokenizer
-from forage.rollout.run_card import RunCard
-from forage.rollout.spread import spread
-from forage.rollout.waits import read_waits
+from forage.grpo.guidance import Guide
+from forage.grpo.options import TrainOptions
+from forage.policy.adapters import DIGITS, adapter_path, sampled_by, version_name, weights_digest
+from forage.rollout.agreement import RunManifest
+from forage.rollout.plans import Plan, plan_of, plan_path, read_plan, write_plan
 from forage.runs.phases import Phases
-from forage.runs.run_folder import changed, flat, plain, start_over
-from forage.runs.stats import StepStats, read_stats
+from forage.runs.stats import StepStats
+from forage.schedule import in_rounds
 
-KEPT = ("spreads", "guarded_from", "rollbacks", "digests")  # fields of a run that a checkpoint saves
+KEPT = ("guarded_from", "rollbacks", "digests")  # fields of a run that a checkpoint saves
 
 
 @dataclass
@@ -37,10 +24,7 @@ class Run:
     """A run between two steps."""
 
     options: TrainOptions
-    settings: AgentSettings
     step: int
-    spreads: dict[str, float]
-    """By question, how far apart its last group's rewards were."""
     guarded_from: int
     """The first step that the guards look at: the one after the last rollback."""
     rollbacks: int
@@ -48,65 +32,70 @@ class Run:
     questions: list[str]
     eval_questions: list[str]
     guide: Guide
-    card: RunCard
+    manifest: RunManifest
+    lead: bool = True
+    """Whether this process writes the run's files."""
     digests: dict[str, str] = field(default_factory=dict)
     """By adapter, such as v000007, the digest of the weights that this run published."""
     phases: Phases = field(default_factory=Phases)
     waits: dict[str, dict[str, float]] = field(default_factory=dict)
     """What workers had waited when the last step's statistics were collected."""
 
-    def checkpoint_fields(self) -> dict[str, Any]:
-        """The fields that a checkpoint saves."""
-        kept = {name: getattr(self, name) for name in KEPT}
-        return kept | {"options": fixed_options(self.options)}
-
-    def after(self, stats: StepStats, batch: TrainingBatch) -> None:
-        """Move on by one step."""
-        self.step += 1
-        self.history.append(stats)
-        for question, group in batch.groups().items():
-            self.spreads[question] = spread(group, self.options.update.combine, self.card.weights)
+    def published(self, name: str) -> bool:
+        """Whether episodes of an adapter of this name, such as run-v000007-0123abcd, are this run's own."""
+        version, digest = sampled_by(name)
+        if version > self.step:
+            return False
+        weights = self.digests.get(version_name(version)) or weights_digest(adapter_path(self.options.run_dir, version))
+        # A worker may have played before the trainer published its first adapter.
+        start = self.manifest.adapter_weights if version == 0 else ""
+        return digest in {known[:DIGITS] for known in (weights, start) if known}
 
 
-def open_run(options: TrainOptions, settings: AgentSettings, learner: Learner, card: RunCard) -> Run:
-    """Resume the run from its last checkpoint, or start a new one."""
-    step, saved = load_checkpoint(options, learner)
-    history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
-    train_questions = [question.id for question in read_training_questions(options.rollout.data)]
-    held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
-    chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
-    if options.eval_every and not chosen:
-        raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
-    guide = open_guide(options.guidance, options.rollout.seed, lambda path: vetted(path, options, settings))
-    if step:
-        print(f"resuming from step {step}")
-    return Run(
-        options, settings, step, **{name: saved[name] for name in KEPT if name in saved}, history=history,
-        questions=train_questions, eval_questions=chosen, guide=guide, card=card,
-        phases=Phases(synchronize=learner.synchronize), waits=read_waits(options.run_dir),
+def plan_step(run: Run, step: int) -> Plan:
+    """A step's questions, and spare ones to replace groups that turn out flat."""
+    options, rollout = run.options, run.options.rollout
+    plan = replace(
+        plan_of(rollout, run.questions, step),
+        oldest=run.guarded_from,
+        credit=options.update.credit,
+        word_cost=options.update.word_cost,
+    )
+    if (combine := options.update.combine) != "uniform":
+        plan = replace(plan, combine=combine, weights=tuple(run.manifest.weights.items()))
+    spare = in_rounds(run.questions, step, min(options.replace_flat, len(run.questions)), rollout.seed + 1)
+    return replace(plan, spare=tuple(name for name in dict.fromkeys(spare) if name not in plan.questions))
+
+
+def write_plans(run: Run) -> Plan:
+    """Write plans for this step and those that workers may play ahead; return this step's.
+
+    After a rollback, plans that were written before it ask for episodes of newer adapters: what the discarded ones
+    played ahead is played again.
+    """
+    options = run.options
+    for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)) if run.lead else ():
+        path = plan_path(options.run_dir, f"{step:06d}")
+        if not path.exists():
+            write_plan(options.run_dir, plan_step(run, step))
+        elif (plan := read_plan(path)).oldest < run.guarded_from:
+            write_plan(options.run_dir, replace(plan, oldest=run.guarded_from))
+    return plan_step(run, run.step)
+
+
+def plan_evaluation(run: Run) -> Plan:
+    return Plan(
+        f"{run.step:06d}-eval", run.step, tuple(run.eval_questions), split="eval", num_rollouts=1,
+        temperature=run.options.eval_temperature, seed=run.options.rollout.seed, oldest=run.step,
     )  # fmt: skip
 
 
-def load_checkpoint(options: TrainOptions, learner: Learner) -> tuple[int, dict[str, Any]]:
-    """The step and the fields of the newest checkpoint; refuses one that is damaged or of other options."""
-    state = options.run_dir / "state"
-    try:
-        step, saved = learner.load(state) or (0, {"spreads": {}, "guarded_from": 0, "rollbacks": 0})
-    except (SafetensorError, ValueError, KeyError, FileNotFoundError) as error:
-        raise UserError(f"{state} is damaged ({first_line(error)}); {start_over(options.run_dir)}") from error
-    if difference := changed(fixed_options(options), saved.get("options", {})):
-        raise UserError(f"{state} is of a run with {difference}; give that, or {start_over(options.run_dir)}")
-    return step, saved
+def usable(episodes: Sequence[Episode], step: int, max_staleness: int) -> tuple[list[Episode], int]:
+    """The episodes whose adapter is new enough, and how many were dropped."""
+    fresh = [episode for episode in episodes if step - sampled_by(episode.adapter)[0] <= max_staleness]
+    return fresh, len(episodes) - len(fresh)
 
 
-def fixed_options(options: TrainOptions) -> dict[str, Any]:
-    """The options that may not change when the run is resumed, without those that its run card checks by content."""
-    free = (*FREE, "run_dir", "rollout.data", "rollout.policy", "rollout.weights")
-    return {name: value for name, value in flat(plain(options)).items() if name not in free}
-
-
-def vetted(path: Path, options: TrainOptions, settings: AgentSettings) -> list[Episode]:
-    """The demonstrations of a file that this run's policy may learn from."""
-    protocol = Protocol.playing(load_tokenizer(read_policy_card(options.rollout.policy)), settings)
-    keep_malformed = options.guidance.keep_malformed
-    return Vetting.over(options.rollout.data, protocol, settings, keep_malformed=keep_malformed).read(path)
+def checkpoint_fields(run: Run, fixed: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint saves, with the options that may not change."""
+    return {name: getattr(run, name) for name in KEPT} | {"options": fixed}

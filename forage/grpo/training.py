@@ -1,122 +1,173 @@
-"""Training: GRPO's loop. Play a step's episodes, compute their advantages, update, publish the next adapter, repeat."""
+"""Training: GRPO's loop. Publish the adapter, play a step's episodes, compare and learn, write, repeat."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from forage.agent.options import AgentSettings
-from forage.engines.choice import uses_servers, with_key
-from forage.engines.sleeping import fall_asleep
+from forage.agent.combination import names_of_rewards
+from forage.agent.episode import Episode
 from forage.errors import UserError
-from forage.grpo.disk_use import check_room, disk_use
 from forage.grpo.guards import fault_of
-from forage.grpo.inventory import check_episodes, check_folder
+from forage.grpo.keeping import tidy
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
-from forage.grpo.players import Play, evaluations_so_far, next_step
-from forage.grpo.provenance import check_adapter, same_weights
+from forage.grpo.players import Play
 from forage.grpo.reporting import collect, report_end, show
-from forage.grpo.retention import RECENT, check_pruning, tidy
-from forage.grpo.run import Run, open_run
+from forage.grpo.resume import (
+    evaluations_so_far,
+    fixed_options,
+    foreign,
+    intact,
+    open_run,
+    put_episodes_right,
+    put_right,
+)
+from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, usable, write_plans
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
-from forage.policy.adapters import adapter_path, list_missing_contents, versions, weights_digest
+from forage.manifest import plain
+from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.policy.card import PolicyCard
 from forage.policy.logprobs import has_windows
 from forage.policy.policy import load_policy
-from forage.policy.room import fitted
 from forage.processes import join_processes, world
-from forage.rollout.plans import plan_path
-from forage.rollout.run_card import RunCard, adapter_of
+from forage.rollout.agreement import RunManifest
+from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.runs import trackers
 from forage.runs.browser import write_after_training
 from forage.runs.progress import TrainView
 from forage.runs.report import PlotSchedule, draw_report
-from forage.runs.run_folder import plain
+from forage.runs.run_folder import set_aside
 from forage.runs.stats import StepStats, write_evaluations, write_stats
 from forage.runs.trackers import chosen, open_tracker
+from forage.statistics import bootstrapped
 
 
-def train(options: TrainOptions, settings: AgentSettings, learner: Learner, play: Play, card: RunCard) -> None:
+def train(
+    options: TrainOptions, max_tokens: int, learner: Learner, play: Play, manifest: RunManifest,
+    read_demonstrations: Callable[[Path], list[Episode]],
+) -> None:  # fmt: skip
     """Train from the last checkpoint to the last step."""
-    run, run_dir, lead = open_run(options, settings, learner, card), options.run_dir, learner.rank == 0
-    rollout, schedule = options.rollout, PlotSchedule()
-    check_start(run, learner)
-    kind = chosen(options.report_to, trackers.AGENT_ORDER) if lead else "none"
+    run, run_dir = open_run(options, learner, manifest, read_demonstrations), options.run_dir
+    begin(run, learner)
+    shared = options.prompts_shared and not has_windows(learner.policy.config)
+    kind, schedule = chosen(options.report_to, trackers.AGENT_ORDER) if run.lead else "none", PlotSchedule()
     tracker = open_tracker(kind, run_dir, run_dir.name, plain(options))
     with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
-        shared = options.prompts_shared and not has_windows(learner.policy.config)
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
             view.began(run.step)
             publish(learner, run)
             with view.paused():  # the rollout has a live view of its own
-                played = learner.broadcast(next_step(run, play, lead=lead))
-            if played is None:
-                break
-            batch = prepare(played.episodes, options.update, card.weights, settings.max_tokens)
+                if run.step < options.max_steps:
+                    plan = write_plans(run)
+                play.wake(run.phases)
+                evaluate(run, play)
+                if run.step >= options.max_steps:
+                    break
+                with run.phases("rollout"):
+                    played = play_step(run, play, plan)
+                play.sleep(run.phases)
+            episodes, stale = usable(played, run.step, options.max_staleness)
+            batch = prepare(episodes, options.update, manifest.weights, max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
+            demonstrations = run.guide.at(run.step)
             context = UpdateContext(
-                options.update, rate, rollout.sampling.temperature, shared,
-                run.guide.at(run.step, batch.best_means()), run.phases,
-            )  # fmt: skip
+                options.update, rate, options.rollout.temperature, shared, demonstrations, run.phases
+            )
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
-            torch.manual_seed((rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
-            training = update(learner, batch, context)
-            stats = guard(run, learner, collect(run, played, batch, training))
-            run.after(stats, batch)
-            if lead:
+            torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
+            figures = update(learner, batch, context)
+            stats = guard(run, learner, collect(run, plan, played, stale, batch, figures))
+            run.step, run.history = run.step + 1, [*run.history, stats]
+            if run.lead:
                 write_stats(run_dir, stats)
             with run.phases("checkpoint"):
-                learner.save(run_dir / "state", run.step, run.checkpoint_fields())
-            if lead:
-                plan_path(run_dir, played.plan.name).unlink(missing_ok=True)
-                tidy(options, run.step, recent=RECENT)
+                learner.save(run_dir / "state", run.step, checkpoint_fields(run, fixed_options(options)))
+            if run.lead:
+                plan_path(run_dir, plan.name).unlink(missing_ok=True)
+                tidy(options, run.step)
                 show(run, stats, tracker, view, schedule)
-    if lead and run.history:
+    if run.lead and run.history:
         tidy(options, run.step)
         draw_report(run_dir, run.history)  # with the last evaluation
         report_end(run)
         write_after_training(run_dir)
 
 
-def check_start(run: Run, learner: Learner) -> None:
-    """Refuse a run folder that holds anything else than this run, or a disk without room for the rest of it."""
-    options, lead = run.options, learner.rank == 0
-    if lead:
-        check_folder(run)
+def begin(run: Run, learner: Learner) -> None:
+    """Put the run folder right and publish the adapter to begin with."""
+    if run.lead:
+        put_right(run)
     publish(learner, run)
-    if not lead:
+    if run.lead:
+        put_episodes_right(run)
+        tidy(run.options, run.step)
+
+
+def publish(learner: Learner, run: Run) -> None:
+    """Publish the step's adapter. One that a killed run left must be what would be published; else it goes aside."""
+    run_dir, path = run.options.run_dir, adapter_path(run.options.run_dir, run.step)
+    if path.name in run.digests:
         return
-    list_missing_contents(options.run_dir)
-    check_episodes(run)
-    if evaluated := evaluations_so_far(run):
-        write_evaluations(options.run_dir, evaluated)  # the file may have been deleted; pruning goes by it
-    check_pruning(options)
-    tidy(options, run.step)
-    if run.step < options.max_steps:
-        start = adapter_of(options.rollout.policy, run.card)
-        check_room(disk_use(options, start, run.step, run.settings.max_tokens), options.run_dir)
+    with run.phases("publish"):
+        if learner.broadcast(path.exists()) and not published_same(learner, path, run.step) and run.lead:
+            set_aside(run_dir, [path], f"other weights than this run comes to at step {run.step}")
+        if not learner.broadcast(path.exists()):
+            learner.publish(run_dir, run.step)
+        run.digests[path.name] = learner.broadcast(weights_digest(path) if run.lead else "")
 
 
-def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: AgentSettings) -> TrainOptions:
-    """The options with a micro-batch that fits the GPU, where they leave it open.
+def published_same(learner: Learner, path: Path, version: int) -> bool:
+    """Whether the adapter that is there has the weights that would be published now."""
+    scratch = path.parents[1] / "state" / ".published"
+    try:
+        again = learner.publish(scratch, version)
+        same: bool = learner.broadcast(learner.rank == 0 and weights_digest(path) == weights_digest(again))
+    finally:
+        if learner.rank == 0:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return same
 
-    Several processes stay as they are: their GPUs may have more or less room, but their micro-batches must agree.
-    """
-    if world() > 1:
-        return options
-    engine = options.rollout.engine
-    if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
-        asyncio.run(fall_asleep(with_key(engine)))
-    plays = options.rollouts == "own" and not uses_servers(engine)
-    memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays, offload=options.offload)
-    return replace(options, update=replace(options.update, memory=memory))
+
+def play_step(run: Run, play: Play, plan: Plan) -> list[Episode]:
+    """A plan's episodes; refuses those of adapters that this run did not publish."""
+    played = play.play(plan, run.phases)
+    if run.lead and (names := foreign(run, played)):
+        raise UserError(
+            f"{run.options.run_dir / 'episodes' / plan.name} holds episodes of {names[0]}, which is no adapter of this "
+            "run; stop what plays there, then re-run the same command"
+        )
+    return played
+
+
+def evaluate(run: Run, play: Play) -> None:
+    """Play the held-out questions if this step is due for it, and add the result to evaluations.json."""
+    options = run.options
+    due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
+    known = evaluations_so_far(run)
+    if not due or run.step in known:
+        return
+    plan = plan_evaluation(run)
+    if run.lead:
+        write_plan(options.run_dir, plan)
+    with run.phases("evaluation"):
+        episodes = play_step(run, play, plan)
+    if not run.lead:
+        return
+    plan_path(options.run_dir, plan.name).unlink(missing_ok=True)
+    known[run.step] = {"overall": bootstrapped([episode.reward for episode in episodes])} | {
+        name: bootstrapped([episode.rewards[name] for episode in episodes if name in episode.rewards])
+        for name in names_of_rewards(episodes)
+    }
+    write_evaluations(options.run_dir, known)
+    means = ", ".join(f"{name} {interval['mean']:.3f}" for name, interval in known[run.step].items())
+    print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)
 
 
 def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learner:
@@ -141,53 +192,24 @@ def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learne
     return learner
 
 
-def publish(learner: Learner, run: Run) -> None:
-    """Publish the step's adapter. After a resume it may be there already; then it must be what would be published."""
-    run_dir, path = run.options.run_dir, adapter_path(run.options.run_dir, run.step)
-    if path.name in run.digests:
-        return
-    with run.phases("publish"):
-        if not learner.broadcast(path.exists()):
-            learner.publish(run_dir, run.step)
-        elif not published_same(learner, path, run.step):
-            raise UserError(
-                f"{path} has other weights than this run comes to at step {run.step}; move it out of the run folder, "
-                "then re-run the same command to publish the run's own"
-            )
-        run.digests[path.name] = learner.broadcast(weights_digest(path) if learner.rank == 0 else "")
-
-
-def published_same(learner: Learner, path: Path, version: int) -> bool:
-    """Whether the adapter that is there has the weights that would be published now."""
-    scratch = path.parents[1] / "state" / ".published"
-    try:
-        again = learner.publish(scratch, version)
-        same: bool = learner.broadcast(same_weights(path, again) if learner.rank == 0 else False)
-    finally:
-        if learner.rank == 0:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return same
-
-
 def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
     """On a collapse stop, go back to an older adapter, or note it, as --on-collapse says."""
-    options = run.options.guard
+    options, run_dir = run.options.guard, run.options.run_dir
     history = [past for past in (*run.history, stats) if past.step >= run.guarded_from]
     wrong = stats.notes[0] if stats.notes else fault_of(history, options)
     if not wrong:
         return stats
     if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
-        if learner.rank == 0 and run.history:
-            draw_report(run.options.run_dir, run.history)  # so that the plots show what led up to it
+        if run.lead and run.history:
+            draw_report(run_dir, run.history)  # so that the plots show what led up to it
         raise UserError(
-            f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run.options.run_dir, run.step)}; "
+            f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run_dir, run.step)}; "
             "lower --learning-rate, or continue with --on-collapse rollback or warn"
         )
     if options.on_collapse == "rollback":
         first = max(run.guarded_from, run.step - options.rollback_steps)  # never behind an earlier rollback
-        back = min(version for version in versions(run.options.run_dir) if version >= first)  # older ones may be pruned
-        check_adapter(run, back)
-        learner.load_adapter(adapter_path(run.options.run_dir, back))
+        back = min(version for version in versions(run_dir) if version >= first and intact(run, version))
+        learner.load_adapter(adapter_path(run_dir, back))
         run.guarded_from, run.rollbacks = run.step + 1, run.rollbacks + 1
         wrong += f"; went back to adapter v{back:06d}"
     print(f"step {run.step}: {wrong}", flush=True)

@@ -60,12 +60,8 @@ class TrainingBatch:
             by_question.setdefault(episode.question_id, []).append(episode)
         return by_question
 
-    def best_means(self) -> dict[str, float]:
-        """The highest mean reward of each question's episodes."""
-        best: dict[str, float] = {}
-        for episode, mean in zip(self.episodes, self.means_N.tolist(), strict=True):
-            best[episode.question_id] = max(mean, best.get(episode.question_id, mean))
-        return best
+
+OVERLONG_MARGIN = 256  # tokens before --max-tokens at which --overlong punish begins
 
 
 def prepare(
@@ -80,7 +76,7 @@ def prepare(
     combined_N = combine_rewards(rewards_NR, options.combine, list(weights.values()), groups)
     if options.overlong == "punish":
         lengths = [len(episode.ids) for episode in episodes]
-        combined_N = combined_N + overlong_penalty(lengths, max_tokens, options.overlong_margin).numpy()
+        combined_N = combined_N + overlong_penalty(lengths, max_tokens, min(OVERLONG_MARGIN, max_tokens)).numpy()
     masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
     rewards_N = torch.from_numpy(combined_N)
     chosen_N = widest(rewards_N, groups, options.learn_from or len(episodes))

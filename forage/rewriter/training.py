@@ -14,6 +14,7 @@ import torch
 from forage import processes
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.manifest import plain
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.rewriter.actors import Actors
 from forage.rewriter.options import Options
@@ -23,7 +24,6 @@ from forage.rewriter.rewrites import Row, left_padded, with_padding
 from forage.rewriter.scoring import Episode, Scorer
 from forage.rewriter.trl_backend import train_trl
 from forage.runs import trackers
-from forage.runs.run_folder import plain
 from forage.runs.trackers import Tracker, chosen, open_tracker
 from forage.schedule import in_rounds
 

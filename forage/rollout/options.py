@@ -12,8 +12,6 @@ from forage.errors import UserError, check_at_least_one
 from forage.policy.card import full_base_of
 from forage.store.options import StorePlace
 
-RUN_FILE = "run.json"
-
 
 def made_last(models: Path = Path("models")) -> Path:
     """Where the stages before leave a policy: sft_train.py's folder, else create_lora_model.py's.
@@ -46,7 +44,8 @@ class RolloutOptions:
     engine: EngineOptions = field(default_factory=EngineOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
-    sampling: Sampling = field(default_factory=Sampling)
+    temperature: float = 1.0
+    """Divides the logits. Nothing else changes what is drawn: training computes a token's probability among all."""
     num_rollouts: int = 8
     """Episodes per question; they form the group whose rewards are compared."""
     batch_size: int = 8
@@ -62,6 +61,10 @@ class RolloutOptions:
     @property
     def concurrent_episodes(self) -> int:
         return self.concurrency * self.num_rollouts
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature)
 
     def check(self) -> None:
         """Fail before anything is loaded."""
@@ -81,7 +84,3 @@ class WorkerOptions:
     worker: str = ""
     """Name of this worker, different from all others; a restarted worker resumes under its old name. Left out: the
     host's name, for more workers on one host NAME-2, NAME-3 and so on."""
-    max_staleness: int = 0
-    """With --follow: how many steps the worker may play ahead of the newest adapter."""
-    poll: float = 1.0
-    """With --follow: seconds between looks for new plans in the run folder."""

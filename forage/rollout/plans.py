@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from forage.agent.combination import Method
+import numpy as np
+
+from forage.agent.combination import Floats, Method, combine_rewards
 from forage.agent.episode import Episode, Place, episode_files, read_on
 from forage.agent.options import Credit
 from forage.disk import GONE
@@ -16,7 +18,6 @@ from forage.errors import UserError
 from forage.files import replacing
 from forage.policy.adapters import sampled_by, version_name
 from forage.rollout.options import RolloutOptions
-from forage.rollout.spread import is_flat
 from forage.schedule import in_rounds
 
 FORMAT = 1  # of plans and episodes; raise it when a trainer and a worker of different versions would misread each other
@@ -40,7 +41,7 @@ class Plan:
     oldest: int = 0
     """Oldest adapter whose episodes count. After a rollback, those of the adapters that it discarded don't."""
     combine: Method = "uniform"
-    """How training combines rewards: it decides which groups are flat (forage/rollout/spread.py)."""
+    """How training combines rewards: it decides which groups are flat (is_flat)."""
     weights: tuple[tuple[str, float], ...] = ()
     """Name and weight of each reward where the combination is not uniform; left out: all equal."""
 
@@ -66,12 +67,34 @@ class Plan:
         return (*self.questions, *self.spare[:flat])
 
 
+def is_flat(group: Sequence[Episode], combine: Method, weights: Mapping[str, float]) -> bool:
+    """Whether a group's rewards are equal up to rounding, so that comparing its episodes teaches nothing.
+
+    Training combines rewards over a whole batch, but a group is judged alone, as soon as it is played: by the weighted
+    means (uniform), the lengths of weighted vectors (l2), or each reward with a weight by itself (std, pca, gdpo).
+    """
+    values_NC = compared(group, combine, weights)
+    return bool((values_NC.max(axis=0) - values_NC.min(axis=0) < 1e-6).all())
+
+
+def compared(group: Sequence[Episode], combine: Method, weights: Mapping[str, float]) -> Floats:
+    """(N, C) values that are compared between the episodes: of the rewards that exist for the group's question."""
+    if combine == "uniform":
+        return np.array([[episode.reward] for episode in group])
+    names = list(group[0].rewards)
+    rewards_NR = np.array([[episode.rewards[name] for name in names] for episode in group])
+    weights_R = np.array([weights.get(name, 1.0) for name in names])
+    if combine == "l2":
+        return combine_rewards(rewards_NR, "l2", weights_R.tolist())[:, None]
+    return rewards_NR[:, weights_R > 0]
+
+
 def plan_of(options: RolloutOptions, ids: Sequence[str], step: int) -> Plan:
     """Plan a step's questions: in rounds over all of them, none twice in a step."""
     chosen = in_rounds(ids, step, options.batch_size, options.seed)
     return Plan(
         f"{step:06d}", step, tuple(dict.fromkeys(chosen)), num_rollouts=options.num_rollouts,
-        temperature=options.sampling.temperature, seed=options.seed * 1_000_003 + step,
+        temperature=options.temperature, seed=options.seed * 1_000_003 + step,
     )  # fmt: skip
 
 

@@ -1,11 +1,15 @@
-"""Rollout: plays questions with the policy and rewards the episodes."""
+"""Rollout: plays questions with the policy, rewards the episodes, and writes them into the run folder."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+
+from safetensors import SafetensorError
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.builder import Found
@@ -30,14 +34,21 @@ from forage.data.splits import read_training_questions
 from forage.engines.base import Engine
 from forage.engines.choice import open_engine
 from forage.errors import UserError
+from forage.heartbeat import beat
+from forage.policy.adapters import adapter_path, served_name, versions, weights_digest, whole_digest
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
+from forage.rollout.agreement import adapter_of, open_embedder, read_run
+from forage.rollout.claims import LEASE, Claims
 from forage.rollout.options import RolloutOptions
-from forage.rollout.plans import Plan
-from forage.rollout.run_card import open_embedder
+from forage.rollout.plans import Plan, Played
+from forage.rollout.playing import EpisodeWriter, play_all
 from forage.rollout.view import RolloutView
+from forage.rollout.waits import Waits
 from forage.store.card import NO_EMBEDDER
 from forage.store.opening import Store, open_place
+
+SEEN_WITHIN = 120.0  # seconds until what another machine wrote can be seen here; NFS's longest by default is 60
 
 
 class Rollout:
@@ -51,10 +62,10 @@ class Rollout:
         self.options, self.settings, self.functions = options, settings, functions
         self.engine, self.protocol, self.store = engine, protocol, store
         self.weights = weights_by_name(functions, options.weights)
-        self.by_id = read_split_questions(options)
-        self.try_rewards()
+        self.by_id = read_split_questions(options.data)
         self.tools = functions_for(settings.tools)
         self.searches = BatchedSearch(self.search, in_line=engine.exact)
+        self.try_rewards()
 
     def try_rewards(self) -> None:
         """Run every reward on made-up episodes, so that a broken one is reported before anything is played.
@@ -91,9 +102,13 @@ class Rollout:
             return episode
 
         episodes = await asyncio.gather(*(one(sample) for sample in range(plan.num_rollouts)))
+        if causes := [episode.cause for episode in episodes if episode.stop == "engine"]:
+            # The server failed, which says nothing about the policy: not kept.
+            raise UserError(f"{plan.name}: {causes[0]}; start it, then run the same command again to resume")
         episodes = await self.searches.in_thread(self.reward, episodes, [question] * len(episodes))
         if plan.credit == "words":
-            episodes = await self.searches.in_thread(self.credit, episodes, question, plan.word_cost)
+            credit = (episodes, question, self.searcher, self.protocol.tokenizer.decode, plan.word_cost)
+            episodes = await self.searches.in_thread(credited, *credit)
         view.rewarded(episodes)
         return episodes
 
@@ -103,20 +118,17 @@ class Rollout:
         combined_N = combine_rewards(matrix_NR, "uniform", list(self.weights.values()))
         return scored(episodes, list(self.functions), matrix_NR, combined_N)
 
-    def credit(self, episodes: Sequence[Episode], question: Question, cost: float) -> list[Episode]:
-        return credited(episodes, question, self.searcher, self.protocol.tokenizer.decode, cost)
-
     def question(self, plan: Plan, name: str) -> Question:
         if name not in self.by_id[plan.split]:
             raise UserError(f"plan {plan.name} asks for {plan.split} question {name}, which {self.options.data} lacks")
         return self.by_id[plan.split][name]
 
 
-def read_split_questions(options: RolloutOptions) -> dict[str, dict[str, Question]]:
+def read_split_questions(data: Path) -> dict[str, dict[str, Question]]:
     """The answerable questions of both splits, by id."""
-    train, held_out = options.data / "train.jsonl", options.data / "eval.jsonl"
+    train, held_out = data / "train.jsonl", data / "eval.jsonl"
     questions = {
-        "train": {q.id: q for q in read_training_questions(options.data)},
+        "train": {q.id: q for q in read_training_questions(data)},
         "eval": {q.id: q for q in (read_answerable(held_out) if held_out.exists() else [])},
     }
     if not questions["train"]:
@@ -139,3 +151,67 @@ async def open_rollout(
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
         functions = rewards_of(make_rewards, opened, Searcher(lambda: store, settings))
         yield Rollout(options, settings, engine, protocol, store, functions)
+
+
+async def play_plan(
+    rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0, lease: float = LEASE,
+    check: Callable[[], None] = lambda: None, waits: Waits | None = None, part: str = "", shown: bool = True,
+    make_claims: Callable[..., Claims] = Claims,
+) -> None:  # fmt: skip
+    """Play what no other worker is playing, a few questions at a time, and wait until the whole plan is played.
+
+    `check` is called before each question's episodes are written; `waits` counts how long others play what is left.
+    `part` says which part of a step the plan is.
+    """
+    played, waits = Played(run_dir, plan), waits or Waits()
+    claims = make_claims(played.claims, worker, lease, asyncio.get_running_loop().time)
+    write = EpisodeWriter(played.folder, claims)
+    total = len(plan.questions) * plan.num_rollouts
+    at_once = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)
+    with RolloutView(f"{plan.name}{part}, {rollout.engine.adapter}", total, waits.words, shown=shown) as view:
+
+        async def play(name: str) -> None:
+            episodes = await rollout.play(rollout.question(plan, name), plan, view)
+            check()
+            write(name, episodes)
+
+        await play_all(played.missing, play, claims, at_once, poll=poll, waits=waits)
+
+
+async def load_newest(
+    rollout: Rollout, run_dir: Path, least: int = 0, *, poll: float = 1.0, within: float = SEEN_WITHIN
+) -> None:
+    """Sample with the newest adapter of the run, or with the policy's own if the run has none yet.
+
+    Waits until an adapter of version `least` or newer can be read whole here.
+    """
+    deadline = time.monotonic() + within
+    while True:
+        beat()
+        if not versions(run_dir):
+            adapter = adapter_of(rollout.options.policy, read_run(run_dir))
+            name = served_name(run_dir.name, 0, weights_digest(adapter))
+            return await rollout.engine.load_adapter(name, adapter)
+        if found := newest_whole(run_dir, least):
+            version, adapter, digest = found
+            try:
+                return await rollout.engine.load_adapter(served_name(run_dir.name, version, digest), adapter)
+            except (OSError, ValueError, SafetensorError, UserError):
+                if whole_digest(adapter) is not None:  # else the trainer removes it, having published newer ones since
+                    raise
+        if time.monotonic() > deadline:
+            adapter = adapter_path(run_dir, max([least, *versions(run_dir)]))
+            raise UserError(
+                f"{adapter} can't be read whole here after {within:.0f} s; check that this machine sees the trainer's "
+                "folder, and that the trainer is of this version"
+            )
+        await asyncio.sleep(poll)
+
+
+def newest_whole(run_dir: Path, least: int) -> tuple[int, Path, str] | None:
+    """(version, folder, digest) of the newest adapter that can be read whole here, of those new enough."""
+    for version in reversed(versions(run_dir)):
+        adapter = adapter_path(run_dir, version)
+        if version >= least and (digest := whole_digest(adapter)) is not None:
+            return version, adapter, digest
+    return None

@@ -15,7 +15,7 @@ from forage.agent.episode import read_episodes
 from forage.data.records import Question
 from forage.rollout.claims import Claims
 from forage.rollout.plans import Plan, Played
-from forage.rollout.worker import play_plan
+from forage.rollout.rollout import play_plan
 from tests.factories import EPISODE
 from tests.slow_folder import run_virtually
 

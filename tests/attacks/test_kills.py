@@ -146,7 +146,7 @@ class Service:
     def __init__(self, given, arena):
         shared = ("--data", given / "data", "--policy", given / "policy", "--run-dir", arena / "run")
         play = ("--engine", "local", "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size",
-                "3", "--num-rollouts", "4", "--worker", "a", "--poll", "0.05", "--concurrency", "1")  # fmt: skip
+                "3", "--num-rollouts", "4", "--worker", "a", "--concurrency", "1")  # fmt: skip
         module = ("-m", "tests.tiny_training")
         self.arena, self.commands = arena, {
             "trainer": (*module, "train", *shared, *TINY, "--max-steps", "3", "--rollouts", "service"),

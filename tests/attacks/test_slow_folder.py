@@ -9,20 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.grpo.guidance import open_guide
-from forage.grpo.options import KeepOptions, TrainOptions
-from forage.grpo.players import usable, write_plans
-from forage.grpo.provenance import check_sampled
-from forage.grpo.retention import RECENT, tidy
-from forage.grpo.run import Run
+from forage.grpo.keeping import tidy
+from forage.grpo.options import TrainOptions
+from forage.grpo.resume import foreign
+from forage.grpo.run import Run, usable, write_plans
 from forage.policy.adapters import publish_adapter, sampled_by, weights_digest
+from forage.rollout.agreement import write_run
 from forage.rollout.claims import Claims
-from forage.rollout.options import RolloutOptions, WorkerOptions
+from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, Played, plan_path, write_plan
 from forage.rollout.worker import FINISHED, play_plans
-from tests.factories import EPISODE, RUN_CARD
+from tests.factories import EPISODE, MANIFEST
 from tests.slow_folder import SlowFolder, run_virtually
 
 STEPS = 4
@@ -92,7 +91,7 @@ class Schedule:
         rollout = RolloutOptions(policy=root / "policy", batch_size=self.draw.choice((3, 6)), num_rollouts=2)
         self.options = TrainOptions(
             rollout, run_dir=self.here.path, max_steps=STEPS, max_staleness=self.staleness, rollouts="service",
-            replace_flat=self.draw.choice((0, 2)), keep=KeepOptions(keep_adapters=1),
+            replace_flat=self.draw.choice((0, 2)), keep_adapters=1,
         )  # fmt: skip
 
     def machine(self):
@@ -114,7 +113,8 @@ class Schedule:
         """The order of forage/grpo/training.py, without a model."""
         guide = open_guide(self.options.guidance, 0, [])
         questions = [f"q{number}" for number in range(9)]
-        run = Run(self.options, AgentSettings(), 0, {}, 0, 0, [], questions, [], guide, RUN_CARD)
+        run = Run(self.options, 0, 0, 0, [], questions, [], guide, MANIFEST)
+        write_run(self.here.path, replace(MANIFEST, options={"max_staleness": self.staleness}))
         while run.step < STEPS:
             path = publish_adapter(Weights(self.draw.randbytes(9)), self.here.path, run.step)
             run.digests[path.name] = weights_digest(path)
@@ -127,12 +127,12 @@ class Schedule:
             if self.draw.random() < 0.3:
                 run.guarded_from = run.step  # a rollback
             plan_path(self.here.path, plan.name).unlink()
-            tidy(self.options, run.step, recent=RECENT)
+            tidy(self.options, run.step)
         (self.here.path / FINISHED).touch()
 
     def check(self, run, plan, episodes, staleness):
         """All that was asked for, once, each from one adapter that is new enough and the one that was published."""
-        check_sampled(run, episodes)
+        assert not foreign(run, episodes)
         assert usable(episodes, run.step, staleness) == (episodes, 0)
         groups = {}
         for episode in episodes:
@@ -148,9 +148,10 @@ class Schedule:
         self.trained += [(plan.name, episode.id) for episode in episodes]
 
     def work(self, name, machine):
-        options = WorkerOptions(run_dir=machine.path, follow=True, worker=name, max_staleness=self.staleness, poll=5)
         claims = partial(Claims, create=self.folder.create(machine))
-        return asyncio.create_task(play_plans(Rollout(self.draw, self.longest), options, name, claims=claims))
+        return asyncio.create_task(
+            play_plans(Rollout(self.draw, self.longest), machine.path, name, claims=claims, poll=5)
+        )
 
     async def vanish(self, name):
         """A worker that is killed in the middle, and most often starts again, here or on another machine."""

@@ -1,8 +1,9 @@
-"""Run folders that somebody tidied up, mixed up or damaged: each run resumes exactly or ends with one line.
+"""Run folders that somebody tidied up, mixed up or damaged: each run resumes exactly, and what is not its own stands
+aside; or it ends with one line.
 
 The run was killed in its third step, after the update and before the checkpoint: everything a run can leave is there.
-Another run of the same name, from another policy and with another seed, is what gets mixed in. Where the line gives a
-way out, the way is taken and must lead to the result of an undisturbed run.
+Another run of the same name, from another policy and with another seed, is what gets mixed in. Each
+run that goes on must come to the result of an undisturbed one.
 """
 
 import json
@@ -120,7 +121,7 @@ def plan_with(runs, **changes):
     write_plan(runs.run_dir, replace(read_plan(plan_path(runs.run_dir, "000002")), **changes))
 
 
-# What goes wrong and still comes to the same end, bit for bit
+# What is missing or half-written
 
 
 @pytest.mark.parametrize("harm", [
@@ -130,92 +131,75 @@ def plan_with(runs, **changes):
     "cut episodes/000002/trainer.jsonl; take training_stats_2.json; copy adapters/v000002 adapters/.v000003.abc; "
     "copy state/000002 state/.000003.abc",
 ])  # fmt: skip
-def test_the_run_comes_to_the_same_end(runs, harm):
+def test_what_is_missing_is_made_again(runs, harm):
     plan_with(runs, name="000001", version=1)  # one that was used up and not removed
     do(harm, runs)
     train(runs.options)
     assert_undisturbed(runs)
     assert list((runs.run_dir / "plans").iterdir()) == []
+    assert not (runs.run_dir / "stale").exists()
 
 
-# What is refused, and the way out that the line gives
+# What does not follow from the checkpoint stands aside, whole, and the run comes to the same end
 
-STARTED_OVER = [
-    ("remove state", r"v000002 is of a run that went further, but there is no checkpoint in state/"),
-    ("move state/000002 state/000001", r"v000002 is of a run that went further, but its checkpoint .* is of step 1"),
-    ("remove state; remove adapters", r"training_stats_2.json is of a run that went further"),
+ASIDE = [
+    ("remove state", {}, "adapters/v000001"),
+    ("move state/000002 state/000001", {}, "adapters/v000002"),
+    ("remove state; remove adapters", {}, "training_stats_2.json"),
     ("remove state; remove adapters; remove training_stats_0.json; remove training_stats_1.json; "
-     "remove training_stats_2.json", r"evaluations.json is of a run that went further"),
-    ("take training_stats_3.json", r"training_stats_3.json is of a run that went further"),
-    ("take state", r"state is of a run with --seed 1, not 0; give that"),
-    ("take adapters/v000003", r"v000003 is of a run that went further"),
-    ("cut state/000002/model.safetensors", r"state is damaged"),
-    ("cut state/000002/kept.json", r"state is damaged"),
-    ("remove state/000002/optimizer.safetensors", r"state is damaged"),
-    ("remove config.json", r"holds a run but no config.json"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("harm", "says"), STARTED_OVER)
-def test_one_line_that_says_how_to_start_over(runs, harm, says):
-    do(harm, runs)
-    refused(runs, says + r".*give another --run-dir, or remove all of \S+run to start over$")
-
-
-def test_half_a_config_is_one_line(runs):
-    do("cut config.json", runs)
-    refused(runs, r"config.json is broken .*; put it back, or give another --run-dir$")
-
-
-def test_both_ways_to_start_over_work(runs, tmp_path):
-    do("remove state", runs)
-    train(replace(runs.options, run_dir=tmp_path / "run"))
-    assert_undisturbed(runs, tmp_path / "run")
-    shutil.rmtree(runs.run_dir)
-    train(runs.options)
-    assert_undisturbed(runs)
-
-
-MENDED = [
-    ("take adapters/v000002", {}, r"v000002 has other weights .*; move it out", "remove adapters/v000002"),
-    ("cut adapters/v000002/adapter_model.safetensors", {}, r"v000002 has other weights", "remove adapters/v000002"),
-    ("take adapters/v000001", {}, r"v000001 has other weights .*move it away", "remove adapters/v000001"),
-    ("take episodes/000002", {}, r"holds episodes of run-v000002-\w+.*; move those files", "remove episodes/000002"),
-    ("take episodes/000003", {}, r"000003 holds episodes that no plan .*; move it out", "remove episodes/000003"),
+     "remove training_stats_2.json", {}, "evaluations.json"),
+    ("take training_stats_3.json", {}, "training_stats_3.json"),
+    ("take adapters/v000003", {}, "adapters/v000003"),
+    ("take adapters/v000002", {}, "adapters/v000002"),
+    ("cut adapters/v000002/adapter_model.safetensors", {}, "adapters/v000002"),
+    ("take adapters/v000001", {}, "adapters/v000001"),
+    ("take episodes/000002", {}, "episodes/000002"),
+    ("take episodes/000003", {}, "episodes/000003"),
     ("take episodes/000003", {"name": "000003", "version": 3, "seed": 1_000_006, "questions": ("q1", "q2", "q3")},
-     r"000003.json has other questions .*; move it and episodes/000003 out",
-     "remove plans/000003.json; remove episodes/000003"),
-    ("take episodes/000002-eval", {}, r"holds episodes of run-v000002-\w+.*; move", "remove episodes/000002-eval"),
-    ("", {"temperature": 0.5}, r"000002.json has other temperature .*; move it and episodes/000002 out",
-     "remove plans/000002.json; remove episodes/000002"),
-    ("cut evaluations.json", {}, r"evaluations.json is broken .*; delete it", "remove evaluations.json"),
+     "episodes/000003"),
+    ("take episodes/000002-eval", {}, "episodes/000002-eval"),
+    ("", {"temperature": 0.5}, "plans/000002.json"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("harm", "plan", "says", "way_out"), MENDED)
-def test_one_line_and_what_it_says_mends_the_run(runs, harm, plan, says, way_out):
+@pytest.mark.parametrize(("harm", "plan", "aside"), ASIDE)
+def test_what_does_not_follow_from_the_checkpoint_stands_aside(runs, capsys, harm, plan, aside):
     if harm:
         do(harm, runs)
     if plan:
         plan_with(runs, **plan)
-    refused(runs, says)
-    do(way_out, runs)
+    before = contents(runs.run_dir / aside)
     train(runs.options)
     assert_undisturbed(runs)
+    [moved] = (runs.run_dir / "stale").glob(f"*/{aside}")
+    assert contents(moved) == before
+    assert aside in capsys.readouterr().out
 
 
-def test_evaluations_of_another_run_are_found_out(runs):
+def test_evaluations_of_another_run_are_not_taken_for_this_ones(runs):
     theirs = json.loads((runs.other / "evaluations.json").read_text())
     path = runs.run_dir / "evaluations.json"
     path.write_text(json.dumps({version: row for version, row in theirs.items() if int(version) <= 2}))
-    refused(runs, r"evaluations.json and .*training_stats_0.json differ.*; delete evaluations.json")
-    path.unlink()
     train(runs.options)
     assert_undisturbed(runs)
 
 
-def refused(runs, says):
-    """One line, said without a change to anything that the user might want to keep."""
+# What is refused, as going on would lose or lie
+
+REFUSED = [
+    ("take state", r"state is of a run with --seed 1, not 0; give another --run-dir, or move it away to start over"),
+    ("cut state/000002/model.safetensors", r"state is damaged .*; give another --run-dir, or move it away"),
+    ("cut state/000002/kept.json", r"state is damaged"),
+    ("remove state/000002/optimizer.safetensors", r"state is damaged"),
+    ("remove run.json", r"holds a run but no run.json; put that back, or give another --run-dir"),
+    ("cut run.json", r"run.json is damaged .*; put it back, or give another --run-dir"),
+    ("cut evaluations.json", r"evaluations.json is broken .*; delete it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "says"), REFUSED)
+def test_one_line_and_nothing_is_changed(runs, harm, says):
+    do(harm, runs)
     there = contents(runs.run_dir)
     with pytest.raises(UserError, match=says) as error:
         train(runs.options)
@@ -224,6 +208,15 @@ def refused(runs, says):
     assert {name: after.get(name) for name in there} == there
 
 
-def contents(run_dir):
-    kept = [path for path in run_dir.rglob("*") if path.is_file() and path.name not in ("finished", "config.json")]
-    return {str(path.relative_to(run_dir)): path.read_bytes() for path in kept}
+def test_a_state_that_was_moved_away_starts_the_run_over(runs):
+    do("cut state/000002/kept.json; move state elsewhere", runs)
+    train(runs.options)
+    assert_undisturbed(runs)
+
+
+def contents(path):
+    """A file's bytes, or those of all files in a folder by name, but for what each start writes."""
+    if path.is_file():
+        return path.read_bytes()
+    kept = [file for file in path.rglob("*") if file.is_file() and file.name not in ("finished", "run.json")]
+    return {str(file.relative_to(path)): file.read_bytes() for file in kept}

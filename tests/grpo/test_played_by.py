@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from forage.grpo.played_by import server_figures, with_waits, worker_figures
+from forage.grpo.reporting import server_figures, with_waits, worker_figures
 from tests.factories import EPISODE
 
 KINDS = ("backpressure", "tail")

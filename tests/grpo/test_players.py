@@ -1,26 +1,24 @@
 """Steps and their episodes: after a rollback nothing counts that a discarded adapter played ahead."""
 
 import asyncio
-from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from forage.agent.episode import append_episodes, read_episodes
-from forage.agent.options import AgentSettings
-from forage.grpo import players
+from forage.grpo import guards, players
 from forage.grpo.guidance import open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions
-from forage.grpo.players import wait_for_workers, write_plans
-from forage.grpo.run import Run
+from forage.grpo.players import Play
+from forage.grpo.run import Run, write_plans
 from forage.policy.adapters import sampled_by
 from forage.rollout.plans import Plan, Played, open_plans
-from forage.rollout.rollout import open_rollout
-from forage.rollout.worker import load_newest, play_plan
+from forage.rollout.rollout import load_newest, open_rollout, play_plan
 from forage.runs.phases import Phases
 from forage.runs.stats import WAITS, read_stats
-from tests.factories import EPISODE, RUN_CARD, Clock
+from tests.factories import EPISODE, MANIFEST, Clock
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -28,9 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 def run_at(options, step, guarded_from=0):
     guide = open_guide(options.guidance, 0, [])
-    return Run(
-        options, AgentSettings(), step, {}, guarded_from, 0, [], [f"q{n}" for n in range(6)], [], guide, RUN_CARD
-    )
+    return Run(options, step, guarded_from, 0, [], [f"q{n}" for n in range(6)], [], guide, MANIFEST)
 
 
 def by(version, plan):
@@ -73,34 +69,42 @@ def test_only_waiting_for_workers_counts_as_waiting(tmp_path, monkeypatch):
             append_episodes(path, by(3, second))
 
     monkeypatch.setattr(players.time, "sleep", sleep)
-    assert len(wait_for_workers(tmp_path, plan, phases)) == 4
+    play = Play(tmp_path, SimpleNamespace(rank=0, broadcast=lambda value: value))
+    assert len(play.play(plan, phases)) == 4
     assert phases.take() == {"rollout_wait": 2.0}
-    assert len(wait_for_workers(tmp_path, plan, phases)) == 4
+    assert len(play.play(plan, phases)) == 4
     assert phases.take() == {}  # all was there
 
 
-@contextmanager
-def playing_ahead(options, settings, make_rewards, embedder, learner):
+class PlayingAhead(Play):
     """Plays each plan, and then what a worker that is one step ahead would play with the same adapter."""
-    with asyncio.Runner() as runner:
-        opened = open_rollout(options.rollout, settings, make_rewards, embedder)
-        rollout = runner.run(opened.__aenter__())
 
-        async def play(plan):
-            await load_newest(rollout, options.run_dir)
-            await play_plan(rollout, options.run_dir, plan, "trainer")
-            for other in open_plans(options.run_dir):
-                if other.version > plan.version:
-                    await play_plan(rollout, options.run_dir, other, "worker")
-            return Played(options.run_dir, plan).episodes()
+    def __init__(self, options, settings, make_rewards, embedder, learner):
+        super().__init__(options.run_dir, learner)
+        self.runner, self.opened = asyncio.Runner(), open_rollout(options.rollout, settings, make_rewards, embedder)
+        self.rollout = self.runner.run(self.opened.__aenter__())
 
-        yield lambda plan, phases: runner.run(play(plan))
-        runner.run(opened.__aexit__(None, None, None))
+    def play_alone(self, plan, phases):
+        return self.runner.run(self.play_both(plan))
+
+    async def play_both(self, plan):
+        await load_newest(self.rollout, self.run_dir)
+        await play_plan(self.rollout, self.run_dir, plan, "trainer")
+        for other in open_plans(self.run_dir):
+            if other.version > plan.version:
+                await play_plan(self.rollout, self.run_dir, other, "worker")
+        return Played(self.run_dir, plan).episodes()
+
+    def close(self):
+        self.runner.run(self.opened.__aexit__(None, None, None))
+        self.runner.close()
 
 
 def test_a_run_that_rolled_back_learns_from_restored_adapters_only(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(players, "open_players", playing_ahead)
-    guard = GuardOptions(on_collapse="rollback", min_entropy=100.0, window=2, rollback_steps=1)  # always a collapse
+    monkeypatch.setattr(players, "open_play", PlayingAhead)
+    monkeypatch.setattr(guards, "MIN_ENTROPY", 100.0)  # always a collapse
+    monkeypatch.setattr(guards, "WINDOW", 2)
+    guard = GuardOptions(on_collapse="rollback", rollback_steps=1)
     options = tiny_options(
         tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=guard, rollouts="service", max_staleness=1
     )

@@ -13,8 +13,8 @@ import pytest
 from forage.agent.episode import append_episodes
 from forage.agent.options import AgentSettings
 from forage.errors import UserError
-from forage.grpo.players import play_here
-from forage.grpo.shares import Share, SharedPlay, clear_other_divisions, divide, wait_until_seen
+from forage.grpo import players
+from forage.grpo.players import Share, SharedPlay, clear_other_divisions, divide, play_here, wait_until_seen
 from forage.policy.adapters import adapter_path
 from forage.rollout.plans import Plan, Played
 from forage.rollout.rollout import open_rollout
@@ -82,17 +82,19 @@ def play_in_two(options, plan):
 
     def process(rank):
         def play(runner, rollout):
-            shared = SharedPlay(runner, rollout, options.run_dir, Paired(rank, sent, barrier))
-            if rank:
-                return shared.follow()
-            episodes = shared(plan, Phases())
-            shared.end()
-            return episodes
+            return shared_play(runner, rollout, options.run_dir, Paired(rank, sent, barrier)).play(plan, Phases())
 
         return with_rollout(options, play)
 
     with ThreadPoolExecutor(2) as pool:
         return next(iter(pool.map(process, range(2))))
+
+
+def shared_play(runner, rollout, run_dir, learner):
+    """What one process plays with, around a rollout that is open."""
+    shared = object.__new__(SharedPlay)
+    shared.runner, shared.rollout, shared.run_dir, shared.learner = runner, rollout, run_dir, learner
+    return shared
 
 
 def run_folder(tiny, folder):
@@ -142,7 +144,15 @@ def test_a_complete_plan_is_not_played_at_all(tiny, tmp_path):
     plan = replace(PLAN, spare=())
     groups = [replace(EPISODE, id=f"{name}/{n}", question_id=name) for name in plan.questions for n in range(2)]
     append_episodes(Played(options.run_dir, plan).folder / "trainer.jsonl", groups)
-    assert SharedPlay(None, None, options.run_dir, Paired(0, [None] * 2, None))(plan, Phases()) == groups
+    found = []
+
+    def process(rank):
+        found.append(shared_play(None, None, options.run_dir, Paired(rank, sent, barrier)).play(plan, Phases()))
+
+    sent, barrier = [None, None], Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(process, range(2)))
+    assert found == [groups, groups]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +173,7 @@ def test_what_other_than_so_many_processes_left_is_removed(tmp_path, owner, worl
         assert played.folder.exists() == kept
 
 
-def test_what_another_process_wrote_and_never_shows_is_an_error():
-    with pytest.raises(UserError, match=r"^run lacks adapter v000003, though another .*, or give --no-share-rollouts$"):
-        wait_until_seen(lambda: False, "run lacks adapter v000003", seconds=0.01)
+def test_what_another_process_wrote_and_never_shows_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(players, "SEEN_WITHIN", 0.01)
+    with pytest.raises(UserError, match=r"^run lacks episodes of 000000, though .* where all processes see it$"):
+        wait_until_seen(Played(tmp_path, PLAN), "run lacks episodes of 000000")

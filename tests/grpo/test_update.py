@@ -54,7 +54,7 @@ class Watched(Learner):
 
 
 def updated(learner, tiny, episodes, budget, epochs):
-    options = tiny_options(tiny, tiny / "unused", token_budget=budget, share_prompts=False, epochs=epochs).update
+    options = tiny_options(tiny, tiny / "unused", token_budget=budget, epochs=epochs).update
     figures = update(learner, prepare(episodes, options), UpdateContext(options, 0.01, 1.0, share_prompts=False))
     return figures, learner.weights_now()
 

@@ -19,9 +19,8 @@ from forage.data.records import Document
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.optimizer import OptimizerOptions
-from forage.rollout.options import WorkerOptions
-from forage.rollout.play_options import PlayOptions
-from forage.rollout.run_card import make_run_card
+from forage.rollout.agreement import manifest_now
+from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.sft.options import SFTOptions
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions, StorePlace
@@ -71,14 +70,14 @@ def played(episode):
 
 
 def play(tiny, policy, place, run_dir):
-    given = PlayOptions(
+    given = RolloutOptions(
         tiny / "data", policy, EngineOptions(engine="local"), batch_size=6, num_rollouts=4, temperature=0.6, seed=3,
         place=place,
     )  # fmt: skip
     grpo_rollout.main(grpo_rollout.Options(given, WorkerOptions(run_dir)), rewards)
     episodes = [one for path in run_dir.glob("episodes/*/*.jsonl") for one in read_episodes(path)]
-    card = make_run_card(given.settle(None, run_dir), rewards)
-    return sorted(map(played, episodes), key=lambda one: one["id"]), card
+    manifest = manifest_now(given, given.search.settle(policy), rewards, None)
+    return sorted(map(played, episodes), key=lambda one: one["id"]), manifest
 
 
 @pytest.mark.usefixtures("no_plots")

@@ -48,8 +48,7 @@ def start(what, folder, name, *more):
 
 
 def worker(folder, name, url):
-    return start("play", folder, name, "--follow", "--worker", name, "--engine", "vllm", "--urls", url,
-                 "--poll", "0.2", "--max-staleness", "1")  # fmt: skip
+    return start("play", folder, name, "--follow", "--worker", name, "--engine", "vllm", "--urls", url)  # fmt: skip
 
 
 @pytest.mark.timeout(900)

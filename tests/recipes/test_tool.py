@@ -10,7 +10,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings, read_agent
 from forage.agent.protocol import Protocol, write_answer
 from forage.agent.tools import specs_of
-from forage.rollout.run_card import read_run_card
+from forage.rollout.agreement import read_run
 from tests.factories import QUESTION
 from tests.recipes.run import calls_of, module_of, run
 from tests.scripted_engine import InOrder, search_many
@@ -47,4 +47,4 @@ def test_the_commands(tiny, tmp_path, monkeypatch):
     assert list(read_agent(tmp_path / "models/tools").tools) == ["convert"]
     given = ("--engine", "local", "--batch-size", "2", "--num-rollouts", "2", "--max-steps", "1", "--eval-every", "0")
     run(train, "--token-budget", "1200", "--on-collapse", "warn", *given)
-    assert list(read_run_card(tmp_path / "runs/tools").tools) == ["convert"]
+    assert list(read_run(tmp_path / "runs/tools").tools) == ["convert"]

@@ -5,16 +5,15 @@ import pytest
 from forage.errors import UserError
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.rollout.options import RolloutOptions, made_last
-from forage.rollout.play_options import PlayOptions
 
 
 def test_the_warm_start_is_taken_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert str(RolloutOptions().policy) == str(PlayOptions().policy) == "models/policy"
+    assert str(RolloutOptions().policy) == "models/policy"
     (tmp_path / "models" / "warm").mkdir(parents=True)
     assert str(made_last()) == "models/policy"  # half-made: sft_train.py writes model.json with its first adapter
     write_policy_card(PolicyCard(tmp_path, "base", "base", quantized=False), tmp_path / "models" / "warm")
-    assert str(RolloutOptions().policy) == str(PlayOptions().policy) == "models/warm"
+    assert str(RolloutOptions().policy) == "models/warm"
 
 
 def test_a_warm_start_of_another_base_is_an_older_one(tmp_path):

@@ -9,13 +9,13 @@ import pytest
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.policy.adapters import CONTENTS, adapter_path
+from forage.rollout.agreement import write_run
 from forage.rollout.claims import Claims
-from forage.rollout.options import WorkerOptions
 from forage.rollout.plans import Plan, write_plan
 from forage.rollout.playing import EpisodeWriter
-from forage.rollout.run_card import write_run_card
-from forage.rollout.worker import FINISHED, load_newest, next_plan, play_plans
-from tests.factories import EPISODE, RUN_CARD, empty_adapter
+from forage.rollout.rollout import load_newest
+from forage.rollout.worker import FINISHED, next_plan, play_plans
+from tests.factories import EPISODE, MANIFEST, empty_adapter
 
 
 def test_before_anything_is_published_the_adapter_of_the_runs_start_is_played(tmp_path):
@@ -23,7 +23,7 @@ def test_before_anything_is_published_the_adapter_of_the_runs_start_is_played(tm
     policy, run_dir = tmp_path / "policy", tmp_path / "run"
     for version in (0, 1):
         adapter_path(policy, version).mkdir(parents=True)
-    write_run_card(run_dir, RUN_CARD)
+    write_run(run_dir, MANIFEST)
     loaded = []
 
     async def load_adapter(name, folder):
@@ -107,5 +107,5 @@ def test_an_old_word_that_the_run_is_finished_does_not_end_a_worker_with_a_plan(
 
     monkeypatch.setattr("forage.rollout.worker.play_plan", play)
     rollout = SimpleNamespace(engine=Engine(), options=None)
-    asyncio.run(play_plans(rollout, WorkerOptions(tmp_path, follow=True), "w"))
+    asyncio.run(play_plans(rollout, tmp_path, "w"))
     assert played == [plan]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from forage.errors import UserError
-from forage.runs.run_folder import flat, run_folder
+from forage.runs.run_folder import run_folder, set_aside
 
 
 @dataclass
@@ -27,17 +27,16 @@ def test_options_and_code_are_kept(tmp_path):
     with run_folder(tmp_path / "run", Options()):
         pass
     kept = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert kept == {"learning_rate": 0.1, "inner": {"top_k": 1}, "max_steps": 3}
+    assert kept == {"options": {"learning_rate": 0.1, "inner": {"top_k": 1}, "max_steps": 3}}
     assert (tmp_path / "run" / "code.diff").exists()
     assert "secret" not in (tmp_path / "run" / "config.json").read_text()
-    assert flat(kept) == {"learning_rate": 0.1, "inner.top_k": 1, "max_steps": 3}
 
 
 def test_a_run_goes_on_under_its_own_options_but_for_the_free_ones(tmp_path):
     with run_folder(tmp_path, Options()):
         pass
     with run_folder(tmp_path, Options(max_steps=9), free=["max_steps"]):
-        assert json.loads((tmp_path / "config.json").read_text())["max_steps"] == 9
+        assert json.loads((tmp_path / "config.json").read_text())["options"]["max_steps"] == 9
     says = "was begun with --top-k 1, not 2; give that, or another --run-dir"
     with pytest.raises(UserError, match=says), run_folder(tmp_path, Options(inner=Inner(2))):
         pass
@@ -47,7 +46,7 @@ def test_an_option_newer_than_the_run_does_not_stop_it(tmp_path):
     with run_folder(tmp_path, Options()):
         pass
     before = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({"learning_rate": 0.1, "inner": {}, "gone": 1}))
+    (tmp_path / "config.json").write_text(json.dumps({"options": {"learning_rate": 0.1, "inner": {}, "gone": 1}}))
     with run_folder(tmp_path, Options()):
         assert json.loads((tmp_path / "config.json").read_text()) == before
 
@@ -71,20 +70,31 @@ def test_what_a_killed_process_left_half_written_is_cleared(tmp_path):
     assert list((tmp_path / "state").iterdir()) == []
 
 
-@pytest.mark.parametrize("part", ["adapters", "state"])
-def test_a_run_whose_options_are_unknown_is_refused(tmp_path, part):
-    (tmp_path / part).mkdir()
-    says = "holds a run but no config.json.*remove all of"
-    with pytest.raises(UserError, match=says), run_folder(tmp_path, Options()):
-        pass
-    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [part]
+def test_what_stands_aside_keeps_its_name_and_nothing_is_overwritten(tmp_path, capsys):
+    for content in ("first", "second"):
+        for name in ("plans/000001.json", "episodes/000001/a.jsonl"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+        set_aside(
+            tmp_path, [tmp_path / "plans/000001.json", tmp_path / "episodes/000001", tmp_path / "no"], "another's"
+        )
+    set_aside(tmp_path, [tmp_path / "no"], "nothing to move")
+    stale = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.json*")}
+    assert stale == {
+        "stale/000/plans/000001.json": "first", "stale/000/episodes/000001/a.jsonl": "first",
+        "stale/001/plans/000001.json": "second", "stale/001/episodes/000001/a.jsonl": "second",
+    }  # fmt: skip
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"moved to {tmp_path}/stale/{n}: plans/000001.json, episodes/000001 (another's)" for n in ("000", "001")
+    ]
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_broken_options_are_told(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with (
-        pytest.raises(UserError, match=r"config.json is broken \(.*put it back, or give"),
+        pytest.raises(UserError, match=r"config.json is damaged \(.*put it back, or another"),
         run_folder(tmp_path, Options()),
     ):
         pass

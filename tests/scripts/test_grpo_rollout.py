@@ -19,15 +19,14 @@ from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.card import PolicyCard, write_policy_card
 from forage.rollout import worker
+from forage.rollout.agreement import SAMPLED, manifest_now, write_run
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of, write_plan
-from forage.rollout.play_options import PlayOptions
-from forage.rollout.rollout import Rollout
-from forage.rollout.run_card import make_run_card, write_run_card
+from forage.rollout.rollout import Rollout, play_plan
 from forage.rollout.view import RolloutView, rates
 from forage.rollout.waits import Waits, read_waits
-from forage.rollout.worker import FINISHED, follow_trainer, keep_plan, next_plan, play_plan
+from forage.rollout.worker import FINISHED, follow_trainer, keep_plan, next_plan
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from grpo_rollout import get_reward_functions
@@ -347,7 +346,9 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
 
     async def trainer():
         run_dir.mkdir()
-        write_run_card(run_dir, make_run_card(options, get_reward_functions))
+        manifest = manifest_now(options, rollout.settings, get_reward_functions, None)
+        played = {"rollout": {name: getattr(options, name) for name in SAMPLED}, "max_staleness": 0}
+        write_run(run_dir, replace(manifest, options=played))
         write_agent(rollout.settings, run_dir)  # a worker that is there first waits for both
         for plan in plans:
             write_plan(run_dir, plan)
@@ -359,8 +360,8 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
 
     async def run():
         follower = follow_trainer(
-            PlayOptions(tmp_path, policy),
-            WorkerOptions(run_dir, follow=True, worker="w", poll=0.01),
+            RolloutOptions(tmp_path, policy),
+            WorkerOptions(run_dir, follow=True, worker="w"),
             get_reward_functions,
         )
         await asyncio.wait_for(asyncio.gather(trainer(), follower), 250)

@@ -11,13 +11,12 @@ import torch
 import forage.grpo.update
 from forage.agent.episode import append_episodes, read_episodes
 from forage.data.records import read_questions
-from forage.engines.base import Sampling
 from forage.errors import UserError
-from forage.grpo import training
+from forage.grpo import guards, training
 from forage.grpo.guidance import Demonstrations
 from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions, GuidanceOptions, LossOptions, UpdateOptions
-from forage.grpo.players import usable
+from forage.grpo.run import usable
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import adapter_path, served_name, versions, weights_digest
@@ -73,9 +72,10 @@ def test_rewards_become_advantages_by_question():
     np.testing.assert_allclose(gdpo.advantages_N, [2**0.5, -(2**0.5), 0, 0], rtol=4e-4)
 
 
-def test_episodes_out_of_tokens_are_kept_masked_or_punished():
+def test_episodes_out_of_tokens_are_kept_masked_or_punished(monkeypatch):
+    monkeypatch.setattr(forage.grpo.update, "OVERLONG_MARGIN", 4)
     episodes = [played("q", 0, 1.0), played("q", 1, 0.0, stop="turn_tokens")]  # both are of 10 tokens
-    options = UpdateOptions(advantage="dr_grpo", overlong_margin=4)
+    options = UpdateOptions(advantage="dr_grpo")
     assert prepare(episodes, options).keep_N.tolist() == [1, 1]
     assert prepare(episodes, replace(options, overlong="mask")).keep_N.tolist() == [1, 0]
     punished = prepare(episodes, replace(options, overlong="punish"), max_tokens=12)
@@ -208,20 +208,9 @@ def test_a_loss_with_a_reference_and_several_epochs(tiny, tmp_path):
     ]  # fmt: skip
 
 
-def test_the_pool_prefers_questions_whose_episodes_differ(tiny, tmp_path):
-    options = tiny_options(tiny, tmp_path / "run", max_steps=4, eval_every=0, pool=True, batch_size=2)
-    train(options)
-    asked = [
-        {e.question_id for e in read_episodes(options.run_dir / "episodes" / f"{n:06d}" / "trainer.jsonl")}
-        for n in range(4)
-    ]
-    assert all(len(questions) == 2 for questions in asked)
-    kept = json.loads((options.run_dir / "state" / "000004" / "kept.json").read_text())
-    assert set(kept["spreads"]) == set.union(*asked)
-
-
-@pytest.mark.parametrize("more", [{"combine": "std"}, {"overlong": "punish", "overlong_margin": 400}])
-def test_overall_is_the_mean_whatever_training_learns_from(tiny, tmp_path, more):
+@pytest.mark.parametrize("more", [{"combine": "std"}, {"overlong": "punish"}])
+def test_overall_is_the_mean_whatever_training_learns_from(tiny, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(forage.grpo.update, "OVERLONG_MARGIN", 400)
     options = tiny_options(tiny, tmp_path / "run", max_steps=1, max_tokens=400, **more)
     train(options)
     [row] = read_stats(options.run_dir)
@@ -234,19 +223,17 @@ def test_overall_is_the_mean_whatever_training_learns_from(tiny, tmp_path, more)
     assert "overall as trained" not in row.evaluation  # so no plot shows the two scales together
 
 
-def test_the_pool_and_spare_questions_follow_the_combination_that_training_uses(tiny, tmp_path):
+def test_spare_questions_follow_the_combination_that_training_uses(tiny, tmp_path):
     def against(embedder):  # the mean is .5 for every episode, each reward by itself varies
         even = rewards_of_tokens(embedder)["even"]
         return {"even": even, "odd": lambda episodes, questions: [1 - value for value in even(episodes, questions)]}
 
-    options = tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=0, batch_size=2, replace_flat=4, pool=True)
+    options = tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=0, batch_size=2, replace_flat=4)
     train(options, against)
     assert read_stats(options.run_dir)[0].groups == {"total": 6, "flat": 6, "replaced": 4}
     other = with_options(replace(options, run_dir=tmp_path / "gdpo" / "run"), combine="gdpo", weights=(2.0, 1.0))
     train(other, against)
     assert read_stats(other.run_dir)[0].groups == {"total": 2, "flat": 0, "replaced": 0}
-    kept = json.loads((other.run_dir / "state" / "000001" / "kept.json").read_text())
-    assert min(kept["spreads"].values()) > 0.01
 
 
 # The update
@@ -382,8 +369,10 @@ def test_a_run_learns_what_it_is_shown_and_goes_on_exactly(tiny, episodes, tmp_p
 # Guards
 
 
-def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, capsys):
-    alarmed = GuardOptions(on_collapse="stop", min_entropy=100.0, window=2)  # no policy is that uncertain
+def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(guards, "MIN_ENTROPY", 100.0)  # no policy is that uncertain
+    monkeypatch.setattr(guards, "WINDOW", 2)
+    alarmed = GuardOptions(on_collapse="stop")
     options = tiny_options(tiny, tmp_path / "run", eval_every=0, max_steps=4, guard=alarmed)
     with pytest.raises(UserError, match=r"stopped at step 1: entropy fell to .*The last adapter is .*v000001;"):
         train(options)
@@ -427,9 +416,8 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_p
         ({"max_steps": 0}, "--max-steps 0 must be at least 1"),
         ({"num_rollouts": 1}, "leaves nothing to compare"),
         ({"max_staleness": 1}, "--rollouts service"),
-        ({"sampling": Sampling(temperature=0.0)}, "plays the same episode every time"),
+        ({"temperature": 0.0}, "plays the same episode every time"),
         ({"loss": LossOptions(beta=-1.0)}, "--beta -1.0"),
-        ({"overlong": "punish", "overlong_margin": 10_000}, "--overlong-margin 10000 must be at least 1 and at most"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong, says):

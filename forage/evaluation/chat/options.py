@@ -88,12 +88,12 @@ def holds_policy(folder: Path) -> bool:
 
 
 def data_of(run_dir: Path) -> Path:
-    """The data of a demo's folder, or that a run's config.json names, if it is on this machine; else the default."""
+    """The data of a demo's folder, or that a run's run.json names, if it is on this machine; else the default."""
     if not holds_policy(run_dir) and (run_dir / "data").is_dir():
         return run_dir / "data"
-    path = run_dir / "config.json"
+    path = run_dir / "run.json"
     try:
-        named = Path(json.loads(path.read_text())["rollout"]["data"])
+        named = Path(json.loads(path.read_text())["options"]["rollout"]["data"])
     except FileNotFoundError:
         return Path("data")
     except (ValueError, KeyError, TypeError) as error:

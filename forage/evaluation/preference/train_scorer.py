@@ -55,10 +55,10 @@ from forage.evaluation.preference.examples import Examples, Played, chosen, comb
 from forage.evaluation.preference.features import PRODUCTS, SCALARS, Floats
 from forage.evaluation.preference.model import Head, Learning, Pairs, fit
 from forage.evaluation.preference.shards import FOLDER, Shards
+from forage.manifest import plain
 from forage.outputs import check_apart, check_folder
 from forage.policy.policy import load_tokenizer
-from forage.rollout.run_card import embedder_digest, open_embedder
-from forage.runs.run_folder import plain
+from forage.rollout.agreement import embedder_digest, open_embedder
 from forage.sole_writer import filling_folder
 from forage.statistics import Interval, span
 from forage.store.embedder import Embedder

@@ -1,0 +1,198 @@
+"""Resume: a run goes on from its checkpoint; what is newer, or of another run, is put into stale/ and not learnt from.
+
+At the checkpoint of step 7 (before step 7) a run that was killed at any moment has left adapters up to v000007,
+statistics up to step 7 (of a step that was not saved), evaluations up to version 7, and the plans and episodes of step
+7 and of those that workers play ahead. The rest does not follow from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from forage.agent.combination import MakeRewards
+from forage.agent.episode import Episode, episode_files, read_episodes
+from forage.agent.options import AgentSettings
+from forage.data.records import read_answerable
+from forage.data.splits import read_training_questions
+from forage.errors import UserError, first_line
+from forage.grpo.guidance import Guide, open_guide
+from forage.grpo.learner import Learner
+from forage.grpo.options import FREE, TrainOptions
+from forage.grpo.run import KEPT, Run, plan_step
+from forage.manifest import contradictions, flat, plain
+from forage.policy.adapters import adapter_path, versions, weights_digest
+from forage.rollout.agreement import (
+    RUN_FILE,
+    RunManifest,
+    disagreements,
+    manifest_now,
+    read_run,
+    rewards_changed,
+    with_new_rewards,
+    write_run,
+)
+from forage.rollout.plans import open_plans, plan_path, read_plan
+from forage.rollout.waits import read_waits
+from forage.runs.phases import Phases
+from forage.runs.run_folder import keep_code, set_aside
+from forage.runs.stats import read_evaluations, read_stats, stats_path, steps_there, write_evaluations
+
+FREE_PARTS = [f"options.{name}" for name in FREE]
+
+
+def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards) -> RunManifest:
+    """Write the run's manifest when it starts; refuse to resume it with another start policy, other data or rewards.
+
+    Its figures before and after would be called by the same names and mean different things.
+    """
+    run_dir = options.run_dir
+    known = read_run(run_dir)
+    if known is None and any((run_dir / part).exists() for part in ("adapters", "state")):
+        raise UserError(f"{run_dir} holds a run but no {RUN_FILE}; put that back, or give another --run-dir")
+    now = manifest_now(options.rollout, settings, make_rewards, known, options)
+    if known:
+        before = with_new_rewards(known, now) if options.override_rewards else known
+        words = contradictions({"options": now.options}, {"options": before.options}, FREE_PARTS)
+        words += disagreements(before, now)
+        if words:
+            way_out = ", or continue with --override-rewards" if rewards_differ(before, now) else ""
+            raise UserError(f"{run_dir} was begun with {'; '.join(words)}: give that, or another --run-dir{way_out}")
+        if rewards_differ(known, now):
+            now = overridden(run_dir, known, now)
+    keep_code(run_dir)
+    write_run(run_dir, now)
+    return now
+
+
+def rewards_differ(first: RunManifest, second: RunManifest) -> bool:
+    return first.rewards != second.rewards or first.weights != second.weights
+
+
+def overridden(run_dir: Path, known: RunManifest, now: RunManifest) -> RunManifest:
+    """The manifest with other rewards. What was rewarded in the old way and not learnt from yet is played again."""
+    print(
+        f"{run_dir} was begun with {'; '.join(disagreements(known, now))}: figures before and after can't be compared"
+    )
+    for plan in open_plans(run_dir):
+        paths = (plan_path(run_dir, plan.name), run_dir / "episodes" / plan.name)
+        set_aside(run_dir, paths, "rewarded in the old way")
+    first = max(read_evaluations(run_dir), default=-1) + 1  # the version that is evaluated next, or a later one
+    changed = dict.fromkeys(["overall", *rewards_changed(known, now)], first)
+    return replace(now, since={**known.since} | changed)
+
+
+def open_run(
+    options: TrainOptions, learner: Learner, manifest: RunManifest, read_demonstrations: Callable[[Path], list[Episode]]
+) -> Run:
+    """Resume the run from its last checkpoint, or start a new one."""
+    step, saved = load_checkpoint(options, learner)
+    history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
+    train_questions = [question.id for question in read_training_questions(options.rollout.data)]
+    held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
+    chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
+    if options.eval_every and not chosen:
+        raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
+    guide: Guide = open_guide(options.guidance, options.rollout.seed, read_demonstrations)
+    if step:
+        print(f"resuming from step {step}")
+    return Run(
+        options, step, lead=learner.rank == 0, **{name: saved[name] for name in KEPT if name in saved}, history=history,
+        questions=train_questions, eval_questions=chosen, guide=guide, manifest=manifest,
+        phases=Phases(synchronize=learner.synchronize), waits=read_waits(options.run_dir),
+    )  # fmt: skip
+
+
+def load_checkpoint(options: TrainOptions, learner: Learner) -> tuple[int, dict[str, Any]]:
+    """The step and the fields of the newest checkpoint; refuses one that is damaged or of other options."""
+    state, start_over = options.run_dir / "state", "give another --run-dir, or move it away to start over"
+    try:
+        step, saved = learner.load(state) or (0, {"guarded_from": 0, "rollbacks": 0})
+    except (SafetensorError, ValueError, KeyError, FileNotFoundError) as error:
+        raise UserError(f"{state} is damaged ({first_line(error)}); {start_over}") from error
+    if words := contradictions({"options": saved.get("options", {})}, {"options": fixed_options(options)}):
+        raise UserError(f"{state} is of a run with {'; '.join(words)}; {start_over}")
+    return step, saved
+
+
+def fixed_options(options: TrainOptions) -> dict[str, Any]:
+    """The options that may not change when the run is resumed."""
+    return {name: value for name, value in flat(plain(options)).items() if name not in FREE}
+
+
+def put_right(run: Run) -> None:
+    """Put what is newer than the checkpoint, or can't be this run's, into stale/. Before anything is published."""
+    options, step = run.options, run.step
+    run_dir = options.run_dir
+    newer = [adapter_path(run_dir, version) for version in versions(run_dir) if version > step]
+    newer += [stats_path(run_dir, number) for number in steps_there(run_dir) if number > step]
+    newer += [path for path in (run_dir / "plans").glob("[0-9]*-eval.json") if int(path.stem[:6]) > step]
+    there, evaluated = read_evaluations(run_dir), evaluations_so_far(run)
+    if any(version > step or row != evaluated.get(version, row) for version, row in there.items()):
+        newer.append(run_dir / "evaluations.json")
+    set_aside(run_dir, newer, f"newer than the checkpoint, which is of step {step}, or of another run")
+    if evaluated:
+        write_evaluations(run_dir, evaluated)  # the file may have been deleted; what is kept goes by it
+    foreign = [
+        adapter_path(run_dir, version) for version in versions(run_dir) if version < step and not intact(run, version)
+    ]
+    set_aside(run_dir, foreign, "other weights than this run published")
+    for path in sorted((run_dir / "plans").glob("[0-9]*.json")):
+        number = int(path.stem[:6])
+        if number < step:
+            path.unlink()  # used up; a killed run had no time to remove it
+        elif not path.stem.endswith("-eval") and number < options.max_steps and not is_own(run, path):
+            set_aside(run_dir, (path, run_dir / "episodes" / path.stem), "not what this run plans")
+
+
+def intact(run: Run, version: int) -> bool:
+    """Whether an adapter has the weights that this run published."""
+    path = adapter_path(run.options.run_dir, version)
+    published = run.digests.get(path.name)
+    return path.exists() and published in (None, weights_digest(path))
+
+
+def is_own(run: Run, path: Path) -> bool:
+    plan = read_plan(path)
+    return plan == replace(plan_step(run, int(plan.name)), oldest=plan.oldest)
+
+
+def put_episodes_right(run: Run) -> None:
+    """Put episodes of steps to come that no plan asked for, or that none of this run's adapters sampled, into stale/.
+
+    Only for a run whose adapter of this step is published: it may have sampled some of them.
+    """
+    run_dir, step, last = run.options.run_dir, run.step, run.options.max_steps
+    for folder in sorted((run_dir / "episodes").glob("[0-9]*")):
+        number, files = int(folder.name[:6]), episode_files(folder)
+        if number < step or number > last or not files:
+            continue
+        planned = plan_path(run_dir, f"{number:06d}").exists()
+        evaluated = folder.name.endswith("-eval") and number == step > 0
+        if not planned and not evaluated and number < last:
+            set_aside(run_dir, [folder], "no plan of this run asked for these episodes")
+        elif any(foreign(run, read_episodes(path)) for path in files):
+            set_aside(run_dir, [folder], "played with adapters that are not this run's")
+
+
+def foreign(run: Run, episodes: Iterable[Episode]) -> list[str]:
+    """The adapters of episodes that this run has not published."""
+    return [name for name in dict.fromkeys(episode.adapter for episode in episodes) if not run.published(name)]
+
+
+def evaluations_so_far(run: Run) -> dict[int, Any]:
+    """The evaluations by adapter version: those of evaluations.json, and those that the steps' statistics hold.
+
+    Before the first checkpoint nothing shows whose evaluations.json it is, and the episodes of an evaluation are there
+    to evaluate it again; so it is not read then.
+    """
+    told = {stats.step: dict(stats.evaluation) for stats in run.history if stats.evaluation}
+    known = read_evaluations(run.options.run_dir) if run.step else {}
+    if any(known.get(version, row) != row for version, row in told.items()):
+        known = {}  # another run's
+    return {version: row for version, row in known.items() if version <= run.step} | told

@@ -1,0 +1,139 @@
+"""Agreement: run.json, a run's manifest, which every start of the run and every worker must agree with.
+
+grpo_train.py writes it when a run starts. The policy it starts from, its data, rewards and tools are compared by
+digest, so folders may move; a worker takes from it how to sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forage.agent.combination import MakeRewards, rewards_of, weights_by_name
+from forage.agent.options import AgentSettings
+from forage.agent.searcher import Searcher
+from forage.agent.tools import functions_for
+from forage.errors import UserError
+from forage.manifest import contradictions, file_digest, plain, read_manifest, source_digest, write_manifest
+from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
+from forage.rollout.options import RolloutOptions
+from forage.store.card import NO_EMBEDDER, StoreCard
+from forage.store.embedder import Embedder, locate
+from forage.store.opening import card_at, open_place
+
+RUN_FILE = "run.json"
+SAMPLED = ("num_rollouts", "batch_size", "temperature", "seed")  # options that a worker takes from the run
+
+
+@dataclass(frozen=True)
+class RunManifest:
+    """What makes a run's figures comparable from its first step to its last."""
+
+    adapter: str
+    """Version of the policy's adapter that the run started with."""
+    adapter_weights: str
+    """Digest of its weights."""
+    data: Mapping[str, str]
+    """Digests of the questions of both splits and of the store."""
+    embedder: str
+    """The rewards' embedder: the store's, or one chosen when the run started."""
+    embedder_weights: str
+    """Digest of its weights; empty if it is a model of the hub's, which only its name identifies."""
+    rewards: Mapping[str, str]
+    """Digest of each reward's code."""
+    weights: Mapping[str, float]
+    """Weight of each reward."""
+    tools: Mapping[str, str]
+    """Digest of each tool's code."""
+    options: Mapping[str, Any]
+    """The options that the run was begun with."""
+    since: Mapping[str, int] = field(default_factory=dict)
+    """With rewards changed in mid-run: the first adapter version whose evaluation knows the reward as it is now."""
+
+    def compared(self) -> dict[str, Any]:
+        """What is compared by content, under the names of errors."""
+        names = ("adapter_weights", "data", "embedder", "embedder_weights", "rewards", "weights", "tools")
+        return {name: getattr(self, name) for name in names if getattr(self, name) != ""}
+
+
+def manifest_now(
+    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, known: RunManifest | None,
+    all_options: Any = None,
+) -> RunManifest:  # fmt: skip
+    """The manifest of a run with these options, as things are now. What is chosen only once is taken from `known`."""
+    store, fingerprint = card_at(options.place, options.data)
+    embedder = open_embedder(store, known.embedder if known else "")
+    # Only their names and sources are read here, so this searcher is never asked.
+    functions = rewards_of(make_rewards, embedder, Searcher(lambda: open_place(options.place, options.data), settings))
+    start = adapter_of(options.policy, known)
+    data = {name: file_digest(options.data / f"{name}.jsonl") for name in ("train", "eval")} | {"store": fingerprint}
+    return RunManifest(
+        start.name, weights_digest(start), data, embedder.name, embedder_digest(embedder.name),
+        {name: source_digest(function) for name, function in functions.items()},
+        weights_by_name(functions, options.weights),
+        {name: source_digest(function) for name, function in functions_for(settings.tools).items()},
+        plain(all_options) if all_options else {}, known.since if known else {},
+    )  # fmt: skip
+
+
+def disagreements(run: RunManifest, own: RunManifest) -> list[str]:
+    """Words for everything in which `own` is not as in the run. Example: ["another data.train", "no reward mrr"]."""
+    gone = [f"a reward {name!r}" for name in run.rewards if name not in own.rewards]
+    new = [f"no reward {name!r}" for name in own.rewards if name not in run.rewards]
+    return [*gone, *new, *contradictions(own.compared(), run.compared())]
+
+
+def rewards_changed(run: RunManifest, own: RunManifest) -> list[str]:
+    """The rewards that are not as they were."""
+    return [name for name in own.rewards if own.rewards[name] != run.rewards.get(name)]
+
+
+def with_new_rewards(run: RunManifest, own: RunManifest) -> RunManifest:
+    """The run's manifest with other rewards."""
+    return RunManifest(**vars(run) | {"rewards": own.rewards, "weights": own.weights})
+
+
+def open_embedder(store: StoreCard, known: str = "") -> Embedder:
+    """The rewards' embedder: the store's, else the one that the run chose first, else one chosen now.
+
+    No other takes its place if it can't be loaded: a similarity from another model is another reward.
+    """
+    if store.options.embedder != NO_EMBEDDER:
+        return Embedder(store.options.embedder)
+    if known:
+        return Embedder(known, way_out="the run was begun with it: make it available here, or start another --run-dir")
+    return Embedder()
+
+
+def embedder_digest(name: str) -> str:
+    return weights_digest(Path(locate(name)[0]))
+
+
+def adapter_of(policy: Path, known: RunManifest | None) -> Path:
+    """The adapter that a run starts with: the policy's newest when it began, even if there are newer ones by now."""
+    if known and adapter_path(policy, int(known.adapter[1:])).is_dir():
+        return adapter_path(policy, int(known.adapter[1:]))
+    return newest_adapter(policy)
+
+
+def write_run(run_dir: Path, manifest: RunManifest) -> None:
+    write_manifest(run_dir / RUN_FILE, asdict(manifest))
+
+
+def read_run(run_dir: Path) -> RunManifest | None:
+    """The manifest of a run; None if it has not begun."""
+    path, way_out = run_dir / RUN_FILE, "put it back, or give another --run-dir"
+    if not path.exists():
+        return None
+    try:
+        return RunManifest(**read_manifest(path, way_out))
+    except TypeError as error:
+        raise UserError(f"{path} is damaged ({error}); {way_out}") from error
+
+
+def run_options(manifest: RunManifest, names: Sequence[str] = SAMPLED) -> dict[str, Any]:
+    """What a run's manifest says about options that a worker has too."""
+    rollout = manifest.options["rollout"]
+    return {name: rollout[name] for name in names} | {"weights": tuple(manifest.weights.values())}
