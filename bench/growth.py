@@ -1,16 +1,14 @@
-"""How cost grows: with the corpus, with the episodes of a question, and with their length.
+"""How cost grows with the corpus and with the length of an episode.
 
     python -m bench.growth --policy runs/demo/warm
 
-A corpus is drawn from 50,000 words, the n-th of which is n times rarer than the first; its vectors are random. Groups
-are sampled by the local engine from one question's prompt, 32 tokens each. Episodes of random tokens are learnt from,
-in micro-batches of one. Each point is a process of its own. The exponent of a cost is the slope of its logarithm: 1 is
-linear, 0 constant.
+A corpus is drawn from 50,000 words, the n-th of which is n times rarer than the first; its vectors are random. Episodes
+of random tokens are learnt from, in micro-batches of one. Each point is a process of its own. The exponent of a cost is
+the slope of its logarithm: 1 is linear, 0 constant.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,21 +18,17 @@ import numpy as np
 import torch
 
 from bench.harness import alone, peak_mib, seconds_of
-from forage.agent.protocol import Protocol
 from forage.cli import run_script
-from forage.engines.base import Request
-from forage.engines.local import LocalEngine
 from forage.errors import UserError
 from forage.grpo.learner import Learner
-from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
 from forage.policy.packing import pack
-from forage.policy.policy import load_base, load_policy, load_tokenizer
+from forage.policy.policy import load_policy
 from forage.store.bm25 import BM25
 from forage.store.vectors import exact_nearest
 
 VOCABULARY, WORDS = 50_000, 120  # of the corpus, and of a chunk
-QUERIES, WORDS_OF_A_QUERY, DIMENSION, TOKENS, HITS = 200, 5, 384, 32, 10
+QUERIES, WORDS_OF_A_QUERY, DIMENSION, HITS = 200, 5, 384, 10
 
 
 @dataclass(frozen=True)
@@ -45,8 +39,6 @@ class Options:
     """Policy folder; one whose base is not quantised."""
     chunks: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000)
     """Sizes of the corpus."""
-    groups: tuple[int, ...] = (2, 8, 32)
-    """Episodes of one question."""
     tokens: tuple[int, ...] = (256, 1024, 4096)
     """Lengths of an episode."""
 
@@ -104,26 +96,6 @@ def corpus(options: Options, size: int) -> Figures:
     }  # fmt: skip
 
 
-def sampling(options: Options, size: int) -> Figures:
-    """A group of so many episodes of one prompt."""
-    card = read_policy_card(options.policy)
-    prompt = tuple(Protocol(load_tokenizer(card)).prompt("What is gout?"))
-    engine = LocalEngine(load_base(card))
-    asyncio.run(engine.load_adapter("growth", newest_adapter(options.policy)))
-
-    async def group(salt: int) -> None:
-        ids = (*prompt[:-1], salt, prompt[-1])  # another prompt in each round
-        await asyncio.gather(
-            *(engine.generate(Request(ids, TOKENS, (), number, episode=f"{salt}/{number}")) for number in range(size))
-        )
-        for number in range(size):
-            engine.release(f"{salt}/{number}")
-
-    asyncio.run(group(1))
-    seconds = seconds_of(lambda: asyncio.run(group(2)))
-    return {"a group, s": seconds, "an episode, s": seconds / size}
-
-
 def learning(options: Options, size: int) -> Figures:
     """An update on two episodes of so many tokens, half of them sampled."""
     policy = load_policy(read_policy_card(options.policy))
@@ -146,9 +118,7 @@ def learning(options: Options, size: int) -> Figures:
     }
 
 
-POINTS: Mapping[str, Callable[[Options, int], Figures]] = {
-    "chunks": corpus, "groups": sampling, "tokens": learning,
-}  # fmt: skip
+POINTS: Mapping[str, Callable[[Options, int], Figures]] = {"chunks": corpus, "tokens": learning}
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ def test_the_table_has_a_line_for_each_size():
 
 def test_each_kind_of_point_is_measured(tiny, monkeypatch, capsys):
     """In this process, where each would have its own."""
-    monkeypatch.setattr(growth, "TOKENS", 3)
     monkeypatch.setattr(growth, "alone", lambda point, *arguments: point(*arguments))
-    main(Options(tiny / "policy", chunks=(20, 200), groups=(1, 2), tokens=(16, 64)))
-    assert capsys.readouterr().out.count("| exponent |") == 3
-    with pytest.raises(UserError, match="--groups 4: give two sizes or more, each at least 1"):
-        Options(groups=(4,)).check()
+    main(Options(tiny / "policy", chunks=(20, 200), tokens=(16, 64)))
+    assert capsys.readouterr().out.count("| exponent |") == 2
+    with pytest.raises(UserError, match="--tokens 4: give two sizes or more, each at least 1"):
+        Options(tokens=(4,)).check()
