@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,18 @@ LIMIT = 150.0  # most seconds of a row
 COLUMNS = {"tokens_per_second": "{:,.0f}", "mfu": "{:.1%}", "peak_gib": "{:.1f}"}
 
 
-def main(options: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    tiny: bool = False
+    minutes: float = 9.0
+    json: Path = Path("runs/gpu.json")
+    only: str = ""
+    row: str = ""
+
+
+def main(options: Options) -> None:
     if options.row:
         print(json.dumps(ROWS[options.row](TINY if options.tiny else FULL)))
         return
@@ -73,16 +85,16 @@ def main(options: argparse.Namespace) -> None:
         sys.exit("nothing was measured")
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(
         "python -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tiny", action="store_true", help="small models and short episodes, for a CPU")
-    parser.add_argument("--minutes", type=float, default=9.0, help="time for all rows (9)")
-    parser.add_argument("--json", type=Path, default=Path("runs/gpu.json"), help="file of figures (runs/gpu.json)")
+    parser.add_argument("--minutes", type=float, default=Options.minutes, help="time for all rows (9)")
+    parser.add_argument("--json", type=Path, default=Options.json, help="file of figures (runs/gpu.json)")
     parser.add_argument("--only", default="", metavar="NAME", help="rows whose names begin so")
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)  # each row's process is started with its name
-    return parser.parse_args(arguments)
+    return Options(**vars(parser.parse_args(arguments)))
 
 
 def alone(row: str, seconds: float, flags: Sequence[str]) -> dict[str, Any]:
