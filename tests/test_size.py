@@ -23,7 +23,7 @@ BUDGETS = {
     "scripts": (10_300, 12),  # those in the root
     "forage": (11_300, 21),  # the modules of forage/ itself
     "forage/agent": (16_000, 14),
-    "forage/data": (20_600, 16),
+    "forage/data": (16_900, 12),
     "forage/doctor": (1_700, 3),
     "forage/engines": (11_200, 14),
     "forage/evaluation": (38_200, 20),
@@ -37,7 +37,7 @@ BUDGETS = {
     "forage/rollout": (9_400, 12),
     "forage/runs": (15_700, 12),
     "forage/sft": (6_900, 8),
-    "forage/store": (15_600, 18),
+    "forage/store": (11_900, 12),
     "bench": (52_000, 40),
     "tests": (342_000, 80),
 }

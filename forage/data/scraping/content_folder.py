@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from forage.disk import end_of_lines
@@ -40,14 +40,11 @@ class ContentFolder:
             with self.manifest.open("rb+") as file:
                 file.truncate(end)
             for number, row in json_lines(self.manifest):
-                record = self._row(row, number)
+                try:
+                    record = PageRecord(**row)
+                except TypeError as error:
+                    raise UserError(f"{self.manifest}:{number}: not a manifest row; delete that line") from error
                 self.rows[record.url] = record
-
-    def _row(self, row: object, number: int) -> PageRecord:
-        names = [column.name for column in fields(PageRecord)]
-        if not isinstance(row, dict) or not set(names) <= set(row):
-            raise UserError(f"{self.manifest}:{number}: not a manifest row; delete that line")
-        return PageRecord(**{name: row[name] for name in names})
 
     def store(self, url: str, body: bytes) -> str:
         """Save a page under a hash of its URL; no fsync, since a page lost in a power cut is fetched again."""
