@@ -1,6 +1,6 @@
 """A store behind a server finds what the folder does; replies of other servers; servers that are away or talk nonsense.
 
-Every server here is a real one, on loopback. Whole episodes are compared in tests/integration/test_remote_store.py.
+Every server here is a real one, on loopback.
 """
 
 import json
