@@ -16,13 +16,13 @@ from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
 from forage.grpo.options import TrainOptions
-from forage.grpo.training import fit_memory
 from forage.optimizer import MemoryOptions
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import PolicyCard, read_policy_card
 from forage.policy.footprint import GIB
 from forage.policy.room import fitted
 from forage.runs.stats import read_stats
+from grpo_train import fit_memory
 from tests import ROOT
 from tests.misbehaving_vllm import MisbehavingVLLM
 from tests.options import with_options
