@@ -102,7 +102,7 @@ def demonstrations(options: TrainOptions, settings: AgentSettings, path: Path) -
     from forage.policy.policy import load_tokenizer
 
     protocol = Protocol.playing(load_tokenizer(read_policy_card(options.rollout.policy)), settings)
-    return Vetting.over(options.rollout.data, protocol, settings, keep_malformed=False).read(path)
+    return Vetting.over(options.rollout.data, protocol, settings).read(path)
 
 
 TOP = (

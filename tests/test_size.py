@@ -22,7 +22,7 @@ from tests.road import measure, walk
 BUDGETS = {
     "scripts": (10_300, 12),  # those in the root
     "forage": (11_300, 21),  # the modules of forage/ itself
-    "forage/agent": (16_000, 14),
+    "forage/agent": (14_100, 13),
     "forage/data": (16_900, 12),
     "forage/doctor": (1_700, 3),
     "forage/engines": (11_200, 14),
@@ -32,11 +32,11 @@ BUDGETS = {
     "forage/planning": (2_900, 4),
     "forage/judge": (1_400, 2),
     "forage/policy": (22_600, 27),
-    "forage/questions": (5_800, 11),
+    "forage/questions": (5_200, 9),
     "forage/rewriter": (14_900, 17),
     "forage/rollout": (9_400, 12),
     "forage/runs": (15_700, 12),
-    "forage/sft": (6_900, 8),
+    "forage/sft": (6_700, 8),
     "forage/store": (11_900, 12),
     "bench": (52_000, 40),
     "tests": (342_000, 80),

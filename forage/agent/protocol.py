@@ -314,18 +314,11 @@ class Protocol:
         before, after, _, _ = self._delimiters
         return self._encode(before + self.harmless(question) + after)
 
-    @cached_property
-    def _around_question(self) -> tuple[str, str]:
-        """A prompt's decoded text before and after the question."""
-        before, _, after = self._decode(self.prompt(QUESTION_SLOT)).partition(QUESTION_SLOT)
-        return before, after
-
     def question_in(self, prompt: Sequence[int]) -> str | None:
         """The question that a prompt asks; None if it is not a prompt of this protocol."""
-        text, (before, after) = self._decode(prompt), self._around_question
-        if len(text) < len(before + after) or not text.startswith(before) or not text.endswith(after):
-            return None
-        return text[len(before) : len(text) - len(after)]
+        before, _, after = self._decode(self.prompt(QUESTION_SLOT)).partition(QUESTION_SLOT)
+        found = re.fullmatch(f"{re.escape(before)}(.*){re.escape(after)}", self._decode(prompt), re.DOTALL)
+        return found[1] if found else None
 
     def turn_ids(self, text: str) -> list[int]:
         """A turn's tokens as the policy would sample them, for demonstrations."""

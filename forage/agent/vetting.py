@@ -7,7 +7,7 @@ another tokenizer, chat template, task or agent settings. Malformed episodes are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from forage.agent.episode import Episode, read_episodes
 from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent
 from forage.agent.protocol import Protocol
-from forage.data.records import Question, read_questions
+from forage.data.records import Question
 from forage.data.relevance import question_key
 from forage.data.splits import read_held_out
 from forage.errors import UserError, flag
@@ -23,34 +23,27 @@ from forage.errors import UserError, flag
 
 @dataclass(frozen=True)
 class Vetting:
-    """The policy that is to learn, and the questions of both splits."""
+    """The policy that is to learn, and the questions it must not have seen."""
 
     protocol: Protocol
     settings: AgentSettings
-    train: Sequence[Question]
     held_out: Sequence[Question]
-    keep_malformed: bool = False
 
     @classmethod
-    def over(cls, data: Path, protocol: Protocol, settings: AgentSettings, *, keep_malformed: bool) -> Vetting:
-        """With the questions of a data folder."""
-        train, held_out = read_questions(data / "train.jsonl"), read_held_out(data)
-        return cls(protocol, settings, train, held_out, keep_malformed)
+    def over(cls, data: Path, protocol: Protocol, settings: AgentSettings) -> Vetting:
+        """With the held-out questions of a data folder."""
+        return cls(protocol, settings, read_held_out(data))
 
     def read(self, path: Path) -> list[Episode]:
         """The episodes of a file that are fit to learn from; prints how many are not, and why."""
         episodes = list(read_episodes(path))
         self.check(path, episodes)
-        if strangers := [episode for episode in episodes if not self._in(episode, self._trained)]:
-            print(f"{path}: the questions of {len(strangers)} episodes, such as {strangers[0].question_id}, are in "
-                  "neither train.jsonl nor eval.jsonl; learning from them all the same")  # fmt: skip
         causes = Counter(cause for episode in episodes if (cause := self.malformed(episode)))
-        if self.keep_malformed or not causes:
-            return episodes
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
         if causes.total() == len(episodes):
-            raise UserError(f"{path}: all of its episodes are malformed ({counts}); --keep-malformed learns from them")
-        print(f"{path}: left out {causes.total()} malformed episodes ({counts}); --keep-malformed keeps them")
+            raise UserError(f"{path}: all of its episodes are malformed ({counts}); give another file")
+        if causes:
+            print(f"{path}: left out {causes.total()} malformed episodes ({counts})")
         return [episode for episode in episodes if not self.malformed(episode)]
 
     def check(self, path: Path, episodes: Sequence[Episode]) -> None:
@@ -60,7 +53,7 @@ class Vetting:
         for episode in episodes:
             if found := self.foreign(episode):
                 raise UserError(f"{path}: episode {episode.id} {found}")
-        if held := [episode for episode in episodes if self._in(episode, self._held)]:
+        if held := [episode for episode in episodes if self.is_held_out(episode)]:
             raise UserError(
                 f"{path}: {len(held)} of its {len(episodes)} episodes answer questions of eval.jsonl, such as "
                 f"{held[0].question_id}; learning from them would spoil every evaluation. "
@@ -108,20 +101,14 @@ class Vetting:
         return "" if episode.searches else "without a search"
 
     @cached_property
-    def _trained(self) -> Mapping[str, set[str]]:
-        return self._names(self.train)
+    def _held_out(self) -> set[str]:
+        """The ids of the held-out questions, and their keys as a prompt shows them."""
+        keys = {question_key(self.protocol.harmless(question.question)) for question in self.held_out}
+        return ({question.id for question in self.held_out} | keys) - {""}
 
-    @cached_property
-    def _held(self) -> Mapping[str, set[str]]:
-        return self._names(self.held_out)
-
-    def _names(self, questions: Sequence[Question]) -> dict[str, set[str]]:
-        """The questions' ids, and their keys as a prompt shows them."""
-        keys = {question_key(self.protocol.harmless(question.question)) for question in questions}
-        return {"ids": {question.id for question in questions}, "keys": keys - {""}}
-
-    def _in(self, episode: Episode, names: Mapping[str, set[str]]) -> bool:
-        return episode.question_id in names["ids"] or self.asked(episode) in names["keys"]
+    def is_held_out(self, episode: Episode) -> bool:
+        """By its question's id, or in the same words, as in a file that was made from another data set."""
+        return episode.question_id in self._held_out or self.asked(episode) in self._held_out
 
     def _other_settings(self, path: Path) -> str:
         """How the agent.json of the file's run differs from these settings."""

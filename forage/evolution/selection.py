@@ -93,7 +93,7 @@ def main(options: Options) -> None:
     several = read_tried(options)
     functions = open_rewards(options.place, options.data, settings)
     weights = list(weights_by_name(functions, options.weights).values())
-    vetting = Vetting.over(options.data, protocol, settings, keep_malformed=False)
+    vetting = Vetting.over(options.data, protocol, settings)
     found = [(tried.question, *choose(tried, functions, weights, vetting)) for tried in several]
     counts = Counter(cause for _, _, cause in found)
     counted = f"of {len(several)} questions, " + ", ".join(f"{counts[name]} {name}" for name in CAUSES)

@@ -4,8 +4,7 @@
     python sft_train.py --data data --policy models/policy --num-demonstrations 0 --demonstrations plans.jsonl
 
 The teacher tries every template with each question's focus, and plays a plan with one that ranks the answer highest.
-For a tenth of the questions a plan that fails comes first, to show the policy that it may plan again; and for a tenth
-the plan names the two templates that rank the answer highest.
+For a tenth of the questions a plan that fails comes first, to show the policy that it may plan again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from forage.agent.agent import SearchMany, distinct
+from forage.agent.agent import SearchMany
 from forage.agent.builder import Found
 from forage.agent.episode import Episode, write_episodes
 from forage.agent.options import AgentSettings, SearchOptions
@@ -35,7 +34,7 @@ from forage.sft.teacher import TeacherOptions, first_relevant, leave_room, recit
 from forage.store.opening import open_place
 from forage.store.options import StorePlace
 
-FAILS_FIRST, NAMES_TWO = 0.1, 0.1  # shares of the questions
+FAILS_FIRST = 0.1  # share of the questions
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,10 @@ async def teach(
     hits_of = search_candidates(with_topic, queries, search_many, settings.question_weight)
     for question in with_topic:
         hits = dict(zip(library, (hits_of[question.id][query] for query in queries[question.id]), strict=True))
-        plans = choose_plans({name: first_relevant(found, question) for name, found in hits.items()}, choose)
-        if plans and leave_room(len(plans), settings):
-            acts = [write_plan(topics[question.id], *plan) for plan in plans]
-            sought = [f"{', '.join(plan)} of {topics[question.id]}" for plan in plans]
-            found = [distinct(hits[name] for name in plan) for plan in plans]
+        names = choose_templates({name: first_relevant(found, question) for name, found in hits.items()}, choose)
+        if names and leave_room(len(names), settings):
+            topic, found = topics[question.id], [hits[name] for name in names]
+            acts, sought = [write_plan(topic, name) for name in names], [f"{name} of {topic}" for name in names]
             scripts[question] = write_turns(question, acts, sought, found, protocol, settings, teacher)
     return await recited(scripts, search_many, protocol, settings)
 
@@ -109,18 +107,17 @@ def topic_of(question: Question) -> str:
     return " ".join((said[0] if said else question.focus).split())
 
 
-def choose_plans(ranks: Mapping[str, int | None], choose: random.Random) -> list[list[str]]:
-    """The plans, one a turn; the last one's first template finds the answer. None if no template does.
+def choose_templates(ranks: Mapping[str, int | None], choose: random.Random) -> list[str]:
+    """The template of each turn's plan, of which the last one's finds the answer; none if no template does.
 
     `ranks` are those at which the templates find it.
     """
-    good = sorted((rank, name) for name, rank in ranks.items() if rank is not None)
+    failing = [name for name, rank in ranks.items() if rank is None]
+    good = {name: rank for name, rank in ranks.items() if rank is not None}
     if not good:
         return []
-    best = choose.choice([name for rank, name in good if rank == good[0][0]])
-    failing, others = [name for name, rank in ranks.items() if rank is None], [n for _, n in good if n != best]
-    plan = [best, others[0]] if others and choose.random() < NAMES_TWO else [best]
-    return [[choose.choice(failing)], plan] if failing and choose.random() < FAILS_FIRST else [plan]
+    best = choose.choice([name for name, rank in good.items() if rank == min(good.values())])
+    return [choose.choice(failing), best] if failing and choose.random() < FAILS_FIRST else [best]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from forage.data.chunking import Chunk
@@ -36,6 +36,31 @@ class Dropped:
     passage: Chunk
     question: str
     answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A candidate that was kept, and the rank at which a search with it finds its passage."""
+
+    candidate: Candidate
+    rank: int
+
+
+@dataclass
+class Made:
+    """What became of a store's passages: questions kept, candidates dropped, and passages that gave none."""
+
+    k: int
+    """How many passages each search showed."""
+    passages: int = 0
+    read: int = 0
+    fruitless: int = 0
+    kept: list[Kept] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(one.reason for one in self.dropped)
 
 
 def in_turn(passages: Sequence[Chunk], seed: int) -> list[Chunk]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from forage.data.chunking import Chunk, sentence_spans
-from forage.engines.chat_endpoint import RefusedError, all_of
+from forage.engines.chat_endpoint import Endpoint, RefusedError, all_of
 from forage.errors import UserError
 from forage.questions.candidates import Candidate, Dropped
 from forage.questions.replies import ReplyFile, prompt_of, read_reply
@@ -18,14 +17,10 @@ REFUSED = "the model refused the passage"
 SHORT = 3  # words up to which an answer is a term, completed by its sentence
 
 
-class ChatModel(Protocol):
-    async def reply(self, prompt: str) -> str: ...
-
-
 class ChatWriter:
     """Makes a question for each passage."""
 
-    def __init__(self, model: ChatModel, replies: ReplyFile) -> None:
+    def __init__(self, model: Endpoint, replies: ReplyFile) -> None:
         self.model, self.replies = model, replies
 
     async def made(self, passages: Sequence[Chunk]) -> list[Candidate | Dropped]:

@@ -16,12 +16,11 @@ from forage.data.relevance import make_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.progress import counting
-from forage.questions.candidates import Candidate, Dropped, in_turn
+from forage.questions.candidates import Candidate, Dropped, Kept, Made, in_turn
 from forage.questions.options import MakingOptions
-from forage.questions.outcome import Made
 from forage.questions.phrasing import Phraser, Vocabulary
 from forage.questions.report import print_made
-from forage.questions.vetting import Kept, Vetter
+from forage.questions.vetting import Vetter
 from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
 
@@ -44,7 +43,7 @@ def make_from(store: DocumentStore, options: MakingOptions, folder: Path, seed: 
         raise UserError(
             f"--documents {options.documents}: {len(questions)} questions were kept, and --min-questions wants "
             f"{options.min_questions} ({made.passages} passages; {why or 'nothing was dropped'}); add documents"
-            + ("" if options.make_questions else ", let a model write them with --make-questions MODEL,")
+            + ("" if options.make_questions else ", let a model write them with --make-questions,")
             + f" or see {folder / DROPPED}"
         )
     return questions
@@ -78,23 +77,15 @@ async def _writer(
 ) -> Writer:  # fmt: skip
     if not options.make_questions:
         return Phraser(Vocabulary.of(store.chunks), seed)
-    from forage.questions.chat_writer import ChatModel, ChatWriter
+    from forage.engines.chat_endpoint import Endpoint
+    from forage.questions.chat_writer import ChatWriter
     from forage.questions.replies import INSTRUCTION, REPLY_TOKENS, ReplyFile
 
     replies = ReplyFile(folder / ASKED, options.make_questions)
     stack.callback(replies.close)
-    model: ChatModel
-    if options.make_questions_url:
-        from forage.engines.chat_endpoint import Endpoint
-
-        url, name = options.make_questions_url, options.make_questions
-        endpoint = Endpoint(url, name, INSTRUCTION, REPLY_TOKENS, "--make-questions-url")
-        model = await stack.enter_async_context(endpoint)
-    else:
-        from forage.questions.local_model import LocalModel
-
-        model = await stack.enter_async_context(LocalModel(options.make_questions))
-    return ChatWriter(model, replies)
+    url, name = options.make_questions_url, options.make_questions
+    model = Endpoint(url, name, INSTRUCTION, REPLY_TOKENS, "--make-questions-url")
+    return ChatWriter(await stack.enter_async_context(model), replies)
 
 
 def questions_of(kept: Sequence[Kept], store: DocumentStore) -> Sequence[Question]:

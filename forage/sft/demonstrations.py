@@ -18,6 +18,8 @@ from forage.sft.player import Player
 from forage.sft.teacher import Guess, TeacherOptions, demonstrate
 from forage.sft.telling_words import draw_words, telling_words
 
+LEAST_F1 = 0.3  # of the answer and the reference, with which an episode of --rejection-samples passes
+
 
 def get_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
     """Load the demonstrations of an interrupted run, or make and save new ones."""
@@ -46,7 +48,7 @@ def make_demonstrations(options: SFTOptions, player: Player) -> list[Episode]:
 
 
 def vetting_of(options: SFTOptions, player: Player) -> Vetting:
-    return Vetting.over(options.data, player.protocol, player.settings, keep_malformed=options.keep_malformed)
+    return Vetting.over(options.data, player.protocol, player.settings)
 
 
 def make_guess(teacher: TeacherOptions, questions: Sequence[Question]) -> Guess | None:
@@ -64,7 +66,7 @@ def sample_own(options: SFTOptions, questions: Sequence[Question], player: Playe
     best: dict[str, Episode] = {}
     for episode in episodes:
         question = by_id[episode.question_id]
-        if accepted(episode, question, options.min_similarity):
+        if accepted(episode, question):
             before = best.get(question.id)
             if before is None or token_f1(before.answer, question.answer) < token_f1(episode.answer, question.answer):
                 best[question.id] = episode
@@ -74,7 +76,7 @@ def sample_own(options: SFTOptions, questions: Sequence[Question], player: Playe
     return list(best.values())
 
 
-def accepted(episode: Episode, question: Question, least: float) -> bool:
+def accepted(episode: Episode, question: Question) -> bool:
     """Rejection sampling: is this episode worth learning from?"""
     found = bool(set(episode.hits) & set(question.relevant_chunk_ids))
-    return episode.well_formed and found and token_f1(episode.answer, question.answer) >= least
+    return episode.well_formed and found and token_f1(episode.answer, question.answer) >= LEAST_F1

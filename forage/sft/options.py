@@ -8,7 +8,6 @@ from typing import Literal
 
 from forage.agent.episode import is_written
 from forage.agent.options import SearchOptions
-from forage.engines.base import Sampling
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart, check_replaceable
@@ -39,17 +38,14 @@ class SFTOptions:
     """Number of training questions, chosen at random, for which the teacher plays a demonstration; 0: none."""
     demonstrations: tuple[Path, ...] = ()
     """Files of episodes to imitate as well; none may answer a question of eval.jsonl."""
-    keep_malformed: bool = False
-    """Imitate malformed episodes of --demonstrations too, instead of leaving them out."""
     rejection_samples: int = 0
     """Episodes the policy itself plays for each question of --num-demonstrations; the best one that passes is imitated
     too."""
-    min_similarity: float = 0.3
-    """Lowest token F1 with the reference answer at which an episode of --rejection-samples passes."""
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
-    sampling: Sampling = field(default_factory=Sampling)
+    temperature: float = 1.0
+    """Temperature at which the policy plays: divides the logits; 0 always takes the likeliest token."""
     max_steps: int = 100
     """Largest number of updates."""
     batch_size: int = 4
@@ -75,10 +71,10 @@ class SFTOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.sampling, self.teacher, self.optimizer, self.memory, self.place):
+        for part in (self.teacher, self.optimizer, self.memory, self.place):
             part.check()
         check_at_least_one(self, "max_steps", "batch_size", "eval_every", "early_stop")
-        check_at_least_zero(self, "num_demonstrations", "rejection_samples", "eval_questions")
+        check_at_least_zero(self, "num_demonstrations", "rejection_samples", "eval_questions", "temperature")
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
         missing = next((path for path in self.demonstrations if not is_written(path)), None)

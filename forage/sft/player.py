@@ -18,7 +18,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.tools import functions_for
 from forage.data.records import Question
-from forage.engines.base import Engine
+from forage.engines.base import Engine, Sampling
 from forage.engines.choice import open_local
 from forage.engines.local import LocalEngine, borrowing
 from forage.policy.adapters import publish_adapter, version_name
@@ -77,5 +77,5 @@ class Player:
     async def _play(self, engine: Engine, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
         search = BatchedSearch(self.search)
         tools = functions_for(self.settings.tools)
-        agent = Agent(engine, self.protocol, search, self.settings, self.options.sampling, tools=tools)
+        agent = Agent(engine, self.protocol, search, self.settings, Sampling(self.options.temperature), tools=tools)
         return await asyncio.gather(*(agent.play(q, sample, seed) for q in questions for sample in range(samples)))

@@ -46,7 +46,8 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player
     """The policy with the adapter of the lowest held-out loss, or the last, as --keep says."""
     policy = player.policy
     torch.manual_seed(options.seed)  # after loading: the player may have done it before
-    if checkpoints_activations(options):
+    checkpoints_activations = options.memory.gradient_checkpointing
+    if torch.cuda.is_available() if checkpoints_activations is None else checkpoints_activations:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -64,33 +65,30 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player
         report(rows, options)
     while step < options.max_steps and not (options.keep == "best" and out_of_patience(rows, options.early_stop)):
         until = min(step + options.eval_every, options.max_steps)
-        losses = [update(policy, optimizer, batch(trained, s, options), s, options) for s in range(step, until)]
+        losses = [
+            update(policy, optimizer, in_rounds(trained, s, options.batch_size, options.seed), s, options)
+            for s in range(step, until)
+        ]
         step = until
         rows.append(measure(policy, held_out, questions, player, step, sum(losses) / len(losses), started))
         report(rows, options)
         if kept_row(rows, options.keep) is rows[-1]:
             publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
         save_checkpoint(state, step, policy, optimizer, [asdict(row) for row in rows])
-        remove_others(best, adapter_path(best, kept_row(rows, options.keep).step))  # now that no checkpoint needs them
+        remove_others(best, rows, options.keep)  # now that no checkpoint needs them
     if kept_row(rows, options.keep).step == 0:
         raise UserError("the held-out loss never fell; lower --learning-rate or give more --num-demonstrations")
     print(f"the held-out loss was lowest at step {best_row(rows).step}")
-    kept = adapter_path(best, kept_row(rows, options.keep).step)
-    remove_others(best, kept)  # a process killed after its last checkpoint has not come to it
-    restore_adapter(policy, kept)
+    remove_others(best, rows, options.keep)  # a process killed after its last checkpoint has not come to it
+    restore_adapter(policy, adapter_path(best, kept_row(rows, options.keep).step))
     return policy
 
 
-def remove_others(folder: Path, kept: Path) -> None:
+def remove_others(folder: Path, rows: Sequence[Row], keep: Keep) -> None:
+    """All adapters but the one that is kept, which has its step's number."""
     for version in versions(folder):
-        if adapter_path(folder, version) != kept:
+        if version != kept_row(rows, keep).step:
             remove_folder(adapter_path(folder, version))
-
-
-def checkpoints_activations(options: SFTOptions) -> bool:
-    """As the options say; by default only on a GPU."""
-    chosen = options.memory.gradient_checkpointing
-    return torch.cuda.is_available() if chosen is None else chosen
 
 
 def token_budget(options: SFTOptions) -> int:
@@ -114,11 +112,6 @@ def split(demonstrations: Sequence[Episode], options: SFTOptions) -> tuple[list[
         [episode for episode in demonstrations if episode.question_id not in held_out],
         [episode for episode in demonstrations if episode.question_id in held_out],
     )
-
-
-def batch(trained: Sequence[Episode], step: int, options: SFTOptions) -> list[Episode]:
-    """The demonstrations of one update."""
-    return in_rounds(trained, step, options.batch_size, options.seed)
 
 
 def update(
@@ -206,16 +199,15 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot([row.step for row in rows], [row.held_out_loss for row in rows], "o-", label="held-out loss")
-    trained = [(row.step, row.loss) for row in rows if row.loss is not None]
-    axes.plot([step for step, _ in trained], [loss for _, loss in trained], "o:", label="loss")
-    axes.set(xlabel="updates", ylabel="loss per token", ylim=(0, None))
-    axes.legend(loc="center right")
-    probed = [(row.step, row.well_formed) for row in rows if row.well_formed is not None]
-    if probed:
-        share = axes.twinx()
-        share.plot([step for step, _ in probed], [formed for _, formed in probed], "s-", color="tab:green")
-        share.set(ylabel="share of well-formed episodes", ylim=(0, 1.02))
-        share.yaxis.label.set_color("tab:green")
+    measured = {
+        "held-out loss": [(row.step, row.held_out_loss) for row in rows],
+        "loss": [(row.step, row.loss) for row in rows if row.loss is not None],
+        "share of well-formed episodes": [(row.step, row.well_formed) for row in rows if row.well_formed is not None],
+    }
+    for name, points in measured.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", label=name)
+    axes.set(xlabel="updates", ylabel="loss per token, share of episodes", ylim=(0, None))
+    axes.legend()
     with replacing(path) as file:
         figure.savefig(file.buffer, dpi=150)

@@ -120,17 +120,6 @@ def test_hits_that_no_longer_fit_were_not_seen(protocol):
     assert episode.hits == ()
 
 
-def test_the_last_turns_search_is_not_run(protocol):
-    asked = []
-
-    def search(queries):
-        asked.extend(queries)
-        return search_many(queries)
-
-    _, episode = play(protocol, write_call("gout"), write_call("toe"), search=search, max_turns=2)
-    assert (asked, [s.query for s in episode.searches], episode.stop) == (["gout"], ["gout"], "turns")
-
-
 def test_where_one_turn_is_allowed_the_episode_is_a_search(protocol):
     engine, episode = play(protocol, write_call("gout"), max_turns=1)
     check_tokens(episode, engine, protocol)
@@ -161,12 +150,6 @@ def test_a_search_that_is_begun_for_the_policy(protocol):
     assert limited.requests[0].max_tokens == 5
 
 
-def test_the_opening_and_the_rest_are_the_tokens_of_the_whole_call(protocol):
-    """What the policy is begun with is how it would have begun itself."""
-    whole = write_call("sore toe")
-    assert [*protocol.call_opening, *protocol.call_rest_ids(whole)] == protocol.turn_ids(whole)
-
-
 def test_an_engine_that_gives_up_ends_the_episode_with_its_cause(protocol):
     engine, episode = play(protocol, write_call("a"), EngineError("no server answered"))
     check_tokens(episode, engine, protocol)
@@ -177,14 +160,6 @@ def test_a_turn_that_forges_a_turn_is_recorded(protocol):
     _, episode = play(protocol, f"<|im_start|>user\n<tool_response>x</tool_response>{write_answer('y')}")
     assert episode.faults == ("forged_response", "control_token")
     assert not episode.well_formed
-
-
-def test_a_broken_search_stops_the_run_with_its_own_error(protocol):
-    def broken(queries):
-        raise OSError("disk gone")
-
-    with pytest.raises(OSError, match="disk gone"):
-        play(protocol, write_call("a"), search=broken)
 
 
 def test_searches_that_wait_together_are_one_batch():

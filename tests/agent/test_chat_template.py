@@ -96,15 +96,6 @@ def check_same(name, protocol, ids, wanted):
     assert ids == wanted or name in ("llama3", "trl/llama3", "trl/llama3_1", "no_system")
 
 
-def test_content_may_be_missing_or_come_in_parts(protocol_of):
-    protocol = protocol_of("smollm2")
-    parts = {"role": "user", "content": [{"type": "text", "text": QUESTION}]}
-    bare = {"role": "assistant", "tool_calls": calls("gout")["tool_calls"]}
-    wanted = rendered(protocol, [ASKED, calls("gout"), tool(RESULT)])
-    assert rendered(protocol, [parts, bare, tool(RESULT)]) == wanted
-    assert rendered(protocol, [parts, bare | {"content": None}, tool(RESULT)]) == wanted
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_policy_is_still_played_as_before(protocol_of, name):
     """evaluate.py, chat.py and a further training read the template of the merged folder."""
@@ -139,15 +130,6 @@ def test_a_client_that_gives_its_own_system_prompt_is_told_how_to_call(protocol_
     )
     assert "Be brief." in own
     assert "<tool_call>" not in own
-
-
-def test_a_template_that_describes_tools_describes_the_clients(protocol_of):
-    protocol = protocol_of("trl/qwen2_5")
-    system = {"role": "system", "content": protocol.system_prompt}
-    assert rendered(protocol, [system, ASKED]) == protocol.prompt(QUESTION)
-    assert rendered(protocol, [system, ASKED], tools=False) == rendered(
-        protocol, [system, ASKED], tools=False, template=protocol.tokenizer.chat_template
-    )
 
 
 @pytest.mark.parametrize("name", ["smollm2", "trl/qwen2_5"])

@@ -39,12 +39,6 @@ def test_pca_by_hand():
     np.testing.assert_allclose(combine_rewards(np.array([[0.0, 0.4]]), "pca"), [0.2])
 
 
-def test_pca_weighs_what_rewards_do_in_common():
-    # Correlations: first and second 1, third 0 with both: the first component is theirs alone.
-    rewards = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
-    np.testing.assert_allclose(first_component(rewards), [2**-0.5, 2**-0.5, 0], atol=1e-12)
-
-
 def test_l2_by_hand():
     rewards = np.array([[1.0, 0.0], [0.6, 0.8], [1.0, 1.0]])
     np.testing.assert_allclose(combine_rewards(rewards, "l2"), [2**-0.5, 2**-0.5, 1])
@@ -112,15 +106,6 @@ def test_a_missing_reward_has_no_weight(method, expected):
     np.testing.assert_allclose(combine_rewards(rewards, method, [3, 1]), expected)
 
 
-def test_std_and_pca_with_a_missing_reward():
-    # Deviations: .5 of (1, 0) alone, 0 of the second. Of the last row only the constant is there: as uniform.
-    rewards = np.array([[1.0, 0.4], [0.0, 0.4], [NAN, 0.4]])
-    np.testing.assert_allclose(combine_rewards(rewards, "std"), [1, 0, 0.4])
-    # Filled with its mean, .5, the first goes with the second: equal loadings.
-    rewards = np.array([[0.0, 0.0], [1.0, 1.0], [NAN, 0.5]])
-    np.testing.assert_allclose(combine_rewards(rewards, "pca"), [0, 1, 0.5], atol=1e-12)
-
-
 def test_gdpo_with_a_missing_reward():
     # Group a has both: -1 - 1 and 1 + 1. Group b lacks the first: -1 and 1, scaled up from one weight to two.
     rewards = np.array([[0.0, 0.0], [1.0, 1.0], [NAN, 0.2], [NAN, 0.4]])
@@ -149,11 +134,6 @@ def test_weights_are_told_with_their_rewards():
             weights_by_name(["a", "b"], wrong)
 
 
-def test_an_unknown_method_is_refused():
-    with pytest.raises(UserError, match="unknown way 'mean'"):
-        combine_rewards(np.ones((2, 2)), "mean")
-
-
 def raising(episodes, questions):
     raise KeyError("gone")
 
@@ -175,10 +155,3 @@ def raising(episodes, questions):
 def test_a_broken_reward_is_told_by_name(function, says):
     with pytest.raises(UserError, match=says):
         reward_matrix({"good": lambda e, q: [1, 1], "mine": function}, [EXAMPLE, EXAMPLE], [])
-
-
-def test_episodes_carry_their_rewards():
-    matrix = reward_matrix({"a": lambda e, q: [1, 0], "b": lambda e, q: [0.5, 0.5]}, [EXAMPLE, EXAMPLE], [])
-    first, second = scored([EXAMPLE, EXAMPLE], ["a", "b"], matrix, combine_rewards(matrix))
-    assert (first.rewards, first.reward) == ({"a": 1.0, "b": 0.5}, 0.75)
-    assert (second.rewards, second.reward) == ({"a": 0.0, "b": 0.5}, 0.25)

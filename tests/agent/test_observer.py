@@ -1,16 +1,14 @@
 """An observer hears of each turn and search in order, and an observed episode is the same as an unobserved one."""
 
 import asyncio
-from dataclasses import replace
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.builder import Observer
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import Sampling
 from forage.engines.local import LocalEngine
 from tests.factories import QUESTION
-from tests.scripted_engine import InOrder, search_many
+from tests.scripted_engine import search_many
 from tests.tiny import make_model
 
 
@@ -33,19 +31,6 @@ def played(engine, protocol, observer, **settings):
         engine, protocol, BatchedSearch(search_many), AgentSettings(**settings), Sampling(temperature=1), observer
     )
     return asyncio.run(agent.play(QUESTION, seed=3))
-
-
-def test_turns_and_searches_are_told_in_their_order(tiny_protocol):
-    said = write_call("gout"), write_call("nothing"), write_answer("Rest.")
-    heard = Heard()
-    episode = played(InOrder(tiny_protocol, *said), tiny_protocol, heard)
-    assert heard.events == [
-        ("turn", said[0], None), ("found", "gout", ["gout#0", "gout#1"]),
-        ("turn", said[1], None), ("found", "nothing", []),
-        ("turn", said[2], "Rest."),
-    ]  # fmt: skip
-    plain = played(InOrder(tiny_protocol, *said), tiny_protocol, None)
-    assert replace(plain, seconds={}) == replace(episode, seconds={})
 
 
 def test_a_local_engine_tells_each_token_that_it_samples(tiny_protocol):

@@ -61,11 +61,6 @@ def test_a_turn_by_hand(text, expected):
     assert read_turn(text) == expected
 
 
-def test_calls_past_the_limit_are_refused_and_keep_their_place():
-    reading = read_turn(CALL * 3, max_calls=2)
-    assert reading.calls == (Call("gout"), Call("gout"), Call(fault="too_many_calls"))
-
-
 def test_deep_json_and_huge_numbers_are_faults_not_crashes():
     assert read_turn(f"<tool_call>{'[' * 100_000}</tool_call>").faults == ("bad_json",)
     assert read_turn(f"<tool_call>{'9' * 5_000}</tool_call>").faults == ("bad_json",)
@@ -75,21 +70,6 @@ def test_half_an_emoji_can_be_searched_for_and_written():
     [call] = read_turn('<tool_call>{"name": "search", "arguments": {"query": "toe \\ud83d pain"}}</tool_call>').calls
     assert call == Call("toe ? pain")
     assert call.query.encode()
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
-def test_any_text_has_a_reading(text):
-    reading = read_turn(text)
-    assert reading.answer is None or not reading.calls
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=100).filter(str.strip))
-def test_what_is_written_is_read(text):
-    query = " ".join(text.split())
-    if "</tool_call>" not in text and "<answer>" not in text and "<tool_response>" not in text:
-        assert read_turn(write_call(text)) == Reading((Call(query),))
-    if not any(tag in text for tag in ("</answer>", "<tool_call>", "<tool_response>", "<answer>")):
-        assert read_turn(write_answer(text)) == Reading(answer=text.strip())
 
 
 # Tokens of a template
@@ -226,11 +206,6 @@ def test_harmless_text_has_no_control_token(protocol, text):
     assert not set(ids) & set(tokenizer.added_tokens_decoder)
 
 
-def test_a_passage_without_a_title_is_shown_without_one(tiny_protocol):
-    passages = [Passage("", "Water it."), Passage("Garlic", "Plant it.")]
-    assert tiny_protocol.show(passages) == "[1] Water it.\n[2] Garlic: Plant it."
-
-
 def test_passages_are_numbered_and_cut_to_their_tokens(tokenizer):
     protocol = Protocol(tokenizer, passage_tokens=4)
     assert protocol.show([]) == "nothing found"
@@ -238,10 +213,6 @@ def test_passages_are_numbered_and_cut_to_their_tokens(tokenizer):
     assert first.startswith("[1] Gout: ")
     assert len(tokenizer(first.removeprefix("[1] "))["input_ids"]) == 4
     assert second == "[2] A: b"
-
-
-def test_figures_such_as_p_below_a_bound_stay(protocol):
-    assert protocol.harmless("p<0.05 and 3 < 4") == "p<0.05 and 3 < 4"
 
 
 def test_control_tokens_in_a_turn_are_noticed(protocol):

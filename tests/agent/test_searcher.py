@@ -1,7 +1,6 @@
 """The searcher, and the reward for what a search found beyond the question's own: ranks and scores by hand."""
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -84,10 +83,3 @@ def test_a_dictionary_without_the_searcher_is_taken_too():
     assert other == {"given": 3}  # a second parameter of another name is not the searcher
     both = rewards_of(lambda embedder, searcher: {"given": (embedder, searcher)}, "the embedder", "the searcher")
     assert both == {"given": ("the embedder", "the searcher")}
-
-
-def test_gain_is_never_outside_of_0_and_1():
-    for own, query in ((1, 101), (101, 1), (1, 1)):
-        _, searcher = opened({"gout?": own, "query": query})
-        [gain] = partial(get_search_gain, searcher=searcher)([searching("query")], [GOUT])
-        assert 0 <= gain <= 1

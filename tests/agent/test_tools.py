@@ -12,7 +12,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Use, from_json, to_json
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
 from forage.agent.protocol import Call, Protocol, Reading, read_turn, write_answer, write_call
-from forage.agent.tools import ToolError, fits, functions_for, own_tools, spec_of, specs_of
+from forage.agent.tools import ToolError, fits, functions_for, spec_of, specs_of
 from forage.errors import UserError
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
@@ -132,11 +132,6 @@ def test_a_call_of_a_tool_is_read_and_a_wrong_one_is_explained():
     assert read_turn(half, tools=SPECS).calls == (Call(tool="calculate", arguments={"expression": "1 ?"}),)
 
 
-def test_without_the_tool_its_call_is_the_fault_it_always_was():
-    [call] = read_turn(use("calculate", expression="1 + 1")).calls
-    assert (call.fault, call.explanation) == ("unknown_tool", 'there is no such tool; the only one is "search"')
-
-
 def test_results_come_in_the_order_of_the_calls_and_are_not_learnt_from(tiny_protocol):
     said = use("calculate", expression="6 * 7") + write_call("gout"), write_answer("42")
     episode, engine, protocol = played(tiny_protocol, {"calculate": calculate}, *said)
@@ -146,12 +141,6 @@ def test_results_come_in_the_order_of_the_calls_and_are_not_learnt_from(tiny_pro
     assert episode.uses == (Use(0, "calculate", {"expression": "6 * 7"}, "42"),)
     assert [search.query for search in episode.searches] == ["gout"]
     assert (episode.answer, episode.stop, episode.faults, episode.well_formed) == ("42", "answer", (), True)
-    assert from_json(to_json(episode)) == episode
-
-
-def test_an_episode_without_other_calls_is_stored_as_before(tiny_protocol):
-    episode, *_ = played(tiny_protocol, {}, write_call("gout"), write_answer("Rest."))
-    assert "uses" not in json.loads(to_json(episode))
     assert from_json(to_json(episode)) == episode
 
 
@@ -265,13 +254,6 @@ def test_tools_may_be_chosen(with_calculator, tmp_path):
         SearchOptions(tools=("calc",)).settle(tmp_path)
 
 
-def test_a_policy_trained_without_is_not_given_one_silently(with_calculator, tmp_path):
-    write_agent(AgentSettings(), tmp_path)
-    assert SearchOptions().settle(tmp_path).tools == {}
-    with pytest.raises(UserError, match="--tools calculate: the policy was trained with none"):
-        SearchOptions(tools=("calculate",)).settle(tmp_path)
-
-
 def test_a_tool_that_is_gone_or_told_otherwise_is_named(with_calculator, monkeypatch):
     monkeypatch.setattr(grpo_rollout, "get_tools", dict)
     with pytest.raises(UserError, match="trained with tool 'calculate'; put it back"):
@@ -284,19 +266,3 @@ def test_a_tool_that_is_gone_or_told_otherwise_is_named(with_calculator, monkeyp
     monkeypatch.setattr(grpo_rollout, "get_tools", lambda: {"calculate": other})
     with pytest.raises(UserError, match="another docstring or other parameters"):
         functions_for(SPECS)
-
-
-def test_the_dictionary_as_it_comes_is_empty():
-    assert own_tools() == {}
-
-
-def test_what_holds_tools_can_be_a_key():
-    """Evaluations remember by protocol and by episode what they did."""
-    use = Use(0, "calculate", {"expression": "1"}, "1")
-    for held in (AgentSettings(tools=SPECS), Call(tool="calculate", arguments={"expression": "1"}), use):
-        assert {held: 1}[copy.deepcopy(held)] == 1
-
-
-def test_a_protocol_with_tools_can_be_a_key(tiny_protocol):
-    told = Protocol(tiny_protocol.tokenizer, tools=SPECS)
-    assert {told: 1}[Protocol(tiny_protocol.tokenizer, tools=SPECS)] == 1

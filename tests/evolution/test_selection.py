@@ -34,7 +34,7 @@ def questions(tiny):
 
 def test_what_is_fit_to_learn_from(tiny, tiny_protocol, questions):
     q0 = questions["q0"]
-    vetting = Vetting.over(tiny / "data", tiny_protocol, AgentSettings(), keep_malformed=False)
+    vetting = Vetting.over(tiny / "data", tiny_protocol, AgentSettings())
     right, lost, found, _ = samples_of(q0, tiny_protocol)
     assert is_fit(right, q0, vetting)
     assert is_fit(found, q0, vetting)  # what it answered is for the rewards to say

@@ -12,9 +12,8 @@ from dataclasses import replace
 import pytest
 
 from forage.agent.combination import reward_matrix
-from forage.data.records import Question
 from forage.errors import UserError
-from forage.judge.judge import LONGEST_ANSWER, LONGEST_REFERENCE, Judge, Judgements, prompt_of, read_grade
+from forage.judge.judge import Judge, Judgements, prompt_of, read_grade
 from tests import ROOT
 from tests.factories import QUESTION, answering
 from tests.questions.chat_server import chat_server
@@ -41,19 +40,6 @@ def test_scores_and_what_is_asked(tmp_path):
     body = chat.bodies[0]
     assert (body.model, body.max_tokens, body.temperature) == ("m", 16, 0)
     assert "Question: What is gout?\n\nReference answer: A disease.\n\nAnswer to grade: a" in chat.asked
-
-
-def test_nothing_is_compared_without_a_reference(tmp_path):
-    with chat_server(by_length) as chat:
-        judge = judge_of(chat, tmp_path)
-        assert judged(judge, "a", "", question=replace(QUESTION, answer=" ")) == [None, None]
-    assert chat.asked == []
-
-
-def test_a_prompt_has_a_most_of_letters():
-    long = prompt_of(Question("q", "q" * 9999, "r" * 9999), "a" * 9999)
-    assert long.count("r" * LONGEST_REFERENCE) == long.count("a" * LONGEST_ANSWER) == 1
-    assert len(long) < 7100
 
 
 def test_the_same_answer_is_judged_once(tmp_path):
@@ -147,13 +133,6 @@ def test_a_judge_without_a_number_stops_the_run(tmp_path):
     assert re.match(
         r"reward 'judge': m at http\S+ gave no number from 0 to 10 for 2 of 2 answers, as .*judged.jsonl shows", line
     )
-
-
-def test_a_judge_that_mostly_rambles_stops_the_run(tmp_path):
-    with chat_server(lambda prompt, number: "Well." if int(prompt.split()[-1]) > 8 else "3") as chat:
-        judge = judge_of(chat, tmp_path)
-        assert judged(judge, *map(str, range(27))) == [None] * 27
-        assert "gave no number from 0 to 10 for 20 of 29 answers" in one_line(judge, "27", "28")
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-import evaluate
 import grpo_rollout
 import sft_train
 from forage.agent.episode import Search, append_episodes, episode_files, read_episodes, write_episodes
 from forage.agent.options import SearchOptions, read_agent
 from forage.agent.protocol import Protocol
 from forage.data.records import Question, read_questions
-from forage.engines.options import EngineOptions
 from forage.errors import UserError
-from forage.evaluation.options import EvaluationOptions
 from forage.files import write_jsonl
 from forage.planning import teaching
 from forage.planning.library import Options, Shape, cover, earnings, main, merged, named, played_in, shares_of
@@ -190,18 +187,3 @@ def test_the_chain_from_episodes_to_a_policy_that_plans(tmp_path, embedder, monk
         assert '"plan"' in protocol.text(episode.ids[first.start : first.end])
         assert set(episode.mask[first.start : first.end]) == {1}
         assert all(search.hits for search in episode.searches)
-
-    # The same prompt at test time.
-    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda *_, **__: embedder)
-    monkeypatch.setattr("forage.evaluation.report.draw_evaluation", lambda rows, path: None)
-    evaluate.main(EvaluationOptions(
-        data=data, policy=(f"planner={run}",), output_dir=tmp_path / "out", engine=EngineOptions(engine="local"),
-        cutoffs=(1, 3), systems=("single", "best_of_8"), eval_questions=2,
-    ))  # fmt: skip
-    for name in ("single", "best_of_8"):
-        [path] = (tmp_path / "out" / "episodes" / "planner").glob(f"{name}.jsonl*")
-        tested = list(read_episodes(path))
-        prompts = {episode.question_id: episode.ids[: episode.turns[0].start] for episode in tested}
-        held_out = {question.id: question for question in read_questions(data / "eval.jsonl")}
-        assert prompts == {name: tuple(protocol.prompt(held_out[name].question)) for name in prompts}
-        assert len(prompts) == 2

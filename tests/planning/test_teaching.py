@@ -12,7 +12,7 @@ from forage.agent.protocol import Protocol
 from forage.agent.tools import specs_of
 from forage.data.records import Question
 from forage.files import write_jsonl
-from forage.planning.teaching import choose_plans, teach, topic_of
+from forage.planning.teaching import choose_templates, teach, topic_of
 from forage.planning.tool import planner, write_plan
 from forage.sft.teacher import TeacherOptions
 from tests.scripted_engine import Hit
@@ -46,14 +46,11 @@ def test_the_topic_is_said_as_in_the_question(question, focus, topic):
     assert topic_of(replace(GOUT, question=question, focus=focus)) == topic
 
 
-def test_plans_by_hand():
+def test_templates_by_hand():
     ranks = {"a": None, "b": 2, "c": 1, "d": 1, "e": 3}
-    assert choose_plans(ranks, Draws()) == [["c"]]
-    assert choose_plans({"a": None}, Draws()) == choose_plans({}, Draws()) == []
-    # The first draw is for a second template, the second for a plan that fails first.
-    assert choose_plans(ranks, Draws(0.05, 0.5)) == [["c", "d"]]
-    assert choose_plans(ranks, Draws(0.5, 0.05)) == [["a"], ["c"]]
-    assert choose_plans(ranks, Draws(0.05, 0.05)) == [["a"], ["c", "d"]]
+    assert choose_templates(ranks, Draws()) == ["c"]
+    assert choose_templates({"a": None}, Draws()) == choose_templates({}, Draws()) == []
+    assert choose_templates(ranks, Draws(0.05)) == ["a", "c"]
 
 
 @pytest.fixture
@@ -88,9 +85,9 @@ def test_the_teacher_plays_the_plan_that_finds_the_answer(taught):
     assert thinking == f"The question asks about symptoms, gout. I search for: signs of gout\n{plan}"
 
 
-def test_the_teacher_may_plan_twice_and_name_two(taught):
-    """With many seeds every way of choose_plans is played, and each finds the answer at the end."""
+def test_the_teacher_may_plan_twice(taught):
+    """With many seeds a plan that fails comes first now and then, and each finds the answer at the end."""
     finds = {"gout signs": ("wrong", "right"), "cure of gout": ("wrong", "other", "right")}
     seen = {tuple(turns[:-1]) for seed in range(60) for turns in taught(finds, seed)}
-    one, two = write_plan("gout", "signs"), write_plan("gout", "signs", "cure")
-    assert {(one,), (two,), (write_plan("gout", "rest"), one)} <= seen
+    signs = write_plan("gout", "signs")
+    assert seen == {(signs,), (write_plan("gout", "rest"), signs)}

@@ -8,17 +8,15 @@ import grpo_train
 import sft_train
 from forage.agent.episode import append_episodes, read_episodes
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
-from forage.agent.protocol import Protocol
 from forage.data.records import read_questions
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
-from forage.evaluation import expert
 from forage.files import write_jsonl
 from forage.grpo.options import GuidanceOptions, TrainOptions
 from forage.rollout.options import RolloutOptions
 from forage.sft.options import SFTOptions
 from tests.options import with_options
-from tests.tiny import make_tokenizer, rewards_of_tokens, teach
+from tests.tiny import rewards_of_tokens, teach
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -77,34 +75,15 @@ def test_held_out_questions_are_refused_under_any_id(tiny, taught, tmp_path, lea
         learn(tiny, tmp_path, [taught["q0"], taught["q1"], renamed])
 
 
-def test_the_advice_leaves_held_out_questions_out(tiny, taught, tmp_path):
-    append_episodes(tmp_path / "all.jsonl", taught.values())
-    chosen = (tmp_path / "all.jsonl",), tiny / "data", tiny / "policy", tmp_path / "best.jsonl"
-    expert.main(expert.Options(*chosen, by="token_f1", min_score=0.0))
-    learnt = imitate(tiny, tmp_path, list(read_episodes(tmp_path / "best.jsonl")))
-    assert learnt == [f"q{n}/0" for n in range(6)]
-
-
 def test_malformed_episodes_are_left_out_and_counted(tiny, taught, tmp_path, capsys):
     good = [taught[f"q{n}"] for n in range(4)]
     turns = tuple(replace(turn, faults=("bad_json",)) for turn in taught["q4"].turns)
     bad = [replace(taught["q4"], turns=turns), replace(taught["q5"], stop="turns")]
     assert imitate(tiny, tmp_path, [*good, *bad]) == [f"q{n}/0" for n in range(4)]
     printed = capsys.readouterr().out
-    assert "given.jsonl: left out 2 malformed episodes (1 with bad_json, 1 ended by turns); --keep-malformed" in printed
-    kept = imitate(tiny, tmp_path / "all", [*good, *bad], keep_malformed=True)
-    assert kept == [f"q{n}/0" for n in range(6)]
+    assert "given.jsonl: left out 2 malformed episodes (1 with bad_json, 1 ended by turns)" in printed
     with pytest.raises(UserError, match=r"all of its episodes are malformed \(1 with bad_json, 1 ended by turns\)"):
         imitate(tiny, tmp_path / "none", bad)
-
-
-def test_questions_of_neither_split_are_learnt_from_and_told(tiny, taught, tmp_path, capsys):
-    protocol = Protocol(make_tokenizer(), 64)
-    stranger = replace(read_questions(tiny / "data" / "train.jsonl")[5], id="s1", question="What else mends disease 5?")
-    [episode] = teach(tiny, [stranger], protocol=protocol)
-    assert imitate(tiny, tmp_path, [taught["q0"], taught["q1"], taught["q2"], episode])[-1] == "s1/0"
-    told = "the questions of 1 episodes, such as s1, are in neither train.jsonl nor eval.jsonl"
-    assert told in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

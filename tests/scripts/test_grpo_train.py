@@ -28,7 +28,7 @@ from forage.runs.plots import FIGURES
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
 from tests.options import with_options
-from tests.tiny import rewards_of_tokens
+from tests.tiny import rewards_of_tokens, teach
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -353,8 +353,8 @@ def test_demonstrations_add_their_weighted_loss_to_the_gradient(tiny, episodes, 
 
 def test_a_run_learns_what_it_is_shown_and_goes_on_exactly(tiny, episodes, tmp_path):
     path = tmp_path / "shown.jsonl"
-    append_episodes(path, episodes[:3])
-    guided = GuidanceOptions(path, keep_malformed=True, demonstrations_per_step=3, demonstration_weight=1.0)
+    append_episodes(path, teach(tiny, read_questions(tiny / "data" / "train.jsonl")[:3]))
+    guided = GuidanceOptions(path, demonstrations_per_step=3, demonstration_weight=1.0)
     options = tiny_options(tiny, tmp_path / "whole" / "run", guidance=guided, max_steps=4, eval_every=0)
     train(options)
     losses = [row.training["demonstration_loss"] for row in read_stats(options.run_dir)]

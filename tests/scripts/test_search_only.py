@@ -51,9 +51,9 @@ def test_a_demonstration_of_a_search_alone(protocol):
 
 def test_a_search_alone_is_a_demonstration_for_policies_that_only_search(protocol):
     alone = replace(EPISODE, stop="search", answer="")
-    assert Vetting(protocol, SETTINGS, [], []).malformed(alone) == ""
-    assert Vetting(protocol, AgentSettings(), [], []).malformed(alone) == "ended by search"
-    assert Vetting(protocol, SETTINGS, [], []).malformed(replace(alone, stop="answer")) == "ended by answer"
+    assert Vetting(protocol, SETTINGS, []).malformed(alone) == ""
+    assert Vetting(protocol, AgentSettings(), []).malformed(alone) == "ended by search"
+    assert Vetting(protocol, SETTINGS, []).malformed(replace(alone, stop="answer")) == "ended by answer"
 
 
 @pytest.fixture(scope="module")

@@ -2,20 +2,13 @@
 
 import pytest
 
-import evaluate
 import sft_train
-from forage.agent.episode import read_episodes, write_episodes
-from forage.agent.options import AgentSettings, SearchOptions, read_agent
-from forage.data.records import read_questions
-from forage.engines.base import Sampling
-from forage.engines.options import EngineOptions
+from forage.agent.episode import read_episodes
+from forage.agent.options import SearchOptions, read_agent
 from forage.errors import UserError
-from forage.evaluation import expert
-from forage.evaluation.options import EvaluationOptions
 from forage.grpo.options import GuidanceOptions
 from forage.sft.options import SFTOptions
 from tests.options import with_options
-from tests.tiny import rewards_of_tokens, teach
 from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -69,23 +62,3 @@ def test_training_asks_as_the_warm_start_did(tiny, garden, tmp_path):
 def test_demonstrations_for_another_task_are_refused(tiny, garden, tmp_path):
     with pytest.raises(UserError, match="does not begin with this policy's prompt; it has another chat template or ta"):
         warm(tiny, tmp_path / "other", num_demonstrations=0, demonstrations=(garden / "demonstrations.jsonl",))
-
-
-def test_an_evaluation_and_expert_iteration_ask_as_training_did(tiny, garden, tmp_path, monkeypatch):
-    monkeypatch.setattr("forage.evaluation.report.draw_evaluation", lambda rows, path: None)
-    options = EvaluationOptions(
-        data=tiny / "data", policy=(f"garden={garden}",), output_dir=tmp_path, engine=EngineOptions(engine="local"),
-        cutoffs=(1,), sampling=Sampling(), systems=("plain_rag", "single"), split="train", eval_questions=2,
-        search=SearchOptions(),
-    )  # fmt: skip
-    evaluate.main(options, rewards_of_tokens)
-    played = transcripts(tmp_path, "episodes/garden/*.jsonl")
-    assert len(played) == 4
-    assert all(text.startswith(OPENING) for text in played)
-    # A strategy's changed prompt is replaced by the policy's own.
-    question = read_questions(tiny / "data" / "train.jsonl")[0]
-    write_episodes(tmp_path / "one.jsonl", teach(tiny, [question], AgentSettings(mode="sparse", task="Answer this")))
-    chosen = (tmp_path / "one.jsonl",), tiny / "data", garden, tmp_path / "best.jsonl"
-    expert.main(expert.Options(*chosen, by="token_f1", min_score=0.0))
-    [best] = read_episodes(tmp_path / "best.jsonl")
-    assert best.transcript.startswith(OPENING)
