@@ -4,8 +4,8 @@
 
 Reads --data (train.jsonl, eval.jsonl and store/ of data_prep.py) and --policy (of create_lora_model.py). The policy
 imitates demonstrations on training questions: those of a teacher, which knows which query finds the answer and really
-searches for it; its own (--rejection-samples), if they are well-formed, found the answer and gave it; and files of
-episodes (--demonstrations). Only what the policy has to write is trained on, not prompts or search results.
+searches for it, and files of episodes (--demonstrations). Only what the policy has to write is trained on, not prompts
+or search results.
 
 Writes into --output-dir, which is a policy folder again: model.json, agent.json (how the agent plays, for all later
 stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png, probes/ (episodes played at each

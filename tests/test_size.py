@@ -36,7 +36,7 @@ BUDGETS = {
     "forage/rewriter": (14_900, 17),
     "forage/rollout": (9_400, 12),
     "forage/runs": (15_700, 12),
-    "forage/sft": (6_700, 8),
+    "forage/sft": (6_400, 8),
     "forage/store": (11_900, 12),
     "bench": (52_000, 40),
     "tests": (342_000, 80),

@@ -118,7 +118,7 @@ def scores_by(by: By, protocol: Protocol, question: Question, group: Sequence[Ep
 
 
 def found_f1(_: Protocol, question: Question, group: Sequence[Episode]) -> list[float]:
-    """Token F1 with the reference; 0 if no relevant chunk was found, as in sft_train.py's rejection sampling."""
+    """Token F1 with the reference; 0 if no relevant chunk was found."""
     relevant = set(question.relevant_chunk_ids)
     return [token_f1(e.answer, question.answer) if relevant & set(e.hits) else 0.0 for e in group]
 

@@ -38,9 +38,6 @@ class SFTOptions:
     """Number of training questions, chosen at random, for which the teacher plays a demonstration; 0: none."""
     demonstrations: tuple[Path, ...] = ()
     """Files of episodes to imitate as well; none may answer a question of eval.jsonl."""
-    rejection_samples: int = 0
-    """Episodes the policy itself plays for each question of --num-demonstrations; the best one that passes is imitated
-    too."""
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
@@ -74,7 +71,7 @@ class SFTOptions:
         for part in (self.teacher, self.optimizer, self.memory, self.place):
             part.check()
         check_at_least_one(self, "max_steps", "batch_size", "eval_every", "early_stop")
-        check_at_least_zero(self, "num_demonstrations", "rejection_samples", "eval_questions", "temperature")
+        check_at_least_zero(self, "num_demonstrations", "eval_questions", "temperature")
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
         missing = next((path for path in self.demonstrations if not is_written(path)), None)

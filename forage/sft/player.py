@@ -59,23 +59,23 @@ class Player:
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
         return self.store.search(queries, self.settings.k, self.settings.mode, fusion=self.settings.fusion)
 
-    def play(self, version: int, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
+    def play(self, version: int, questions: Sequence[Question], seed: int) -> list[Episode]:
         """Episodes of the policy as it is now, which is to be called by that version in them."""
         if not self.borrows:
             with tempfile.TemporaryDirectory(prefix=".probe.", dir=self.options.output_dir) as folder:
                 adapter = publish_adapter(self.policy, Path(folder), version)
                 asyncio.run(self._engine.load_adapter(adapter.name, adapter))
-            return asyncio.run(self._play(self._engine, questions, samples, seed))
-        asked, way_out = min(SLOTS, samples * len(questions)), "give a lower --max-tokens, or --eval-questions 0"
+            return asyncio.run(self._play(self._engine, questions, seed))
+        asked, way_out = min(SLOTS, len(questions)), "give a lower --max-tokens, or --eval-questions 0"
         slots = engine_slots(
             self.card, asked, self.settings.max_tokens, lora=Lora(0), merged=False,
             how="the policy in training samples", way_out=way_out,
         )  # fmt: skip
         with borrowing(self.policy, slots, version_name(version)) as engine:
-            return asyncio.run(self._play(engine, questions, samples, seed))
+            return asyncio.run(self._play(engine, questions, seed))
 
-    async def _play(self, engine: Engine, questions: Sequence[Question], samples: int, seed: int) -> list[Episode]:
+    async def _play(self, engine: Engine, questions: Sequence[Question], seed: int) -> list[Episode]:
         search = BatchedSearch(self.search)
         tools = functions_for(self.settings.tools)
         agent = Agent(engine, self.protocol, search, self.settings, Sampling(self.options.temperature), tools=tools)
-        return await asyncio.gather(*(agent.play(q, sample, seed) for q in questions for sample in range(samples)))
+        return await asyncio.gather(*(agent.play(question, 0, seed) for question in questions))

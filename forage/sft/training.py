@@ -156,7 +156,7 @@ def measure(
         held_out_loss = loss_of(policy, held_out, token_budget(player.options), backward=False)
     well_formed, faults = None, Counter[str]()
     if questions:
-        episodes = player.play(step, questions, 1, player.options.seed)
+        episodes = player.play(step, questions, player.options.seed)
         write_episodes(player.options.output_dir / "probes" / f"{step:06d}.jsonl", episodes)
         well_formed = sum(episode.well_formed for episode in episodes) / len(episodes)
         faults.update(fault for e in episodes if not e.well_formed for fault in set(e.faults or [f"stop: {e.stop}"]))

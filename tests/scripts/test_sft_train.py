@@ -28,7 +28,6 @@ from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
 from forage.policy.policy import load_policy
 from forage.sft import player, training
-from forage.sft.demonstrations import accepted
 from forage.sft.options import SFTOptions
 from forage.sft.teacher import TeacherOptions, choose_queries, demonstrate, guess_of, queries_of, readable, short_answer
 from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
@@ -102,14 +101,6 @@ def test_a_plan_by_hand():
 def test_the_teacher_reads_out_what_is_shown():
     assert readable("It hurts.  Rest helps.", "[1] Gout: Rest helps. Also") == "Rest helps."
     assert readable("It hurts. Rest helps.", "[1] Gout: nothing") == "It hurts. Rest helps."
-
-
-def test_what_is_accepted_of_the_policys_own():
-    episode = replace(EXAMPLE, answer="The toe is red", question_id="g")
-    question = replace(GOUT, relevant_chunk_ids=("b",))
-    assert accepted(episode, question)
-    assert not accepted(episode, GOUT)  # its chunk was not found
-    assert not accepted(replace(episode, stop="turns"), question)
 
 
 def test_the_rate_rises_and_falls():
@@ -287,7 +278,7 @@ def test_the_last_adapter_is_kept_where_it_is_asked_for_though_the_held_out_loss
 
 def test_on_a_gpu_the_policy_in_training_plays_the_same_episodes(ground, tmp_path, monkeypatch):
     """And comes to the same adapter: playing changes nothing of what is trained, and no second base is loaded."""
-    settings = {"eval_questions": 2, "rejection_samples": 1, "gradient_checkpointing": True}
+    settings = {"eval_questions": 2, "gradient_checkpointing": True}
     opened, loaded = [], []
     monkeypatch.setattr("forage.policy.policy.compute_dtype", lambda _: torch.float32)  # bf16 draws other tokens
     monkeypatch.setattr(player, "open_local", lambda *given: opened.append(given) or open_local(*given))
