@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 
+from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.evaluation.measures import Floats
@@ -29,7 +29,7 @@ from forage.statistics import bootstrapped, clear
 class Options:
     """The comparison."""
 
-    evaluation: tyro.conf.Positional[Path]
+    evaluation: Annotated[Path, POSITIONAL]
     """Output folder of evaluate.py."""
     score: str = "answer_similarity"
     """Metric to compare."""

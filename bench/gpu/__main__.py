@@ -52,7 +52,7 @@ from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions
 from forage.grpo.update import UpdateContext, prepare, update
 
-# argparse and a plain table instead of forage.cli: a borrowed GPU machine may have neither tyro nor rich.
+# argparse and a plain table instead of forage.cli: a borrowed GPU machine may not have rich.
 
 LIMIT = 150.0  # most seconds of a row
 COLUMNS = {"tokens_per_second": "{:,.0f}", "mfu": "{:.1%}", "peak_gib": "{:.1f}"}
