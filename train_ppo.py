@@ -38,17 +38,12 @@ MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir")  # options t
 def main(options: Options) -> None:
     options.check()
     options.check_processes(processes.world())
-    import torch
-
     from forage.policy.base_models import resolve_model
     from forage.rewriter.actors import describe, make_actors
-    from forage.rewriter.data import read_data
+    from forage.rewriter.data import open_search, read_data
     from forage.rewriter.evaluation import Evaluation
-    from forage.rewriter.memory import check_room, empty_model, memory_of
     from forage.rewriter.models import GPU_MODEL, check_length, load_policy, load_tokenizer, save_lm
-    from forage.rewriter.rewards import load_reward
-    from forage.rewriter.scoring import Scorer
-    from forage.rewriter.search import open_search
+    from forage.rewriter.rewards import Scorer, load_reward
     from forage.rewriter.training import train
     from forage.rewriter.warm_start import warm_start
     from forage.runs.run_folder import run_folder
@@ -60,13 +55,7 @@ def main(options: Options) -> None:
     with processes.first_alone_prints(), holding:
         with processes.first_process_first():
             model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
-            shape = empty_model(model)
-            check_length(shape.config, options)
-            memory = memory_of(shape, options.actor)
-            print(memory)
-            if torch.cuda.is_available():
-                gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-                check_room(memory, gpu.total_memory, options.actor)
+            check_length(model, options)
             tokenizer = load_tokenizer(model)
             data = read_data(options, tokenizer)
             search = open_search(options, data)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from forage.library_noise import silence_library_noise
 from forage.rewriter.options import ActorOptions, SamplingOptions
-from forage.rewriter.rewrites import left_padded, text_of
 
 
 def model_inputs(ids_BT: Tensor, pad_id: int) -> dict[str, Tensor]:
@@ -258,14 +257,7 @@ def describe(actors: Actors) -> str:
     """What is trained, in words."""
     trained = sum(weight.numel() for weight in actors.parameters() if weight.requires_grad)
     of_value = sum(weight.numel() for weight in actors.value_model.parameters())
-    text = f"{trained:,} weights are trained, {of_value:,} of them the value model's"
-    top_p = actors.policy.sampling.top_p
-    if top_p < 1:
-        text += (
-            f"\n--top-p {top_p}: rewrites are sampled from the most likely tokens, but log-probabilities cover all of "
-            "them; ratios stay exact, gradients are slightly biased (not with --top-p 1)"
-        )
-    return text
+    return f"{trained:,} weights are trained, {of_value:,} of them the value model's"
 
 
 def write_texts(
@@ -281,3 +273,28 @@ def write_texts(
         for place, tokens in zip(places, responses_BR.tolist(), strict=True):
             texts[place] = text_of(tokenizer, tokens, policy.eos_id)
     return texts
+
+
+# Tokens
+
+
+def with_padding(tokenizer: Any) -> Any:
+    """A copy of the tokenizer with a padding token that occurs in no text and is not eos.
+
+    Models never see it: they are given token 0 and a mask instead.
+    """
+    padded = copy.deepcopy(tokenizer)
+    padded.add_special_tokens({"pad_token": "<|padding of ppo|>"})
+    return padded
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> Tensor:
+    """(B, T) prompts that all end in the last column. Example: [[1, 2], [3]] with pad 9 gives [[1, 2], [9, 3]]."""
+    longest = max(map(len, prompts))
+    return torch.tensor([[pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+
+
+def text_of(tokenizer: Any, tokens: Sequence[int], eos_id: int) -> str:
+    """The text of a response before its eos, on one line."""
+    kept = list(tokens[: tokens.index(eos_id)] if eos_id in tokens else tokens)
+    return " ".join(tokenizer.decode(kept, skip_special_tokens=True).split())

@@ -1,13 +1,16 @@
-"""Data of a run: the corpus, the questions to train on, and those held out for evaluation."""
+"""Data of a run: the questions to train on and those held out, the corpus, and the search over it."""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forage.agent.prompts import prompt_tokens
 from forage.data.documents import assemble
 from forage.data.options import Columns
 from forage.data.qa_rows import read_records, to_rows
@@ -16,15 +19,54 @@ from forage.data.relevance import make_questions, question_key, split_by_documen
 from forage.data.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
 from forage.data.sample import QUESTIONS
 from forage.errors import UserError
-from forage.rewriter.options import Options
-from forage.rewriter.rewrites import Row, make_rows
-from forage.store.card import NO_EMBEDDER
+from forage.rewriter.options import Options, RewriteOptions
+from forage.store.card import NO_EMBEDDER, read_card
 from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
+from forage.store.embedder import Reranker
+from forage.store.opening import Store, open_place, open_store
+from forage.store.options import StoreOptions, StorePlace
 from forage.text import one_line
 
 HELD_OUT_SHARE = 0.2  # of the documents, where there is no eval.jsonl
 SHOWN_PROBLEMS = 20
+
+Search = Callable[[Sequence[str]], list[list[str]]]
+"""The ids of the best documents for each query, best first, without duplicates."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A question to rewrite."""
+
+    query: str
+    relevant_doc_ids: tuple[str, ...]
+    prompt: tuple[int, ...]
+    """The prompt's tokens; no other row has the same."""
+
+
+def make_rows(
+    tokenizer: Any, questions: Sequence[Question], options: RewriteOptions, source: Path
+) -> tuple[list[Row], list[str]]:
+    """Rows, and a line 'file:line: why' for each question that is left out or merged.
+
+    Questions with equal prompts become one row with the relevant documents of all of them, because rewards are looked
+    up by prompt. The ids of the questions hold their line numbers (forage/data/rewriter_data.py).
+    """
+    rows: dict[tuple[int, ...], Row] = {}
+    problems = []
+    for question in questions:
+        where = f"{source}:{question.id.removeprefix('q')}"
+        prompt = tuple(prompt_tokens(tokenizer, options.instruction, question.question))
+        if len(prompt) > options.max_prompt_tokens:
+            limit = f"--max-prompt-tokens {options.max_prompt_tokens}"
+            problems.append(f"{where}: left out, its prompt of {len(prompt)} tokens is longer than {limit}")
+        elif prompt in rows:
+            problems.append(f"{where}: duplicate query; its relevant_doc_ids are added to the first one's")
+            merged = dict.fromkeys(rows[prompt].relevant_doc_ids + question.relevant_doc_ids)
+            rows[prompt] = replace(rows[prompt], relevant_doc_ids=tuple(merged))
+        else:
+            rows[prompt] = Row(question.question, question.relevant_doc_ids, prompt)
+    return list(rows.values()), problems
 
 
 @dataclass(frozen=True)
@@ -119,3 +161,58 @@ def report_problems(problems: Sequence[str]) -> None:
     if problems:
         hidden = len(problems) - SHOWN_PROBLEMS
         print(f"{len(problems)} rows with problems" + (f" ({hidden} not shown)" if hidden > 0 else ""))
+
+
+# Search
+
+
+def open_search(options: Options, data: Data) -> Search:
+    """Find the best k documents for each query; a document that was cut into chunks counts by its best one."""
+    store = store_of(options, data)
+    doc_ids = {document.id for document in data.documents}
+    by_chunk = options.store is not None
+    if missing := lacking(store, doc_ids) if by_chunk else 0:
+        raise UserError(
+            f"--store {options.store} lacks {missing} of the {len(doc_ids)} documents of {data.folder}; give the store "
+            "that --data was prepared with"
+        )
+    # The best k documents are among the best k x max_chunks chunks, because no document has more chunks.
+    max_chunks = 1
+    if isinstance(store, DocumentStore) and not by_chunk:
+        max_chunks = max(Counter(chunk.doc_id for chunk in store.chunks).values())
+    reranker = Reranker(options.reranker) if options.reranker else None
+
+    def search(queries: Sequence[str]) -> list[list[str]]:
+        hits = store.search(queries, options.k * max_chunks, options.mode, reranker=reranker)
+        ids = [[hit.chunk_id if by_chunk else hit.doc_id for hit in found] for found in hits]
+        return [list(dict.fromkeys(found))[: options.k] for found in ids]
+
+    return search
+
+
+def lacking(store: Store, chunk_ids: set[str]) -> int:
+    """How many of these chunks the store has not. A server tells no more than how many it has, if that."""
+    if isinstance(store, DocumentStore):
+        return len(chunk_ids - store.chunk_by_id.keys())
+    return max(0, len(chunk_ids) - store.card.chunks) if store.card.chunks else 0
+
+
+def store_of(options: Options, data: Data) -> Store:
+    """--store, or a store built beside the corpus, whose folder name holds a hash of corpus and build options."""
+    if options.store:
+        place = StorePlace(str(options.store))
+        place.check()
+        return open_place(place, data.folder)
+    build = build_options(options)
+    digest = hashlib.sha256(f"{build}".encode() + (data.folder / CORPUS).read_bytes()).hexdigest()[:8]
+    path = data.folder / f"store-{'words' if build.embedder == NO_EMBEDDER else 'vectors'}-{digest}"
+    if (path / "store.json").exists() and read_card(path).complete:
+        return open_store(path)
+    return DocumentStore.build(path, data.documents, build)
+
+
+def build_options(options: Options) -> StoreOptions:
+    """BM25 alone takes whole documents; embedders and rerankers have a token limit, so for them documents are cut."""
+    if options.mode != "sparse":
+        return StoreOptions(options.embedder)
+    return StoreOptions(NO_EMBEDDER) if options.reranker else StoreOptions(NO_EMBEDDER, chunk_tokens=10**9)

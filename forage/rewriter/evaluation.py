@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from forage.errors import UserError
 from forage.files import replacing, write_jsonl
 from forage.metrics import ndcg, recall, reciprocal_rank
 from forage.rewriter.actors import Policy, write_texts
+from forage.rewriter.data import Row, Search
 from forage.rewriter.options import Options
-from forage.rewriter.rewards import Search
-from forage.rewriter.rewrites import Row
 from forage.statistics import Interval, bootstrapped, clear, span
 
 RAW = "raw query"
@@ -63,29 +61,32 @@ class Evaluation:
 
     def before(self, policy: Policy) -> list[Measurement]:
         """The raw queries, the untrained policy's rewrites, and its pseudo-answers."""
-        path = self.options.run_dir / "evaluation_before.json"
-        if not path.exists():
-            ways = [self._measure(RAW, [row.query for row in self.rows])]
-            ways += self._measure_texts("untrained", self._rewrites(policy))
-            ways += self._measure_texts("pseudo-answer (HyDE)", self._pseudo_answers(policy))
-            save_measurements(path, ways)
-        ways = load_measurements(path)
-        print_measurements(ways, self.options.k, self.options.query.query_weight)
-        return ways
+
+        def ways() -> list[Measurement]:
+            raw = self._measure(RAW, [row.query for row in self.rows])
+            pseudo = self._measure_texts("pseudo-answer (HyDE)", self._pseudo_answers(policy))
+            return [raw, *self._measure_texts("untrained", self._rewrites(policy)), *pseudo]
+
+        return self._shown(self._kept("before", ways))
 
     def after_warm_start(self, policy: Policy, earlier: Sequence[Measurement]) -> list[Measurement]:
         """The earlier measurements, and the warm-started policy's rewrites."""
-        path = self.options.run_dir / "evaluation_warm.json"
+        return self._shown([*earlier, *self._kept("warm", lambda: self._measure_texts("warm", self._rewrites(policy)))])
+
+    def _kept(self, name: str, ways: Callable[[], list[Measurement]]) -> list[Measurement]:
+        """What a run that was stopped has measured already, or what is measured now."""
+        path = self.options.run_dir / f"evaluation_{name}.json"
         if not path.exists():
-            save_measurements(path, self._measure_texts("warm", self._rewrites(policy)))
-        ways = [*earlier, *load_measurements(path)]
+            save_measurements(path, ways())
+        return load_measurements(path)
+
+    def _shown(self, ways: list[Measurement]) -> list[Measurement]:
         print_measurements(ways, self.options.k, self.options.query.query_weight)
         return ways
 
     def after(self, policy: Policy, earlier: Sequence[Measurement], updates: int) -> None:
         """Report the trained policy's rewrites beside all earlier measurements."""
-        ways = [*earlier, *self._measure_texts("trained", self._rewrites(policy))]
-        print_measurements(ways, self.options.k, self.options.query.query_weight)
+        ways = self._shown([*earlier, *self._measure_texts("trained", self._rewrites(policy))])
         save_measurements(self.options.run_dir / "evaluation_ways.json", ways)
         write_jsonl(self.options.run_dir / "evaluation.jsonl", result_rows(ways))
         by_name = {way.way: way for way in ways}
@@ -144,20 +145,10 @@ def save_measurements(path: Path, ways: Sequence[Measurement]) -> None:
 
 
 def load_measurements(path: Path) -> list[Measurement]:
-    """Measurements of versions before 0.4.0 have other names."""
     try:
-        ways = [Measurement(**way) for way in json.loads(path.read_bytes())]
-        return [replace(way, way=present_name(way.way)) for way in ways]
+        return [Measurement(**way) for way in json.loads(path.read_bytes())]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); delete it to measure again") from error
-
-
-def present_name(way: str) -> str:
-    """The name of a way before 0.4.0: "query x 3 + trained" is "trained, append", and "trained" "trained, replace"."""
-    if way == RAW or way.endswith((", append", ", replace")):
-        return way
-    appended = re.fullmatch(r"query x \d+ \+ (.+)", way)
-    return way_of(appended[1], "append") if appended else way_of(way, "replace")
 
 
 def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.outputs import check_replaceable
-from forage.policy.creation import nf4
-from forage.policy.policy import keep_trainable
-from forage.rewriter.actors import Policy
+from forage.processes import process_device
+from forage.rewriter.actors import Policy, with_padding
 from forage.rewriter.options import MARK, Options
-from forage.rewriter.rewrites import with_padding
 from forage.sole_writer import making_folder
 
 # The largest Qwen2.5 that fits a card of 24 GB in each way of training: 17 GiB even with --lora-rank 0, which takes
@@ -33,8 +30,11 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-def check_length(config: Any, options: Options) -> None:
+def check_length(model: str, options: Options) -> None:
     """Refuse prompts that are longer than the model's positions, where e.g. gpt2 would fail at the first such one."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model)
     places = getattr(config.get_text_config(), "max_position_embeddings", None)
     prompt, written = options.query.max_prompt_tokens, options.sampling.max_new_tokens
     if places is not None and prompt + written > places:
@@ -49,60 +49,29 @@ def load_policy(model: str, tokenizer: Any, options: Options) -> Policy:
     pad_id = with_padding(tokenizer).pad_token_id
     # In bf16, most of an update at a learning rate of 1e-5 is rounded away: only 1.7 % of the weights change.
     dtype = compute_dtype(options.actor.dtype) if options.actor.lora_rank else torch.float32
-    lm = load_lm(model, dtype, quantize=options.actor.quantize)
-    return Policy(lm, options.sampling, tokenizer.eos_token_id, pad_id, options.ppo.micro_batch)
+    return Policy(load_lm(model, dtype), options.sampling, tokenizer.eos_token_id, pad_id, options.ppo.micro_batch)
 
 
-def load_lm(name: str, dtype: torch.dtype, *, quantize: bool = False) -> Any:
-    """A causal language model that computes in `dtype`; its weights in 4 bits if asked."""
+def load_lm(name: str, dtype: torch.dtype) -> Any:
+    """A causal language model that computes in `dtype`."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    lm: Any
-    if quantize:
-        packing = nf4()
-        packing.bnb_4bit_compute_dtype = dtype
-        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, quantization_config=packing, device_map=device)
-        keep_trainable(lm)
-    else:
-        lm = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-        lm.to(device)
+    lm: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    lm.to(process_device())
     # A model's own generation settings (e.g. Qwen's repetition penalty) would mix with ours.
     lm.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     return lm.eval()
-
-
-def merged(lm: Any, source: str) -> Any:
-    """The model with its adapter merged; a 4-bit one unpacked, so that it stays the model that was trained.
-
-    Merged into 4 bits, most of what an adapter adds would be rounded away.
-    """
-    if not hasattr(lm, "merge_and_unload"):
-        return lm
-    if not getattr(lm.get_base_model(), "is_loaded_in_4bit", False):
-        return lm.merge_and_unload()
-    from bitsandbytes.functional import dequantize_4bit
-
-    plain = load_lm(source, lm.get_base_model().dtype)
-    for name, layer in lm.get_base_model().named_modules():
-        packed: Any = getattr(getattr(layer, "base_layer", layer), "weight", None)
-        if getattr(packed, "quant_state", None) is None or name.endswith(".base_layer"):
-            continue
-        weight = dequantize_4bit(packed.data, packed.quant_state).float()
-        if hasattr(layer, "get_delta_weight"):
-            weight += layer.get_delta_weight(layer.active_adapters[0]).float()
-        wanted = plain.get_submodule(name)
-        wanted.weight.data.copy_(weight.T if isinstance(wanted, Conv1D) else weight)
-    return plain
 
 
 def save_lm(policy: Policy, source: str, tokenizer: Any, folder: Path) -> None:
     """Save a plain checkpoint in the dtype it was trained in: adapter merged, generation settings from `source`."""
     from transformers import GenerationConfig
 
-    lm = policy.lm = merged(policy.lm, source)
+    if hasattr(policy.lm, "merge_and_unload"):
+        policy.lm = policy.lm.merge_and_unload()
+    lm = policy.lm
     plain = lm.generation_config
     with suppress(OSError):  # the source may have none
         lm.generation_config = GenerationConfig.from_pretrained(source)

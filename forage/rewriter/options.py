@@ -66,8 +66,6 @@ class ActorOptions:
     lora_rank: int = 16
     """Train a LoRA adapter of this rank, in fp32 on a frozen base model, which is the reference too, with the adapter
     off; 0 trains all weights in fp32, with copies of the model for reference and value model."""
-    quantize: bool = False
-    """Hold the frozen base in 4 bits (NF4)."""
     dtype: Dtype = "auto"
     """What the base of an adapter computes in; auto: bf16 where the device has it, else fp32. With --lora-rank 0 it
     is always fp32."""
@@ -77,8 +75,6 @@ class ActorOptions:
 
     def check(self) -> None:
         check_at_least_zero(self, "lora_rank")
-        if self.quantize and not self.lora_rank:
-            raise UserError("--quantize freezes the base, and --lora-rank 0 trains it; give one of them")
         if self.lora_rank and self.value == "separate":
             raise UserError(
                 "--value separate trains a second full model, which LoRA avoids; give --lora-rank 0 with it"
@@ -199,8 +195,8 @@ class Options:
     k: int = 5
     """Documents per search."""
     reward: str = "recall"
-    """recall, ndcg or mrr of the best k; tiers (steps of recall, as in DeepRetrieval); or a class of your own
-    with compute_reward(self, query, relevant_doc_ids), as module:Class."""
+    """recall, ndcg or mrr of the best k; or a class of your own with
+    compute_reward(self, query, relevant_doc_ids), as module:Class."""
     backend: Literal["auto", "trl", "own"] = "auto"
     """Training loop: TRL's trainer, or our own, which is faster and runs on several processes too (torchrun); auto is
     TRL's for one process, and our own for several."""

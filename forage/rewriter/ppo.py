@@ -20,8 +20,8 @@ from torch import Tensor
 from forage import processes
 from forage.optimizer import OptimizerOptions
 from forage.rewriter.actors import Actors, model_inputs
+from forage.rewriter.data import Row
 from forage.rewriter.options import PPOOptions
-from forage.rewriter.rewrites import Row
 
 Score = Callable[[Sequence[Row], Sequence[Sequence[int]]], list[float]]
 """Gives a reward for each row's response, whose tokens include the eos."""

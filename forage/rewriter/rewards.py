@@ -1,28 +1,26 @@
-"""Rewards of a query: how well a search for it finds the relevant documents. Users can add their own."""
+"""Rewards: how well a search for a written query finds the relevant documents. Users can add their own."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from forage.agent.prompts import final_query
 from forage.errors import UserError, first_line
 from forage.metrics import ndcg, recall, reciprocal_rank
+from forage.rewriter.actors import text_of
+from forage.rewriter.data import Row, Search
+from forage.rewriter.options import RewriteOptions
 from forage.users_class import users_class
 
-Search = Callable[[Sequence[str]], list[list[str]]]
-"""The ids of the best documents for each query, best first, without duplicates."""
-
-# Minimum recall and reward, from https://arxiv.org/abs/2503.00223 (literature search).
-TIERS = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))
-BELOW_TIERS = -3.5
-
-
-def tier(value: float) -> float:
-    """The reward of a recall in DeepRetrieval's steps. Example: .45 gives 3, .01 gives -3.5."""
-    return next((reward for minimum, reward in TIERS if value >= minimum), BELOW_TIERS)
+MEASURES: dict[str, Callable[[Sequence[str], Sequence[str], int], float]] = {
+    "recall": lambda found, relevant, k: recall(found, relevant),
+    "ndcg": ndcg,
+    "mrr": lambda found, relevant, k: reciprocal_rank(found, relevant),
+}
 
 
 class RewardModel(Protocol):
@@ -48,73 +46,32 @@ class CustomRewardModel(ABC):
         """The reward of searching for `query`, which is the final text sent to the store."""
 
 
-class Recall(CustomRewardModel):
-    """Recall among the best k, in [0, 1]."""
+class Measured(CustomRewardModel):
+    """One of MEASURES among the best k, in [0, 1]."""
+
+    name: str
 
     def compute_reward(self, query: str, relevant_doc_ids: Sequence[str]) -> float:
-        return recall(self.search([query])[0], relevant_doc_ids)
-
-
-class NDCG(CustomRewardModel):
-    """nDCG of the best k, in [0, 1]."""
-
-    def compute_reward(self, query: str, relevant_doc_ids: Sequence[str]) -> float:
-        return ndcg(self.search([query])[0], relevant_doc_ids, self.k)
-
-
-class MRR(CustomRewardModel):
-    """1 / rank of the first relevant document, in [0, 1]."""
-
-    def compute_reward(self, query: str, relevant_doc_ids: Sequence[str]) -> float:
-        return reciprocal_rank(self.search([query])[0], relevant_doc_ids)
-
-
-class Tiers(CustomRewardModel):
-    """DeepRetrieval's steps of recall, in [-3.5, 5]; meant for a k in the hundreds."""
-
-    def compute_reward(self, query: str, relevant_doc_ids: Sequence[str]) -> float:
-        return tier(recall(self.search([query])[0], relevant_doc_ids))
-
-
-BUILT_IN: dict[str, type[CustomRewardModel]] = {"recall": Recall, "ndcg": NDCG, "mrr": MRR, "tiers": Tiers}
+        return MEASURES[self.name](self.search([query])[0], relevant_doc_ids, self.k)
 
 
 def load_reward(name: str, search: Search, k: int) -> RewardModel:
     """A built-in reward by its name, or a user's class as module:Class."""
-    reward = BUILT_IN[name] if name in BUILT_IN else import_reward(name)
+    if name in MEASURES:
+        built_in = Measured(search, k)
+        built_in.name = name
+        return built_in
+    if not all(name.partition(":")):
+        raise UserError(f"--reward {name} is unknown; choose {', '.join(MEASURES)}, or give module:Class")
+    reward: Any = users_class("--reward", name)
+    if not (isinstance(reward, type) and callable(getattr(reward, "compute_reward", None))):
+        raise UserError(f"--reward {name} must be a class with a method compute_reward(self, query, relevant_doc_ids)")
+    arguments = (search, k) if issubclass(reward, CustomRewardModel) else ()
     try:
-        return reward(*constructor_arguments(reward, search, k))
-    except UserError:
-        raise
+        made: RewardModel = reward(*arguments)
     except Exception as error:  # a user's class may raise anything; it is reported, not hidden
         raise UserError(f"--reward {name} can't be created: {type(error).__name__}: {first_line(error)}") from error
-
-
-def constructor_arguments(reward: Callable[..., Any], search: Search, k: int) -> tuple[Any, ...]:
-    """As many of (search, k) as a class needs: a class of a user's own may have no constructor, or take the search.
-
-    Examples: () for a class without __init__ and for __init__(self, k=3), (search,) for __init__(self, find).
-    """
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(reward).parameters.values()
-    needed = [part for part in parameters if part.kind in kinds and part.default is inspect.Parameter.empty]
-    if len(needed) > 2:
-        names = ", ".join(part.name for part in needed)
-        raise UserError(
-            f"the constructor of {getattr(reward, '__name__', reward)} needs ({names}); it gets at most (search, k): "
-            "give the others defaults"
-        )
-    return (search, k)[: len(needed)]
-
-
-def import_reward(name: str) -> Callable[..., RewardModel]:
-    """The class that module:Class names."""
-    if not all(name.partition(":")):
-        raise UserError(f"--reward {name} is unknown; choose {', '.join(BUILT_IN)}, or give module:Class")
-    found = users_class("--reward", name)
-    if not (isinstance(found, type) and callable(getattr(found, "compute_reward", None))):
-        raise UserError(f"--reward {name} must be a class with a method compute_reward(self, query, relevant_doc_ids)")
-    return found
+    return made
 
 
 def checked_reward(model: RewardModel, query: str, relevant_doc_ids: Sequence[str]) -> float:
@@ -130,3 +87,30 @@ def checked_reward(model: RewardModel, query: str, relevant_doc_ids: Sequence[st
     if not math.isfinite(value):
         raise UserError(f"reward {name} returned {value} for the query {query!r}; it must be a finite number")
     return value
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A question, what the policy wrote, the query that was searched, and its reward."""
+
+    query: str
+    written: str
+    searched: str
+    reward: float
+
+
+class Scorer:
+    """Rewards of sampled tokens; keeps the episodes of the last batch for display."""
+
+    def __init__(self, model: RewardModel, options: RewriteOptions, tokenizer: Any) -> None:
+        self.model, self.options, self.tokenizer = model, options, tokenizer
+        self.episodes: list[Episode] = []
+
+    def __call__(self, rows: Sequence[Row], responses: Sequence[Sequence[int]]) -> list[float]:
+        self.episodes = [self._episode(row, tokens) for row, tokens in zip(rows, responses, strict=True)]
+        return [episode.reward for episode in self.episodes]
+
+    def _episode(self, row: Row, tokens: Sequence[int]) -> Episode:
+        written = text_of(self.tokenizer, tokens, self.tokenizer.eos_token_id)
+        searched = final_query(row.query, written, self.options.rewrite, self.options.query_weight)
+        return Episode(row.query, written, searched, checked_reward(self.model, searched, row.relevant_doc_ids))

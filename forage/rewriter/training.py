@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from forage import processes
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.manifest import plain
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
-from forage.rewriter.actors import Actors
+from forage.rewriter.actors import Actors, left_padded, with_padding
+from forage.rewriter.data import Row
 from forage.rewriter.options import Options
-from forage.rewriter.plots import draw_metrics
 from forage.rewriter.ppo import PromptBatch, Training, make_optimizer, train_own
-from forage.rewriter.rewrites import Row, left_padded, with_padding
-from forage.rewriter.scoring import Episode, Scorer
+from forage.rewriter.rewards import Episode, Scorer
 from forage.rewriter.trl_backend import train_trl
 from forage.runs import trackers
+from forage.runs.plots import BLUE, GREY, ORANGE, STYLE, VERMILION, reach_of, running_mean, save_figure
 from forage.runs.trackers import Tracker, chosen, open_tracker
 from forage.schedule import in_rounds
 
@@ -121,3 +124,33 @@ class Recorder:
             f"policy loss {metrics['loss/policy_avg']:.3f}, value loss {metrics['loss/value_avg']:.3f}",
             flush=True,
         )
+
+
+# Plots
+
+# A panel's title, and its metrics with their labels.
+PANELS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("reward per episode", {"objective/scores": "reward", "objective/rlhf_reward": "reward minus KL penalty"}),
+    ("KL to the untrained model, nats per episode", {"objective/kl": "KL"}),
+    ("entropy per token, nats", {"policy/entropy": "entropy"}),
+    ("ratio to the sampling policy", {"val/ratio": "mean ratio", "policy/clipfrac_avg": "share clipped"}),
+    ("policy loss", {"loss/policy_avg": "loss"}),
+    ("value loss", {"loss/value_avg": "loss"}),
+)
+
+
+def draw_metrics(rows: Sequence[Mapping[str, float]], path: Path) -> None:
+    """A dot for each update, and a line for the running mean."""
+    steps, reach = [row["step"] for row in rows], reach_of(len(rows))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(12, 9), layout="constrained")
+        for axes, (title, names) in zip(figure.subplots(3, 2).flat, PANELS, strict=True):
+            for (name, label), color in zip(names.items(), (BLUE, ORANGE, VERMILION), strict=False):
+                values = [row[name] for row in rows]
+                axes.plot(steps, values, ".", color=color, alpha=0.35)
+                axes.plot(steps, running_mean(values, reach), color=color, label=label)
+            axes.set_title(title)
+            axes.set_xlabel("updates", color=GREY)
+            if len(names) > 1:
+                axes.legend()
+        save_figure(figure, path)

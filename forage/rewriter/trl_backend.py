@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from forage.rewriter.actors import Policy
+from forage.rewriter.data import Row
 from forage.rewriter.options import PPOOptions
-from forage.rewriter.ppo import PromptBatch, Training
-from forage.rewriter.rewrites import Row
-from forage.rewriter.scoring import RewardBridge
+from forage.rewriter.ppo import PromptBatch, Score, Training
 
 
 def train_trl(
@@ -79,3 +80,46 @@ def _announced(batches: Iterable[PromptBatch], bridge: RewardBridge) -> Iterator
     for batch in batches:
         bridge.set_prompt_width(batch.ids_BT.shape[1])
         yield {"input_ids": batch.ids_BT}
+
+
+class RewardBridge(nn.Module):
+    """A reward model as TRL expects it: `backbone` turns tokens into "hidden states", `score` reads the rewards.
+
+    TRL passes ids with 0 for padding and the mask, but not the row of each sequence; and because accelerate prefetches
+    batches, the order in which batches were built does not tell it either. So a row is found by its exact prompt
+    tokens; an unknown prompt is an error. Whoever pads the prompts calls `set_prompt_width` first. All positions of a
+    sequence hold its reward, so it does not matter which one TRL reads.
+    """
+
+    base_model_prefix = "backbone"
+
+    def __init__(self, rows: Sequence[Row], score: Score) -> None:
+        super().__init__()
+        self.backbone = _RewardLookup({row.prompt: row for row in rows}, score)
+
+    def set_prompt_width(self, width: int) -> None:
+        """In the next batch, responses begin at this column."""
+        self.backbone.prompt_width = width
+
+    def score(self, hidden_BT1: Tensor) -> Tensor:
+        return hidden_BT1
+
+
+class _RewardLookup(nn.Module):
+    def __init__(self, row_by_prompt: Mapping[tuple[int, ...], Row], score: Score) -> None:
+        super().__init__()
+        self.row_by_prompt, self.score, self.prompt_width = row_by_prompt, score, 0
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+        width, columns = self.prompt_width, input_ids.shape[1]
+        if not 0 < width < columns:
+            raise ValueError(f"responses can't begin at column {width} of {columns}")
+        rows, responses = [], []
+        for ids, mask in zip(input_ids, attention_mask.bool(), strict=True):
+            prompt = tuple(ids[:width][mask[:width]].tolist())
+            if prompt not in self.row_by_prompt:
+                raise ValueError(f"no row has the prompt of {len(prompt)} tokens that begins {list(prompt[:8])}")
+            rows.append(self.row_by_prompt[prompt])
+            responses.append(ids[width:][mask[width:]].tolist())
+        rewards_B = torch.tensor(self.score(rows, responses), device=input_ids.device)
+        return SimpleNamespace(hidden_states=(rewards_B[:, None, None].expand(-1, columns, 1),))

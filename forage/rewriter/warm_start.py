@@ -17,10 +17,9 @@ from forage import processes
 from forage.agent.prompts import control_tokens
 from forage.optimizer import update_weights
 from forage.rewriter.actors import Policy, model_inputs, with_adapter
-from forage.rewriter.data import Data
+from forage.rewriter.data import Data, Row
 from forage.rewriter.models import load_policy, save_lm
 from forage.rewriter.options import Options, WarmOptions
-from forage.rewriter.rewrites import Row
 from forage.text import first_words
 
 IGNORED = -100  # label of tokens that are not learned

@@ -5,11 +5,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from forage.errors import UserError
-from forage.rewriter.actors import Policy, choose_by, make_actors, model_inputs, write_texts
+from forage.rewriter.actors import Policy, choose_by, left_padded, make_actors, model_inputs, text_of, write_texts
 from forage.rewriter.models import save_lm
 from forage.rewriter.options import ActorOptions, SamplingOptions
 from forage.rewriter.ppo import logits_and_values, logprobs_of
-from forage.rewriter.rewrites import left_padded, text_of
 from tests.tiny_rewriter import tiny_actors, tiny_lm, tiny_rows
 
 
@@ -163,7 +162,6 @@ def test_plain_transformers_loads_what_was_trained(tmp_path, lora_rank):
         (SamplingOptions(top_p=1.1), "--top-p"),
         (ActorOptions(lora_rank=-1), "--lora-rank"),
         (ActorOptions(value="separate"), "--value separate trains a second full model.* give --lora-rank 0 with it"),
-        (ActorOptions(lora_rank=0, quantize=True), "--quantize freezes the base, and --lora-rank 0 trains it"),
     ],
 )
 def test_options_that_can_not_be(options, says):

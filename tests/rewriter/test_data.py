@@ -4,9 +4,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from forage.errors import UserError
-from forage.rewriter.data import find_data, make_sample, read_data
+from forage.rewriter.data import find_data, make_sample, open_search, read_data
 from forage.rewriter.options import Options
-from forage.rewriter.search import open_search
 from tests.tiny_rewriter import write_data
 
 

@@ -2,11 +2,11 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 
 from forage.errors import UserError
+from forage.rewriter.data import Row
 from forage.rewriter.evaluation import (
     RAW,
     Measurement,
@@ -14,12 +14,10 @@ from forage.rewriter.evaluation import (
     few_updates,
     load_measurements,
     measure,
-    present_name,
     print_measurements,
     result_rows,
     save_measurements,
 )
-from forage.rewriter.rewrites import Row
 from forage.statistics import span
 
 ROWS = [Row("one", ("a", "b"), (1,)), Row("two", ("c",), (2,))]
@@ -74,19 +72,6 @@ def test_the_table_of_a_whole_run_fits_100_columns(capsys, monkeypatch):
         "pseudo-answer (HyDE), replace 0.000 (0.000 to 0.000) -1.000 (-1.000 to -1.000) * 0.000 0.000".split()
     )
     assert max(map(len, lines)) <= 100
-
-
-def test_names_of_earlier_versions_are_read(tmp_path):
-    old = [
-        RAW, "untrained", "query x 3 + untrained", "pseudo-answer (HyDE)", "query x 12 + pseudo-answer (HyDE)", "warm",
-    ]  # fmt: skip
-    save_measurements(tmp_path / "ways.json", [replace(ways()[0], way=way) for way in old])
-    now = [way.way for way in load_measurements(tmp_path / "ways.json")]
-    assert now == [
-        RAW, "untrained, replace", "untrained, append", "pseudo-answer (HyDE), replace",
-        "pseudo-answer (HyDE), append", "warm, replace",
-    ]  # fmt: skip
-    assert [present_name(way) for way in now] == now
 
 
 def test_a_short_run_says_that_it_is_one():

@@ -1,4 +1,4 @@
-"""Base models: gpt2 and its kin beside Llama's, in full precision and in 4 bits, and what is saved of them."""
+"""Base models: gpt2 and its kin beside Llama's, in full precision, and what is saved of them."""
 
 import re
 
@@ -26,9 +26,8 @@ def folder(request, tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize("quantize", [False, True])
-def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path, quantize):
-    source, options = str(folder / "model"), Options(actor=ActorOptions(quantize=quantize, dtype="float32"))
+def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path):
+    source, options = str(folder / "model"), Options(actor=ActorOptions(dtype="float32"))
     tokenizer = AutoTokenizer.from_pretrained(source)
     policy = load_policy(source, tokenizer, options)
     actors = make_actors(policy, options.actor, seed=0)
@@ -44,23 +43,16 @@ def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path, quantize)
     assert not torch.allclose(wanted, plain, atol=0.1)
     assert values.tolist() == [[0, 0, 0]]
     torch.testing.assert_close(actors.reference.response_logits(SEQUENCES, 3), plain, rtol=0, atol=0)
-    if quantize:
-        exact = AutoModelForCausalLM.from_pretrained(source)(SEQUENCES).logits[:, 1:4] / policy.sampling.temperature
-        assert (plain - exact).detach().abs().max() > 1e-3  # the base was rounded
-        wanted.sum().backward()  # and the adapter learns over it
-        assert all(weight.grad.abs().sum() > 0 for name, weight in policy.lm.named_parameters() if "lora_A" in name)
     save_lm(policy, source, tokenizer, tmp_path / "saved")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert getattr(saved.config, "quantization_config", None) is None
     got = saved(SEQUENCES).logits[:, 1:4] / policy.sampling.temperature
     torch.testing.assert_close(got, wanted.detach(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("more", [(), ("--quantize", "--warm-steps", "2", "--rewrite", "replace")])
+@pytest.mark.parametrize("more", [(), ("--warm-steps", "2", "--rewrite", "replace")])
 def test_a_run_by_default_trains_an_adapter(folder, tmp_path, capsys, more):
     run(tiny_args(folder, tmp_path, "--backend", "own", "--max-steps", "2", *more))
     said = capsys.readouterr().out
-    assert re.search(r"memory: \d\.\d MiB, and what a pass computes", said)
     assert re.search(r", (33|65) of them the value model's", said)  # a head on 32 or 64 numbers, and its bias
     state = next((tmp_path / "state").glob("*/model.safetensors"))
     assert state.stat().st_size < (folder / "model" / "model.safetensors").stat().st_size
@@ -82,7 +74,9 @@ def test_auto_takes_a_small_model_on_a_gpu(monkeypatch, capsys):
     assert "model: Qwen/Qwen2.5-0.5B-Instruct, because there is a GPU" in capsys.readouterr().out
 
 
-def test_more_than_the_models_positions_is_refused():
-    check_length(GPT2Config(n_positions=288), Options())
+def test_more_than_the_models_positions_is_refused(tmp_path):
+    GPT2Config(n_positions=287).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="--max-prompt-tokens 256 and --max-new-tokens 32 are more than the 287 tokens"):
-        check_length(GPT2Config(n_positions=287), Options(base_model="gpt2"))
+        check_length(str(tmp_path), Options(base_model="gpt2"))
+    GPT2Config(n_positions=288).save_pretrained(tmp_path)
+    check_length(str(tmp_path), Options())

@@ -6,7 +6,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.metrics import ndcg, recall, reciprocal_rank
-from forage.rewriter.rewards import CustomRewardModel, checked_reward, load_reward, tier
+from forage.rewriter.rewards import CustomRewardModel, checked_reward, load_reward
 
 
 def search(queries):
@@ -23,17 +23,11 @@ def test_measures_by_hand():
     assert ndcg(["a"], ["b"], 5) == ndcg(["a"], [], 5) == 0
 
 
-def test_tiers_are_deepretrievals():
-    values = [0.7, 0.69, 0.5, 0.4, 0.3, 0.1, 0.05, 0.049, 0]
-    assert [tier(value) for value in values] == [5, 4, 4, 3, 1, 0.5, 0.1, -3.5, -3.5]
-
-
 def test_built_in_rewards_search():
-    rewards = {name: load_reward(name, search, 3) for name in ("recall", "ndcg", "mrr", "tiers")}
+    rewards = {name: load_reward(name, search, 3) for name in ("recall", "ndcg", "mrr")}
     given = {name: checked_reward(model, "x a b", ["a", "z"]) for name, model in rewards.items()}
     assert given["recall"] == 0.5
     assert given["mrr"] == 0.5
-    assert given["tiers"] == 4
     assert given["ndcg"] == pytest.approx((1 / math.log2(3)) / (1 + 1 / math.log2(3)))
 
 
@@ -65,28 +59,12 @@ class Plain:
         return float(len(query.split()) + isinstance(relevant_doc_ids, list))
 
 
-class WithSearch:
-    def __init__(self, find, scale=10.0):
-        self.find, self.scale = find, scale
-
-    def compute_reward(self, query, relevant_doc_ids):
-        return self.scale * len(self.find([query])[0])
-
-
-class WithDefaults:
-    def __init__(self, k=7, *, weight=0.5):
-        self.k, self.weight = k, weight
-
-    def compute_reward(self, query, relevant_doc_ids):
-        return self.k * self.weight
-
-
 class NoMethod:
     compute_reward = 1.0
 
 
 class Demanding:
-    def __init__(self, search, k, index):
+    def __init__(self, index):
         self.index = index
 
     def compute_reward(self, query, relevant_doc_ids):
@@ -94,12 +72,8 @@ class Demanding:
 
 
 def test_a_class_of_its_own_needs_no_base_class():
-    """Ids come as a list; a constructor gets what it needs of (search, k), and keeps its defaults."""
-    given = {
-        name: checked_reward(load_reward(f"tests.rewriter.test_rewards:{name}", search, 5), "a b c", ("d1", "d2"))
-        for name in ("Plain", "WithSearch", "WithDefaults")
-    }
-    assert given == {"Plain": 3 + 1, "WithSearch": 10 * 3, "WithDefaults": 3.5}
+    """Ids come as a list."""
+    assert checked_reward(load_reward("tests.rewriter.test_rewards:Plain", search, 5), "a b c", ("d1", "d2")) == 3 + 1
 
 
 class Abstract(CustomRewardModel):
@@ -109,7 +83,7 @@ class Abstract(CustomRewardModel):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("recal", "choose recall, ndcg, mrr, tiers"),
+        ("recal", "choose recall, ndcg, mrr"),
         ("no_such_module:Class", "No module named 'no_such_module'"),
         ("tests.rewriter.test_rewards:Missing", "no attribute 'Missing'"),
         (":Short", "is unknown"),
@@ -117,7 +91,7 @@ class Abstract(CustomRewardModel):
         ("tests.tiny_rewriter:Class", "can't be loaded: AttributeError"),
         ("tests.rewriter.test_rewards:search", "must be a class with a method compute_reward"),
         ("tests.rewriter.test_rewards:NoMethod", "must be a class with a method compute_reward"),
-        ("tests.rewriter.test_rewards:Demanding", r"constructor of Demanding needs \(search, k, index\).* defaults"),
+        ("tests.rewriter.test_rewards:Demanding", "can't be created: TypeError"),
     ],
 )
 def test_a_reward_that_can_not_be_loaded(name, says):

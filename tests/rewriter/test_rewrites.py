@@ -7,8 +7,9 @@ import pytest
 from forage.agent.prompts import final_query, prompt_tokens
 from forage.data.records import Question
 from forage.errors import UserError
+from forage.rewriter.actors import left_padded, with_padding
+from forage.rewriter.data import make_rows
 from forage.rewriter.options import RewriteOptions
-from forage.rewriter.rewrites import left_padded, make_rows, with_padding
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import pytest
 import torch
 from trl.experimental.utils import get_reward
 
+from forage.rewriter.data import Row
 from forage.rewriter.options import RewriteOptions
-from forage.rewriter.rewards import CustomRewardModel
-from forage.rewriter.rewrites import Row
-from forage.rewriter.scoring import RewardBridge, Scorer
+from forage.rewriter.rewards import CustomRewardModel, Scorer
+from forage.rewriter.trl_backend import RewardBridge
 
 PAD, EOS = 99, 2
 ROWS = [Row("one", ("a",), (5, 6)), Row("two", ("b",), (7,)), Row("three", ("c",), (5, 6, 7))]

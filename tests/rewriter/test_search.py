@@ -4,9 +4,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from forage.errors import UserError
-from forage.rewriter.data import read_data
+from forage.rewriter.data import open_search, read_data
 from forage.rewriter.options import Options
-from forage.rewriter.search import open_search
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions

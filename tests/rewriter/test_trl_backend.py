@@ -8,10 +8,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from forage.optimizer import OptimizerOptions
-from forage.rewriter.actors import Policy, make_actors
+from forage.rewriter.actors import Policy, make_actors, with_padding
 from forage.rewriter.options import ActorOptions, PPOOptions, SamplingOptions
 from forage.rewriter.ppo import Training, make_optimizer, train_own
-from forage.rewriter.rewrites import with_padding
 from forage.rewriter.trl_backend import train_trl
 from tests.tiny_rewriter import batches_of, tiny_actors, tiny_lm, tiny_rows
 

@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forage.errors import UserError
-from forage.rewriter.actors import Policy
+from forage.rewriter.actors import Policy, with_padding
+from forage.rewriter.data import Row
 from forage.rewriter.models import load_policy
 from forage.rewriter.options import ActorOptions, Options, SamplingOptions, WarmOptions
-from forage.rewriter.rewrites import Row, with_padding
 from forage.rewriter.warm_start import beginning_of, examples_of, train_warm, warm_loss
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 

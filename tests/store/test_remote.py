@@ -15,9 +15,8 @@ import pytest
 
 from forage.data.records import Document
 from forage.errors import UserError
-from forage.rewriter.data import Data
+from forage.rewriter.data import Data, open_search
 from forage.rewriter.options import Options
-from forage.rewriter.search import open_search
 from forage.store.card import read_card
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
