@@ -16,7 +16,7 @@ from forage.cli import run_script
 from forage.errors import UserError
 from forage.machine import Dtype
 from forage.outputs import check_apart, check_replaceable
-from forage.policy.options import AdapterOptions
+from forage.policy.card import AdapterOptions
 from forage.sole_writer import making_folder
 
 TOP = ("base_model", "output_dir", "quantize", "dtype", "r", "alpha", "target_modules", "rslora", "dora", "overwrite")
@@ -54,10 +54,9 @@ class Options:
 def main(options: Options) -> None:
     options.check()
     import torch
-    from rich.console import Console
 
     from forage.policy.base_models import quantizes, resolve_model
-    from forage.policy.creation import create_policy, sizes_table
+    from forage.policy.policy import create_policy
 
     base = resolve_model(options.base_model, options.models_dir)
     check_apart("--output-dir", options.output_dir, {"--base-model": base})
@@ -66,9 +65,8 @@ def main(options: Options) -> None:
     quantize = quantizes(options.quantize)
     torch.manual_seed(options.seed)
     with making_folder(options.output_dir, overwrite=options.overwrite) as partial:
-        before, after = create_policy(base, partial, options.adapter, quantize=quantize, dtype=options.dtype)
-    print(f"policy: {options.output_dir}, made from {base}")
-    Console().print(sizes_table(before, after, quantized=quantize))
+        held = create_policy(base, partial, options.adapter, quantize=quantize, dtype=options.dtype)
+    print(f"policy: {options.output_dir}, made from {base}: {held}")
 
 
 if __name__ == "__main__":

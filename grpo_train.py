@@ -81,7 +81,7 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
     import torch
 
     from forage.engines.choice import uses_servers, with_key
-    from forage.engines.sleeping import fall_asleep
+    from forage.engines.vllm import fall_asleep
     from forage.policy.room import fitted
 
     if world() > 1 or not torch.cuda.is_available():

@@ -16,21 +16,19 @@ loses half of its effect is refused too; --dtype float32 keeps it.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from forage.agent.options import AGENT_FILE, read_agent, write_agent
 from forage.cli import run_script
-from forage.errors import UserError
+from forage.errors import UserError, first_line
 from forage.sole_writer import making_folder
 
 TOP = (
     "lora_model", "output_path", "base_model", "dtype", "prove", "tolerance", "allow_other_base", "overwrite",
-    "evaluation", "dataset", "license", "push_to_hub",
+    "evaluation", "push_to_hub",
 )  # fmt: skip
-HUB_NAME = r"[\w.-]+/[\w.-]+"
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,6 @@ class Options:
     """Merge even if the adapter names another base; shapes must still fit."""
     overwrite: bool = False
     """Replace the output folder if it exists."""
-    base_hub_name: str = ""
-    """The base's name on the hub, for the model card; left out: the name it was read by."""
-    dataset: tuple[str, ...] = ()
-    """Names on the hub of the data that it learnt from, for the model card."""
-    license: str = ""
-    """Licence of the merged model, as the hub writes it (apache-2.0), for the model card; left out: the base's."""
     evaluation: Path | None = None
     """Output folder of evaluate.py whose scores of this adapter go into the model card."""
     push_to_hub: str = ""
@@ -71,30 +63,21 @@ class Options:
         """Fail before a weight is read."""
         if self.tolerance is not None and not self.tolerance > 0:
             raise UserError(f"--tolerance {self.tolerance} must be over 0")
-        for option, name in (("--base-hub-name", self.base_hub_name), *(("--dataset", name) for name in self.dataset)):
-            if name and not re.fullmatch(HUB_NAME, name):
-                raise UserError(f"{option} {name} is no name on the hub; give it as owner/name")
-        if self.license and not re.fullmatch(r"[a-z0-9.-]+", self.license):
-            raise UserError(f"--license {self.license} is no licence as the hub writes them; give one as apache-2.0")
         if self.output_path.exists() and not self.overwrite:
             raise UserError(f"{self.output_path} exists already; choose another --output-path, or add --overwrite")
 
 
 def main(options: Options) -> None:
     options.check()
-    from forage.evaluation.model_card import About, model_card
-    from forage.evaluation.published import read_scores
-    from forage.policy.full_base import find_base
-    from forage.policy.merge_proof import prove
-    from forage.policy.merging import check_output, find_changes, tied_vocabulary_of, write_merged
-    from forage.policy.peft_adapter import find_adapter, read_adapter
-    from forage.policy.publishing import push_to_hub
+    from forage.policy.lora import find_adapter, find_changes, read_adapter
+    from forage.publishing.merged import check_output, find_base, tied_vocabulary_of, write_merged
+    from forage.publishing.model_card import model_card, read_scores
+    from forage.publishing.proof import prove
 
     output, dtype = options.output_path, options.dtype
     adapter = read_adapter(find_adapter(options.lora_model))
     base = find_base(options.base_model, adapter, options.models_dir, allow_other=options.allow_other_base)
     scores = read_scores(options.evaluation, adapter.folder) if options.evaluation else None
-    about = About(options.base_hub_name, options.dataset, options.license, scores)
     changes = find_changes(adapter, base.name, base.shapes, tied_vocabulary_of(base))
     check_output(output, dtype, adapter, base)
     with making_folder(output, overwrite=options.overwrite) as partial:
@@ -104,7 +87,7 @@ def main(options: Options) -> None:
         if (policy / AGENT_FILE).is_file():
             write_agent(read_agent(policy), partial)
             write_prompt(partial)
-        card = model_card(output.name, adapter, base, dtype, proof, tokenizer_of(partial), about)
+        card = model_card(output.name, adapter, base, dtype, proof, tokenizer_of(partial), scores)
         (partial / "README.md").write_text(card, encoding="utf-8")
     print(f"{len(changes)} of {len(base.shapes)} weights merged into {output}, {dtype}")
     if options.push_to_hub:
@@ -130,6 +113,20 @@ def tokenizer_of(folder: Path) -> Any | None:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer_config.json").is_file() else None
+
+
+def push_to_hub(repository: str, folder: Path) -> None:
+    """Upload the folder. If that fails, say that the folder is kept."""
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    kept = f"the merged folder is kept at {folder}; upload it later with `hf upload {repository} {folder}`"
+    try:
+        HfApi().create_repo(repository, exist_ok=True)
+        HfApi().upload_folder(repo_id=repository, folder_path=folder, commit_message="merge_lora.py")
+    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:  # ValueError: not a valid name
+        raise UserError(f"the upload to {repository} failed ({first_line(error)}); {kept}") from error
 
 
 if __name__ == "__main__":

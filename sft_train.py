@@ -37,7 +37,9 @@ def main(options: SFTOptions) -> None:
 
 
 def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -> None:
-    from forage.policy.adapters import newest_adapter, publish_adapter  # after the checks: these load torch
+    import torch  # after the checks: it takes seconds
+
+    from forage.policy.adapters import newest_adapter, publish_adapter
     from forage.policy.room import fitted
     from forage.runs.run_folder import keep_options
     from forage.sft.demonstrations import get_demonstrations
@@ -46,8 +48,9 @@ def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -
 
     keep_options(options.output_dir, options, FREE, "another --output-dir, or --overwrite")
     # It plays with the policy in training, between updates, so that an update may have the whole GPU.
-    memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=False)
-    options = replace(options, memory=memory)
+    if torch.cuda.is_available():
+        memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=False)
+        options = replace(options, memory=memory)
     player = Player(options, settings, card)
     demonstrations = get_demonstrations(options, player)
     policy = train(options, demonstrations, player)

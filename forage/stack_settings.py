@@ -1,9 +1,9 @@
 """Stack settings: checks what .env sets, so that nothing in it is ignored without a word.
 
-    python -m forage.stack_settings --device cpu --file .env
+    python -m forage.stack_settings --file .env
 
-An unknown name and a value that can't be meant are errors; a setting without effect here is noted. Without --file the
-environment is checked, less the names in --image-names: docker compose passes .env so.
+An unknown name and a value that can't be meant are errors. Without --file the environment is checked, less the names in
+--image-names: docker compose passes .env so.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from forage.cli import run_script
 from forage.errors import UserError
@@ -37,21 +36,12 @@ NUMBERS = (
     "LORA_RANK", "WARM_STEPS", "BATCH_SIZE", "NUM_ROLLOUTS", "MAX_TOKENS", "MAX_STEPS", "TRAIN_PROCESSES",
     "TRAIN_NODES", "TRAIN_PORT",
 )  # fmt: skip
-ON_A_GPU = ("VLLM_GPUS", "TRAIN_GPUS", "VLLM_GPU_MEMORY")
-WITHOUT_A_GPU = ("KV_GIB",)
-ON_SEVERAL_MACHINES = ("TRAIN_NODES", "TRAIN_PORT", "TRAIN_ADDRESS", "NODES", "LAUNCH")
-IN_CONTAINERS = (
-    "PREPARE_MEMORY", "VLLM_MEMORY", "ROLLOUT_MEMORY", "TRAIN_MEMORY", "CHROMA_MEMORY", "CHROMA_PORT",
-    "TENSORBOARD_PORT", "HEARTBEAT_SECONDS",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options:
     """What to check."""
 
-    device: Literal["cuda", "cpu"]
-    """What the stack runs on."""
     file: Path | None = None
     """File of lines NAME=VALUE; one that does not exist sets nothing."""
     image_names: Path | None = None
@@ -101,27 +91,6 @@ def check_values(given: Mapping[str, str]) -> None:
         raise UserError("TRAIN_PROCESSES=0 trains nothing; set 1 or more")
 
 
-def notes(given: Mapping[str, str], device: str, *, in_containers: bool) -> list[str]:
-    """What is set and has no effect here."""
-
-    def without_effect(names: tuple[str, ...], why: str) -> list[str]:
-        return [f"{name}={given[name]} has no effect {why}" for name in names if given.get(name)]
-
-    found = without_effect(ON_A_GPU, "without a GPU") if device == "cpu" else []
-    found += without_effect(WITHOUT_A_GPU, "on a GPU, where VLLM_GPU_MEMORY does it") if device == "cuda" else []
-    if not in_containers:
-        found += without_effect(IN_CONTAINERS, "outside of docker compose")
-    if not given.get("NODE_RANK"):
-        found += without_effect(ON_SEVERAL_MACHINES, "on one machine; cluster/slurm.sh starts several")
-    if given.get("WARM_STEPS") == "0":
-        found += without_effect(("WARM_ARGS",), "with WARM_STEPS=0")
-    if given.get("REPORT_TO") != "wandb":
-        found += without_effect(("WANDB_PROJECT", "WANDB_ENTITY"), "without REPORT_TO=wandb")
-    if not given.get("CHROMA_URL"):
-        found += without_effect(("CHROMA_PORT", "CHROMA_MEMORY"), "without CHROMA_URL")
-    return list(dict.fromkeys(found))
-
-
 def main(options: Options) -> None:
     if options.file:
         given, where = dict(lines_of(options.file)), str(options.file)
@@ -133,8 +102,6 @@ def main(options: Options) -> None:
         values, where = given, ".env"
     check_names(given, where)
     check_values(values)
-    for note in notes(values, options.device, in_containers=options.image_names is not None):
-        print(f"note: {note}", file=sys.stderr)
 
 
 if __name__ == "__main__":

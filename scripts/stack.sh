@@ -31,7 +31,7 @@ run=$SHARED/runs/${RUN:-stack}
 data=$SHARED/data
 plan=$SHARED/models/plan.env # what `prepare` chose for the GPUs
 
-# On a GPU, what .env leaves open follows from its memory (forage/policy/cards.py); one card is shared.
+# On a GPU, what .env leaves open follows from its memory (forage/policy/memory.py); one card is shared.
 choose_cards() {
   local mib
   if [ -n "${CUDA_VISIBLE_DEVICES:-}" ] && [ -z "${VLLM_GPUS:-}${TRAIN_GPUS:-}" ]; then
@@ -44,7 +44,7 @@ choose_cards() {
   }
   local base=${BASE_MODEL:-auto}
   [ "$base" = auto ] && base=Qwen/Qwen2.5-7B-Instruct
-  "$PY" -m forage.policy.cards --mib $mib --base "$base" --r "${LORA_RANK:-16}" --max-tokens "${MAX_TOKENS:-2048}" \
+  "$PY" -m forage.policy.memory --mib $mib --base "$base" --r "${LORA_RANK:-16}" --max-tokens "${MAX_TOKENS:-2048}" \
     --concurrency $((${BATCH_SIZE:-8} * ${NUM_ROLLOUTS:-8})) --serve "${SERVE:-auto}" \
     $([ "${QUANTIZE:-1}" = 1 ] || echo --no-quantize) ${VLLM_GPUS:+--vllm-gpus "$VLLM_GPUS"} \
     ${TRAIN_GPUS:+--train-gpus "$TRAIN_GPUS"} ${TRAIN_PROCESSES:+--train-processes "$TRAIN_PROCESSES"} \
@@ -62,7 +62,7 @@ case $verb in
   prepare | show) # in a container .env is not a file, but docker compose passes its lines on
     names=/app/.image-names
     [ -e "$names" ] && checked=(--image-names "$names") || checked=(--file "$settings")
-    "$PY" -m forage.stack_settings --device "$DEVICE" "${checked[@]}" || exit 1
+    "$PY" -m forage.stack_settings "${checked[@]}" || exit 1
     if [ "$DEVICE" = cuda ]; then
       chosen=$(choose_cards) || exit 1
       read_settings <(echo "$chosen")
@@ -138,7 +138,7 @@ run_once() { # a file that exists once it is done, the folder to remove to do it
     "${@:3}"
     mkdir -p "${record%/*}"
     echo "$now" >"$record"
-  elif [ -z "$before" ] || [ "$before" = "$now" ]; then # earlier versions left no record
+  elif [ -z "$before" ] || [ "$before" = "$now" ]; then # a kill may have left no record
     echo "there already: $1"
   elif [ "${before%%:*}" != "$DEVICE" ]; then
     echo "error: $2 was made for ${before%%:*}, and this is the stack for $DEVICE; start that one, or give this one a volume of its own (docker compose -p NAME up)" >&2

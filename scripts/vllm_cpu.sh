@@ -22,7 +22,7 @@ dtype=float32
 grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo && dtype=bfloat16
 grep -qs '"quant_method": "bitsandbytes"' "$model/config.json" && dtype=bfloat16
 dtype=${DTYPE:-$dtype}
-# The trainer computes logits in fp32 (forage/policy/head.py). In fp32 that is vLLM's own way.
+# The trainer computes logits in fp32 (forage/policy/precision.py). In fp32 that is vLLM's own way.
 head=()
 [ "$dtype" != bfloat16 ] || head=(--hf-overrides '{"head_dtype":"float32"}')
 

@@ -15,9 +15,17 @@ LAYERS = [
     ["data", "engines"],
     ["store"],
     ["agent"],
-    ["rollout", "runs", "questions", "judge", "publishing"],
+    ["rollout", "runs", "questions", "judge"],
     ["grpo", "sft", "evaluation", "rewriter"],
-    ["evaluation.strategies", "evaluation.preference", "evaluation.chat", "evolution", "doctor", "planning"],
+    [
+        "evaluation.strategies",
+        "evaluation.preference",
+        "evaluation.chat",
+        "evolution",
+        "doctor",
+        "planning",
+        "publishing",
+    ],
     ["scripts"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
@@ -26,8 +34,7 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # by the dictionaries that users edit or by a name, or read finished files.
 ROOMS = (
     "evaluate", "forage.judge", "forage.doctor", "forage.evaluation",
-    "forage.evolution", "forage.planning", "forage.policy.creation", "forage.policy.merge_proof", "forage.publishing",
-    "forage.questions",
+    "forage.evolution", "forage.planning", "forage.publishing", "forage.questions",
     "forage.rewriter", "forage.runs.browser", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
     "forage.store.server",
 )  # fmt: skip

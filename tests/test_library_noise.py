@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 
 from create_lora_model import Options, main
 from forage.library_noise import silence_library_noise
-from forage.policy.card import read_policy_card
-from forage.policy.options import AdapterOptions
+from forage.policy.card import AdapterOptions, read_policy_card
 from forage.policy.policy import load_policy
 from tests import ROOT
 from tests.factories import tiny_llama
@@ -25,7 +24,7 @@ from forage.policy.policy import load_policy
 load_policy(read_policy_card(Path(sys.argv[1])))
 """
 MERGE = """
-from forage.policy.merging import lora_scale
+from forage.policy.lora import lora_scale
 lora_scale({"r": 4, "lora_alpha": 8}, "q_proj")
 """
 EMBED = """

@@ -1,4 +1,4 @@
-"""What .env may set: unknown names and impossible values are refused, and what has no effect is said."""
+"""What .env may set: unknown names and impossible values are refused."""
 
 import os
 import subprocess
@@ -17,7 +17,6 @@ from forage.stack_settings import (
     known_names,
     lines_of,
     main,
-    notes,
 )
 from tests import ROOT
 
@@ -90,34 +89,16 @@ def test_an_offload_works_with_the_same_shardings_in_the_stack_and_in_the_traine
                 check()
 
 
-def test_what_has_no_effect_is_said():
-    given = {"VLLM_GPU_MEMORY": "0.4", "KV_GIB": "3", "TRAIN_MEMORY": "9g", "WARM_STEPS": "0", "WARM_ARGS": "--x"}
-    always = ["WARM_ARGS=--x has no effect with WARM_STEPS=0"]
-    assert notes(given, "cpu", in_containers=True) == ["VLLM_GPU_MEMORY=0.4 has no effect without a GPU", *always]
-    assert notes(given, "cuda", in_containers=True) == [
-        "KV_GIB=3 has no effect on a GPU, where VLLM_GPU_MEMORY does it", *always,
-    ]  # fmt: skip
-    assert "TRAIN_MEMORY=9g has no effect outside of docker compose" in notes(given, "cpu", in_containers=False)
-    nodes = {"TRAIN_NODES": "2"}
-    assert notes(nodes, "cpu", in_containers=False) == [
-        "TRAIN_NODES=2 has no effect on one machine; cluster/slurm.sh starts several",
-    ]  # fmt: skip
-    assert notes(nodes | {"NODE_RANK": "0"}, "cpu", in_containers=False) == []
-    assert notes({"REPORT_TO": "wandb", "WANDB_PROJECT": "p"}, "cpu", in_containers=True) == []
-
-
 def test_the_environment_of_a_container_is_checked_without_the_images_own_names(tmp_path):
     (tmp_path / "names").write_text("PATH\nGPG_KEY\nHEARTBEAT\n")
     command = [
         sys.executable,
         "-m",
         "forage.stack_settings",
-        "--device",
-        "cpu",
         "--image-names",
         str(tmp_path / "names"),
     ]
-    plain = {"PATH": os.environ["PATH"], "GPG_KEY": "x", "HEARTBEAT": "y", "HOSTNAME": "z", "KV_GIB": "1"}
+    plain = {"PATH": os.environ["PATH"], "GPG_KEY": "x", "HEARTBEAT": "y", "HOSTNAME": "z"}
     fine = subprocess.run(command, env=plain, cwd=ROOT, capture_output=True, text=True)
     assert (fine.returncode, fine.stderr) == (0, "")
     typo = subprocess.run(command, env=plain | {"MAX_STEP": "9"}, cwd=ROOT, capture_output=True, text=True)
@@ -128,6 +109,6 @@ def test_the_environment_goes_before_the_file(tmp_path, monkeypatch):
     file = tmp_path / "env"
     file.write_text("SHARDING=zero4\n")
     with pytest.raises(UserError, match="zero4"):
-        main(Options("cpu", file))
+        main(Options(file))
     monkeypatch.setenv("SHARDING", "zero3")
-    main(Options("cpu", file))
+    main(Options(file))

@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from forage.agent.episode import Episode
-from forage.policy.creation import add_adapter, nf4
-from forage.policy.options import AdapterOptions
-from forage.policy.policy import keep_trainable
+from forage.policy.card import AdapterOptions
+from forage.policy.policy import add_adapter, keep_trainable, nf4
 
 GIB = 2**30
 # Dense bf16 FLOP/s by the vendors' data sheets; a model FLOPs utilisation refers to these.

@@ -13,13 +13,14 @@ import torch
 
 from forage.engines.base import Engine
 from forage.engines.options import EngineOptions
-from forage.engines.served import Wanted
-from forage.engines.sleeping import SleepingEngine
+from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
+from forage.policy.adapters import newest_adapter, versions
 from forage.policy.card import PolicyCard
+from forage.policy.footprint import Lora
 from forage.policy.memory import SLOTS
 from forage.policy.policy import load_base, vocabulary_of
-from forage.policy.room import engine_slots, lora_to_come
+from forage.policy.room import engine_slots, lora_of
 
 if TYPE_CHECKING:
     from forage.engines.local import LocalEngine
@@ -31,12 +32,11 @@ async def open_engine(
 ) -> AsyncIterator[Engine]:  # fmt: skip
     """vLLM servers, or this process with `slots` sequences at a time (at most 64). `tokens`: an episode's most.
 
-    `sleeps`: the caller lets the servers sleep (SleepingEngine).
+    `sleeps`: the caller lets the servers sleep between what it plays.
     """
     options = settled(with_key(options))
     if options.engine == "vllm":
-        kind = SleepingEngine if sleeps else VLLMEngine
-        async with kind(options, Wanted(card, vocabulary_of(card), tokens)) as engine:
+        async with VLLMEngine(options, Wanted(card, vocabulary_of(card), tokens), sleeps=sleeps) as engine:
             yield engine
     else:
         yield open_local(card, min(SLOTS, slots), tokens)
@@ -46,20 +46,18 @@ def open_local(card: PolicyCard, slots: int, tokens: int) -> LocalEngine:
     """An engine in this process with at most so many sequences at a time, each of at most `tokens`.
 
     On a GPU the adapter stays beside a 4-bit base, which then needs no room in 16 bits. Elsewhere it is merged, which
-    samples faster.
+    samples faster, and the base's own weights are kept in the host's memory.
     """
     from forage.engines.local import LocalEngine  # imports transformers, which takes seconds
 
-    beside = card.quantized and torch.cuda.is_available()
+    on_gpu = torch.cuda.is_available()
+    beside = card.quantized and on_gpu
     base = load_base(card, dequantize=not beside)
-    how = (
-        "the adapter stays beside the 4-bit base" if beside
-        else "the adapter is merged, and the base's own weights are kept in the host's memory"
-    )  # fmt: skip
-    way_out = "lower --max-tokens, or start a vLLM server"
-    lora = lora_to_come(card)
-    fitting = engine_slots(card, slots, tokens, lora=lora, merged=not beside, how=how, way_out=way_out)
-    return LocalEngine(base, fitting, beside=beside)
+    if on_gpu:
+        lora = lora_of(newest_adapter(card.folder)) if versions(card.folder) else Lora(0)  # a plain model has none
+        way_out = "lower --max-tokens, or start a vLLM server"
+        slots = engine_slots(card, slots, tokens, lora=lora, merged=not beside, way_out=way_out)
+    return LocalEngine(base, slots, beside=beside)
 
 
 def with_key(options: EngineOptions) -> EngineOptions:

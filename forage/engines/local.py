@@ -27,11 +27,10 @@ from forage.engines.base import Engine, EngineError, Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, Prefills, SlotCache, check_attention
 from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
-from forage.policy.head import fp32_logits
 from forage.policy.logprobs import decoder_and_head
-from forage.policy.merging import find_changes, merge, tied_vocabulary
+from forage.policy.lora import Adapter, find_changes, merge, read_adapter, tied_vocabulary
 from forage.policy.packing import common_start
-from forage.policy.peft_adapter import Adapter, read_adapter
+from forage.policy.precision import fp32_logits
 
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
 START_TOKENS = 2048  # of the requests that start in one pass; more would gain nothing and take memory

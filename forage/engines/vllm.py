@@ -2,6 +2,11 @@
 
 Every version of an adapter is served under its own name: under a reused name, vLLM would answer from prefix-cache
 blocks that the old weights computed.
+
+With `sleeps`, the servers sleep while nothing is played, so that a trainer may use their GPU. That is vLLM's level 1:
+the weights, and adapters with them, wait in the host's memory; keys and values are dropped. Level 2 drops weights and
+adapters. A server has the routes only with VLLM_SERVER_DEV_MODE=1. Without --enable-sleep-mode it answers them too,
+says that it sleeps, and frees nothing, so its configuration is asked first.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import contextlib
 import random
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +26,34 @@ import httpx
 from forage.engines.base import Engine, EngineError, Request, Sample
 from forage.engines.completion import UnreadyError, body_of, choice_of, message_of, read_sample
 from forage.engines.options import EngineOptions
-from forage.engines.probe import COLD, COMPARED, PROMPTS, check_differences, difference, listed_logprobs, probe_body
-from forage.engines.served import Wanted, check_served
-from forage.engines.sleep_routes import IS_SLEEPING, asleep_of, waking
+from forage.engines.server_checks import (
+    COLD,
+    COMPARED,
+    PROMPTS,
+    Wanted,
+    check_differences,
+    check_served,
+    difference,
+    listed_logprobs,
+    probe_body,
+)
+from forage.engines.sleep_routes import (
+    CONFIGURATION,
+    IS_SLEEPING,
+    SLEEP,
+    WAKE,
+    asleep_of,
+    has_sleep_mode,
+    waking,
+    without_sleep_mode,
+)
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.policy.adapters import changes_tokens, weights_digest
 
-SEEN_WITHIN = 120.0  # seconds until a server sees what another machine wrote; NFS's longest by default is 60
 RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
+NO_ROUTE = "{'detail': 'Not Found'}"  # FastAPI's answer where a route doesn't exist
+ROUNDING = 0.05  # nats; in bf16 a token's log-probability differs by about .03 from one batch to another
 
 
 @dataclass(frozen=True)
@@ -41,21 +65,20 @@ class Served:
     folder: Path
 
 
-class UnseenError(UnreadyError):
-    """The server does not see an adapter's folder, or not yet: another machine wrote it."""
-
-
 class VLLMEngine(Engine):
-    """Samples through one or several servers of the same base model. Use it as `async with VLLMEngine(options)`."""
+    """Samples through one or several servers of the same base model. Use it as `async with VLLMEngine(options)`.
+
+    `sleeps`: it wakes the servers when it is opened and when it is closed; in between, `sleep()` and `wake()`.
+    """
 
     exact = False  # a server batches requests as they come, and rounds by batch
 
-    def __init__(self, options: EngineOptions, wanted: Wanted | None = None) -> None:
-        self.options, self.wanted = options, wanted
-        self.adapter = "base"
+    def __init__(self, options: EngineOptions, wanted: Wanted | None = None, *, sleeps: bool = False) -> None:
+        self.options, self.wanted, self.sleeps = options, wanted, sleeps
         self._base = ""
         self._served: dict[str, Served] = {}
         self._plain: dict[httpx.AsyncClient, Sample] = {}  # what each server's base answers to COMPARED
+        self._before: dict[httpx.AsyncClient, Sample] = {}  # what each sleeping server answered last to COMPARED
         self._waited: set[httpx.AsyncClient] = set()  # servers that were found asleep
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -80,6 +103,12 @@ class VLLMEngine(Engine):
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        """Wake servers for whoever comes next. One attempt: this may be the end by an error or a signal."""
+        for client in self._clients if self.sleeps else ():
+            try:
+                await self._rouse(client)
+            except (UnreadyError, UserError) as error:
+                print(f"{client.base_url} may be asleep still ({error}); wake it: {waking(client)}", flush=True)
         await self.close()
 
     async def close(self) -> None:
@@ -88,25 +117,25 @@ class VLLMEngine(Engine):
 
     async def _wait_for(self, client: httpx.AsyncClient) -> str:
         """The name of the base on a server, once it answers."""
-        deadline = time.monotonic() + self.options.patience
-        while True:
-            beat()
-            try:
-                base = next(model for model in await self._models(client, timeout=10) if not model.get("parent"))
-            except UnreadyError as error:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"no vLLM server answers at {client.base_url} ({error}); start one: make vllm-cpu"
-                    ) from error
-            else:
-                if self.wanted:
-                    check_served(base, self.wanted, f"the server at {client.base_url}")
-                return str(base["id"])
-            await asyncio.sleep(1)
+        found: dict[str, Any] = {}
+
+        async def ask(client: httpx.AsyncClient) -> None:
+            found.update(next(model for model in await self._models(client, timeout=10) if not model.get("parent")))
+
+        await self._patiently(client, ask, "can't be used", "start one: make vllm-cpu")
+        if self.wanted:
+            check_served(found, self.wanted, f"the server at {client.base_url}")
+        return str(found["id"])
 
     async def _ready(self, client: httpx.AsyncClient) -> None:
-        """A server that sleeps belongs to a trainer, on whose GPU it would wake; until then it answers nothing."""
-        if await self._asleep(client):
+        """A server that sleeps belongs to a trainer, on whose GPU it would wake; until then it answers nothing.
+
+        With `sleeps` it is this trainer's: one that was killed may have left it asleep.
+        """
+        if self.sleeps:
+            await self._check_sleep_mode(client)
+            await self._rouse(client)
+        elif await self._asleep(client):
             if client not in self._waited:
                 self._waited.add(client)
                 print(
@@ -115,9 +144,6 @@ class VLLMEngine(Engine):
                     flush=True,
                 )
             raise UnreadyError("it is asleep")
-
-    async def _asleep(self, client: httpx.AsyncClient) -> bool:
-        return asleep_of(await self._call(client, "GET", IS_SLEEPING)) is True  # most servers lack the route
 
     async def _probe(self, client: httpx.AsyncClient) -> None:
         """Refuse a server whose log-probabilities are not those of the distribution that it samples from."""
@@ -136,7 +162,9 @@ class VLLMEngine(Engine):
 
     async def generate(self, request: Request) -> Sample:
         """Ask the episode's server, or the next one if it doesn't answer; retry with growing pauses."""
-        served = self._served_for(request)
+        adapter = request.adapter or self.adapter
+        if adapter != "base" and adapter not in self._served:
+            raise EngineError(f"episode {request.episode} began with adapter {adapter}, which was never loaded here")
         # A question's episodes share their prompt, so they share a server and its prefix cache.
         first = zlib.crc32(request.episode.partition("/")[0].encode())
         deadline: float | None = None
@@ -144,7 +172,7 @@ class VLLMEngine(Engine):
         while True:
             client = self._clients[(first + attempt) % len(self._clients)]
             try:
-                return await self._sample(client, request, served)
+                return await self._sample(client, request, self._served.get(adapter))
             except UnreadyError as error:
                 why = error
             attempt += 1
@@ -153,13 +181,6 @@ class VLLMEngine(Engine):
                 raise EngineError(f"no vLLM server answered in {self.options.patience:g} s ({why})")
             if attempt % len(self._clients) == 0:
                 await asyncio.sleep(min(10, 0.2 * 2 ** min(attempt, 6)) * random.uniform(0.5, 1))
-
-    def _served_for(self, request: Request) -> Served | None:
-        """The adapter that the request asks for, or else the one in use; None for the base."""
-        adapter = request.adapter or self.adapter
-        if adapter != "base" and adapter not in self._served:
-            raise EngineError(f"episode {request.episode} began with adapter {adapter}, which was never loaded here")
-        return None if adapter == "base" else self._served[adapter]
 
     async def _sample(self, client: httpx.AsyncClient, request: Request, served: Served | None) -> Sample:
         """One attempt at one server."""
@@ -177,6 +198,9 @@ class VLLMEngine(Engine):
             raise UserError(f"{client.base_url} refuses the request: {message_of(answer)}")
         return answer
 
+    async def _compared(self, client: httpx.AsyncClient, model: str) -> Sample:
+        return read_sample(choice_of(await self._complete(client, body_of(COMPARED, model))), COMPARED)
+
     # Adapters
 
     async def load_adapter(self, name: str, folder: Path) -> None:
@@ -185,39 +209,22 @@ class VLLMEngine(Engine):
         served = Served(f"{name}-{weights_digest(folder)[:8]}".removesuffix("-"), folder.resolve())
         if name == self.adapter and served == before:
             return
-        await self._load_everywhere(name, served)
+        for client in self._clients:
+            await self._patiently(client, lambda each: self._load(each, served), f"can't load adapter {name}")
         self._served[name], self.adapter = served, name
         if before and before.name != served.name:
-            await self._unload(before, self._clients)
-
-    async def _load_everywhere(self, name: str, served: Served) -> None:
-        """Load an adapter on every server, or on none: if one can't, those that this call gave it to lose it again."""
-        given: list[httpx.AsyncClient] = []
-
-        async def load(client: httpx.AsyncClient) -> None:
-            if await self._load(client, served):
-                given.append(client)
-
-        try:
             for client in self._clients:
-                await self._patiently(client, load, f"can't load adapter {name}")
-        except UserError:
-            await self._unload(served, given)
-            raise
+                with contextlib.suppress(UnreadyError):  # a server that is down has none
+                    await self._unload(client, before)
 
-    async def _unload(self, served: Served, clients: Sequence[httpx.AsyncClient]) -> None:
-        for client in clients:
-            with contextlib.suppress(UnreadyError):  # a server that is down has none
-                await self._call(client, "POST", "/v1/unload_lora_adapter", json={"lora_name": served.name})
+    async def _unload(self, client: httpx.AsyncClient, served: Served) -> None:
+        await self._call(client, "POST", "/v1/unload_lora_adapter", json={"lora_name": served.name})
 
-    async def _load(self, client: httpx.AsyncClient, served: Served, *, probe: bool = False) -> bool:
-        """Load an adapter, after a probe where the server may have been started again with other settings.
-
-        False if it was there.
-        """
+    async def _load(self, client: httpx.AsyncClient, served: Served, *, probe: bool = False) -> None:
+        """Load an adapter, after a probe where the server may have been started again with other settings."""
         async with self._loading:
             if await self._has(client, served.name):
-                return False
+                return
             if await self._asleep(client):  # its memory for adapters is not there, and writing to it would end it
                 raise UnreadyError("it is asleep")
             if probe:
@@ -225,34 +232,114 @@ class VLLMEngine(Engine):
             path = {"lora_name": served.name, "lora_path": str(served.folder)}
             answer = await self._call(client, "POST", "/v1/load_lora_adapter", json=path)
             if answer.status_code != 200 and await self._has(client, served.name):  # another worker loaded it first
-                return False
+                return
         if answer.status_code == 404 and message_of(answer) == NO_ROUTE:
             raise UserError(f"{client.base_url} can't load adapters at run time; start it as scripts/vllm_cpu.sh does")
-        if answer.status_code == 404:
-            raise UnseenError(f"it does not see {served.folder}")
+        if answer.status_code == 404:  # another machine wrote it, and a shared file system may be late
+            raise UnreadyError(f"it does not see {served.folder}; mount the shared folder there at the same path")
         if answer.status_code != 200:
             raise UserError(f"{client.base_url} can't load adapter {served.name} ({message_of(answer)})")
-        await self._check_effect(client, served)
-        return True
-
-    async def _check_effect(self, client: httpx.AsyncClient, served: Served) -> None:
-        """Refuse a server that has loaded an adapter but samples from the base.
-
-        The base was asked at the start, not now: beside requests with an adapter, a vLLM for CPUs (0.32) may apply
-        that adapter to requests for the base too (vLLM's pull request 48421).
-        """
+        # The base was asked at the start, not now: beside requests with an adapter, a vLLM for CPUs (0.32) may apply
+        # that adapter to requests for the base too (vLLM's pull request 48421).
         if changes_tokens(served.folder) and await self._compared(client, served.name) == self._plain[client]:
             raise UserError(
                 f"{client.base_url} has loaded adapter {served.name} but samples from the base; is its version "
                 "supported, and does it support adapters of this model?"
             )
 
-    async def _compared(self, client: httpx.AsyncClient, model: str) -> Sample:
-        return read_sample(choice_of(await self._complete(client, body_of(COMPARED, model))), COMPARED)
-
     async def _has(self, client: httpx.AsyncClient, name: str) -> bool:
         """Does the server have a model or adapter of this name?"""
         return name in {model["id"] for model in await self._models(client)}
+
+    # Sleep
+
+    async def sleep(self) -> None:
+        """Put every server to sleep, and return once all say that they are."""
+        for client in self._clients if self.sleeps else ():
+            await self._patiently(client, self._sleep, "can't be put to sleep")
+
+    async def wake(self) -> None:
+        """Wake every server; then each answers as it did before, with the adapter in use."""
+        for client in self._clients if self.sleeps else ():
+            await self._patiently(client, self._resume, "can't be woken", "free memory on its GPU, or restart it")
+
+    async def fall_asleep(self) -> None:
+        """Put every server to sleep before anything is played, once it is up."""
+        for client in self._clients:
+            await self._wait_for(client)
+            await self._patiently(client, self._check_sleep_mode, "can't say how it was started")
+            await self._patiently(client, self._lay_down, "can't be put to sleep")
+
+    async def _check_sleep_mode(self, client: httpx.AsyncClient) -> None:
+        if not has_sleep_mode(await self._call(client, "GET", CONFIGURATION), client):
+            raise without_sleep_mode(client)
+
+    async def _sleep(self, client: httpx.AsyncClient) -> None:
+        if not await self._asleep(client):
+            await self._restored(client)
+            self._before[client] = await self._compared(client, self._model)
+        elif client not in self._before:
+            raise UserError(f"{client.base_url} is asleep already; give each trainer a server of its own")
+        await self._lay_down(client)
+
+    async def _lay_down(self, client: httpx.AsyncClient) -> None:
+        if not await self._asleep(client):
+            await self._post(client, SLEEP)
+            if not await self._asleep(client):
+                raise UnreadyError("it does not fall asleep")
+
+    async def _rouse(self, client: httpx.AsyncClient) -> None:
+        if await self._asleep(client):
+            await self._post(client, WAKE)
+            if await self._asleep(client):
+                raise UnreadyError("it does not wake")
+
+    async def _resume(self, client: httpx.AsyncClient) -> None:
+        """Wake a server, and check that its memory is what it was; an adapter that isn't is loaded again.
+
+        One that was started again meanwhile has not slept: it is probed, and loads the adapter from its file.
+        """
+        await self._rouse(client)
+        before, served = self._before.get(client), self._served.get(self.adapter)
+        if not await self._restored(client) and before and not alike(await self._compared(client, self._model), before):
+            if served:
+                print(f"{client.base_url} woke with other weights; loading adapter {served.name} again", flush=True)
+                await self._unload(client, served)
+                await self._load(client, served)
+            if not served or not alike(await self._compared(client, served.name), before):
+                raise UserError(
+                    f"{client.base_url} gives other answers than before it slept, so its memory was corrupted; restart "
+                    "it, then re-run the same command to resume, without --vllm-sleep if it happens again"
+                )
+        self._before.pop(client, None)
+
+    @property
+    def _model(self) -> str:
+        """The servers' name for what is in use."""
+        served = self._served.get(self.adapter)
+        return served.name if served else self._base
+
+    async def _restored(self, client: httpx.AsyncClient) -> bool:
+        """Load the adapter in use if the server doesn't have it, as after a restart; says whether it did."""
+        served = self._served.get(self.adapter)
+        if served is None or await self._has(client, served.name):
+            return False
+        await self._load(client, served, probe=True)
+        return True
+
+    async def _asleep(self, client: httpx.AsyncClient) -> bool:
+        answer = await self._call(client, "GET", IS_SLEEPING)
+        asleep = asleep_of(answer)
+        if self.sleeps and answer.status_code == 404:
+            raise without_sleep_mode(client)
+        if self.sleeps and asleep is None:
+            raise UnreadyError(f"status {answer.status_code}, but no word on whether it sleeps")
+        return asleep is True  # most servers lack the route
+
+    async def _post(self, client: httpx.AsyncClient, path: str) -> None:
+        answer = await self._call(client, "POST", path)
+        if answer.status_code != 200:
+            raise UserError(f"{client.base_url} refuses {path} ({message_of(answer)}); is its version supported?")
 
     # HTTP
 
@@ -286,27 +373,20 @@ class VLLMEngine(Engine):
         return answer
 
     async def _patiently(
-        self, client: httpx.AsyncClient, action: Any, what: str, way_out: str = "restart it"
+        self, client: httpx.AsyncClient, action: Callable[[httpx.AsyncClient], Awaitable[None]], what: str,
+        way_out: str = "restart it",
     ) -> None:  # fmt: skip
-        """Do something on a server, waiting if it is restarting."""
+        """Do something on a server, waiting if it is starting."""
         deadline = time.monotonic() + self.options.patience
-        within = min(self.options.patience, SEEN_WITHIN)
-        seen_by = deadline - self.options.patience + within
         while True:
+            beat()
             try:
-                await action(client)
-                return
-            except UnseenError as error:
-                if time.monotonic() > seen_by:
-                    raise UserError(
-                        f"{client.base_url} {what}: {error} after {within:.0f} s; mount the shared folder on its "
-                        "machine at the same path"
-                    ) from error
+                return await action(client)
             except UnreadyError as error:
                 if time.monotonic() > deadline:
-                    why = f"{client.base_url} doesn't answer ({error}), so it {what}; {way_out}"
-                    raise UserError(why) from error
-            beat()
+                    raise UserError(
+                        f"no vLLM server answers at {client.base_url} ({error}), so it {what}; {way_out}"
+                    ) from error
             await asyncio.sleep(0.5)
 
 
@@ -315,4 +395,18 @@ def address(url: httpx.URL) -> str:
     return f"{url.netloc.decode()}{url.path}".rstrip("/")
 
 
-NO_ROUTE = "{'detail': 'Not Found'}"  # FastAPI's answer where a route doesn't exist
+def alike(one: Sample, other: Sample) -> bool:
+    """Whether two greedy answers come from the same weights, up to rounding.
+
+    A GPU adds some sums in an order that changes from run to run, which may turn a later token into another.
+    """
+    return one.ids[:1] == other.ids[:1] and abs(one.logprobs[0] - other.logprobs[0]) < ROUNDING
+
+
+async def fall_asleep(options: EngineOptions) -> None:
+    """Put the servers to sleep before a policy is loaded on their GPU, so that the room for it can be measured."""
+    engine = VLLMEngine(options, sleeps=True)
+    try:
+        await engine.fall_asleep()
+    finally:
+        await engine.close()

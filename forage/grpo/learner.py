@@ -14,7 +14,7 @@ from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
-from forage.policy.widening import keep_inputs_narrow
+from forage.policy.precision import keep_inputs_narrow
 
 REFERENCE = "reference"  # name of the adapter that the KL term is measured against
 

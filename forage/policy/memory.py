@@ -1,46 +1,43 @@
-"""What fits into a GPU, and the settings that make it fit, from a model's configuration alone.
+"""What fits into GPUs, and the settings that make it fit, from a model's configuration alone.
 
-    python -m forage.policy.memory --base Qwen/Qwen2.5-7B-Instruct --gpu-gib 24
+    python -m forage.policy.memory --mib 24564 --base Qwen/Qwen2.5-7B-Instruct
 
-Prints a table of GiB by stage, then how trainer and vLLM server share the card, with the flags to give. Training is
-counted as the code does it and was checked against measured peaks on CPUs; what vLLM and CUDA take is counted from
-vLLM's code and partly assumed. Nothing is loaded: no weights, no torch.
+Prints lines NAME=VALUE, which `scripts/stack.sh prepare` keeps for its services, and on stderr how trainer and vLLM
+server share the cards. What is set stays. In the stack the two are separate processes, so on one card both must fit
+awake; where they only fit in turns, the refusal says with which flags. Training is counted as the code does it and was
+checked against measured peaks on CPUs; what vLLM and CUDA take is counted from vLLM's code and partly assumed. Nothing
+is loaded: no weights, no torch.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal
 
 from forage.cli import run_script
 from forage.errors import UserError, check_at_least_one
 from forage.policy.footprint import (
+    ASLEEP,
     GIB,
-    SERVED_NF4,
     Batch,
-    Footprint,
     Lora,
+    ModelShape,
     Precision,
-    kv_bytes,
-    local_sampling,
-    merging,
     resident,
     serving,
-    sleeping,
-    slots_within,
+    shape_of,
     training,
-    weight_bytes,
 )
-from forage.policy.shapes import ModelShape, shape_of
 
 Serve = Literal["auto", "nf4", "bf16"]
 Arrangement = Literal["awake", "asleep", "apart"]
 # Kept free of each card: the allocators' fragments, and errors of what is assumed about vLLM and CUDA.
 RESERVE = 0.08
-KINDS: tuple[Precision, ...] = ("nf4", "bf16")
+APART = 0.9  # share of a card of its own that vLLM takes, its default
 BUDGETS = (16384, 8192, 4096, 2048, 1024)
 CARDS = (1, 2, 4, 8)
 # Sharing a card is worth it only if the server plays this many episodes at once.
@@ -64,91 +61,65 @@ class Work:
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class Trainer:
     """The largest micro-batch that fits, and what it takes."""
 
     token_budget: int
     gradient_checkpointing: bool
     processes: int
-    footprint: Footprint
-
-    @property
-    def flags(self) -> str:
-        again = "--gradient-checkpointing" if self.gradient_checkpointing else "--no-gradient-checkpointing"
-        cards = f" --sharding zero3 on {self.processes} cards" if self.processes > 1 else ""
-        return f"--token-budget {self.token_budget} {again}{cards}"
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """What the server is told, and what it takes."""
-
-    serve: Precision
-    sequences: int
-    max_model_len: int
-    batched_tokens: int
-    share: float
-    """The part of the card's memory that vLLM takes."""
-    kv_cache_bytes: int
-    footprint: Footprint
+    bytes: float
 
     @property
     def flags(self) -> str:
         return (
-            f"--max-model-len {self.max_model_len} --max-num-seqs {self.sequences} --max-num-batched-tokens "
-            f"{self.batched_tokens} --gpu-memory-utilization {self.share:.2f}"
+            f"--token-budget {self.token_budget} --{'' if self.gradient_checkpointing else 'no-'}gradient-checkpointing"
         )
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class Server:
+    """What the server is told, and what it takes."""
+
+    serve: Precision
+    sequences: int
+    batched_tokens: int
+    bytes: float
+
+    @property
+    def flags(self) -> str:
+        return f"--max-num-seqs {self.sequences} --max-num-batched-tokens {self.batched_tokens}"
+
+    def share(self, gib: float) -> float:
+        """The part of the card's memory that vLLM takes."""
+        return math.ceil(100 * self.bytes / (gib * GIB)) / 100
+
+
+@dataclass(frozen=True)
+class Plan:
     """How trainer and server share cards of one size."""
 
-    gib: float
     arrangement: Arrangement
     """awake: one card, both at once. asleep: one card, the server sleeps during updates. apart: a card each."""
-    training: TrainingSettings
-    server: ServerSettings
-
-    @property
-    def token_budget(self) -> int:
-        return self.training.token_budget
-
-    @property
-    def gradient_checkpointing(self) -> bool:
-        return self.training.gradient_checkpointing
-
-    @property
-    def vllm_share(self) -> float:
-        return self.server.share
-
-    @property
-    def serve(self) -> Precision:
-        return self.server.serve
-
-    @property
-    def cards(self) -> int:
-        return self.training.processes + (1 if self.arrangement == "apart" else 0)
+    trainer: Trainer
+    server: Server
 
 
-def plan(shape: ModelShape, gib: float, work: Work, serve: Serve = "auto", *, apart: bool = False) -> MemoryPlan:
+def plan(shape: ModelShape, gib: float, work: Work, serve: Serve = "auto", *, apart: bool = False) -> Plan:
     """One card for both if they fit, without sleep if possible; in bf16 if possible, which vLLM serves faster.
 
-    `apart`: a card each, whatever would fit.
+    `apart`: a card each, whatever would fit. A base that is trained in bf16 is served as it is.
     """
-    kinds = KINDS[::-1] if serve == "auto" else (serve,)
-    if work.precision == "bf16":
-        kinds = ("bf16",)  # a base that is trained in bf16 is served as it is
-    for arrange in (apart_from,) if apart else (awake, asleep, apart_from):
-        for kind in kinds:
-            found = arrange(shape, gib, work, kind)
-            if found:
-                return found
-    smallest = server_settings(shape, gib, work, kinds[-1], 1).footprint
+    kinds: tuple[Precision, ...] = ("bf16",) if work.precision == "bf16" or serve == "bf16" else ("nf4",)
+    kinds = ("bf16", "nf4") if work.precision == "nf4" and serve == "auto" else kinds
+    ways: tuple[Arrangement, ...] = ("apart",) if apart else ("awake", "asleep", "apart")
+    for way, kind in product(ways, kinds):
+        if found := arranged(way, shape, gib, work, kind):
+            return found
+    least = training(shape, work.lora, work.precision, Batch(1, work.max_tokens), checkpointing=True)
     raise UserError(
-        f"no plan fits cards of {gib:g} GiB: training takes {least(shape, work).total / GIB:.1f} GiB at one episode of "
-        f"{work.max_tokens} tokens, a server {smallest.total / GIB:.1f}; lower --max-tokens, or take a smaller model "
-        "or larger cards"
+        f"no plan fits cards of {gib:g} GiB: training takes {least.total / GIB:.1f} GiB at one episode of "
+        f"{work.max_tokens} tokens, a server {server_of(shape, gib, work, kinds[-1], 1).bytes / GIB:.1f}; lower "
+        "--max-tokens, or take a smaller model or larger cards"
     )
 
 
@@ -157,84 +128,45 @@ def usable(gib: float) -> float:
     return gib * GIB * (1 - RESERVE)
 
 
-def least(shape: ModelShape, work: Work) -> Footprint:
-    """Training at its smallest: one episode at a time, activations recomputed."""
-    return training(shape, work.lora, work.precision, Batch(1, work.max_tokens), checkpointing=True)
-
-
-# Three ways to share
-
-
-def awake(shape: ModelShape, gib: float, work: Work, serve: Precision) -> MemoryPlan | None:
-    """Both at once. Room goes to the episodes played at once first: playing takes most of a step's time."""
-    for sequences in halves(work.sequences, min(work.sequences, MIN_SEQUENCES)):
-        server = server_settings(shape, gib, work, serve, sequences)
-        trainer = training_settings(shape, work, usable(gib) - server.footprint.total)
-        if trainer:
-            return MemoryPlan(gib, "awake", trainer, server)
+def arranged(way: Arrangement, shape: ModelShape, gib: float, work: Work, serve: Precision) -> Plan | None:
+    """The plan of this kind that fits, with as many episodes at once as possible: playing takes most of a step."""
+    room, fewest = usable(gib), 1 if way == "apart" else min(work.sequences, MIN_SEQUENCES)
+    # In turns, the trainer keeps its weights while episodes are played, and the server a little during updates.
+    idle, asleep = (resident(shape, work.lora, work.precision).total, ASLEEP) if way == "asleep" else (0.0, 0)
+    for sequences in halves(work.sequences, fewest):
+        server = server_of(shape, gib, work, serve, sequences)
+        left = room - (server.bytes if way == "awake" else asleep)
+        fitting = (trainer_within(shape, work, left, cards) for cards in (CARDS if way == "apart" else (1,)))
+        if server.bytes <= room - idle and (trainer := next(filter(None, fitting), None)):
+            return Plan(way, trainer, server)
     return None
 
 
-def asleep(shape: ModelShape, gib: float, work: Work, serve: Precision) -> MemoryPlan | None:
-    """In turns: the server sleeps during updates, and the trainer keeps only its weights while episodes are played."""
-    trainer = training_settings(shape, work, usable(gib) - sleeping().total)
-    room = usable(gib) - resident(shape, work.lora, work.precision).total
-    server = largest_server(shape, gib, work, serve, room, min(work.sequences, MIN_SEQUENCES))
-    return MemoryPlan(gib, "asleep", trainer, server) if trainer and server else None
-
-
-def apart_from(shape: ModelShape, gib: float, work: Work, serve: Precision) -> MemoryPlan | None:
-    """A card for the server, and as many as needed for the trainer."""
-    server = largest_server(shape, gib, work, serve, usable(gib), 1)
-    fitting = (training_settings(shape, work, usable(gib), processes) for processes in CARDS)
-    trainer = next((found for found in fitting if found), None)
-    return MemoryPlan(gib, "apart", trainer, server) if trainer and server else None
-
-
-def training_settings(
+def trainer_within(
     shape: ModelShape, work: Work, room: float, processes: int = 1, *, budget: int | None = None,
     checkpointing: bool | None = None,
-) -> TrainingSettings | None:  # fmt: skip
+) -> Trainer | None:  # fmt: skip
     """The largest micro-batch that fits, of whole episodes; activations are kept if that leaves room for one.
 
     Recomputing them costs a third of the speed. A `budget` or `checkpointing` that is given stays.
     """
     budgets = (budget,) if budget else (*(size for size in BUDGETS if size > work.max_tokens), work.max_tokens)
-    for again in (False, True) if checkpointing is None else (checkpointing,):
-        for tokens in budgets:
-            footprint = widest_update(shape, work, tokens, checkpointing=again, processes=processes)
-            if footprint.total <= room:
-                return TrainingSettings(tokens, again, processes, footprint)
+    for again, tokens in product((False, True) if checkpointing is None else (checkpointing,), budgets):
+        batches = (Batch.of(tokens, work.max_tokens, shared=shared) for shared in (False, True))
+        taken = max(
+            training(shape, work.lora, work.precision, batch, checkpointing=again, processes=processes).total
+            for batch in batches
+        )
+        if taken <= room:
+            return Trainer(tokens, again, processes, taken)
     return None
 
 
-def widest_update(
-    shape: ModelShape, work: Work, budget: int, *, checkpointing: bool, processes: int = 1
-) -> Footprint:  # fmt: skip
-    """An update with micro-batches of so many tokens, whether prompts are shared or not."""
-    tried = (
-        training(shape, work.lora, work.precision, batch, checkpointing=checkpointing, processes=processes)
-        for batch in (Batch.of(budget, work.max_tokens, shared=shared) for shared in (False, True))
-    )
-    return max(tried, key=lambda footprint: footprint.total)
-
-
-def largest_server(
-    shape: ModelShape, gib: float, work: Work, serve: Precision, room: float, fewest: int
-) -> ServerSettings | None:
-    """As many episodes at once as fit, up to those wanted."""
-    tried = (server_settings(shape, gib, work, serve, sequences) for sequences in halves(work.sequences, fewest))
-    return next((server for server in tried if server.footprint.total <= room), None)
-
-
-def server_settings(shape: ModelShape, gib: float, work: Work, serve: Precision, sequences: int) -> ServerSettings:
+def server_of(shape: ModelShape, gib: float, work: Work, serve: Precision, sequences: int) -> Server:
     batched = 8192 if gib >= 70 else 2048  # vLLM's defaults, said so that the card's name doesn't matter
     tokens = max(work.max_tokens, int(FILLED * sequences * work.max_tokens))  # vLLM refuses room for less than one
-    footprint = serving(shape, work.lora, serve, kv_tokens=tokens, sequences=sequences, batched_tokens=batched)
-    share = math.ceil(100 * footprint.total / (gib * GIB)) / 100
-    return ServerSettings(
-        serve, sequences, work.max_tokens, batched, share, tokens * kv_bytes(shape), footprint
-    )  # fmt: skip
+    taken = serving(shape, work.lora, serve, kv_tokens=tokens, sequences=sequences, batched_tokens=batched)
+    return Server(serve, sequences, batched, taken.total)
 
 
 def halves(most: int, fewest: int) -> Iterator[int]:
@@ -244,192 +176,145 @@ def halves(most: int, fewest: int) -> Iterator[int]:
         most //= 2
 
 
-def longest_episode(shape: ModelShape, gib: float, work: Work) -> int:
-    """Most tokens of an episode that trains on a card of its own, with activations recomputed; 0: none."""
-    low, high = 0, 1_048_576
-    while high - low > 64:
-        middle = (low + high) // 2
-        taken = training(shape, work.lora, work.precision, Batch(1, middle), checkpointing=True)
-        low, high = (middle, high) if taken.total <= usable(gib) else (low, middle)
-    return low
-
-
-# The table
-
-
-def stages(shape: ModelShape, work: Work, found: MemoryPlan | None, gib: float) -> dict[str, Footprint]:
-    """What each stage takes on the GPU; the merge works in the host's memory."""
-    sequences = found.server.sequences if found else 1
-    served = {f"vLLM {kind}": server_settings(shape, gib, work, kind, sequences).footprint for kind in KINDS}
-    return {
-        "warm start, plays": warm_start(shape, work, gib),
-        "update": found.training.footprint if found else least(shape, work),
-        "in process, merged": engine(shape, work, usable(gib), merged=True),
-        "in process, beside": engine(shape, work, usable(gib), merged=False),
-        **served,
-        "merge (host)": merging(shape),
-        **together(shape, gib, work),
-    }
-
-
-def engine(shape: ModelShape, work: Work, room: float, *, merged: bool) -> Footprint:
-    """LocalEngine with as many slots as fit, at least one."""
-    empty = local_sampling(shape, work.lora, work.precision, slots=0, longest=work.max_tokens, merged=merged)
-    slots = slots_within(
-        room - empty.weights - empty.context, shape, work.lora, work.precision,
-        wanted=SLOTS, longest=work.max_tokens, merged=merged,
-    )  # fmt: skip
-    return local_sampling(
-        shape, work.lora, work.precision, slots=max(1, slots), longest=work.max_tokens, merged=merged
-    )  # fmt: skip
-
-
-def warm_start(shape: ModelShape, work: Work, gib: float) -> Footprint:
-    """sft_train.py, which plays its probes (--eval-questions) with the policy in training, between updates."""
-    trainer = training_settings(shape, work, usable(gib))
-    updating = trainer.footprint if trainer else least(shape, work)
-    kept = resident(shape, work.lora, work.precision)
-    # The policy is there already: the engine adds what it samples with.
-    player = replace(
-        engine(shape, work, usable(gib) - kept.optimizer, merged=False), weights=0, adapters=0, context=0
-    )  # fmt: skip
-    return max(updating, kept + player, key=lambda footprint: footprint.total)
-
-
-def together(shape: ModelShape, gib: float, work: Work) -> dict[str, Footprint]:
-    """Trainer and server on one card, awake and in turns; where it doesn't fit, at its smallest."""
-    smallest = server_settings(shape, gib, work, "nf4" if work.precision == "nf4" else "bf16", 1).footprint
-    kinds = KINDS[::-1] if work.precision == "nf4" else ("bf16",)
-    both, turns = (
-        next((found for kind in kinds if (found := arrange(shape, gib, work, kind))), None)
-        for arrange in (awake, asleep)
-    )
-    kept, updating = (
-        resident(shape, work.lora, work.precision),
-        turns.training.footprint if turns else least(shape, work),
-    )
-    return {
-        "both awake": both.training.footprint + both.server.footprint if both else least(shape, work) + smallest,
-        "update, vLLM asleep": updating + sleeping(),
-        "playing, trainer idle": kept + (turns.server.footprint if turns else smallest),
-    }
-
-
-ROWS = {
-    "weights": "weights", "adapters": "adapters", "gradients": "gradients", "optimizer": "AdamW",
-    "activations": "activations", "dequantized": "unpacked weight", "logits": "logits",
-    "kv_cache": "keys and values", "context": "CUDA and its graphs",
-}  # fmt: skip
-
-
-def print_table(taken: dict[str, Footprint], gib: float, name: str) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{name}, GiB at each stage's peak", box=SIMPLE_HEAD)
-    table.add_column("", no_wrap=True)
-    for stage in taken:
-        table.add_column(stage, justify="right", max_width=10)
-    for row, title in ROWS.items():
-        sizes = [getattr(footprint, row) / GIB for footprint in taken.values()]
-        table.add_row(title, *(f"{size:.2f}" if size else "" for size in sizes))
-    table.add_section()
-    table.add_row("total", *(f"{footprint.total / GIB:.2f}" for footprint in taken.values()))
-    table.add_row(f"fits {gib:g} GiB", *(verdict(stage, taken[stage], gib) for stage in taken))
-    Console(width=138).print(table)
-
-
-def verdict(stage: str, footprint: Footprint, gib: float) -> str:
-    if "host" in stage:
-        return ""
-    return "yes" if footprint.total <= usable(gib) else "NO"
-
-
-HOW = {
-    "awake": "one card for trainer and server, both awake",
-    "asleep": "one card for trainer and server in turns: the server sleeps during updates",
-    "apart": "a card for the server, and the trainer on its own",
-}
-
-
-def advice(found: MemoryPlan, shape: ModelShape, work: Work) -> str:
-    """The flags to give."""
-    server, longest = found.server, longest_episode(shape, found.gib, work)
-    host = weight_bytes(shape, server.serve, SERVED_NF4) / GIB
-    asleep_needs = [
-        "  in turns   grpo_train.py --engine vllm --vllm-sleep; vLLM --enable-sleep-mode, with VLLM_SERVER_DEV_MODE=1",
-        f"             asleep, vLLM keeps its weights in {host:.1f} GiB of the host's memory",
-    ]
-    return "\n".join([
-        f"{HOW[found.arrangement]} ({found.cards} of {found.gib:g} GiB, of which {RESERVE:.0%} stay free)",
-        f"  training   {found.training.flags}",
-        f"  base       --serve {server.serve}",
-        f"  vLLM       {server.flags}",
-        f"             or, instead of the share: --kv-cache-memory-bytes {server.kv_cache_bytes}",
-        *(asleep_needs if found.arrangement == "asleep" else []),
-        f"  longest episode that trains on a card of its own: {longest:,} tokens",
-    ])  # fmt: skip
-
-
-# The command
+# Which cards
 
 
 @dataclass(frozen=True)
 class Options:
-    """Model, card and work."""
+    """The machine's cards, the work, and what was set."""
 
+    mib: tuple[int, ...]
+    """Memory of each card, as `nvidia-smi --query-gpu=memory.total` says it."""
     base: str = "Qwen/Qwen2.5-7B-Instruct"
-    """Model or policy folder, a known model, or a hub name; only its config.json is read."""
-    gpu_gib: float = 24.0
-    """Memory of a card. What nvidia-smi calls 24564MiB is 24."""
+    """Model or policy folder, or a hub name; only its config.json is read."""
     quantize: bool = True
     """Train over a 4-bit base."""
     serve: Serve = "auto"
-    """What vLLM serves: the 4-bit base, its dequantised copy, or whichever fits."""
+    """What vLLM serves: the 4-bit base, its unpacked copy, or whichever fits."""
     r: int = 16
     """Rank of the adapter."""
-    target_modules: tuple[str, ...] = ("all-linear",)
-    """Layers that it changes, as for create_lora_model.py."""
     max_tokens: int = 2048
     """Most tokens of an episode."""
     concurrency: int = 64
     """Episodes that the server should play at once."""
-    apart: bool = False
-    """Plan a card for the server and others for the trainer."""
-    json: bool = False
-    """Print the plan as JSON instead."""
+    vllm_gpus: str = ""
+    """VLLM_GPUS, if set: the number of a card."""
+    train_gpus: str = ""
+    """TRAIN_GPUS, if set: numbers of cards, separated by commas."""
+    train_processes: int = 0
+    """TRAIN_PROCESSES, if set."""
+    vllm_gpu_memory: float = 0.0
+    """VLLM_GPU_MEMORY, if set; then nothing is planned, and the trainer takes what it finds free."""
+    train_nodes: int = 0
+    """Machines that train, each with such cards, while servers run on others; 0: all of it is on this machine."""
 
     def check(self) -> None:
         check_at_least_one(self, "r", "max_tokens", "concurrency")
-        if self.gpu_gib <= 0:
-            raise UserError(f"--gpu-gib {self.gpu_gib:g} must be over 0")
+        if not 0 <= self.vllm_gpu_memory < 1:
+            raise UserError(f"VLLM_GPU_MEMORY={self.vllm_gpu_memory:g} is no share of a GPU; give one such as 0.4")
+        if not self.mib:
+            raise UserError("nvidia-smi lists no GPU; without one set DEVICE=cpu (docker-compose.cpu.yml)")
 
-    def work(self, shape: ModelShape) -> Work:
-        targets = () if self.target_modules == ("all-linear",) else self.target_modules
-        odd = [name for name in targets if name not in shape.linears]
-        if odd:
+
+@dataclass(frozen=True)
+class Cards:
+    """Which cards the two have."""
+
+    vllm: tuple[int, ...]
+    train: tuple[int, ...]
+    shared: bool
+
+
+def numbers(name: str, text: str, there: int) -> tuple[int, ...]:
+    """Example: "0,1" gives (0, 1)."""
+    parts = text.split(",") if text else []
+    if odd := [part for part in parts if not part.isdecimal() or int(part) >= there]:
+        raise UserError(f"there is no GPU {odd[0]} ({name}={text}); give numbers of nvidia-smi, 0 to {there - 1}")
+    return tuple(map(int, parts))
+
+
+def share_out(options: Options, needed: int) -> Cards:
+    """The cards that were named; else card 0 for the server, and for the trainer as many of the others as it needs."""
+    every = tuple(range(len(options.mib)))
+    vllm, train = (numbers(name, getattr(options, name.lower()), len(every)) for name in ("VLLM_GPUS", "TRAIN_GPUS"))
+    if len(vllm) > 1:
+        raise UserError(f"VLLM_GPUS={options.vllm_gpus}: the stack's server takes one GPU; give one")
+    if options.train_nodes:  # whatever a machine has is for what runs on it
+        return Cards(vllm or train[:1] or (0,), train or every, shared=False)
+    vllm = vllm or tuple(number for number in every if number not in train)[:1] or train[:1]
+    free = tuple(number for number in every if number not in vllm)
+    train = train or free[: max(needed, options.train_processes)] or vllm[:1]
+    return Cards(vllm, train, shared=bool(set(vllm) & set(train)))
+
+
+def planned(options: Options, cards: Cards) -> tuple[Plan, float]:
+    """What to do with the cards, and their GiB; refuses cards that hold the two only in turns."""
+    work = Work(Lora(options.r), "nf4" if options.quantize else "bf16", options.max_tokens, options.concurrency)
+    gib = round(min(options.mib[number] for number in (*cards.vllm, *cards.train)) / 1024, 2)
+    found = plan(shape_of(options.base), gib, work, options.serve, apart=not cards.shared)
+    if cards.shared and found.arrangement != "awake":
+        in_turns = (
+            f"grpo_train.py --engine vllm --vllm-sleep {found.trainer.flags}, and vLLM with VLLM_SERVER_DEV_MODE=1, "
+            f"--enable-sleep-mode {found.server.flags} --gpu-memory-utilization {found.server.share(gib):.2f} for a "
+            f"base in {found.server.serve}"
+        )  # fmt: skip
+        raise UserError(
+            f"a card of {gib:.1f} GiB does not hold vLLM and trainer of {options.base} at the same time; take a second "
+            "GPU or a smaller BASE_MODEL or MAX_TOKENS"
+            + (f", or train in turns without the stack ({in_turns})" if found.arrangement == "asleep" else "")
+        )
+    return found, gib
+
+
+def settings(options: Options) -> tuple[dict[str, str], list[str]]:
+    """What the services are told, by name, and what to say about it."""
+    cards, told, notes = share_out(options, 1), dict[str, str](), list[str]()
+    serve, share = options.serve, options.vllm_gpu_memory
+    if share:
+        serve = ("nf4" if options.quantize else "bf16") if serve == "auto" else serve
+    else:
+        try:
+            found, gib = planned(options, cards)
+        except UserError as error:
+            raise UserError(f"{error}; or set VLLM_GPU_MEMORY and VLLM_ARGS to go without a plan") from error
+        trainer, server = found.trainer, found.server
+        cards, serve = share_out(options, trainer.processes), server.serve
+        if (has := len(cards.train) * max(1, options.train_nodes)) < trainer.processes:
             raise UserError(
-                f"--target-modules {odd[0]} is no linear layer; give all-linear or {' '.join(shape.linears)}"
+                f"training {options.base} takes {trainer.processes} cards of {gib:.1f} GiB besides vLLM's, and has "
+                f"{has}; take a smaller BASE_MODEL or MAX_TOKENS"
             )
-        precision: Precision = "nf4" if self.quantize else "bf16"
-        return Work(Lora(self.r, targets), precision, self.max_tokens, self.concurrency)
+        notes.append(
+            f"GPUs: of {gib:g} GiB a card the trainer takes {trainer.bytes / GIB:.1f}, vLLM {server.bytes / GIB:.1f}"
+        )
+        told |= {"PLAN_VLLM_ARGS": server.flags, "PLAN_TRAIN_ARGS": trainer.flags}
+        share = server.share(gib) if cards.shared else APART
+    processes = options.train_processes or len(cards.train)
+    if processes > len(cards.train):
+        raise UserError(
+            f"TRAIN_PROCESSES={processes} takes as many GPUs, and TRAIN_GPUS={text(cards.train)} has {len(cards.train)}"
+        )
+    told |= {
+        "VLLM_GPU_MEMORY": f"{share:.2f}", "VLLM_GPUS": text(cards.vllm), "TRAIN_GPUS": text(cards.train),
+        "TRAIN_PROCESSES": str(processes), "SERVE": serve, "PLAN_SHARED": "1" if cards.shared else "",
+    }  # fmt: skip
+    idle = set(range(len(options.mib))) - set(cards.vllm) - set(cards.train[:processes])
+    if idle:
+        notes.append(f"GPU {text(tuple(sorted(idle)))} stays idle; TRAIN_GPUS and TRAIN_PROCESSES would use it")
+    return told, [*notes, "GPUs: " + " ".join(f"{name}={value}" for name, value in told.items())]
+
+
+def text(cards: tuple[int, ...]) -> str:
+    return ",".join(str(number) for number in cards)
 
 
 def main(options: Options) -> None:
     options.check()
-    shape = shape_of(options.base)
-    work, gib = options.work(shape), options.gpu_gib
-    if options.json:
-        print(json.dumps(asdict(plan(shape, gib, work, options.serve, apart=options.apart)), indent=1))
-        return
-    try:
-        found = plan(shape, gib, work, options.serve, apart=options.apart)
-    except UserError:
-        print_table(stages(shape, work, None, gib), gib, options.base)
-        raise
-    print_table(stages(shape, work, found, gib), gib, options.base)
-    print(advice(found, shape, work))
+    told, notes = settings(options)
+    for note in notes:
+        print(note, file=sys.stderr)
+    for name, value in told.items():
+        print(f"{name}={value}")
 
 
 if __name__ == "__main__":

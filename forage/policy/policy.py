@@ -1,21 +1,29 @@
-"""Policy: a base model with a LoRA adapter, loaded from a folder that create_lora_model.py or sft_train.py made."""
+"""Policy: a base model with a LoRA adapter, made by create_lora_model.py or sft_train.py, and loaded from its folder.
+
+A 4-bit base's weights are bytes, as bitsandbytes packs them and every tool reads them. FSDP2 and ZeRO-3 want weights of
+one type, so there the same bytes are called bf16. They are never cast: a cast changes bytes that are NaN in bf16.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from forage.errors import UserError
+from forage.errors import UserError, first_line
 from forage.library_noise import silence_library_noise
-from forage.machine import compute_dtype
-from forage.policy.adapters import newest_adapter
+from forage.machine import Dtype, compute_dtype
+from forage.policy.adapters import adapter_path, newest_adapter
+from forage.policy.base_models import base_digest, folder_of
 from forage.policy.branches import attend_by_branches
-from forage.policy.card import PolicyCard
-from forage.policy.four_bit import store_as, unpack_to
-from forage.policy.identity import base_digest, folder_of
-from forage.policy.widening import keep_inputs_narrow
+from forage.policy.card import AdapterOptions, PolicyCard, write_policy_card
+from forage.policy.precision import keep_inputs_narrow
+
+# Loading
 
 
 def load_tokenizer(card: PolicyCard) -> Any:
@@ -53,7 +61,6 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
     if card.quantized and dequantize:
         return model.dequantize().to(dtype)
     if card.quantized:
-        store_as(model, torch.uint8)  # earlier versions stored bf16
         for weight in model.parameters():  # transformers leaves those of a 4-bit base as they are stored
             if weight.is_floating_point():
                 weight.data = weight.data.to(dtype)
@@ -94,3 +101,135 @@ def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "au
     attend_by_branches(policy.get_base_model())
     keep_inputs_narrow(policy)
     return policy
+
+
+# Making
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of a model and their bytes in memory."""
+
+    parameters: int
+    trainable: int
+    bytes: int
+
+    def __str__(self) -> str:
+        share = f"{self.trainable:,} of {self.parameters:,} parameters ({self.trainable / self.parameters:.2%})"
+        return f"trains {share}, takes {self.bytes / 2**20:,.1f} MiB of memory"
+
+
+def create_policy(base: str, folder: Path, adapter: AdapterOptions, *, quantize: bool, dtype: Dtype) -> Sizes:
+    """Write base, adapter and model.json into a folder; return the policy's size."""
+    silence_library_noise()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    quantization = {"quantization_config": nf4()} if quantize else {}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, **quantization)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{base} can't be loaded as a causal language model ({first_line(error)})") from error
+    if quantize:
+        model.save_pretrained(folder / "base")
+        AutoTokenizer.from_pretrained(base).save_pretrained(folder / "base")
+    policy = add_adapter(model, base, adapter)
+    policy.save_pretrained(adapter_path(folder, 0))
+    loaded = str(folder / "base") if quantize else base
+    full_base = folder_of(base)  # None for weights that are no safetensors
+    digest = base_digest(full_base) if full_base else ""
+    write_policy_card(PolicyCard(folder, loaded, base, quantize, dtype, digest), folder)
+    return sizes(policy)
+
+
+def nf4() -> Any:
+    """4-bit NormalFloat, https://arxiv.org/abs/2305.14314, with double quantisation.
+
+    The packed weights are stored as bytes, which is what vLLM and other tools read; `store_as` views them as bf16.
+    """
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_storage=torch.uint8,
+    )  # fmt: skip
+
+
+def add_adapter(model: Any, base: str, options: AdapterOptions) -> Any:
+    """The model with a fresh LoRA adapter, which changes nothing until it is trained."""
+    silence_library_noise()
+    from peft import LoraConfig, get_peft_model
+
+    every = options.target_modules == ("all-linear",)
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=options.r, lora_alpha=options.alpha, lora_dropout=options.dropout,
+        use_rslora=options.rslora, use_dora=options.dora,
+        target_modules="all-linear" if every else list(options.target_modules),
+    )  # fmt: skip
+    try:
+        policy = get_peft_model(model, config)
+    except ValueError as error:
+        raise UserError(f"--target-modules {' '.join(options.target_modules)}: {first_line(error)}") from error
+    # The adapter is merged into the full base later, so it names that one, even if a 4-bit copy is loaded here.
+    policy.peft_config["default"].base_model_name_or_path = base
+    return policy
+
+
+def sizes(model: Any) -> Sizes:
+    """Count true sizes: bitsandbytes packs several 4-bit weights into an element and keeps their shape beside it."""
+    parameters = trainable = held = 0
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        number = state.shape.numel() if state is not None else parameter.numel()
+        parameters += number
+        trainable += number if parameter.requires_grad else 0
+        held += parameter.numel() * parameter.element_size()
+        if state is not None:
+            held += state.absmax.numel() * state.absmax.element_size()
+    return Sizes(parameters, trainable, held)
+
+
+# 4-bit weights
+
+
+def packed_layers(model: nn.Module) -> Iterator[Any]:
+    """The layers whose weight is packed."""
+    for layer in model.modules():
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
+        if getattr(weight, "quant_state", None) is not None:
+            yield layer
+
+
+def store_as(model: nn.Module, dtype: torch.dtype) -> None:
+    """Call the packed bytes uint8, or bf16 where something shards them."""
+    for layer in packed_layers(model):
+        if layer.weight.dtype != dtype:
+            layer.weight.data = viewed(layer.weight.data, dtype)
+            layer.weight.quant_storage = layer.quant_storage = dtype
+
+
+def unpack_to(model: nn.Module, dtype: torch.dtype) -> None:
+    """Unpack weights to this type everywhere.
+
+    bitsandbytes unpacks to the type of the input in the forward pass, but in the backward pass, and for good, to the
+    type that was quantised. If that rounds more, they would not be the same weights.
+    """
+    for layer in packed_layers(model):
+        layer.weight.quant_state.dtype = dtype
+
+
+def viewed(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same bytes as numbers of another type, in a column, as bitsandbytes lays them out."""
+    size = packed.numel() * packed.element_size()
+    if size % dtype.itemsize:
+        raise UserError(
+            f"a 4-bit weight of {size} bytes can't be sharded as bf16; give --sharding zero2, or none, or make the "
+            "policy with --no-quantize"
+        )
+    return packed.reshape(-1).view(dtype).view(-1, 1)
+
+
+def move_scales(model: nn.Module, device: torch.device) -> None:
+    """Bring what unpacks the weights to a device. Moving a weight's data alone leaves its scales behind."""
+    for layer in packed_layers(model):
+        for state in (layer.weight.quant_state, layer.quant_state):  # sharding may take the weight's, not the layer's
+            state.to(device)

@@ -27,7 +27,7 @@ def made_last(models: Path = Path("models")) -> Path:
     except UserError:
         return policy
     try:
-        return warm if policy_base in (None, full_base_of(warm)) else policy
+        return warm if policy_base in (("", ""), full_base_of(warm)) else policy
     except UserError:
         return warm
 

@@ -68,8 +68,7 @@ class Player:
             return asyncio.run(self._play(self._engine, questions, seed))
         asked, way_out = min(SLOTS, len(questions)), "give a lower --max-tokens, or --eval-questions 0"
         slots = engine_slots(
-            self.card, asked, self.settings.max_tokens, lora=Lora(0), merged=False,
-            how="the policy in training samples", way_out=way_out,
+            self.card, asked, self.settings.max_tokens, lora=Lora(0), merged=False, way_out=way_out
         )  # fmt: skip
         with borrowing(self.policy, slots, version_name(version)) as engine:
             return asyncio.run(self._play(engine, questions, seed))

@@ -13,7 +13,7 @@ from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.engines.base import EngineError, Request, Sample, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.served import Wanted
+from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.card import PolicyCard
@@ -126,7 +126,9 @@ def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change, says):
 @pytest.mark.parametrize("listing", [HTML, b'{"data": null}', b'{"data": [{"id": 3}]}'])
 def test_something_else_at_the_address_is_one_line(server, listing):
     server.listing = listing
-    with pytest.raises(UserError, match=r"no vLLM server answers at .* but no list of models\); start one") as error:
+    with pytest.raises(
+        UserError, match=r"no vLLM server answers .* but no list of models\), so it can't be used"
+    ) as error:
         sample(server, opening=0.1)
     one_line(error)
 

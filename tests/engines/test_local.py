@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
 from forage.engines.base import EngineError, Request, Sampling
-from forage.engines.local import LocalEngine, below_one, first_above, inverse_cdf, longest_start, share
+from forage.engines.local import LocalEngine, below_one, first_above, inverse_cdf, longest_start
 from forage.engines.slot_cache import Decode
 from forage.errors import UserError
 from forage.policy.packing import common_start
@@ -138,13 +138,6 @@ def test_those_that_start_together_are_computed_in_one_row(monkeypatch):
     assert seen[:3] == [(1, 7), (1, 3), (1, 3)]
 
 
-def test_share_by_hand():
-    assert share((1, 2, 3), (1, 2, 4, 5), 2)
-    assert not share((1, 2, 3), (1, 2, 4, 5), 3)
-    assert not share((9, 2, 3), (1, 2, 3), 2)
-    assert not share((1, 2, 3), (1, 2, 3), 4)
-
-
 def test_what_waits_is_untouched_by_what_is_decoded_beside_it():
     """A long episode waits for its search while a shorter one in a later slot is sampled."""
     engine = LocalEngine(tiny_model(), 3)
@@ -222,18 +215,6 @@ def shared_by_all(held, wanted, own):
 def test_the_slot_with_the_longest_beginning_is_found(held, wanted, data):
     own = data.draw(st.integers(0, len(held) - 1))
     assert longest_start(held, wanted, own) == shared_by_all(held, wanted, own)
-
-
-def test_few_slots_are_compared_whole(monkeypatch):
-    """64 episodes of a question, 2,000 tokens each: of the others, one token says that they share no more."""
-    compared = []
-    monkeypatch.setattr(local, "common_start", lambda *pair: compared.append(pair) or common_start(*pair))
-    prompt = list(range(600))
-    held = [prompt + [number] * 1400 for number in range(64)]
-    assert longest_start(held, [*held[40], 7, 7], 40) == (40, 2000)
-    assert longest_start(held, [*held[40], 7, 7], 3) == (40, 2000)
-    assert longest_start([*held, []], prompt, 64) == (0, 600)
-    assert len(compared) == 1 + 2 + 2
 
 
 @pytest.mark.parametrize("taken", [62, 63, 64, 127])

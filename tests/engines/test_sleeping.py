@@ -13,8 +13,7 @@ from safetensors.numpy import save_file
 
 from forage.engines.base import Request, Sample, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.sleeping import SleepingEngine, alike, fall_asleep
-from forage.engines.vllm import VLLMEngine
+from forage.engines.vllm import VLLMEngine, alike, fall_asleep
 from forage.errors import UserError
 from tests.misbehaving_vllm import HTML, MisbehavingVLLM
 
@@ -41,9 +40,9 @@ def options_of(*fakes, **more):
     return EngineOptions(urls=tuple(fake.url for fake in fakes), **{"patience": 60.0} | more)
 
 
-def with_engine(action, *fakes, kind=SleepingEngine, **more):
+def with_engine(action, *fakes, sleeps=True, **more):
     async def run():
-        async with kind(options_of(*fakes, **more)) as engine:
+        async with VLLMEngine(options_of(*fakes, **more), sleeps=sleeps) as engine:
             return await action(engine)
 
     return asyncio.run(run())
@@ -118,19 +117,6 @@ def test_turns_are_tried_again(fake, adapter, busy):
     assert fake.turns == ["load", SLEEP, WAKE]
 
 
-def test_it_is_asked_until_it_says_so(fake, adapter):
-    async def act(engine):
-        fake.deaf = 2
-        await slept(engine, adapter)
-        assert fake.asleep
-        fake.deaf = 1
-        await engine.wake()
-        assert not fake.asleep
-
-    with_engine(act, fake)
-    assert fake.turns == ["load", *[SLEEP] * 3, *[WAKE] * 2]
-
-
 def test_patience_ends(fake, adapter, capsys):
     async def act(engine):
         fake.refusals = [500] * 1000
@@ -172,16 +158,6 @@ def test_a_base_whose_memory_is_spoilt_ends_in_one_line(fake, adapter):
         with_engine(act, fake)
     assert "\n" not in str(error.value)
     assert fake.turns == ["load", SLEEP, WAKE, "unload", "load"]
-
-
-def test_a_base_alone_is_compared_too(fake):
-    async def act(engine):
-        await engine.sleep()
-        fake.spoilt_base = True
-        await engine.wake()
-
-    with pytest.raises(UserError, match="gives other answers than before it slept"):
-        with_engine(act, fake)
 
 
 def test_a_server_that_dies_asleep_and_comes_back_awake_is_probed_and_loads_its_adapter(fake, adapter):
@@ -268,26 +244,17 @@ def test_others_wait_until_the_trainer_wakes_it(fake, capsys, monkeypatch):
         return real(handler)
 
     monkeypatch.setattr(fake.handler, "do_GET", do_GET)
-    assert with_engine(lambda engine: engine.generate(REQUEST), fake, kind=VLLMEngine) == RIGHT
+    assert with_engine(lambda engine: engine.generate(REQUEST), fake, sleeps=False) == RIGHT
     assert fake.turns == ["woken by its trainer", "completion"]
     told = capsys.readouterr().out
     assert told.count("is asleep: waiting until the trainer that put it to sleep wakes it") == 1
     assert f"curl -X POST {fake.url}/wake_up" in told
 
 
-def test_others_do_not_wait_for_ever(fake):
-    fake.asleep = True
-    with pytest.raises(
-        UserError, match=r"\(it is asleep\), so it can't be used; if no trainer runs that wakes it, res"
-    ):
-        with_engine(lambda engine: engine.generate(REQUEST), fake, kind=VLLMEngine, patience=0.2)
-    assert fake.asleep
-
-
 def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):
     async def act(engine):
         await engine.load_adapter("run-v000001", adapter)
-        async with SleepingEngine(options_of(fake)) as trainer:
+        async with VLLMEngine(options_of(fake), sleeps=True) as trainer:
             await trainer.sleep()
             late = asyncio.create_task(engine.generate(REQUEST))
             await asyncio.sleep(0.3)
@@ -295,7 +262,7 @@ def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):
             await trainer.wake()
             return await late
 
-    assert with_engine(act, fake, kind=VLLMEngine) == RIGHT
+    assert with_engine(act, fake, sleeps=False) == RIGHT
     assert fake.turns == ["load", SLEEP, WAKE, "completion"]
 
 
@@ -310,7 +277,7 @@ def test_nothing_is_loaded_on_a_server_that_sleeps(fake, adapter):
         fake.asleep = False
         await loading
 
-    with_engine(act, fake, kind=VLLMEngine)
+    with_engine(act, fake, sleeps=False)
     assert fake.turns == ["load"]
 
 
@@ -330,17 +297,8 @@ def answers_with(monkeypatch, fake, path, value):
 @pytest.mark.parametrize("value", [HTML, {"is_sleeping": "no"}, [], {"status": "awake"}])
 def test_an_answer_that_does_not_say_whether_it_sleeps(fake, adapter, monkeypatch, value):
     answers_with(monkeypatch, fake, "/is_sleeping", value)
-    assert with_engine(lambda engine: engine.generate(REQUEST), fake, kind=VLLMEngine) == RIGHT  # a server without it
+    assert with_engine(lambda engine: engine.generate(REQUEST), fake, sleeps=False) == RIGHT  # a server without it
     with pytest.raises(UserError, match=r"status 200, but no word on whether it sleeps.* can't be used"):
-        with_engine(lambda engine: engine.sleep(), fake, patience=0.2)
-
-
-def test_a_configuration_that_does_not_say_whether_it_can_sleep(fake, monkeypatch):
-    answers_with(monkeypatch, fake, "/server_info", {"vllm_config": "VllmConfig(...)"})
-    with pytest.raises(UserError, match="does not say if it has sleep mode; is its version supported"):
-        with_engine(lambda engine: engine.sleep(), fake)
-    answers_with(monkeypatch, fake, "/server_info", HTML)
-    with pytest.raises(UserError, match="status 200, but no configuration"):
         with_engine(lambda engine: engine.sleep(), fake, patience=0.2)
 
 

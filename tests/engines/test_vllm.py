@@ -203,7 +203,7 @@ def test_a_server_that_is_not_ready_is_waited_for(fake, tmp_path):
 def test_an_adapter_does_not_wait_for_ever(fake, tmp_path):
     async def act(engine):
         fake.stop()
-        with pytest.raises(UserError, match=r"doesn't answer .* can't load adapter run-v000000; restart it"):
+        with pytest.raises(UserError, match=r"no vLLM server answers .* can't load adapter run-v000000; restart it"):
             await engine.load_adapter("run-v000000", tmp_path)
         fake.start()
 
@@ -250,22 +250,12 @@ def test_a_server_that_does_not_see_the_adapter_yet_is_waited_for(fake, tmp_path
     assert fake.adapters == ["run-v000001"]
 
 
-def test_an_adapter_that_a_server_never_sees_is_on_none_and_is_told_by_its_path(fake, tmp_path):
+def test_an_adapter_that_a_server_never_sees_is_told_by_its_path(fake, tmp_path):
     with MisbehavingVLLM() as blind:
         blind.loading = [404] * 1000
-        told = rf"{blind.url} can't load adapter run-v000001: it does not see {tmp_path} after \d+ s; mount the shared"
+        told = rf"{blind.url} \(it does not see {tmp_path}; mount the shared .* can't load adapter run-v000001"
         with pytest.raises(UserError, match=told):
             with_engine(lambda engine: load(engine, tmp_path), fake, blind, patience=0.6)
-    assert fake.adapters == []
-
-
-def test_what_another_worker_loaded_stays_where_the_pool_fails(fake, tmp_path):
-    fake.adapters = ["run-v000001"]
-    with MisbehavingVLLM() as blind:
-        blind.loading = [404] * 1000
-        with pytest.raises(UserError, match="does not see"):
-            with_engine(lambda engine: load(engine, tmp_path), fake, blind, patience=0.6)
-    assert fake.adapters == ["run-v000001"]
 
 
 async def load(engine, folder):

@@ -21,8 +21,8 @@ from forage.grpo.lockstep import LockstepScorer, nothing_sampled
 from forage.grpo.options import TrainOptions
 from forage.grpo.sequence_parallel import check_split
 from forage.policy.adapters import adapter_path
-from forage.policy.four_bit import packed_layers
 from forage.policy.packing import pack
+from forage.policy.policy import packed_layers
 from forage.processes import check_sharding
 from tests import ROOT
 from tests.sharding_worker import micro_batches, one_row, prompt_updates, tiny_policy, update

@@ -9,11 +9,10 @@ import asyncio
 import httpx
 import pytest
 
-from forage.engines import sleeping
+from forage.engines import vllm
 from forage.engines.base import Request, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.sleeping import SleepingEngine, fall_asleep
-from forage.engines.vllm import VLLMEngine
+from forage.engines.vllm import VLLMEngine, fall_asleep
 from forage.errors import UserError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -23,13 +22,13 @@ GREEDY = Request((11, 22, 33, 44), 16, (2,), sampling=Sampling(0), episode="q/0"
 @pytest.fixture
 def pretending(monkeypatch):
     """As if it had been started with --enable-sleep-mode."""
-    real = sleeping.has_sleep_mode
+    real = vllm.has_sleep_mode
 
     def has_sleep_mode(answer, client):
         assert real(answer, client) is False  # its configuration was read
         return True
 
-    monkeypatch.setattr(sleeping, "has_sleep_mode", has_sleep_mode)
+    monkeypatch.setattr(vllm, "has_sleep_mode", has_sleep_mode)
 
 
 def options_of(server, **more):
@@ -51,7 +50,7 @@ def test_a_step_in_turns(server, adapters):
     """The adapter is known after waking, and answers as before."""
 
     async def run():
-        async with SleepingEngine(options_of(server)) as engine:
+        async with VLLMEngine(options_of(server), sleeps=True) as engine:
             await engine.load_adapter("run-v000001", adapters / "v000001")
             before = await engine.generate(GREEDY)
             await engine.sleep()
@@ -86,11 +85,11 @@ def test_what_a_killed_trainer_left_asleep_is_woken_by_the_next_and_waited_for_b
     asyncio.run(fall_asleep(options_of(server)))
     assert says_that_it_sleeps(server)
 
-    async def run(kind, **more):
-        async with kind(options_of(server, **more)) as engine:
+    async def run(sleeps, **more):
+        async with VLLMEngine(options_of(server, **more), sleeps=sleeps) as engine:
             return await engine.generate(GREEDY)
 
     with pytest.raises(UserError, match=r"\(it is asleep\), so it can't be used"):
-        asyncio.run(run(VLLMEngine, patience=0.5))
-    assert len(asyncio.run(run(SleepingEngine)).ids) > 1
+        asyncio.run(run(False, patience=0.5))
+    assert len(asyncio.run(run(True)).ids) > 1
     assert not says_that_it_sleeps(server)

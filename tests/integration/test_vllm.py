@@ -15,7 +15,7 @@ from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.engines.base import Request, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.served import Wanted
+from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.card import PolicyCard

@@ -8,13 +8,11 @@ import torch
 
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.served import Wanted
+from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter
-from forage.policy.card import read_policy_card, write_policy_card
-from forage.policy.creation import create_policy
-from forage.policy.options import AdapterOptions
-from forage.policy.policy import load_policy
+from forage.policy.card import AdapterOptions, read_policy_card, write_policy_card
+from forage.policy.policy import create_policy, load_policy
 from forage.policy.served_base import Options, serve_base
 from tests.integration.agreement import differences, requests_of
 

@@ -1,14 +1,29 @@
 """Model names: the packaged model, checks of folders, and one line for each way a model can be missing."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from forage.errors import UserError
 from forage.policy import base_models as models
-from forage.policy.base_models import CONVERTED, PACKAGED_MODEL, check_folder, packaged_model, resolve_model
+from forage.policy.base_models import (
+    CONVERTED,
+    PACKAGED_MODEL,
+    base_digest,
+    check_folder,
+    folder_of,
+    packaged_model,
+    resolve_model,
+    same_base,
+)
+from forage.policy.card import read_policy_card, write_policy_card
+from forage.policy.policy import load_base
+from tests.tiny import make_policy
 
 
 @pytest.fixture(scope="module")
@@ -61,22 +76,16 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_says_something_else_is_refused(packaged, monkeypatch):
-    monkeypatch.setattr(models, "CHECK_ANSWER", "The capital of France is Lyon.")
-    with pytest.raises(UserError, match=r"says 'The capital of France is Paris\.'"):
-        models.check_completion(packaged)
-
-
 def test_folders_that_are_no_whole_model_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"no config\.json"):
         check_folder(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="no weights"):
+    with pytest.raises(UserError, match=r"lacks 1 of its weight files \(model\.safetensors\)"):
         check_folder(tmp_path)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "model-1.safetensors").touch()
-    with pytest.raises(UserError, match=r"lacks 1 of 2 weight files \(model-2\.safetensors\)"):
+    with pytest.raises(UserError, match=r"lacks 1 of its weight files \(model-2\.safetensors\)"):
         check_folder(tmp_path)
 
 
@@ -116,3 +125,78 @@ def test_what_the_hub_refuses_is_said_in_one_line(monkeypatch, failure, says):
     monkeypatch.setattr(huggingface_hub, "auth_check", refuse)
     with pytest.raises(UserError, match=says):
         resolve_model("some/model")
+
+
+# The same base
+
+
+def change_weight(folder, name, place, by):
+    model = LlamaForCausalLM.from_pretrained(folder)
+    model.get_parameter(name).data.view(-1)[place] += by
+    model.save_pretrained(folder)
+
+
+@pytest.fixture
+def copied(tiny_base, tmp_path):
+    return shutil.copytree(tiny_base, tmp_path / "copy")
+
+
+def test_a_copy_a_link_shards_and_another_type_are_the_same(tiny_base, copied, tmp_path):
+    (tmp_path / "link").symlink_to(tiny_base)
+    LlamaForCausalLM.from_pretrained(tiny_base).save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    LlamaForCausalLM.from_pretrained(tiny_base).bfloat16().save_pretrained(tmp_path / "bf16")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    for folder in (copied, tmp_path / "link", tmp_path / "shards", tmp_path / "bf16"):
+        assert same_base(str(folder), str(tiny_base))
+        assert base_digest(folder) == base_digest(tiny_base)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight",
+     "model.norm.weight", "lm_head.weight"],
+)  # fmt: skip
+def test_other_weights_are_noticed_in_any_tensor(tiny_base, copied, weight):
+    change_weight(copied, weight, 0, 0.5)
+    assert not same_base(str(copied), str(tiny_base))
+
+
+@pytest.mark.parametrize("change", [{"rope_parameters": {"rope_theta": 7.0}}, {"rms_norm_eps": 0.1}, {"sliding": 1}])
+def test_another_configuration_of_the_same_weights_is_another_base(tiny_base, copied, change):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | change))
+    assert not same_base(str(copied), str(tiny_base))
+
+
+def test_what_is_not_here_is_never_the_same_but_for_its_name(tiny_base):
+    assert folder_of("someone/model") is None
+    assert folder_of("/no/such/folder") is None
+    assert not same_base("someone/model", str(tiny_base))
+    assert not same_base(str(tiny_base), "someone/model")
+    assert same_base("someone/model", "someone/model")
+    assert same_base(str(tiny_base), "someone/model", base_digest(tiny_base))  # known by its digest
+
+
+def test_a_policys_base_that_was_changed_in_place_is_not_loaded(tiny_base, copied, tmp_path):
+    make_policy(tmp_path / "policy", copied)
+    card = read_policy_card(tmp_path / "policy")
+    write_policy_card(replace(card, full_base_digest=base_digest(copied)), tmp_path / "policy")
+    load_base(read_policy_card(tmp_path / "policy"))
+    change_weight(copied, "model.norm.weight", 3, 0.5)
+    with pytest.raises(UserError, match=r"has other weights than when .*policy was made from it; put those back"):
+        load_base(read_policy_card(tmp_path / "policy"))
+
+
+def test_a_base_that_was_moved_is_found_once_the_card_names_its_place(tiny_base, copied, tmp_path):
+    make_policy(tmp_path / "policy", copied)
+    card = read_policy_card(tmp_path / "policy")
+    write_policy_card(replace(card, full_base_digest=base_digest(copied)), tmp_path / "policy")
+    moved = copied.rename(tmp_path / "moved")
+    path = tmp_path / "policy" / "model.json"
+    with pytest.raises(UserError, match="which is gone; put it back, or write its new place there"):
+        read_policy_card(tmp_path / "policy")
+    path.write_text(path.read_text().replace(str(copied), str(moved)))  # as the error says
+    assert torch.equal(
+        load_base(read_policy_card(tmp_path / "policy")).lm_head.weight,
+        LlamaForCausalLM.from_pretrained(tiny_base).lm_head.weight,
+    )

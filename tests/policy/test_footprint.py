@@ -1,18 +1,20 @@
 """Bytes of each stage, counted by hand for a model of two layers; adapters against peft's own."""
 
+import json
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from forage.errors import UserError
 from forage.policy import footprint as fp
-from forage.policy.footprint import Batch, Lora, training
-from forage.policy.shapes import KNOWN, ModelShape
+from forage.policy.footprint import KNOWN, Batch, Lora, ModelShape, shape_from_config, shape_of, training
 
 # hidden 64, MLP 128, 4 heads of 16 with 2 for keys: queries 64, keys 32. Linear layers: 64 x 64 x 2 + 64 x 32 x 2
 # + 64 x 128 x 3 = 36,864 weights a layer. The rest: 2 x 256 x 64 + 5 x 64 = 33,088.
 SMALL = ModelShape(2, 64, 128, 4, 2, 16, 256, False)
-SEVEN = KNOWN["Qwen2.5-7B"]
+SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
 
 
 def test_weights():
@@ -111,3 +113,41 @@ def test_sampling():
     server = fp.serving(SEVEN, Lora(), "bf16", kv_tokens=2048, sequences=4, batched_tokens=2048)
     assert (server.weights, server.kv_cache) == (2 * SEVEN.parameters, 2048 * 56 * 1024)
     assert server.adapters == 2 * 2 * Lora().parameters(SEVEN)
+
+
+# Shapes
+
+PARTS = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def test_known_models_have_their_published_sizes():
+    assert [shape.parameters for shape in KNOWN.values()] == [134_515_008, 494_032_768, 7_615_616_512, 32_763_876_352]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3Config])
+def test_a_config_has_the_size_of_its_model(kind, tied):
+    config = kind(**PARTS, head_dim=16, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = shape_from_config(config.to_dict(), "small")
+    assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+    linears = {name.split(".")[-1]: module for name, module in model.model.layers[0].named_modules()}
+    assert shape.linears == {n: (m.in_features, m.out_features) for n, m in linears.items() if n.endswith("_proj")}
+
+
+def test_the_shape_of_a_folder(tmp_path):
+    LlamaConfig(**PARTS).save_pretrained(tmp_path / "base")
+    (tmp_path / "config.json").write_text("{}")  # a script's options
+    (tmp_path / "model.json").write_text(json.dumps({"base": "base", "full_base": "full", "quantized": True}))
+    assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "base")) == ModelShape(2, 32, 48, 4, 2, 8, 96, False)
+    (tmp_path / "base" / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json can't be read .* get it again"):
+        shape_of(str(tmp_path / "base"))
+    with pytest.raises(UserError, match="m is a mixtral model; memory can be planned for llama, qwen2"):
+        shape_from_config({"model_type": "mixtral"}, "m")
+    with pytest.raises(UserError, match=r"no folder, and its config\.json can't be had from the hub; name a folder"):
+        shape_of("not a name/of a model")

@@ -8,15 +8,11 @@ from bitsandbytes.functional import QuantState, dequantize_4bit
 from safetensors.torch import load_file
 
 from forage.errors import UserError
-from forage.policy.card import read_policy_card
-from forage.policy.creation import create_policy
-from forage.policy.four_bit import move_scales, packed_layers, store_as, viewed
+from forage.policy.card import AdapterOptions, read_policy_card
 from forage.policy.logprobs import token_logprobs
-from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
-from forage.policy.policy import load_base, load_policy
+from forage.policy.policy import create_policy, load_base, load_policy, move_scales, packed_layers, store_as, viewed
 from tests.factories import Sequence
-from tests.policy.stored_before import as_stored_before
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +21,6 @@ def made(tmp_path_factory, tiny_base):
     folder = tmp_path_factory.mktemp("four_bit") / "policy"
     create_policy(str(tiny_base), folder, AdapterOptions(r=4), quantize=True, dtype="float32")
     return folder
-
-
-@pytest.fixture(scope="module")
-def made_before(made):
-    """The same policy as version 0.3.0 wrote it."""
-    return as_stored_before(made, made.parent / "before")
 
 
 def raw(model):
@@ -75,16 +65,6 @@ def test_called_bf16_a_policy_says_the_same(made):
     assert all(map(torch.equal, raw(policy), bytes_before))
     assert all(map(torch.equal, unpacked(policy), weights_before))
     assert torch.equal(scores(policy), before)
-
-
-def test_a_policy_of_an_earlier_version_is_the_same(made, made_before):
-    now, before = (load_policy(read_policy_card(folder)) for folder in (made, made_before))
-    assert {layer.weight.dtype for layer in packed_layers(before)} == {torch.uint8}
-    assert all(map(torch.equal, raw(before), raw(now)))
-    assert all(map(torch.equal, unpacked(before), unpacked(now)))
-    assert torch.equal(scores(before), scores(now))
-    one, other = (load_base(read_policy_card(folder), dequantize=True) for folder in (made, made_before))
-    assert all(torch.equal(weight, other.state_dict()[name]) for name, weight in one.state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

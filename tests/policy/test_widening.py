@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from forage.policy.widening import WideningLinear, keep_inputs_narrow
+from forage.policy.precision import WideningLinear, keep_inputs_narrow
 from tests.factories import tiny_model
 
 

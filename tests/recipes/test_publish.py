@@ -1,6 +1,5 @@
 """docs/recipes/publish.md: its commands on a tiny run, and the card as the hub's own library reads it."""
 
-import json
 import shutil
 
 import pytest
@@ -37,19 +36,13 @@ def card(folder):
     return ModelCard.load(folder / "models/my_searcher/README.md")
 
 
-def test_the_hub_reads_the_card(card, folder):
+def test_the_hub_and_people_read_the_card(card, folder):
     data = card.data
-    assert data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert data.datasets == ["lavita/MedQuAD"]
-    assert (data.license, data.library_name, data.pipeline_tag) == ("apache-2.0", "transformers", "text-generation")
-    assert data.model_name == "my_searcher"
-    [own] = [row for row in json.loads((folder / "runs/eval_a/eval.json").read_text())["systems"]
-             if row["name"] == "trained/single"]  # fmt: skip
-    scores = {result.metric_type: result.metric_value for result in data.eval_results}
-    assert {"mrr", "recall@3", "format", "token_f1"} < scores.keys()
-    assert "seconds" not in scores
-    assert scores == {name: pytest.approx(own["metrics"][name]["mean"], abs=1e-4) for name in scores}
-    assert {result.dataset_type for result in data.eval_results} == {"lavita/MedQuAD"}
+    assert (data.base_model, data.library_name, data.pipeline_tag) == ("base", "transformers", "text-generation")
+    assert "2 held-out questions of `data`, by evaluate.py, with 95 % intervals. This model is `trained/single`." in (
+        card.text
+    )
+    assert "| rewards | 1 even + 1 low, uniform |" in card.text
     assert str(folder) not in card.content
 
 

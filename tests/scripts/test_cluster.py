@@ -21,7 +21,7 @@ esac
 exit $((CARDS == 0))"""
 # It plans as the real one does, finds CUDA, and shows what else it is asked.
 PYTHON = f"""case "$*" in
-  "-m forage.policy.cards"* | "-m forage.stack_settings"*) exec {sys.executable} "$@" ;;
+  "-m forage.policy.memory"* | "-m forage.stack_settings"*) exec {sys.executable} "$@" ;;
   -) cat >/dev/null ;;
   *) echo "gpus=$CUDA_VISIBLE_DEVICES interface=$GLOO_SOCKET_IFNAME key=$VLLM_API_KEY $*" ;;
 esac

@@ -12,12 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from create_lora_model import Options, main
 from forage.cli import run
 from forage.errors import UserError
-from forage.policy.base_models import PACKAGED_MODEL
-from forage.policy.card import read_policy_card
-from forage.policy.creation import Sizes, add_adapter, sizes
-from forage.policy.identity import base_digest
-from forage.policy.options import AdapterOptions
-from forage.policy.policy import load_base, load_policy, load_tokenizer
+from forage.policy.base_models import PACKAGED_MODEL, base_digest
+from forage.policy.card import AdapterOptions, read_policy_card
+from forage.policy.policy import Sizes, add_adapter, load_base, load_policy, load_tokenizer, sizes
 from tests.factories import tiny_llama
 
 
@@ -90,10 +87,10 @@ def test_four_bits_are_the_default_with_a_gpu_alone(tiny, tmp_path, monkeypatch,
 
     def create(base, folder, adapter, *, quantize, dtype):
         asked.append(quantize)
-        return Sizes(1, 1, 1), Sizes(1, 1, 1)
+        return Sizes(1, 1, 1)
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr("forage.policy.creation.create_policy", create)
+    monkeypatch.setattr("forage.policy.policy.create_policy", create)
     for chosen in (None, True, False):
         main(Options(base_model=str(tiny), output_dir=tmp_path / str(chosen), quantize=chosen))
     assert asked == [gpu, True, False]
@@ -108,7 +105,7 @@ def test_without_quantisation_the_base_stays_where_it_is(tiny, tmp_path, capsys)
     config = json.loads((output / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert (config["r"], config["use_rslora"], config["use_dora"]) == (4, True, True)
     assert "lm_head" not in config["target_modules"]
-    assert "base + adapter" in capsys.readouterr().out
+    assert "parameters (" in capsys.readouterr().out
 
 
 def test_sizes_by_hand(tiny):

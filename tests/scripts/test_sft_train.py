@@ -22,9 +22,8 @@ from forage.engines.choice import open_local
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
-from forage.policy.card import read_policy_card
+from forage.policy.card import AdapterOptions, read_policy_card
 from forage.policy.checkpoint import checkpoints
-from forage.policy.options import AdapterOptions
 from forage.policy.packing import pack
 from forage.policy.policy import load_policy
 from forage.sft import player, training

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forage.errors import UserError
 from forage.library_noise import silence_library_noise
-from forage.policy.full_base import FullBase
+from forage.publishing.merged import FullBase
 
 # About twice the largest mean difference that rounding alone made on SmolLM2-135M: 0.026, 0.003, 0.000012 (r 16, alpha
 # 32 on every linear layer, B of std 0.002 to 0.05, LoRA and DoRA). At std 0.02, half the scale made 0.17, twice the

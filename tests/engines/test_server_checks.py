@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from forage.engines.served import check_root
+from forage.engines.server_checks import check_root
 from forage.errors import UserError
+from forage.policy.base_models import base_digest
 from forage.policy.card import PolicyCard
-from forage.policy.identity import base_digest
 from tests.tiny import make_model
 
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
-from forage.evaluation.model_card import usage
+from forage.publishing.model_card import usage
 from merge_lora import Options, main
 
 # Quotes and a backslash, which the code must not trip over.
@@ -34,7 +34,6 @@ def merged(tiny, tmp_path_factory):
     (run / "evaluations.json").write_text(json.dumps(rows))
     options = {"rollout": {"data": "/home/someone/plants"}, "eval_questions": 32, "eval_temperature": 0.0}
     (run / "config.json").write_text(json.dumps(options))
-    (run / "training_stats_7.json").write_text('{"step": 7, "reward": {"mean": 0.9}}')
     main(Options(lora_model=run, output_path=folder / "garden", base_model=str(tiny / "base"), dtype="float32",
                  prove=False))  # fmt: skip
     return folder / "garden"
@@ -130,15 +129,13 @@ def test_the_card_shows_the_held_out_evaluations_of_its_adapter(merged):
     card = (merged / "README.md").read_text()
     assert (
         "Rewards on held-out questions (32 at most), answered greedily, with 95 % intervals:\n\n"
-        "| | before (v000000) | after (v000008) |\n|---|---|---|\n"
+        "| | before | after |\n|---|---|---|\n"
         "| overall | 0.250 (0.125 to 0.500) | 0.750 (0.500 to 1.000) |\n"
         "| mrr | 0.250 (0.125 to 0.500) | 0.750 (0.500 to 1.000) |\n"
     ) in card
     wanted = [
         "# garden", "## How to ask it", "Answer the question about '''gardening'''", "```python",
-        "## What was measured", "## Licence and data\n\nThe base's licence holds for this model, too. It learnt from "
-        "the training questions of `plants`", "## How it was made", "| kind | LoRA |",
-        "`training_stats_7.json`: the last step of training, a batch and no measurement", "| reward.mean | 0.9 |",
+        "## What was measured", "## How it was made", "| kind | LoRA |", "| learnt from | plants |",
     ]  # fmt: skip
     places = [card.find(text) for text in wanted]
     assert -1 not in places

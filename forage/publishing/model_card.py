@@ -1,9 +1,10 @@
-"""Model card: README.md of a merged model: how to ask it, what its run measured, and how it was made."""
+"""Model card: README.md of a merged model: how to ask it, what was measured of it, and how it was made."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -11,63 +12,41 @@ from typing import Any
 
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
 from forage.agent.protocol import CALL_OPENING, Protocol
-from forage.evaluation.published import Scores, interval, results_of, scores_table
+from forage.errors import UserError
+from forage.evaluation.summary import score_names
 from forage.manifest import flat
-from forage.policy.adapters import version_name
-from forage.policy.full_base import FullBase
-from forage.policy.merge_proof import Proof
-from forage.policy.merging import CARD_MARK
-from forage.policy.peft_adapter import Adapter
+from forage.policy.adapters import version_name, weights_digest
+from forage.policy.lora import Adapter
 from forage.publishing.chat_template import says_prompt
+from forage.publishing.merged import CARD_MARK, FullBase
+from forage.publishing.proof import Proof
 from forage.rollout.agreement import read_run
 from forage.runs.stats import read_evaluations
-
-
-@dataclass(frozen=True)
-class About:
-    """What a card says that nothing on the disk tells."""
-
-    base: str = ""
-    """The base's name on the hub, if it was read from a folder."""
-    datasets: tuple[str, ...] = ()
-    licence: str = ""
-    """Empty: the base's own."""
-    scores: Scores | None = None
+from forage.statistics import Interval
 
 
 def model_card(
     title: str, adapter: Adapter, base: FullBase, dtype: str, proof: Proof | None, tokenizer: Any | None = None,
-    about: About = About(),
+    scores: Scores | None = None,
 ) -> str:  # fmt: skip
     """README.md. It will be published, so it shows only the last parts of this machine's paths.
 
     Without a tokenizer, or one with a chat template, the model can't be asked as its policy was, and the card doesn't
-    say how.
+    say how. Its head, which the hub reads, is for the owner to complete: data, and the model's own licence.
     """
-    name = about.base or (base.name if base.folder != Path(base.name) else base.folder.resolve().name)
+    name = base.name if base.folder != Path(base.name) else base.folder.resolve().name
     policy = adapter.folder.resolve().parent.parent  # where the adapter is one of a policy's or a run's
     licence = licence_of(base.folder)
-    parts = [f"{front_matter(title, name, licence, about)}\n# {title}\n\nA LoRA adapter {CARD_MARK}."]
+    head = {
+        "base_model": name, "license": licence, "library_name": "transformers", "pipeline_tag": "text-generation",
+    }  # fmt: skip
+    front = "\n".join(f"{key}: {value}" for key, value in head.items() if value)
+    parts = [f"---\n{front}\n---\n\n# {title}\n\nA LoRA adapter {CARD_MARK}."]
     if tokenizer is not None and tokenizer.chat_template and (policy / AGENT_FILE).is_file():
         settings = read_agent(policy)
         parts.append(usage(title, Protocol.playing(tokenizer, settings), settings))
-    parts += [scores_table(about.scores)] if about.scores else []
-    said = (evaluations(policy, adapter.folder.name), rewarded(policy), rights(policy, licence, about))
-    parts += [part for part in said if part]
-    return "\n\n".join([*parts, making(adapter, name, dtype, proof), *run_figures(adapter.folder.resolve())]) + "\n"
-
-
-def front_matter(title: str, base: str, licence: str, about: About) -> str:
-    """What the hub reads: base, data, licence, and scores if there are any."""
-    from huggingface_hub import ModelCardData
-
-    dataset = about.datasets[0] if about.datasets else ""
-    data = ModelCardData(
-        base_model=base, datasets=list(about.datasets) or None, license=about.licence or licence or None,
-        library_name="transformers", pipeline_tag="text-generation", model_name=title if about.scores else None,
-        eval_results=results_of(about.scores, dataset) if about.scores else None,
-    )  # fmt: skip
-    return f"---\n{data.to_yaml().strip()}\n---\n"
+    parts += [scores_table(scores) if scores else "", evaluations(policy, adapter.folder.name)]
+    return "\n\n".join([*filter(None, parts), making(adapter, name, licence, dtype, proof)]) + "\n"
 
 
 # How to ask it
@@ -160,12 +139,63 @@ def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
     return USAGE.substitute(
         system=protocol.system_prompt, mode=settings.mode, k=settings.k, passage_tokens=settings.passage_tokens,
         begun=BEGUN if settings.force_search else "", described=DESCRIBED if tools else "",
-        others=OTHERS.format(", ".join(map(repr, settings.tools))) if settings.tools else "", code=code,
+        code=code, others=OTHERS.format(", ".join(map(repr, settings.tools))) if settings.tools else "",
         served=SERVED.substitute(tools=json.dumps(protocol.described_tools)) if served else "",
     )  # fmt: skip
 
 
 # What was measured
+
+
+@dataclass(frozen=True)
+class Scores:
+    """An evaluation's systems, and which of them is the adapter that is published."""
+
+    questions: int
+    data: str
+    """Name of the folder of the questions."""
+    rows: Sequence[Mapping[str, Any]]
+    own: Mapping[str, Any]
+    """The row of the adapter as it plays by itself, or, if that was not evaluated, its first row."""
+
+
+def read_scores(folder: Path, adapter: Path) -> Scores:
+    """The evaluation in evaluate.py's output folder; refused unless these very weights answered held-out questions."""
+    path = folder / "eval.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        policies = json.loads((folder / "policies.json").read_text(encoding="utf-8"))
+        split, questions, rows = found["split"], int(found["questions"]), found["systems"]
+        names = {name for name, policy in policies.items() if policy["sha256"] == weights_digest(adapter)}
+        own = [row for row in rows if row["policy"] in names]
+        data = Path(found["options"]["data"]).name
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename} is missing; give --evaluation the --output-dir of evaluate.py") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is broken ({type(error).__name__}: {error}); evaluate again") from error
+    if split != "eval":
+        raise UserError(f"{path} measured training questions; evaluate with --split eval")
+    if not own:
+        raise UserError(
+            f"{path} measured {', '.join(row['name'] for row in rows)}, none of which has the weights of {adapter}; "
+            "evaluate this adapter"
+        )
+    return Scores(questions, data, rows, next((row for row in own if row["system"] == "single"), own[0]))
+
+
+def scores_table(scores: Scores) -> str:
+    """A section with every system's scores, the published one first."""
+    rows = [scores.own, *(row for row in scores.rows if row is not scores.own)]
+    lines = [
+        f"## Held-out questions\n\n{scores.questions} held-out questions of `{scores.data}`, by evaluate.py, with "
+        f"95 % intervals. This model is `{scores.own['name']}`.\n",
+        f"| | {' | '.join(str(row['name']) for row in rows)} |",
+        f"|---|{'---|' * len(rows)}",
+    ]
+    for name in score_names(rows):
+        cells = (interval(row["metrics"][name]) if name in row["metrics"] else "" for row in rows)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def evaluations(run: Path, version: str) -> str:
@@ -179,13 +209,13 @@ def evaluations(run: Path, version: str) -> str:
     names = [name for name in rows[first] if name in rows[last] and since.get(name, 0) <= first]
     most = f" ({config['eval_questions']} at most)" if "eval_questions" in config else ""
     sampled = f"sampled at temperature {config['eval_temperature']}" if config.get("eval_temperature") else "greedily"
-    lines = [f"## What was measured\n\nRewards on held-out questions{most}, answered {sampled}, with 95 % intervals:\n"]
-    if first == last:
-        lines += [f"| | {version_name(last)} |", "|---|---|"]
-        lines += [f"| {name} | {interval(rows[last][name])} |" for name in names]
-    else:
-        lines += [f"| | before ({version_name(first)}) | after ({version_name(last)}) |", "|---|---|---|"]
-        lines += [f"| {name} | {interval(rows[first][name])} | {interval(rows[last][name])} |" for name in names]
+    shown = {"before": rows[first]} | {"after": rows[last]} if first < last else {"": rows[last]}
+    lines = [
+        f"## What was measured\n\nRewards on held-out questions{most}, answered {sampled}, with 95 % intervals:\n",
+        f"| | {' | '.join(when or version_name(last) for when in shown)} |",
+        f"|---|{'---|' * len(shown)}",
+        *(f"| {name} | {' | '.join(interval(row[name]) for row in shown.values())} |" for name in names),
+    ]
     return "\n".join(lines)
 
 
@@ -194,16 +224,35 @@ def number_of(version: str) -> int:
     return int(version[1:]) if re.fullmatch(r"v\d+", version) else 0
 
 
-def rewarded(run: Path) -> str:
-    """The rewards of the adapter's run and their weights; empty if it is of no run."""
-    card, combined = read_run(run), run_config(run).get("combine", "uniform")
-    if card is None or not card.weights:
-        return ""
-    rows = {f"`{name}`": f"{weight:g}" for name, weight in card.weights.items()}
-    return f"## What it was rewarded for\n\nRewards and their weights, combined by `{combined}`:\n\n{table(rows)}"
+def interval(row: Interval) -> str:
+    """Example: .25 (.125 to .5) as "0.250 (0.125 to 0.500)"."""
+    return f"{row['mean']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
 
 
-# Licence and data
+# How it was made
+
+
+def making(adapter: Adapter, base: str, licence: str, dtype: str, proof: Proof | None) -> str:
+    config = adapter.config
+    kind = ("rsLoRA" if config.get("use_rslora") else "LoRA") + (" with DoRA" if config.get("use_dora") else "")
+    modules = config.get("target_modules")
+    run = adapter.folder.resolve().parent.parent
+    card, config_of_run = read_run(run), run_config(run)
+    weights = [f"{weight:g} {name}" for name, weight in card.weights.items()] if card else []
+    rows = {
+        "base": base,
+        "its licence": licence or "see its card",
+        "adapter": "/".join(adapter.folder.resolve().parts[-3:]),
+        "kind": kind,
+        "r, alpha": f"{config['r']}, {config['lora_alpha']}",
+        "modules": modules if isinstance(modules, str) else " ".join(sorted({m.split(".")[-1] for m in modules or ()})),
+        "weights": dtype,
+        "proof": str(proof or "not made (--no-prove)"),
+        "learnt from": Path(config_of_run.get("data", "")).name,
+        "rewards": f"{' + '.join(weights)}, {config_of_run.get('combine', 'uniform')}" if weights else "",
+    }
+    rows = {name: value for name, value in rows.items() if value}
+    return f"## How it was made\n\n{table(rows)}"
 
 
 def licence_of(base: Path) -> str:
@@ -214,16 +263,6 @@ def licence_of(base: Path) -> str:
     return found[1] if found else ""
 
 
-def rights(run: Path, licence: str, about: About) -> str:
-    """What licence and data are known. The data's own licence is for its owner to add."""
-    own = f"This model's licence is {about.licence}. " if about.licence else ""
-    base = f"The base's licence is {licence}." if licence else "The base's licence holds for this model, too."
-    folder = Path(run_config(run).get("data", "")).name
-    data = ", ".join(about.datasets) or (f"`{folder}`" if folder else "")
-    learnt = f" It learnt from the training questions of {data}, whose licence may hold, too." if data else ""
-    return f"## Licence and data\n\n{own}{base}{learnt}"
-
-
 def run_config(run: Path) -> dict[str, Any]:
     """All options of the adapter's run by their own names; empty if it is of no run."""
     known = read_run(run)
@@ -231,46 +270,5 @@ def run_config(run: Path) -> dict[str, Any]:
     return {name.rpartition(".")[2]: value for name, value in options.items()}
 
 
-# How it was made
-
-
-def making(adapter: Adapter, base: str, dtype: str, proof: Proof | None) -> str:
-    config = adapter.config
-    kind = ("rsLoRA" if config.get("use_rslora") else "LoRA") + (" with DoRA" if config.get("use_dora") else "")
-    modules = config.get("target_modules")
-    rows = {
-        "base": base,
-        "adapter": "/".join(adapter.folder.resolve().parts[-3:]),
-        "kind": kind,
-        "r, alpha": f"{config['r']}, {config['lora_alpha']}",
-        "modules": modules if isinstance(modules, str) else " ".join(sorted({m.split(".")[-1] for m in modules or ()})),
-        "weights": dtype,
-        "proof": str(proof or "not made (--no-prove)"),
-    }
-    return f"## How it was made\n\n{table(rows)}"
-
-
-def run_figures(adapter: Path) -> list[str]:
-    """Tables of the last step's statistics and of the settings of the adapter's run, if it lies in a run folder."""
-    if adapter.parent.name != "adapters":
-        return []
-    run = adapter.parent.parent
-    stats = sorted(run.glob("training_stats_*.json"), key=lambda path: (len(path.name), path.name))
-    said = dict.fromkeys(stats[-1:], "the last step of training, a batch and no measurement")
-    said |= dict.fromkeys(run.glob("run.json"), "the run's settings")
-    return [f"`{path.name}`: {what}\n\n{table(numbers(json.loads(path.read_text())))}" for path, what in said.items()]
-
-
 def table(rows: dict[str, Any]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
-
-
-def numbers(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The numbers in a JSON record, nested ones as outer.inner. Texts are left out: they may be paths."""
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, dict):
-            found |= numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float):
-            found[prefix + name] = f"{value:.4g}" if isinstance(value, float) else value
-    return found

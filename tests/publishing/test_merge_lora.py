@@ -3,20 +3,17 @@
 import json
 import math
 import shutil
-import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -26,12 +23,10 @@ from transformers import (
 
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.errors import UserError
-from forage.evaluation.model_card import numbers
-from forage.policy import merging, publishing
+from forage.policy import lora
+from forage.policy.base_models import base_digest
 from forage.policy.card import PolicyCard, write_policy_card
-from forage.policy.identity import base_digest
-from forage.policy.merging import lora_scale
-from forage.policy.peft_adapter import find_adapter
+from forage.policy.lora import lora_scale
 from merge_lora import Options, main
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?"
@@ -150,34 +145,6 @@ def test_a_sharded_base_gives_the_same_weights_file_by_file(base, adapter, tmp_p
     assert index["metadata"]["total_size"] == sum(tensor.numel() * 4 for tensor in one.values())
 
 
-def test_one_file_of_weights_is_in_memory_at_a_time(adapter, tmp_path, monkeypatch):
-    sharded, alive, now_open, most_open = save_base(tmp_path / "tiny", max_shard_size="20KB"), [], [], []
-
-    class Counted:
-        def __init__(self, *arguments):
-            self.shard = safe_open(*arguments)
-
-        def __enter__(self):
-            now_open.append(self)
-            most_open.append(len(now_open))
-            return self.shard.__enter__()
-
-        def __exit__(self, *error):
-            now_open.remove(self)
-            return self.shard.__exit__(*error)
-
-    def save(tensors, *arguments, **settings):
-        assert not [name for name, tensor in alive if tensor() is not None]
-        alive.extend((name, weakref.ref(tensor)) for name, tensor in tensors.items())
-        save_file(tensors, *arguments, **settings)
-
-    monkeypatch.setattr(merging, "safe_open", Counted)
-    monkeypatch.setattr(merging, "save_file", save)
-    main(Options(base_model=str(sharded), lora_model=adapter, output_path=tmp_path / "out", prove=False))
-    assert len(alive) == len(weights(sharded))
-    assert max(most_open) == 1
-
-
 def test_conv1d_weights_are_transposed(tmp_path):
     model = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128))
     base = save_base(tmp_path / "gpt2", model)
@@ -215,32 +182,25 @@ def test_all_but_weights_and_card_is_copied(base, adapter, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_card_holds_the_proof_and_the_runs_last_figures(base, adapter, tmp_path, capsys):
+def test_the_card_holds_the_proof_and_how_it_was_made(base, adapter, tmp_path, capsys):
     run = tmp_path / "run"
     for version in ("v000000", "v000012", "v000003"):
         shutil.copytree(adapter, run / "adapters" / version)
-    for step, reward in ((2, 0.25), (10, 0.75)):
-        figures = {"step": step, "reward": {"mean": reward}, "host": "/home/someone"}
-        (run / f"training_stats_{step}.json").write_text(json.dumps(figures))
-    (run / "config.json").write_text('{"lr": 1e-05, "model": "/home/someone/models"}')
+    (run / "config.json").write_text('{"lr": 1e-05, "data": "/home/someone/plants"}')
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\nthe base's card")
     main(Options(lora_model=run, output_path=tmp_path / "merged"))
     printed = capsys.readouterr().out
     assert f"{run / 'adapters' / 'v000012'}, the newest of 3" in printed
     proof = next(line for line in printed.splitlines() if line.startswith("proof: ")).removeprefix("proof: ")
     card = (tmp_path / "merged" / "README.md").read_text()
-    assert card.startswith("---\nbase_model: tiny\nlibrary_name: transformers\n")
-    for row in ("| base | tiny |", "| kind | LoRA |", "| r, alpha | 4, 8 |", f"| proof | {proof} |"):
+    assert card.startswith("---\nbase_model: tiny\nlicense: apache-2.0\nlibrary_name: transformers\n")
+    for row in (
+        "| base | tiny |", "| kind | LoRA |", "| r, alpha | 4, 8 |", f"| proof | {proof} |", "| learnt from | plants |",
+        "| its licence | apache-2.0 |",
+    ):  # fmt: skip
         assert row in card
-    assert "| step | 10 |\n| reward.mean | 0.75 |" in card
-    assert "| lr | 1e-05 |" in card
     assert str(tmp_path) not in card
     assert "someone" not in card
-
-
-def test_figures_of_a_record():
-    assert numbers({"a": 1, "b": {"c": 0.123456, "d": {"e": True}}, "f": [1], "g": None}) == {
-        "a": 1, "b.c": "0.1235", "b.d.e": True,
-    }  # fmt: skip
 
 
 def test_a_policy_folder_stands_for_its_full_base(base, adapter, tmp_path):
@@ -368,7 +328,7 @@ def test_a_broken_base_is_refused(base, adapter, tmp_path):
     shard.write_bytes(shard.read_bytes()[:500])
     refused(options, f"{shard} is damaged")
     shard.unlink()
-    refused(options, f"lacks 1 of {len(list(sharded.glob('model-*'))) + 1} weight files ({shard.name})")
+    refused(options, f"lacks 1 of its weight files ({shard.name})")
     shutil.copytree(base, tmp_path / "odd" / "tiny")
     edit_json(tmp_path / "odd" / "tiny" / "config.json", model_type="unheard-of")
     odd = replace(options, base_model=str(tmp_path / "odd" / "tiny"), allow_other_base=True)
@@ -428,12 +388,12 @@ def test_a_weight_used_twice_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("factor", [0.0, 0.4, 0.9, 2.0, -1.0, math.nan])
+@pytest.mark.parametrize("factor", [0.0, 0.9, 2.0, -1.0, math.nan])
 def test_a_wrong_merge_is_refused(base, adapter, tmp_path, monkeypatch, dtype, factor):
-    monkeypatch.setattr(merging, "lora_scale", lambda *given: factor * lora_scale(*given))
+    monkeypatch.setattr(lora, "lora_scale", lambda *given: factor * lora_scale(*given))
     options = Options(lora_model=adapter, output_path=tmp_path / "out", dtype=dtype)
     refused(options, "the merged model is not base + adapter")
-    if factor in (0.0, 0.4, -1.0):  # with any tolerance, the adapter's effect must be there
+    if factor in (0.0, -1.0):  # with any tolerance, the adapter's effect must be there
         refused(replace(options, tolerance=1e9), "of the adapter's effect: the merge is wrong")
     main(replace(options, prove=False))
 
@@ -449,42 +409,16 @@ def test_an_adapter_too_small_for_bfloat16_is_refused_and_float32_keeps_it(tmp_p
     main(replace(options, dtype="float32"))
 
 
-def test_no_room_is_told_before_anything_is_written(adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9 * 2**20, 9 * 2**20, 10_000))
-    refused(
-        Options(lora_model=adapter, output_path=tmp_path / "out"), "has 0 MiB free, but 0 MiB are needed; free some"
-    )
-
-
 def test_a_hub_that_is_away_leaves_the_merged_folder(adapter, tmp_path, monkeypatch):
     options = Options(lora_model=adapter, output_path=tmp_path / "out", prove=False, push_to_hub="someone/model")
-    with pytest.raises(UserError, match=f"the hub can't be reached; the merged folder is kept at {tmp_path / 'out'}"):
-        main(options)
+    with pytest.raises(UserError, match=r"the upload to someone/model failed .*; the merged folder is kept at"):
+        main(options)  # HF_HUB_OFFLINE=1 makes each call fail
     assert (tmp_path / "out" / "model.safetensors").is_file()
     uploads = []
-    monkeypatch.setattr(publishing, "hub_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda self, name, exist_ok: uploads.append(name))
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **how: uploads.append(how["folder_path"]))
     main(replace(options, overwrite=True))
     assert uploads == ["someone/model", tmp_path / "out"]
-    monkeypatch.undo()
-    monkeypatch.setattr(publishing, "hub_reachable", lambda: True)  # HF_HUB_OFFLINE=1 makes each call fail
-    with pytest.raises(UserError, match=r"the upload to someone/model failed .*; the merged folder is kept at"):
-        main(replace(options, overwrite=True))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"), [({"tolerance": 0.0}, "--tolerance 0.0"), ({"base_model": "./gone"}, "no such folder")]
-)
-def test_bad_options_are_told(adapter, tmp_path, wrong, says):
-    refused(replace(Options(lora_model=adapter, output_path=tmp_path / "out"), **wrong), says)
-
-
-def test_the_newest_version_is_found_by_number(adapter, tmp_path):
-    for version in ("v999999", "v1000000", "v000001"):
-        shutil.copytree(adapter, tmp_path / "adapters" / version)
-    (tmp_path / "adapters" / "v2000000").mkdir()  # no config: not finished
-    assert find_adapter(tmp_path).name == "v1000000"
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -498,18 +432,3 @@ def test_the_merged_model_plays_as_its_policy_did(trained, tmp_path):
         assert read_agent(tmp_path / "merged") == AgentSettings(k=7)
     else:
         assert not (tmp_path / "merged" / "agent.json").exists()
-
-
-@pytest.mark.slow  # test_greedy_text_is_that_of_base_and_adapter uses a tiny model
-def test_the_packaged_model_for_real(model_folder, tmp_path):
-    adapter = save_adapter(model_folder, tmp_path / "lora", target_modules=["q_proj", "v_proj"])
-    main(Options(lora_model=adapter, output_path=tmp_path / "out"))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
-    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}
-    plain = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    wanted = PeftModel.from_pretrained(plain, adapter).generate(input_ids=ids, **how)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    assert tokenizer.decode(merged.generate(ids, **how)[0]) == tokenizer.decode(wanted[0])

@@ -1,8 +1,17 @@
-"""The output layer in fp32: its weight stays in bf16, but its logits are never rounded to bf16.
+"""Products of a bf16 and an fp32 side: the output layer's logits, and an adapter's first product.
+
+The output layer in fp32: its weight stays in bf16, but its logits are never rounded to bf16.
 
 A logit of 20 in bf16 is a multiple of 1/8. Products of two bf16 numbers are exact in fp32, so only the sum's type has
 to change. Where a matrix product can do that itself (CUDA), it costs nothing; elsewhere the weight is widened a few
 rows at a time, small enough to stay in the processor's cache.
+
+An adapter's first product, which computes in fp32 but keeps its input for the backward pass as it came.
+
+PEFT widens the input of each adapted layer before this product, and autograd keeps every copy: six a layer, where the
+base's own products, which are not trained, keep nothing. They are a third to a half of what an update holds. Here the
+bf16 input is kept, which layers that read the same one share, and widened again when its gradient is due. The figures
+are the same, since the same numbers are multiplied.
 """
 
 from __future__ import annotations
@@ -13,6 +22,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# The output layer
 
 HALVES = (torch.bfloat16, torch.float16)
 BLOCK = 2**20  # weights widened at a time
@@ -92,3 +104,51 @@ def _blocks(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
 
 
 WAYS: dict[Way, Callable[[Tensor, Tensor], Tensor]] = {"mixed": _mixed, "blocks": _blocks}
+
+
+# An adapter's first product
+
+
+class WideningLinear(nn.Linear):
+    """A linear layer without a bias, whose input may be narrower than its weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dtype == self.weight.dtype:
+            return super().forward(input)
+        product: Tensor = _WideProduct.apply(input, self.weight)  # type: ignore[no-untyped-call]
+        return product
+
+
+class _WideProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, narrow: Tensor, weight_RD: Tensor) -> Tensor:
+        ctx.save_for_backward(narrow, weight_RD)
+        return nn.functional.linear(narrow.to(weight_RD.dtype), weight_RD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        narrow, weight_RD = ctx.saved_tensors
+        [gradient] = gradients
+        of_input, of_weight = ctx.needs_input_grad
+        gradient_NR = gradient.reshape(-1, len(weight_RD))
+        return (
+            (gradient @ weight_RD).to(narrow.dtype) if of_input else None,
+            gradient_NR.T @ narrow.reshape(-1, narrow.shape[-1]).to(weight_RD.dtype) if of_weight else None,
+        )
+
+
+def keep_inputs_narrow(policy: Any) -> None:
+    """Let every plain LoRA layer of a PEFT policy widen its input so; to be called again after adapters are added.
+
+    Left as they are: layers with dropout, which PEFT applies to the widened input, and variants such as DoRA.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for module in policy.modules():
+        if not isinstance(module, LoraLayer) or module.lora_variant or not module.lora_A:
+            continue
+        if all(isinstance(dropout, nn.Identity) for dropout in module.lora_dropout.values()):
+            for first in module.lora_A.values():
+                first.__class__ = WideningLinear
+            module.cast_input_dtype_enabled = False  # PEFT's own widening

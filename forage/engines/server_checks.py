@@ -1,4 +1,4 @@
-"""The probe of a vLLM server: are its log-probabilities those of the distribution that it samples from?
+"""What a vLLM server must be: of the policy's base, and with log-probabilities that follow the temperature.
 
 With --logprobs-mode raw_logprobs, vLLM's default, they are those of temperature 1 whatever the request's temperature,
 and nothing in an answer says so. Between two tokens, log-probabilities at temperature T differ by 1 / T of what they
@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forage.engines.base import Request, Sampling
 from forage.engines.completion import WAY_OUT, body_of, is_logprob
 from forage.errors import UserError
+from forage.policy.base_models import is_copy_of, same_base
+from forage.policy.card import PolicyCard
 
 COLD = 0.1
 MAGNIFIED = math.sqrt(1 / COLD)  # half-way, in logarithms, between raw (1) and processed (10)
@@ -24,6 +28,42 @@ MOST_TOKENS = 2**20  # no vocabulary is larger
 PROMPTS = ((11, 22, 33, 44, 55, 66, 77, 88), (200, 3, 150, 3, 100, 3, 50, 3), (9, 9, 9, 9, 9, 9, 9, 9))
 # Greedy, so that equal weights give equal answers.
 COMPARED = Request(PROMPTS[0], 8, (), sampling=Sampling(temperature=0))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The model that requests are meant for."""
+
+    card: PolicyCard
+    vocabulary: int
+    """Number of its tokens."""
+    tokens: int
+    """The most tokens of an episode."""
+
+
+def check_served(model: dict[str, Any], wanted: Wanted, server: str) -> None:
+    """Refuse a server of another base, or one too short for an episode. `model` is its entry in /v1/models."""
+    longest = model.get("max_model_len")
+    if isinstance(longest, int) and longest < wanted.tokens:
+        raise UserError(
+            f"{server} holds {longest} tokens, but an episode may have {wanted.tokens}; start it with "
+            f"--max-model-len {wanted.tokens} (MAX_LEN of scripts/vllm_cpu.sh)"
+        )
+    check_root(str(model.get("root") or ""), wanted.card, server)
+
+
+def check_root(root: str, card: PolicyCard, server: str) -> None:
+    """Refuse a server whose base is not the policy's. `root` is where it loaded its base from.
+
+    A server on another machine has folders of its own, which can't be compared from here.
+    """
+    served = Path(root)
+    elsewhere = served.is_absolute() and not served.exists()
+    if not root or elsewhere or same_base(root, card.base, card.base_digest):
+        return
+    if card.quantized and is_copy_of(served, Path(card.base)):
+        return
+    raise UserError(f"{server} serves {served}, not {card.base}; start it with that model, or give --engine local")
 
 
 def probe_body(prompt: tuple[int, ...], temperature: float, model: str) -> dict[str, Any]:
@@ -41,11 +81,9 @@ def listed_logprobs(choice: Mapping[str, Any], server: str) -> dict[str, float]:
         raise UserError(f"{server} lists no likeliest tokens; is its version supported?") from error
     # Their probabilities sum to at most 1; and to nearly 1 where even a vocabulary of tokens no likelier than the last
     # could not hold the rest.
-    if not (values and all(map(is_logprob, values.values()))):
-        raise UserError(f"{server} returns logits instead of log-probabilities; {WAY_OUT}")
-    listed_mass = sum(math.exp(value) for value in values.values())
-    rest = MOST_TOKENS * math.exp(min(values.values()))
-    if listed_mass > 1.01 or listed_mass + rest < 0.99:
+    sound = bool(values) and all(map(is_logprob, values.values()))
+    listed_mass = sum(math.exp(value) for value in values.values()) if sound else 0.0
+    if not sound or listed_mass > 1.01 or listed_mass + MOST_TOKENS * math.exp(min(values.values())) < 0.99:
         raise UserError(f"{server} returns logits instead of log-probabilities; {WAY_OUT}")
     return values
 

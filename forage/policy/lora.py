@@ -1,11 +1,10 @@
-"""Merges a PEFT adapter into the weights of its full base, one weight file at a time."""
+"""LoRA adapters that PEFT saved: read, and what each does to the weights of its base."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import shutil
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,20 +12,67 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from forage.errors import UserError, first_line
+from forage.errors import UserError
 from forage.library_noise import silence_library_noise
-from forage.outputs import check_apart, check_replaceable
-from forage.policy.full_base import FullBase, other_files
-from forage.policy.peft_adapter import Adapter
 
 Shapes = Mapping[str, tuple[int, ...]]  # a model's weights by name
-CARD_MARK = "merged into its base by `merge_lora.py`"  # a line of each merged model's card
-# Beside the base's own files.
-WRITTEN = ("agent.json", "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors.index.json")
+# Adapter settings that do more than add to a weight, or add to something other than a linear layer.
+NOT_MERGED = (
+    "lora_bias", "target_parameters", "layer_replication", "alora_invocation_tokens", "trainable_token_indices",
+    "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config", "lora_ga_config",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A PEFT adapter; its tensors are named after their modules in the model."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def base_name(self) -> str:
+        """The base it names; empty if it names none."""
+        return self.config.get("base_model_name_or_path") or ""
+
+
+def find_adapter(folder: Path) -> Path:
+    """The folder itself if it holds an adapter, else its newest version under adapters/."""
+    if (folder / "adapter_config.json").is_file():
+        return folder
+    found = [path.parent for path in folder.glob("adapters/v*/adapter_config.json")]
+    if not found:
+        raise UserError(f"{folder} has neither adapter_config.json nor adapters/v000000; name an adapter's folder")
+    newest = max(found, key=lambda path: (len(path.name), path.name))
+    print(f"adapter: {newest}, the newest of {len(found)}")
+    return newest
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read an adapter; refuse one that does more than add to the weights of linear layers."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    try:
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder}/adapter_model.safetensors can't be read ({error}); get the adapter again") from error
+    unknown = [name for name in NOT_MERGED if config.get(name)] + [name for name in tensors if "lora_embedding" in name]
+    if config.get("peft_type") != "LORA" or unknown or config.get("bias", "none") != "none":
+        what = unknown[0] if unknown else f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
+        raise UserError(f"{folder} has {what}, which can't be merged here; try PEFT's merge_and_unload")
+    first = config.get("init_lora_weights", True)
+    if isinstance(first, str) and first not in ("gaussian", "eva", "orthogonal"):
+        raise UserError(
+            f"{folder} has init_lora_weights {first}, which changes the base too; convert it to a plain LoRA"
+        )
+    return Adapter(folder, config, {name.removeprefix("base_model.model."): tensors[name] for name in tensors})
+
+
+# What changes
 
 
 @dataclass(frozen=True)
@@ -37,9 +83,6 @@ class Change:
     scale: float = 1.0
     transposed: bool = False
     """The weight is (in, out), as in gpt2's Conv1D."""
-
-
-# What changes
 
 
 def find_changes(adapter: Adapter, base: str, shapes: Shapes, tied_vocabulary: int | None) -> dict[str, Change]:
@@ -78,17 +121,6 @@ def parts_by_weight(adapter: Adapter, base: str, shapes: Shapes) -> dict[str, tu
             raise UserError(f"{adapter.folder}: {name} matches no weight of {base}; is that its base?")
         parts[key][part], modules[key] = tensor, module
     return {key: (modules[key], found) for key, found in parts.items()}
-
-
-def tied_vocabulary_of(base: FullBase) -> int | None:
-    """The vocabulary's size where input and output share one weight, else None."""
-    from transformers import AutoConfig
-
-    try:
-        text = AutoConfig.from_pretrained(base.folder).get_text_config()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{base.folder}/config.json is not supported here ({first_line(error)})") from error
-    return tied_vocabulary(text)
 
 
 def tied_vocabulary(text_config: Any) -> int | None:
@@ -139,54 +171,3 @@ def merge(weight: Tensor, change: Change) -> Tensor:
     if "lora_magnitude_vector" in parts:
         weight_OI *= (parts["lora_magnitude_vector"] / torch.linalg.norm(weight_OI, dim=1))[:, None]
     return weight_OI.T if change.transposed else weight_OI
-
-
-# Writing
-
-
-def check_output(output_path: Path, dtype: str, adapter: Adapter, base: FullBase) -> None:
-    """Refuse an output that would replace its own sources, or a disk without enough room."""
-    output, size = output_path.resolve(), getattr(torch, dtype).itemsize
-    for source in (base.folder.resolve(), adapter.folder.resolve()):
-        check_apart("--output-path", output_path, {"the base or adapter": source})
-    if output.exists():
-        card = output / "README.md"
-        if not (card.is_file() and CARD_MARK in card.read_text(encoding="utf-8", errors="replace")):
-            raise UserError(f"--output-path {output_path} was not made by merge_lora.py; choose another --output-path")
-        written = {path.relative_to(base.folder).parts[0] for path in other_files(base)} | {*base.files, *WRITTEN}
-        check_replaceable("--output-path", output, "README.md", written)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    needs = size * sum(map(math.prod, base.shapes.values())) + sum(file.stat().st_size for file in other_files(base))
-    has = shutil.disk_usage(output.parent).free
-    if needs > has:
-        raise UserError(
-            f"{output.parent} has {has / 2**20:,.0f} MiB free, but {needs / 2**20:,.0f} MiB are needed; free some"
-        )
-
-
-def write_merged(base: FullBase, changes: dict[str, Change], folder: Path, dtype: str) -> None:
-    """The base's files under their own names, its weights merged and in the given type."""
-    for path in other_files(base):
-        target = folder / path.relative_to(base.folder)
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, target)
-    config = json.loads((base.folder / "config.json").read_text())
-    config |= dict.fromkeys(("dtype", "torch_dtype") if "torch_dtype" in config else ("dtype",), dtype)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    written = sum(write_shard(base.folder / file, changes, folder / file, dtype) for file in base.files)
-    if base.files != ("model.safetensors",):
-        index = json.loads((base.folder / "model.safetensors.index.json").read_text())
-        index["metadata"] = index.get("metadata", {}) | {"total_size": written}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def write_shard(source: Path, changes: dict[str, Change], target: Path, dtype: str) -> int:
-    """Merge one weight file and return the bytes of its tensors. None of it stays in memory."""
-    tensors = {}
-    with safe_open(source, "pt") as shard:
-        for key in shard.offset_keys():
-            tensor = shard.get_tensor(key)
-            tensor = merge(tensor, changes[key]) if key in changes else tensor
-            tensors[key] = tensor.to(getattr(torch, dtype) if tensor.is_floating_point() else tensor.dtype).contiguous()
-    save_file(tensors, target, metadata={"format": "pt"})
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
