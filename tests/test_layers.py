@@ -17,15 +17,7 @@ LAYERS = [
     ["agent"],
     ["rollout", "runs", "questions", "judge"],
     ["grpo", "sft", "evaluation", "rewriter"],
-    [
-        "evaluation.strategies",
-        "evaluation.preference",
-        "evaluation.chat",
-        "evolution",
-        "doctor",
-        "planning",
-        "publishing",
-    ],
+    ["evaluation.chat", "testtime", "doctor", "planning", "publishing"],
     ["scripts"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
@@ -34,7 +26,7 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # by the dictionaries that users edit or by a name, or read finished files.
 ROOMS = (
     "evaluate", "forage.judge", "forage.doctor", "forage.evaluation",
-    "forage.evolution", "forage.planning", "forage.publishing", "forage.questions",
+    "forage.testtime", "forage.planning", "forage.publishing", "forage.questions",
     "forage.rewriter", "forage.runs.browser", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
     "forage.store.server",
 )  # fmt: skip
@@ -102,6 +94,6 @@ def test_what_the_rules_would_catch(tmp_path):
         "import forage.files\nfrom forage import errors\ndef late():\n    from forage.cli import run_script"
     )
     assert sorted(imported(file.read_text(), MODULES)) == ["forage.cli", "forage.errors", "forage.files"]
-    assert folder_of("forage.evaluation.strategies.tpo") == "evaluation.strategies"
+    assert folder_of("forage.evaluation.chat.view") == "evaluation.chat"
     assert LEVEL["grpo"] > LEVEL["rollout"] > LEVEL["agent"] > LEVEL["store"] > LEVEL["data"] > LEVEL["base"]
     assert isinstance(ROOT, Path)

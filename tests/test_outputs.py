@@ -63,8 +63,7 @@ GRPO = ["grpo_train.py", "--data", "data", "--policy", "policy", "--engine", "lo
 ROLLOUT = ["grpo_rollout.py", *GRPO[1:]]
 PPO = ["train_ppo.py", "--data", "data/rewriter", "--base-model", "lm"]
 EVALUATE = ["evaluate.py", "--data", "data", "--policy", "policy", "--engine", "local", "--output-dir"]
-EXPERT = ["-m", "forage.evaluation.expert", "best.jsonl", "--data", "data", "--policy", "policy", "--out"]
-TEMPLATES = ["-m", "forage.evaluation.strategies.thought_templates", "runs", "--data", "data", "--out"]
+SELECTION = ["-m", "forage.testtime.selection", "best.jsonl", "--data", "data", "--policy", "policy", "--out"]
 LIBRARY = ["-m", "forage.planning.library", "runs", "--data", "data", "--out"]
 ATTACKS = [
     # the output is an input, by its name or by a link
@@ -89,8 +88,7 @@ ATTACKS = [
     (["data_prep.py", "--dataset-name", "beir", "--output-dir", "beir"], "is --dataset-name"),
     (["document_store.py", "build", "--documents", "stored/chunks.jsonl", "--store", "stored", "--embedder", "none"],
      "would be written over"),
-    ([*EXPERT, "best.jsonl"], "which would be written over"),
-    ([*TEMPLATES, "data/train.jsonl"], "--out data/train.jsonl is --data"),
+    ([*SELECTION, "best.jsonl"], "which would be written over"),
     ([*LIBRARY, "data/train.jsonl"], "--out data/train.jsonl is --data"),
     # it lies inside of one, or around one
     ([*SFT, "policy/adapters"], "is inside of --policy"),
@@ -107,7 +105,6 @@ ATTACKS = [
     ([*GRPO, "mine"], "mine/config.json was not written by this script; give another --run-dir"),
     ([*PPO, "--output-dir", "mine"], "was not made by this script"),
     ([*PPO, "--run-dir", "mine"], "was not written by this script"),
-    ([*EVALUATE, "mine"], "was not written by this script; give another --output-dir"),
     (["document_store.py", "build", "--documents", "documents.jsonl", "--store", "stored", "--embedder", "none"],
      "stored holds chunks.jsonl, but no store.json, so it is no store"),
     (["-m", "forage.policy.served_base", "policy", "mine"], "mine is there already and no link"),

@@ -36,7 +36,7 @@ OTHERS = re.compile(r"docker|pip|python -m|scripts/")
 # That a user runs, with flags of their own.
 MODULES = (
     "forage.policy.memory", "forage.policy.served_base", "forage.runs.browser",
-    "forage.evaluation.preference.train_scorer", "forage.evolution.self_evolve",
+    "forage.testtime.train_scorer", "forage.testtime.self_evolve", "forage.testtime.selection",
     "forage.planning.library", "forage.planning.teaching",
 )  # fmt: skip
 # vLLM's and trackio's.

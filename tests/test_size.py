@@ -26,8 +26,7 @@ BUDGETS = {
     "forage/data": (16_900, 12),
     "forage/doctor": (1_700, 3),
     "forage/engines": (10_800, 10),
-    "forage/evaluation": (38_200, 20),
-    "forage/evolution": (6_100, 9),
+    "forage/evaluation": (16_000, 14),
     "forage/grpo": (24_200, 25),
     "forage/planning": (2_900, 4),
     "forage/judge": (1_400, 2),
@@ -39,6 +38,7 @@ BUDGETS = {
     "forage/runs": (15_700, 12),
     "forage/sft": (6_400, 8),
     "forage/store": (11_900, 12),
+    "forage/testtime": (14_000, 15),
     "bench": (52_000, 40),
     "tests": (342_000, 80),
 }

@@ -56,8 +56,7 @@ class Vetting:
         if held := [episode for episode in episodes if self.is_held_out(episode)]:
             raise UserError(
                 f"{path}: {len(held)} of its {len(episodes)} episodes answer questions of eval.jsonl, such as "
-                f"{held[0].question_id}; learning from them would spoil every evaluation. "
-                "python -m forage.evaluation.expert writes a file without them"
+                f"{held[0].question_id}; learning from them would spoil every evaluation, so delete those lines"
             )
         if found := self._other_settings(path):
             raise UserError(f"{path}: {found}")
@@ -112,7 +111,7 @@ class Vetting:
 
     def _other_settings(self, path: Path) -> str:
         """How the agent.json of the file's run differs from these settings."""
-        folder = next((folder for folder in list(path.resolve().parents)[:3] if (folder / AGENT_FILE).is_file()), None)
+        folder = next((folder for folder in list(path.resolve().parents)[:4] if (folder / AGENT_FILE).is_file()), None)
         theirs = read_agent(folder) if folder else self.settings
         name = difference(self.settings, theirs)
         if not name:

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from forage.agent.agent import Agent, turn_seed
 from forage.agent.episode import Episode, Search, Stop, Turn
-from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, prompt_tokens, worded
+from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, worded
 from forage.agent.protocol import Passage, Protocol, Reading, write_call
 from forage.data.records import Question
 from forage.engines.base import Request, Sample
+from forage.evaluation.asides import NOTHING, Aside, ask
 from forage.evaluation.outcomes import Outcome
 
 FROM_MEMORY = (
@@ -45,14 +46,12 @@ async def single(agent: Agent, question: Question, seed: int) -> Outcome:
 
 async def no_retrieval(agent: Agent, question: Question, seed: int) -> Outcome:
     """Answers from memory."""
-    asked = _Asked(without_search(agent.protocol).prompt(question.question))
-    return await _answered(agent, question, seed, asked)
+    return await _answered(agent, question, seed, without_search(agent.protocol).prompt(question.question))
 
 
 async def plain_rag(agent: Agent, question: Question, seed: int) -> Outcome:
     """Searches for the question itself, then answers."""
-    asked = await _searched(agent, question, question.question)
-    return await _answered(agent, question, seed, asked)
+    return await _searched(agent, question, seed, question.question)
 
 
 async def hyde(agent: Agent, question: Question, seed: int) -> Outcome:
@@ -61,16 +60,14 @@ async def hyde(agent: Agent, question: Question, seed: int) -> Outcome:
     The paper averages the vectors of several passages and of the question; here it is one passage, searched together
     with the question's text.
     """
-    passage = await _written(agent, question, worded(PASSAGE, agent.protocol.task), seed)
-    text = f"{question.question} {passage.text}"
-    return await _answered(agent, question, seed, await _searched(agent, question, text), passage)
+    passage = await _written(agent, question, PASSAGE, seed)
+    return await _searched(agent, question, seed, f"{question.question} {passage.text}", passage)
 
 
 async def rewrite(agent: Agent, question: Question, seed: int) -> Outcome:
     """The policy writes a query as train_ppo.py's rewriter does by default, and searches for it with the question."""
-    words = await _written(agent, question, worded(QUERY_WORDS, agent.protocol.task), seed)
-    text = final_query(question.question, words.text, "append", 3)
-    return await _answered(agent, question, seed, await _searched(agent, question, text), words)
+    words = await _written(agent, question, QUERY_WORDS, seed)
+    return await _searched(agent, question, seed, final_query(question.question, words.text, "append", 3), words)
 
 
 @lru_cache(maxsize=4)
@@ -79,27 +76,14 @@ def without_search(protocol: Protocol) -> Protocol:
     return replace(protocol, instruction=worded(FROM_MEMORY, protocol.task))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The conversation up to the policy's answer, and its searches."""
-
-    ids: list[int]
-    searches: tuple[Search, ...] = ()
-    seconds: float = 0.0
+async def _written(agent: Agent, question: Question, instruction: str, seed: int) -> Aside:
+    """What the policy writes before the search."""
+    words, name = worded(instruction, agent.protocol.task), f"{question.id}/0/written"
+    return await ask(agent, name, words, question.question, agent.settings.max_turn_tokens, seed)
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What the policy wrote before the search."""
-
-    text: str
-    sampled: int
-    read: int
-    seconds: float
-
-
-async def _searched(agent: Agent, question: Question, text: str) -> _Asked:
-    """The agent's conversation after a search for `text`; the call shows the text cut to a query's length."""
+async def _searched(agent: Agent, question: Question, seed: int, text: str, before: Aside = NOTHING) -> Outcome:
+    """The answer after a search for `text`; the call shows the text cut to a query's length."""
     started = time.perf_counter()
     hits = await agent.search(text)
     searched = Search(0, text, tuple(hit.chunk_id for hit in hits))
@@ -107,7 +91,7 @@ async def _searched(agent: Agent, question: Question, text: str) -> _Asked:
     call = protocol.turn_ids(write_call(shortened(protocol.harmless(text), agent.settings.max_query)))
     shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
     ids = protocol.prompt(question.question) + call + protocol.join([shown], call[-1])
-    return _Asked(ids, (searched,), time.perf_counter() - started)
+    return await _answered(agent, question, seed, ids, (searched,), time.perf_counter() - started, before)
 
 
 def shortened(text: str, length: int) -> str:
@@ -115,41 +99,28 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length + 1].rpartition(" ")[0] or text[:length]
 
 
-async def _written(agent: Agent, question: Question, instruction: str, seed: int) -> _Written:
-    """The policy's reply to an instruction and the question, in a conversation without tools."""
-    started, protocol = time.perf_counter(), agent.protocol
-    ids = prompt_tokens(protocol.tokenizer, instruction, protocol.harmless(question.question))
-    name = f"{question.id}/0"
-    sampled = await _sample(agent, ids, turn_seed(seed, f"{name}/written", 0), name)
-    # Only words are searched for: a tag would be a call or an answer that nobody reads.
-    text = protocol.harmless(protocol.text(sampled.ids))
-    return _Written(text, len(sampled.ids), len(ids), time.perf_counter() - started)
-
-
 async def _answered(
-    agent: Agent, question: Question, seed: int, asked: _Asked, before: _Written | None = None
-) -> Outcome:
-    """The policy's answer to `asked`, forced if it gives none by itself."""
+    agent: Agent, question: Question, seed: int, asked: Sequence[int], searches: tuple[Search, ...] = (),
+    searching: float = 0.0, before: Aside = NOTHING,
+) -> Outcome:  # fmt: skip
+    """The policy's answer to the conversation `asked`, forced if it gives none by itself."""
     name, started = f"{question.id}/0", time.perf_counter()
-    protocol, ids = agent.protocol, list(asked.ids)
-    extra_sampled, extra_read = (before.sampled, before.read) if before else (0, 0)
+    protocol, ids, dropped = agent.protocol, list(asked), 0
     try:
         sampled = await _sample(agent, ids, turn_seed(seed, name, 0), name)
         reading = agent.read(sampled.ids)
         if reading.answer is None:
-            opening = protocol.tokenizer(OPENING, add_special_tokens=False)["input_ids"]
-            extra_sampled += len(sampled.ids)  # the prompt is read again from the cache, so it counts once
-            ids += opening
+            dropped = len(sampled.ids)  # the prompt is read again from the cache, so it counts once
+            ids += protocol.tokenizer(OPENING, add_special_tokens=False)["input_ids"]
             sampled = await _sample(agent, ids, turn_seed(seed, name, 1), name)
             reading = agent.read(sampled.ids, OPENING)
             reading = replace(reading, faults=(*reading.faults, "answer_forced"))
     finally:
         agent.engine.release(name)
-    generating = time.perf_counter() - started + (before.seconds if before else 0.0)
-    episode = _episode(agent, question, name, ids, sampled, reading, asked.searches)
-    seconds = {"generate": generating, "search": asked.seconds, "total": generating + asked.seconds}
-    episode = replace(episode, seconds=seconds)
-    return Outcome(episode, (episode,), extra_sampled, extra_read)
+    generating = time.perf_counter() - started + before.seconds
+    seconds = {"generate": generating, "search": searching, "total": generating + searching}
+    episode = replace(_episode(agent, question, name, ids, sampled, reading, searches), seconds=seconds)
+    return Outcome(episode, (episode,), before.sampled + dropped, before.read)
 
 
 async def _sample(agent: Agent, ids: Sequence[int], seed: int, name: str) -> Sample:

@@ -1,11 +1,12 @@
-"""Options of an evaluation."""
+"""Options of an evaluation, and how a system is named."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from forage.agent.options import SearchOptions
 from forage.engines.base import Sampling
@@ -14,13 +15,14 @@ from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.outputs import check_apart, check_folder
 from forage.store.options import StorePlace
 
-LEARNED = "learned_"  # begins the names of the systems that choose by --scorer
+Systems = Mapping[str, Callable[..., Any]]  # by name: makes a Strategy of a Setting and parameters
+LEARNED = "learned"  # the parameter of systems that choose by --scorer
 
-# These may change between calls with one output folder: earlier episodes stay valid. `search` is kept in agent.json.
-# `scorer` is kept in scorer.json.
+# These may change between calls with one output folder: earlier episodes stay valid. `search` is kept in agent.json,
+# `scorer` by its digest.
 FREE = (
     "policy", "beside", "systems", "output_dir", "eval_questions", "skip_questions", "cutoffs", "engine", "concurrency",
-    "search", "scorer", "parts",
+    "search", "scorer",
 )  # fmt: skip
 
 
@@ -35,16 +37,14 @@ class EvaluationOptions:
     beside: tuple[str, ...] = ()
     """More policies for the same table, such as the warm start or the base, which play only the system `single`."""
     systems: tuple[str, ...] = ("plain_rag", "no_retrieval", "hyde", "single")
-    """Ways of answering, by their names in SYSTEMS (evaluate.py); all are compared with the first."""
+    """Ways of answering, by their names in SYSTEMS (evaluate.py) with parameters, as in best_of:8, tpo:4x3 or
+    tree:8:learned; all are compared with the first."""
     output_dir: Path = Path("runs/eval")
     """Folder for all results."""
     eval_questions: int = 200
     """Number of questions, chosen at random by --seed; a larger number includes the questions of a smaller. 0: all."""
     skip_questions: int = 0
-    """Leave out the first N questions in that order, such as those of an earlier part."""
-    parts: tuple[Path, ...] = ()
-    """Output folders of the same evaluation, each of other questions, that other processes or machines played: what
-    they hold is put into this one."""
+    """Leave out the first N questions in that order, as rounds of self-evolution do."""
     split: Literal["eval", "train"] = "eval"
     """Take the questions from eval.jsonl or from train.jsonl."""
     cutoffs: tuple[int, ...] = (3, 10)
@@ -55,36 +55,26 @@ class EvaluationOptions:
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
     concurrency: int = 16
     """Questions played at the same time; with --engine local also the sequences sampled in one batch."""
-    templates: Path = Path("templates.jsonl")
-    """Templates for the system `templates`, made by python -m forage.evaluation.strategies.thought_templates."""
     scorer: Path | None = None
-    """Learned scorer for the systems learned_..., made by python -m forage.evaluation.preference.train_scorer."""
+    """Learned scorer for systems such as best_of:8:learned, made by python -m forage.testtime.train_scorer."""
     seed: int = 0
     """Seed of the choice of questions and of sampling."""
 
-    def check(self, systems: Collection[str]) -> None:
-        """Fail before anything is loaded. `systems` are the names there are."""
+    def check(self, systems: Systems) -> None:
+        """Fail before anything is loaded."""
         self.sampling.check()
         self.place.check()
         check_at_least_one(self, "concurrency")
         check_at_least_zero(self, "eval_questions", "skip_questions")
         if not self.cutoffs or min(self.cutoffs) < 1:
             raise UserError("--cutoffs must be one or more numbers of at least 1")
-        unknown = [name for name in self.systems if name not in systems]
-        if unknown or not self.systems:
-            raise UserError(f"--systems {' '.join(unknown)}: choose among {', '.join(systems)}")
-        if "templates" in self.systems and not self.templates.is_file():
-            raise UserError(
-                f"--templates {self.templates} is missing; make it with "
-                "python -m forage.evaluation.strategies.thought_templates"
-            )
+        if not self.systems:
+            raise UserError(f"--systems: choose among {', '.join(systems)}")
+        for name in self.systems:
+            read_system(name, systems)
         self.check_scorer()
-        for part in self.parts:
-            if not (part / "config.json").is_file():
-                raise UserError(f"--parts {part} holds no config.json; name the --output-dir of another evaluate.py")
         reads = {"--data": self.data} | {f"--policy {name}": path for name, path in self.sources.items()}
         reads |= {"--scorer": self.scorer} if self.scorer else {}
-        reads |= {f"--parts {part}": part for part in self.parts}
         check_folder("--output-dir", self.output_dir)
         check_apart("--output-dir", self.output_dir, reads, nested=True)
         if not self.policy or len(self.sources) < len(self.policy + self.beside):
@@ -92,8 +82,7 @@ class EvaluationOptions:
             raise UserError(f"--policy {given}: give each policy its own name, as name=folder")
 
     def check_scorer(self) -> None:
-        """Refuse learned systems without a scorer; what is in its folder is read when they are played."""
-        way_out = "make one with python -m forage.evaluation.preference.train_scorer"
+        way_out = "make one with python -m forage.testtime.train_scorer"
         if self.learned and self.scorer is None:
             raise UserError(f"--systems {self.learned[0]} needs --scorer; {way_out}")
         if self.scorer is not None and not (self.scorer / "scorer.json").is_file():
@@ -102,7 +91,7 @@ class EvaluationOptions:
     @property
     def learned(self) -> tuple[str, ...]:
         """The systems that choose by the learned scorer."""
-        return tuple(name for name in self.systems if name.startswith(LEARNED))
+        return tuple(name for name in self.systems if is_learned(name))
 
     @property
     def sources(self) -> dict[str, str]:
@@ -118,3 +107,26 @@ def sources_of(policies: Sequence[str]) -> dict[str, str]:
     """Example: ("first=runs/a", "models/warm") gives {"first": "runs/a", "warm": "models/warm"}."""
     pairs = (text.partition("=") for text in policies)
     return {name if equals else Path(name).name: source if equals else name for name, equals, source in pairs}
+
+
+def is_learned(system: str) -> bool:
+    return LEARNED in system.split(":")[1:]
+
+
+def read_system(text: str, systems: Systems, option: str = "--systems") -> Callable[[Any], Any]:
+    """What makes the strategy of a setting.
+
+    Numbers are parameters in their order, a word is one that becomes true. Example: tpo:4x3:learned is
+    systems["tpo"](setting, 4, 3, learned=True).
+    """
+    name, *given = text.split(":")
+    if name not in systems:
+        raise UserError(f"{option} {text}: choose among {', '.join(systems)}")
+    words = {word: True for word in given if word.isidentifier()}
+    try:
+        numbers = [int(number) for part in given if part not in words for number in part.split("x")]
+        inspect.signature(systems[name]).bind(None, *numbers, **words)
+    except (ValueError, TypeError) as error:
+        usage = str(inspect.signature(systems[name]))
+        raise UserError(f"{option} {text}: {name} takes {usage} after the setting, as in tpo:4x3:learned") from error
+    return lambda setting: systems[name](setting, *numbers, **words)

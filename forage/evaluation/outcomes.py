@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from forage.agent.agent import Agent
-from forage.agent.episode import Episode, append_episodes, read_episodes, write_episodes
+from forage.agent.episode import Episode, append_episodes, read_episodes
 from forage.data.records import Question
 from forage.disk import append
 from forage.errors import UserError
-from forage.files import replacing
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,6 @@ class Outcome:
         return sum(len(episode.turns) for episode in self.tried) + self.extra_turns
 
 
-FUSED = -1  # the turn number of a search whose hits are fused from several episodes
-
-
-def is_fused(episode: Episode) -> bool:
-    """Whether it has the hits of others (self_consistency.py)."""
-    return any(search.turn == FUSED for search in episode.searches)
-
-
 # A way of answering: plain sampling, a baseline, a test-time strategy. The integer is the seed.
 Strategy = Callable[[Agent, Question, int], Awaitable[Outcome]]
 
@@ -83,7 +74,7 @@ class Cost:
     """Seconds from question to answer, while other questions were played too. For episodes that an earlier system
     already played, the seconds of the slowest one."""
     seconds: float
-    """Seconds since the previous answer; over all questions they add up to the evaluation's time."""
+    """Seconds since the previous answer; over all questions they add up to the time of the processes that played."""
     plain_seconds: tuple[float | None, ...] = ()
     """For each episode tried, its seconds if it is a plain sample, as `single` plays them, which systems that are added
     later share; None if it is another one."""
@@ -108,97 +99,83 @@ class Result:
 
 @dataclass(frozen=True)
 class OutcomeLog:
-    """The log of one system in an output folder. Only one process writes it."""
+    """The log of one system in an output folder, of which each process writes a file of its own."""
 
     folder: Path
     name: str
+    """Of the policy and of the system, as in warm/best_of:8."""
+
+    @property
+    def filed(self) -> str:
+        """The name in paths, where a colon may mean a machine."""
+        return self.name.replace(":", "_")
 
     @property
     def episodes(self) -> Path:
-        return self.folder / "episodes" / f"{self.name}.jsonl"
+        return self.folder / "episodes" / self.filed
 
     @property
     def outcomes(self) -> Path:
-        return self.folder / "outcomes" / f"{self.name}.jsonl"
+        return self.folder / "outcomes" / self.filed
 
-    def open(self) -> set[str]:
-        """Ids of the answered questions. Removes what a killed process left half written."""
-        done = self._costs()
-        whole = b"".join(json.dumps(asdict(cost)).encode() + b"\n" for cost in done.values())
-        if self.outcomes.exists() and self.outcomes.read_bytes() != whole:
-            with replacing(self.outcomes) as file:
-                file.write(whole.decode())
-        if any(episode.question_id not in done for episode in self._tried()):
-            write_episodes(self.episodes, (e for e in self._tried() if e.question_id in done))
-        return set(done)
+    def done(self) -> set[str]:
+        """Ids of the answered questions."""
+        return {name for path in self._files() for name in self._costs(path)}
 
-    def append(
-        self, outcome: Outcome, latency: float, seconds: float, plain_seconds: tuple[float | None, ...] = ()
-    ) -> None:
-        """Write the episodes first, then the line that makes them count."""
-        self._append(Cost.of(outcome, latency, seconds, plain_seconds), outcome.tried)
+    def append(self, file: str, cost: Cost, tried: Sequence[Episode]) -> None:
+        """Write the episodes first, then the line that makes them count, into this process's own files.
 
-    def take_in(self, other: OutcomeLog) -> None:
-        """Add what another log of this system has of questions that are not answered here."""
-        done, tried = self.open(), other.candidates()
-        for name, cost in other._costs().items():
-            if name in tried and name not in done:
-                self._append(cost, tried[name])
-
-    def _append(self, cost: Cost, tried: Sequence[Episode]) -> None:
-        append_episodes(self.episodes, tried)
-        append(self.outcomes, json.dumps(asdict(cost)).encode() + b"\n")
+        What a killed process left half-written is so never gone on with.
+        """
+        append_episodes(self.episodes / file, tried)
+        append(self.outcomes / file, json.dumps(asdict(cost)).encode() + b"\n")
 
     def results(self) -> dict[str, Result]:
         """The result of each answered question, by its id."""
-        costs, seen, results = self._costs(), Counter[str](), dict[str, Result]()
-        for episode in self._tried():
-            cost = costs.get(episode.question_id)
-            if cost and cost.chosen == seen[episode.question_id]:
-                results[episode.question_id] = Result(episode, cost)
-            seen[episode.question_id] += 1
-        for name, cost in costs.items():
-            if seen[name] != cost.tried:
-                raise UserError(
-                    f"{self.episodes} has {seen[name]} of the {cost.tried} episodes of question {name}; "
-                    f"delete it and {self.outcomes} to play this system again"
-                )
-        return results
+        return {cost.question_id: Result(tried[cost.chosen], cost) for cost, tried in self._answered()}
 
     def candidates(self) -> dict[str, list[Episode]]:
         """All episodes of each answered question, in the order they were tried."""
-        tried: dict[str, list[Episode]] = {name: [] for name in self.results()}
-        for episode in self._tried():
-            if episode.question_id in tried:
-                tried[episode.question_id].append(episode)
-        return tried
+        return {cost.question_id: tried for cost, tried in self._answered()}
 
     def plain_samples(self) -> Iterator[tuple[Episode, float]]:
         """The plain samples of the answered questions, with the seconds that each took."""
-        costs, seen = self._costs(), Counter[str]()
-        for episode in self._tried():
-            cost, place = costs.get(episode.question_id), seen[episode.question_id]
-            seen[episode.question_id] += 1
-            seconds = cost.plain_seconds[place] if cost and place < len(cost.plain_seconds) else None
-            if seconds is not None:
-                yield episode, seconds
+        for cost, tried in self._answered():
+            for episode, seconds in zip(tried, cost.plain_seconds, strict=False):
+                if seconds is not None:
+                    yield episode, seconds
 
-    def _tried(self) -> Iterator[Episode]:
-        return read_episodes(self.episodes) if self.episodes.exists() else iter(())
+    def _answered(self) -> Iterator[tuple[Cost, list[Episode]]]:
+        """Each answered question once: two processes answer one if the first was taken for dead."""
+        seen: set[str] = set()
+        for path in self._files():
+            costs, episodes = self._costs(path), self.episodes / path.name
+            groups = groupby(read_episodes(episodes) if costs and episodes.exists() else (), lambda e: e.question_id)
+            for name, group in groups:
+                tried = list(group)
+                if name in costs and len(tried) == costs[name].tried:
+                    if name not in seen:
+                        yield costs[name], tried
+                    seen.add(name)
+                    del costs[name]
+            if costs:
+                raise UserError(
+                    f"{episodes} lacks episodes of question {next(iter(costs))}; delete it and {path} to play what "
+                    "they held again"
+                )
 
-    def _costs(self) -> dict[str, Cost]:
-        """The lines of outcomes/, without a torn last one."""
-        costs: dict[str, Cost] = {}
-        lines = self.outcomes.read_bytes().splitlines(keepends=True) if self.outcomes.exists() else []
-        for number, line in enumerate(lines, 1):
-            if line.endswith(b"\n"):
-                cost = self._cost(line, number)
-                costs[cost.question_id] = cost
-        return costs
+    def _files(self) -> list[Path]:
+        return sorted(self.outcomes.glob("*.jsonl"))
 
-    def _cost(self, line: bytes, number: int) -> Cost:
+    def _costs(self, path: Path) -> dict[str, Cost]:
+        """The lines of a file of outcomes, without a torn last one."""
+        lines = enumerate(path.read_bytes().splitlines(keepends=True), 1)
+        costs = (self._cost(path, line, number) for number, line in lines if line.endswith(b"\n"))
+        return {cost.question_id: cost for cost in costs}
+
+    def _cost(self, path: Path, line: bytes, number: int) -> Cost:
         try:
             row: dict[str, Any] = json.loads(line)
-            return Cost(**{**row, "plain_seconds": tuple(row.get("plain_seconds", ()))})
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{self.outcomes}:{number}: not an outcome ({error}); delete that line") from error
+            return Cost(**{**row, "plain_seconds": tuple(row["plain_seconds"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path}:{number}: not an outcome ({error}); delete that line") from error

@@ -1,4 +1,4 @@
-"""Plots of an evaluation from the rows of eval.json: every score with its interval, and the main score against cost."""
+"""Plot of an evaluation from the rows of eval.json: every score with its interval, and the main score against cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from forage.evaluation.summary import score_names
+from forage.evaluation.tables import score_names
 from forage.runs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILION, WIDTH, YELLOW, save_figure
+from forage.statistics import Interval
 
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY)
 MARKERS = "osD^v"  # the next one where the colours start again
@@ -32,29 +33,28 @@ def evaluation_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     height = 0.9 + 0.28 * len(rows)
     figure = Figure(figsize=(WIDTH, lines * height + 4.5), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=[lines * height, 4.5])  # an array, despite its type hint
-    above, below = parts
-    panels = list(above.subplots(lines, COLUMNS, squeeze=False, sharey=True).flat)
+    panels = list(parts[0].subplots(lines, COLUMNS, squeeze=False, sharey=True).flat)
     for axes, name in zip(panels, names, strict=False):
         _bars(axes, name, rows)
     for axes in panels[len(names) :]:
         axes.set_axis_off()
-    score = "answer_similarity" if "answer_similarity" in names else names[0]
-    left, right = below.subplots(1, 2, sharey=True)
-    _against_cost(left, score, rows, ("sampled_tokens",), "tokens sampled per question")
-    _against_cost(right, score, rows, ("sampled_tokens", "read_tokens"), "tokens sampled and read per question")
-    left.set_ylabel(score)
-    right.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=10)
+    _against_cost(parts[1].subplots(), "answer_similarity" if "answer_similarity" in names else names[0], rows)
     return figure
+
+
+def _arms(found: Sequence[Interval]) -> list[list[float]]:
+    """The lengths of the intervals below and above their means."""
+    return [
+        [max(0.0, one["mean"] - one["low"]) for one in found], [max(0.0, one["high"] - one["mean"]) for one in found]
+    ]  # fmt: skip
 
 
 def _bars(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     bars = range(len(rows))
     found = [row["metrics"][name] for row in rows]
-    arms = [[each["mean"] - each["low"] for each in found], [each["high"] - each["mean"] for each in found]]
-    colors = [COLORS[bar % len(COLORS)] for bar in bars]
     axes.barh(
-        bars, [each["mean"] for each in found], color=colors, height=0.7,
-        xerr=[[max(0.0, arm) for arm in side] for side in arms], error_kw={"ecolor": "#444444", "capsize": 2},
+        bars, [each["mean"] for each in found], color=[COLORS[bar % len(COLORS)] for bar in bars], height=0.7,
+        xerr=_arms(found), error_kw={"ecolor": "#444444", "capsize": 2},
     )  # fmt: skip
     axes.set_yticks(bars, [row["name"] for row in rows], fontsize=10)
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
@@ -64,19 +64,17 @@ def _bars(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set_title(name)
 
 
-def _against_cost(axes: Axes, score: str, rows: Sequence[Mapping[str, Any]], costs: Sequence[str], label: str) -> None:
+def _against_cost(axes: Axes, score: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for number, row in enumerate(rows):
         found = row["metrics"][score]
-        tokens = sum(row["metrics"][cost]["mean"] for cost in costs)
-        arms = [[max(0.0, found["mean"] - found["low"])], [max(0.0, found["high"] - found["mean"])]]
         axes.errorbar(
-            tokens, found["mean"], arms, fmt=MARKERS[number // len(COLORS) % len(MARKERS)],
-            color=COLORS[number % len(COLORS)], markersize=8, capsize=3, label=row["name"],
+            row["metrics"]["sampled_tokens"]["mean"], found["mean"], _arms([found]), markersize=8, capsize=3,
+            fmt=MARKERS[number // len(COLORS) % len(MARKERS)], color=COLORS[number % len(COLORS)], label=row["name"],
         )  # fmt: skip
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(label)
+    axes.set(xlabel="tokens sampled per question", ylabel=score)
     axes.margins(x=0.15)
-    axes.set_title(f"{score} against cost")
+    axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=10)

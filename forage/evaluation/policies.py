@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 from forage.agent.options import AgentSettings, SearchOptions, same_settings
 from forage.engines.base import Engine
 from forage.errors import UserError
-from forage.files import replacing
-from forage.policy.adapters import newest_adapter, weights_digest
+from forage.policy.adapters import newest_adapter
 from forage.policy.base_models import resolve_model
 from forage.policy.card import PolicyCard, read_policy_card
 
@@ -29,27 +27,6 @@ class Policy:
     @property
     def version(self) -> str:
         return self.adapter.name if self.adapter else "base"
-
-
-def open_policies(sources: dict[str, str], out: Path) -> list[Policy]:
-    return [open_policy(name, source, out) for name, source in sources.items()]
-
-
-def open_policy(name: str, source: str, out: Path) -> Policy:
-    """The policy with the adapter it had when its first episode was played, which policies.json records."""
-    path = out / "policies.json"
-    known: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
-    policy = find_policy(name, source, known.get(name, {}).get("adapter", ""))
-    weights = weights_digest(policy.adapter or Path(policy.card.base))
-    now = {"source": source, "adapter": policy.adapter.name if policy.adapter else "", "sha256": weights}
-    if known.setdefault(name, now) != now:
-        before = f"{known[name]['source']} {known[name]['adapter']}".strip()
-        raise UserError(
-            f"{path} knows {name} as {before} with other weights; give it another name, or another --output-dir"
-        )
-    with replacing(path) as file:
-        json.dump(known, file, indent=1)
-    return policy
 
 
 def find_policy(name: str, source: str, version: str) -> Policy:

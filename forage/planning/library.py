@@ -84,13 +84,16 @@ def main(options: Options) -> None:
 
 def played_in(run_dir: Path) -> Iterator[Episode]:
     """All episodes of a run or an evaluation. Systems of an evaluation that share samples each list them: once."""
-    files = sorted(file for step in (run_dir / "episodes").glob("*/") for file in episode_files(step))
+    steps = sorted((run_dir / "episodes").glob("*/"))
+    files = [
+        (step, file) for step in steps for part in (step, *sorted(step.glob("*/"))) for file in episode_files(part)
+    ]
     if not files:
         raise UserError(f"{run_dir}/episodes has no episodes; give the --run-dir of a training run")
     seen: set[tuple[Path, str, str, tuple[int, ...]]] = set()
-    for file in files:
+    for step, file in files:
         for episode in read_episodes(file):
-            if (key := (file.parent, episode.question_id, episode.id, episode.ids)) not in seen:
+            if (key := (step, episode.question_id, episode.id, episode.ids)) not in seen:
                 seen.add(key)
                 yield episode
 

@@ -13,7 +13,8 @@ from typing import Any
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
 from forage.agent.protocol import CALL_OPENING, Protocol
 from forage.errors import UserError
-from forage.evaluation.summary import score_names
+from forage.evaluation.output import MANIFEST
+from forage.evaluation.tables import score_names
 from forage.manifest import flat
 from forage.policy.adapters import version_name, weights_digest
 from forage.policy.lora import Adapter
@@ -164,10 +165,9 @@ def read_scores(folder: Path, adapter: Path) -> Scores:
     path = folder / "eval.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        policies = json.loads((folder / "policies.json").read_text(encoding="utf-8"))
+        known = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         split, questions, rows = found["split"], int(found["questions"]), found["systems"]
-        names = {name for name, policy in policies.items() if policy["sha256"] == weights_digest(adapter)}
-        own = [row for row in rows if row["policy"] in names]
+        own = [row for row in rows if known[f"policy {row['policy']}"] == weights_digest(adapter)]
         data = Path(found["options"]["data"]).name
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is missing; give --evaluation the --output-dir of evaluate.py") from error

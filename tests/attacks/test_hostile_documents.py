@@ -32,7 +32,8 @@ from forage.data.records import Document, Question, read_documents
 from forage.data.sample import PAGES, QUESTIONS
 from forage.data.scraping.page_text import read_page
 from forage.engines.base import Sample
-from forage.evaluation.summary import print_rows
+from forage.evaluation.measures import COSTS
+from forage.evaluation.tables import print_table, tables_of
 from forage.files import json_lines, write_jsonl
 from forage.policy.packing import pack
 from forage.rollout.view import RolloutView
@@ -376,8 +377,8 @@ def on_terminal(show):
 
 
 ROW = {"metrics": {"mrr": {"mean": 0.5, "low": 0.4, "high": 0.6}} | {
-    cost: {"mean": 1.0, "low": 1.0, "high": 1.0} for cost in ("sampled_tokens", "read_tokens", "seconds")
-}}  # fmt: skip
+    cost: {"mean": 1.0, "low": 1.0, "high": 1.0} for cost in COSTS
+}, "by_type": {}}  # fmt: skip
 
 
 def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypatch, capsys):
@@ -394,7 +395,7 @@ def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypat
             on_terminal(lambda console: console.print(view.table())),
             on_terminal(lambda console: TrainView(9, Phases(), [stats], console).ended(stats)),
             on_terminal(lambda console: console.print(TrainView(9, Phases(), [stats], console).table())),
-            on_terminal(lambda console: print_rows([ROW | {"name": text}], text, console)),
+            on_terminal(lambda console: print_table(tables_of([ROW | {"name": text}], text, whole=False)[0], console)),
             view.line(),
         ]
         print_hits(Search(hostile.text, store_without_vectors, k=3, mode="sparse"))

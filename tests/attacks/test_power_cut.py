@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from forage.agent.episode import append_episodes, compress
-from forage.evaluation.outcomes import Outcome, OutcomeLog
+from forage.evaluation.outcomes import Cost, Outcome, OutcomeLog
 from forage.files import clear_leftovers, remove_folder, replacing_folder
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -120,13 +120,13 @@ def save_outcomes(folder, acknowledge):
     log = OutcomeLog(folder / "eval", "warm/single")
     for question in "abc":
         tried = group_of(question)
-        log.append(Outcome(tried[1], tuple(tried)), 1.0, 1.0)
+        log.append("here.jsonl", Cost.of(Outcome(tried[1], tuple(tried)), 1.0, 1.0), tried)
         acknowledge(question)
 
 
 def check_outcomes(folder, acknowledged):
     log = OutcomeLog(folder / "eval", "warm/single")
-    done = log.open()
+    done = log.done()
     assert set(acknowledged) <= done, f"{done} after {acknowledged}"
     assert {name: result.episode for name, result in log.results().items()} == {n: group_of(n)[1] for n in done}
 

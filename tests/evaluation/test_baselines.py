@@ -33,7 +33,7 @@ def play(strategy, protocol, *turns, question=QUESTION, search=search_many, **li
     engine, outcome = asyncio.run(run())
     check_tokens(outcome.episode, Requests(engine, outcome), protocol)
     assert outcome.tried == (outcome.episode,)
-    assert engine.released == ["q1/0"]
+    assert engine.released[-1] == "q1/0"
     return engine, outcome, asked
 
 

@@ -59,11 +59,10 @@ def test_queries_of_an_evaluation_earn_1_where_they_found_the_answer():
 
 def test_samples_that_systems_of_an_evaluation_share_count_once(tmp_path):
     folder = tmp_path / "episodes" / "policy"
-    folder.mkdir(parents=True)
-    write_episodes(folder / "best_of_2.jsonl", [EXAMPLE, replace(EXAMPLE, id="q/1")])
-    write_episodes(folder / "single.jsonl", [EXAMPLE])
+    write_episodes(folder / "best_of_2" / "a.jsonl", [EXAMPLE, replace(EXAMPLE, id="q/1")])
+    write_episodes(folder / "single" / "a.jsonl", [EXAMPLE])
     longer = replace(EXAMPLE, ids=(*EXAMPLE.ids, 7), mask=(*EXAMPLE.mask, 0), logprobs=(*EXAMPLE.logprobs, 0.0))
-    write_episodes(folder / "tpo.jsonl", [longer])  # another episode, whatever its name
+    write_episodes(folder / "tpo" / "a.jsonl", [longer])  # another episode, whatever its name
     assert [len(episode.ids) for episode in played_in(tmp_path)] == [10, 10, 11]
 
 

@@ -64,13 +64,13 @@ def merge_again(folder, monkeypatch, *more):
     ("change", "says"),
     [
         (lambda path: path.write_text(path.read_text().replace('256": "', '256": "0')), "evaluate this adapter"),
-        (lambda path: path.unlink(), "policies.json is missing; give --evaluation the --output-dir of evaluate.py"),
+        (lambda path: path.unlink(), "evaluation.json is missing; give --evaluation the --output-dir of evaluate.py"),
         (lambda path: path.write_text("["), r"eval.json is broken \(JSONDecodeError"),
     ],
 )  # fmt: skip
 def test_scores_of_something_else_are_refused(folder, tmp_path, monkeypatch, change, says):
     shutil.copytree(folder / "runs/eval_a", tmp_path / "eval")
-    change(tmp_path / "eval/policies.json")
+    change(tmp_path / "eval/evaluation.json")
     with pytest.raises(UserError, match=says):
         merge_again(folder, monkeypatch, "--evaluation", str(tmp_path / "eval"))
     assert not (folder / "models/again").exists()

@@ -15,30 +15,27 @@ import pytest
 import torch
 
 import evaluate
-from evaluate import SYSTEMS, main
+from evaluate import SYSTEMS, TPO, BestOf, BudgetForcing, SStar, TreeSearch, looks_good, main
 from forage.agent.agent import Agent
-from forage.agent.episode import read_episodes
-from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
+from forage.agent.options import AgentSettings, SearchOptions, write_agent
 from forage.agent.rewards import get_mrr
 from forage.data.records import Question, read_questions
 from forage.engines.base import EngineError, Sampling
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.evaluation import baselines
-from forage.evaluation.caching import Stopwatch
 from forage.evaluation.measures import COSTS
-from forage.evaluation.options import EvaluationOptions
+from forage.evaluation.options import EvaluationOptions, read_system
 from forage.evaluation.outcomes import Outcome, OutcomeLog
-from forage.evaluation.output import keep_agent, output_folder
-from forage.evaluation.player import Player
+from forage.evaluation.player import Stopwatch, play_system
 from forage.evaluation.policies import Policy, settle_agent
-from forage.evaluation.preference.card import ScorerCard, write_scorer
-from forage.evaluation.preference.features import PRODUCTS, SCALARS
-from forage.evaluation.preference.model import Head
+from forage.evaluation.report import SystemScores, summary
 from forage.evaluation.setting import choose
-from forage.evaluation.summary import SystemScores, markdown, print_rows, summary
+from forage.evaluation.tables import print_table, tables_of
 from forage.files import write_jsonl
 from forage.policy.card import PolicyCard
+from forage.testtime.features import PRODUCTS, SCALARS
+from forage.testtime.preference import Head, write_scorer
 from tests import ROOT
 from tests.factories import EPISODE as EXAMPLE
 from tests.factories import Clock
@@ -61,7 +58,8 @@ def tiny(tiny, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def one_embedder(embedder, monkeypatch):
     """Loaded once for all tests."""
-    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda *_, **__: embedder)
+    for module in ("setting", "output"):
+        monkeypatch.setattr(f"forage.evaluation.{module}.Embedder", lambda *_, **__: embedder)
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +76,12 @@ def options_of(tiny, out, **changed):
         sampling=Sampling(temperature=1.0), concurrency=3,
     )  # fmt: skip
     return with_options(options, **changed)
+
+
+def stored(out, system, policy="tiny"):
+    """A system's episodes by their ids."""
+    log = OutcomeLog(out, f"{policy}/{system}")
+    return {episode.id: episode for tried in log.candidates().values() for episode in tried}
 
 
 def counted(name, strategy, monkeypatch):
@@ -117,14 +121,14 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
         assert np.mean(values) == pytest.approx(whole["systems"][2]["metrics"][metric]["mean"])
     for policy in ("warm", "plain"):
         for system in systems:
-            episodes = list(read_episodes(tmp_path / "episodes" / policy / f"{system}.jsonl"))
-            assert sorted(e.question_id for e in episodes) == [f"q{n}" for n in range(6)]
-            assert {e.adapter for e in episodes} == {"warm-v000000" if policy == "warm" else "base"}
+            episodes = stored(tmp_path, system, policy)
+            assert sorted(episodes) == [f"q{n}/0" for n in range(6)]
+            assert {e.adapter for e in episodes.values()} == {"warm-v000000" if policy == "warm" else "base"}
     said, page = capsys.readouterr().out, (tmp_path / "table.md").read_text()
     assert "Difference to warm/plain_rag, paired" in said
     assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
-    assert "### what, 3 questions" in page
-    assert "| warm/no_retrieval | **-1.000 (-1.000 to -1.000)** |" in page
+    assert "## what, 3 questions" in page
+    assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
     assert (tmp_path / "eval.png").stat().st_size > 10_000
     assert "api_key" not in (tmp_path / "eval.json").read_text()
 
@@ -143,8 +147,8 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
 
 
 def test_systems_added_later_share_the_samples_of_earlier_calls(tiny, tmp_path, monkeypatch):
-    main(options_of(tiny, tmp_path, systems=("best_of_8",), eval_questions=2))
-    main(options_of(tiny, tmp_path, systems=("tpo",), eval_questions=3))
+    main(options_of(tiny, tmp_path, systems=("best_of:4",), eval_questions=2))
+    main(options_of(tiny, tmp_path, systems=("tpo:2x1",), eval_questions=3))
     played = []
 
     async def play(agent, question, sample=0, seed=0, speak=None, asked=""):
@@ -153,20 +157,17 @@ def test_systems_added_later_share_the_samples_of_earlier_calls(tiny, tmp_path, 
 
     plainly = Agent.play
     monkeypatch.setattr(Agent, "play", play)
-    main(options_of(tiny, tmp_path, systems=("self_consistency_8", "single"), eval_questions=3))
-    stored = {
-        name: {e.id: e for e in read_episodes(tmp_path / "episodes" / "tiny" / f"{name}.jsonl")}
-        for name in ("best_of_8", "tpo", "self_consistency_8", "single")
-    }
-    first = {e.question_id for e in stored["best_of_8"].values()}
-    (third,) = {e.question_id for e in stored["single"].values()} - first
-    assert sorted(played) == [(third, n) for n in range(4, 8)]  # TPO's first four of it were plain samples
+    main(options_of(tiny, tmp_path, systems=("self_consistency:4", "single"), eval_questions=3))
+    best, tpo, vote, single = (
+        stored(tmp_path, name) for name in ("best_of:4", "tpo:2x1", "self_consistency:4", "single")
+    )
+    first = {e.question_id for e in best.values()}
+    (third,) = {e.question_id for e in single.values()} - first
+    assert sorted(played) == [(third, n) for n in range(2, 4)]  # TPO's first two of it were plain samples
     for name in first:
-        assert stored["single"][f"{name}/0"] == stored["tpo"][f"{name}/0"] == stored["best_of_8"][f"{name}/0"]
-        for n in range(8):
-            assert stored["self_consistency_8"][f"{name}/{n}"] == stored["best_of_8"][f"{name}/{n}"]
-    for n in range(4):
-        assert stored["self_consistency_8"][f"{third}/{n}"] == stored["tpo"][f"{third}/{n}"]
+        assert single[f"{name}/0"] == tpo[f"{name}/0"] == best[f"{name}/0"]
+        assert all(vote[f"{name}/{n}"] == best[f"{name}/{n}"] for n in range(4))
+    assert all(vote[f"{third}/{n}"] == tpo[f"{third}/{n}"] for n in range(2))
 
 
 def test_a_policy_beside_plays_single_alone(tiny, tmp_path):
@@ -189,24 +190,53 @@ def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny,
 
     monkeypatch.setitem(SYSTEMS, "plain_rag", lambda setting: failing)
     options = options_of(tiny, tmp_path, systems=("plain_rag",))
-    with pytest.raises(
-        UserError, match=r"tiny/plain_rag: 2 of 6 questions were not played .*; re-run the same command"
-    ):
+    with pytest.raises(UserError, match=r"tiny/plain_rag, q[12]: .*; start it, then re-run the same command"):
         main(options)
+    done = OutcomeLog(tmp_path, "tiny/plain_rag").done()
+    assert not done & {"q1", "q2"}
     asked = counted("plain_rag", baselines.plain_rag, monkeypatch)
     main(options)
-    assert sorted(asked) == ["q1", "q2"]
+    assert set(asked) == {f"q{n}" for n in range(6)} - done
+
+
+def test_processes_share_an_evaluation(tiny, tmp_path):
+    """Both wait for each other's questions, and report the whole."""
+    command = [sys.executable, "evaluate.py", "--data", tiny / "data", "--policy", f"tiny={tiny / 'policy'}",
+               "--output-dir", tmp_path, "--engine", "local", "--mode", "sparse", "--max-turns", "2",
+               "--max-turn-tokens", "6", "--concurrency", "1", "--systems", "single", "best_of:2"]  # fmt: skip
+    started = [subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    said = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert all("all results: " in text for text in said)
+    files = list((tmp_path / "outcomes" / "tiny" / "single").iterdir())
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    assert len(lines) == len({json.loads(line)["question_id"] for line in lines}) == 6
+    assert len(stored(tmp_path, "best_of:2")) == 12
 
 
 def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
-    """All but the templates, whose library is not there, which is told."""
-    systems, out = tuple(name for name in SYSTEMS if name != "templates"), tmp_path / "out"
+    systems = ("single", "best_of:3", "best_of:3:learned", "oracle:3", "self_consistency:3", "s1:2x4", "tpo:2x1",
+               "tpo:2x1:learned", "s_star:2", "tree:3", "tree:3:learned", "rewrite", "hyde")  # fmt: skip
+    assert {name.partition(":")[0] for name in systems} == SYSTEMS.keys() - {"plain_rag", "no_retrieval"}
+    out = tmp_path / "out"
     main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("one", 0)))
     rows = json.loads((out / "eval.json").read_text())["systems"]
     assert [row["system"] for row in rows] == list(systems)
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
-    assert tokens["best_of_8"] == tokens["learned_8"] == tokens["oracle_8"] > tokens["single"]
-    assert tokens["self_consistency_8"] == tokens["best_of_8"]
+    assert tokens["best_of:3"] == tokens["best_of:3:learned"] == tokens["oracle:3"] > tokens["single"]
+    assert tokens["self_consistency:3"] == tokens["best_of:3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("s1:0", BudgetForcing(0, 0)), ("s1:16", BudgetForcing(16, 16)), ("s1:0x32", BudgetForcing(0, 32)),
+        ("tpo:4x3", TPO(looks_good, 4, 3)), ("best_of", BestOf(looks_good, 8)), ("s_star:2", SStar(2, 1)),
+        ("tree:5", TreeSearch(looks_good, None, 5)),
+    ],
+)  # fmt: skip
+def test_a_name_has_parameters(name, strategy):
+    assert read_system(name, SYSTEMS)(SimpleNamespace(options=EvaluationOptions())) == strategy
 
 
 KILLED = """
@@ -243,22 +273,18 @@ evaluate.main(EvaluationOptions(
 @pytest.mark.slow
 def test_a_killed_evaluation_resumes(tiny, tmp_path, monkeypatch):
     out, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    log = out / "outcomes" / "tiny" / "single.jsonl"
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(tiny), str(out)])
-    while not (log.exists() and log.read_text().count("\n") >= 3):
+    while len(before := OutcomeLog(out, "tiny/single").done()) < 3:
         assert run.poll() is None
         time.sleep(0.02)
     run.kill()
     run.wait()
-    done = log.read_text().count("\n")
-    assert done == 3
-    before = (out / "episodes" / "tiny" / "single.jsonl").read_bytes().splitlines(keepends=True)[:done]
     asked = counted("single", baselines.single, monkeypatch)
     main(options_of(tiny, out, systems=("single",)))
-    assert len(asked) == 6 - done
-    assert (out / "episodes" / "tiny" / "single.jsonl").read_bytes().startswith(b"".join(before))
+    assert len(asked) == 3
+    assert not before & set(asked)
     main(options_of(tiny, undisturbed, systems=("single",)))
-    ends = [{e.id: (e.ids, e.searches, e.answer) for e in read_episodes(folder / "episodes" / "tiny" / "single.jsonl")}
+    ends = [{name: (e.ids, e.searches, e.answer) for name, e in stored(folder, "single").items()}
             for folder in (out, undisturbed)]  # fmt: skip
     assert ends[0] == ends[1]
     scores = [{n: v for n, v in json.loads((folder / "eval.json").read_text())["systems"][0]["metrics"].items()
@@ -271,21 +297,22 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     main(options)
     with pytest.raises(UserError, match=r"was begun with --k 3, not 5; give that, or another --output-dir"):
         main(with_options(options, k=5))
+    with pytest.raises(UserError, match=r"was begun with --temperature 1.0, not 0.5: give that, or another"):
+        main(with_options(options, temperature=0.5))
     other = tmp_path / "other"
     shutil.copytree(tiny / "policy", other)
-    with pytest.raises(UserError, match=r"knows tiny as .*policy v000000 with other weights; give it another name"):
-        main(replace(options, policy=(f"tiny={other}",)))
-    main(replace(options, policy=(f"other={other}",)))
+    main(replace(options, policy=(f"tiny={other}",)))  # the same weights
     weights = other / "adapters" / "v000000" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # trained anew under its old name
-    with pytest.raises(UserError, match="with other weights"):
-        main(replace(options, policy=(f"other={other}",)))
+    with pytest.raises(UserError, match="was begun with another policy tiny: give that, or another --output-dir"):
+        main(replace(options, policy=(f"tiny={other}",)))
+    main(replace(options, policy=(f"other={other}",)))
     merged = tmp_path / "merged"
     shutil.copytree(tiny / "base", merged)
     main(replace(options, policy=(f"merged={merged}",)))
     weights = merged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # merged anew
-    with pytest.raises(UserError, match=r"knows merged as .*merged with other weights"):
+    with pytest.raises(UserError, match="another policy merged"):
         main(replace(options, policy=(f"merged={merged}",)))
 
 
@@ -313,20 +340,6 @@ def test_each_policy_plays_as_its_agent_json_says(tmp_path):
     with pytest.raises(UserError, match="warm plays with --k 5 and trained with 3, so they can't be compared"):
         settle_agent(SearchOptions(), others)
     assert settle_agent(SearchOptions(k=3, override_agent=True), others) == AgentSettings(k=3)
-
-
-def test_the_output_folder_keeps_how_the_agent_plays(tmp_path):
-    keep_agent(AgentSettings(max_turns=2), tmp_path)
-    keep_agent(AgentSettings(max_turns=2), tmp_path)
-    assert read_agent(tmp_path) == AgentSettings(max_turns=2)
-    with pytest.raises(UserError, match="was begun with --max-turns 2, not 4; give that, or another --output-dir"):
-        keep_agent(AgentSettings(), tmp_path)
-    options = EvaluationOptions(output_dir=tmp_path)
-    with output_folder(options):
-        pass
-    told = "was begun with --temperature 0.7, not 1.0; give that, or another --output-dir"
-    with pytest.raises(UserError, match=told), output_folder(with_options(options, temperature=1.0)):
-        pass
 
 
 def test_help_is_short_and_loads_nothing_heavy():
@@ -398,23 +411,21 @@ def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
 
 
 def test_the_embedder_of_an_evaluation_is_chosen_once(tiny, tmp_path, monkeypatch):
-    asked = []
-
-    def opened(name="chosen", **_):
-        asked.append(name)
-        return SimpleNamespace(name=name)
-
-    monkeypatch.setattr("forage.evaluation.setting.Embedder", opened)
+    opened = []
+    for module in ("setting", "output"):
+        monkeypatch.setattr(
+            f"forage.evaluation.{module}.Embedder",
+            lambda name="chosen", **_: opened.append(name) or SimpleNamespace(name=name),
+        )
     options = options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1)
     main(options, own_rewards)
     assert json.loads((tmp_path / "eval.json").read_text())["embedder"] == "chosen"
-    monkeypatch.setattr("forage.evaluation.setting.Embedder", lambda name="other", **_: opened(name))
-    asked.clear()
+    monkeypatch.setattr("forage.evaluation.output.Embedder", None)  # not chosen again
     main(options, own_rewards)
-    assert set(asked) == {"chosen"}
+    assert set(opened) == {"chosen"}
 
 
-LEARNED = ("learned_8", "learned_tree", "learned_tpo", "learned_s_star")
+LEARNED = ("best_of:2:learned", "tree:2:learned", "tpo:2:learned")
 
 
 @pytest.fixture
@@ -424,8 +435,7 @@ def scorer(tmp_path, embedder):
     def made(name, seed):
         torch.manual_seed(seed)
         folder, width = tmp_path / name, len(SCALARS) + len(PRODUCTS) * embedder.dimension
-        card = ScorerCard(embedder.name, "", embedder.dimension, 8, 2, {}, {}, {}, {}, {})
-        write_scorer(folder, card, Head(width, 8, 2), embedder.probe())
+        write_scorer(folder, Head(width, 8, 2), embedder.probe(), {})
         return folder
 
     return made
@@ -434,22 +444,14 @@ def scorer(tmp_path, embedder):
 def test_learned_systems_choose_by_the_scorer_given(tiny, tmp_path, scorer):
     one, out = scorer("one", 0), tmp_path / "out"
     main(options_of(tiny, out, systems=("single",), eval_questions=2))
-    main(options_of(tiny, out, systems=("best_of_8", *LEARNED), eval_questions=2, scorer=one))
+    main(options_of(tiny, out, systems=("best_of:2", *LEARNED), eval_questions=2, scorer=one))
     rows = json.loads((out / "eval.json").read_text())["systems"]
-    assert [row["system"] for row in rows] == ["best_of_8", *LEARNED]
-    samples = {
-        name: [(e.id, e.ids) for e in read_episodes(out / "episodes" / "tiny" / f"{name}.jsonl")]
-        for name in ("best_of_8", "learned_8")
-    }
-    assert sorted(samples["best_of_8"]) == sorted(samples["learned_8"])  # played once
-    assert json.loads((out / "scorer.json").read_text())["scorer"] == str(one)
+    assert [row["system"] for row in rows] == ["best_of:2", *LEARNED]
+    assert stored(out, "best_of:2") == stored(out, "best_of:2:learned")  # played once
     other = scorer("other", 1)
-    with pytest.raises(UserError, match=r"was begun with --scorer .*one; give that, or another --output-dir"):
+    with pytest.raises(UserError, match=r"was begun with another scorer: give that, or another --output-dir"):
         main(options_of(tiny, out, systems=LEARNED, eval_questions=2, scorer=other))
     main(options_of(tiny, out, systems=("single",), eval_questions=2, scorer=other))  # nothing is chosen by it
-    scorer("one", 1)
-    with pytest.raises(UserError, match=r"was begun with --scorer .*one as it was then"):
-        main(options_of(tiny, out, systems=LEARNED, eval_questions=2, scorer=one))
 
 
 @pytest.mark.parametrize(
@@ -463,9 +465,11 @@ def test_learned_systems_choose_by_the_scorer_given(tiny, tmp_path, scorer):
         ({"eval_questions": -1}, "--eval-questions -1 must be at least 0"),
         ({"cutoffs": (3, 0)}, "--cutoffs must be one or more numbers of at least 1"),
         ({"concurrency": 0}, "--concurrency 0 must be at least 1"),
-        ({"systems": ("templates",)}, "--templates templates.jsonl is missing; make it with"),
-        ({"systems": ("single", "learned_8")}, "--systems learned_8 needs --scorer; make one with python -m"),
-        ({"systems": ("learned_tree",), "scorer": Path("no/scorer")}, "--scorer no/scorer holds no scorer.json"),
+        ({"systems": ("single", "tree:learned")}, "--systems tree:learned needs --scorer; make one with python -m"),
+        ({"systems": ("tree:learned",), "scorer": Path("no/scorer")}, "--scorer no/scorer holds no scorer.json"),
+        ({"systems": ("best_of:x",)}, r"--systems best_of:x: best_of takes .setting, n=8, ., learned=False. "),
+        ({"systems": ("best_of:2x3",)}, "--systems best_of:2x3: best_of takes"),
+        ({"systems": ("single:learned",)}, "--systems single:learned: single takes"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_loaded(tmp_path, changed, told):
@@ -477,13 +481,6 @@ def test_bad_options_are_told_before_anything_is_loaded(tmp_path, changed, told)
 def test_no_data_is_told(tmp_path):
     with pytest.raises(UserError, match=r"eval.jsonl is missing; make it with data_prep.py"):
         main(EvaluationOptions(data=tmp_path, output_dir=tmp_path / "out"))
-
-
-def test_two_evaluations_do_not_write_one_folder(tmp_path):
-    options = EvaluationOptions(output_dir=tmp_path)
-    told = pytest.raises(UserError, match="is being written by another")
-    with output_folder(options), told, output_folder(options):
-        pass
 
 
 def test_policies_by_name():
@@ -512,23 +509,25 @@ def test_figures_by_hand(capsys):
     assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
     found = {kind: (row["questions"], row["over_reference"]["mrr"]["mean"]) for kind, row in rows[1]["by_type"].items()}
     assert found == {"a": (2, 0.5), "b": (1, 0), "(none)": (1, 1)}
-    print_rows(rows, "4 questions")
+    for table in tables_of(rows, "4 questions", whole=False):
+        print_table(table)
     assert "+0.500" in capsys.readouterr().out
     names = [f"{name}@{k}" for name in ("recall", "ndcg") for k in (3, 10)]
     many = ["mrr", *names, "answer_similarity", "token_f1", "rouge_l", "format", "faithfulness"]
     wide = [
         SystemScores("a_policy_with_a_long_name", system, "v000000", dict.fromkeys(many, np.ones(4)) | cost)
-        for system in ("plain_rag", "self_consistency_8")
+        for system in ("plain_rag", "self_consistency:8")
     ]
-    print_rows(summary(wide, questions), "4 questions")
+    for table in tables_of(summary(wide, questions), "4 questions", whole=False):
+        print_table(table)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
-    for name in ("mrr", "recall@3", "ndcg@3", "answer_similarity", "token_f1", "rouge_l", "format", "faithfulness",
-                 "sampled_tokens", "read_tokens", "seconds"):  # fmt: skip
+    for name in ("mrr", "recall@3", "ndcg@3", "answer_similarity", "token_f1", "rouge_l", "format", "faithfulness"):
         assert printed.count(name) == 2, name  # with the differences; none cut off
-    page = markdown(rows, "4 questions")
+    assert all(printed.count(name) == 1 for name in COSTS)
+    page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
     assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
-    assert "| warm/single | 1.000 (1.000 to 1.000) |" in page.partition("### (none)")[2]
+    assert "| warm/single | 1.000 (1.000 to 1.000) |" in page.partition("## (none)")[2]
 
 
 def test_the_wall_clock_adds_up(tmp_path, monkeypatch):
@@ -542,10 +541,10 @@ def test_the_wall_clock_adds_up(tmp_path, monkeypatch):
         episode = replace(EXAMPLE, id=f"{question.id}/0", question_id=question.id, seconds={})
         return Outcome(episode, (episode,))
 
-    log = OutcomeLog(tmp_path, "a/b")
-    questions = [Question(str(n), "?", "") for n in range(6)]
-    agent = SimpleNamespace(stopwatch=Stopwatch(), plain_seconds=lambda question, seed, tried: (None,))
-    asyncio.run(Player(strategy, agent, log, seed=0, concurrency=3).play(questions))
+    log, questions = OutcomeLog(tmp_path, "a/b"), [Question(str(n), "?", "") for n in range(6)]
+    agent = SimpleNamespace(stopwatch=Stopwatch(), saved=[], plain_seconds=lambda question, seed, tried: (None,))
+    setting = SimpleNamespace(questions=questions, options=EvaluationOptions(output_dir=tmp_path, concurrency=3))
+    asyncio.run(play_system(strategy, agent, log, setting, "here"))
     costs = [result.cost for result in log.results().values()]
     assert clock.seconds == 6
     assert sum(cost.seconds for cost in costs) == 6

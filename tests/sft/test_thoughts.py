@@ -12,10 +12,9 @@ from forage.agent.rewards import get_format_reward
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
 from forage.errors import UserError
-from forage.evaluation.expert import unfit
-from forage.evaluation.scorers import shown
 from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.sft.thoughts import LEAST_THOUGHT, Thought, as_shown, before_answer, before_next_query, before_query
+from forage.testtime.scorers import shown
 from tests.scripted_engine import Hit
 
 GOUT = Question(
@@ -211,7 +210,7 @@ def test_a_policy_that_only_searches_thinks_before_its_search(tiny_protocol):
 def test_what_comes_after_the_demonstration_takes_its_thoughts(tiny_protocol):
     [episode] = play(tiny_protocol)
     vetting = Vetting(tiny_protocol, SETTINGS, [])
-    assert vetting.foreign(episode) == vetting.malformed(episode) == unfit(episode, {"g": GOUT}) == ""
+    assert vetting.foreign(episode) == vetting.malformed(episode) == ""
     assert get_format_reward([episode], [GOUT]) == [1.0]
     assert shown(tiny_protocol, episode) == [tiny_protocol.show([LICE, PASSAGE])]
     # The query is in the thought and in the call; credit goes to the words of the call.

@@ -1,0 +1,158 @@
+"""Trains the preference model: a scorer of candidate episodes, learnt from rewarded ones, for test-time search.
+
+    python evaluate.py --data data --policy models/warm --systems best_of:8 --split train --output-dir runs/candidates
+    python -m forage.testtime.train_scorer runs/candidates/episodes/warm/best_of_8 --data data \\
+        --policy models/warm --out models/scorer
+    python evaluate.py --data data --policy models/warm --scorer models/scorer \\
+        --systems single best_of:8 best_of:8:learned oracle:8 tree:learned
+
+Reads episodes (files, or folders of them), of evaluate.py with --split train or of a run, and train.jsonl and the
+store's card in --data. Only training questions are taken: a scorer that has seen the answers of held-out ones would
+look good on them. Writes into --out what preference.py describes.
+
+How good a turn is follows from the rewards of the episodes that went on from it (examples.py), which are computed anew
+here: the mean of the answer's similarity and of MRR. What the model sees of an episode is in features.py, what it is in
+preference.py.
+
+Following rStar-Math's process preference model, https://arxiv.org/abs/2501.04519. Left out: it is a head over
+embeddings, not a language model that reads the steps; pairs are all whose Q-values differ, not the best and worst two
+of each step. Rounds of playing and training are self_evolve.py's.
+
+Where it doesn't help: with few questions, or candidates that are all alike, there are few pairs, and the written
+scorers are as good. It knows the mistakes of the policy whose episodes it saw: another policy may make others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+
+from forage.agent.combination import RewardFunction
+from forage.agent.options import SearchOptions
+from forage.agent.protocol import Protocol
+from forage.agent.rewards import get_answer_similarity, get_mrr
+from forage.arguments import POSITIONAL
+from forage.cli import run_script
+from forage.errors import UserError
+from forage.evaluation.policies import find_policy
+from forage.manifest import plain
+from forage.outputs import check_apart, check_folder
+from forage.policy.policy import load_tokenizer
+from forage.rollout.agreement import open_embedder
+from forage.sole_writer import filling_folder
+from forage.statistics import Interval, bootstrapped, span
+from forage.store.embedder import Embedder
+from forage.store.opening import card_at
+from forage.store.options import StorePlace
+from forage.testtime.examples import MARGIN, Examples, examples_of, pairs_of, right_shares
+from forage.testtime.features import SCALARS, Floats
+from forage.testtime.played import read_played
+from forage.testtime.preference import CARD, Head, Pairs, fit, write_scorer
+
+WRITTEN = ("well_formed", "relevance", "support")  # what looks_good is the mean of; each is a feature too
+
+
+@dataclass(frozen=True)
+class Options:
+    """The preference model."""
+
+    files: Annotated[tuple[Path, ...], POSITIONAL]
+    """Files of episodes, or folders of such files, of training questions only."""
+    data: Path = Path("data")
+    """Folder that data_prep.py wrote."""
+    policy: Path = Path("models/warm")
+    """Policy that played the episodes; its tokenizer is needed."""
+    out: Path = Path("models/scorer")
+    """Folder to write."""
+    held_out: float = 0.2
+    """Share of the questions to judge the model on, which it does not learn from."""
+    seed: int = 0
+    """Seed of the weights, of the order of pairs, and of the questions held out."""
+    search: SearchOptions = field(default_factory=SearchOptions)
+    place: StorePlace = field(default_factory=StorePlace)
+
+    def check(self) -> None:
+        self.place.check()
+        if not 0 <= self.held_out < 1:
+            raise UserError(f"--held-out {self.held_out:g} must be at least 0 and less than 1")
+        check_folder("--out", self.out)
+        check_apart("--out", self.out, {"--data": self.data, "--policy": self.policy})
+
+
+def main(options: Options) -> None:
+    options.check()
+    settings = options.search.settle(options.policy)
+    policy = find_policy(options.policy.name, str(options.policy), "")  # it may be a plain model
+    protocol = Protocol.playing(load_tokenizer(policy.card), settings)
+    played = read_played(options.files, options.data, protocol)
+    embedder = open_embedder(card_at(options.place, options.data)[0])
+    with filling_folder(options.out, way_out="--out"):
+        examples = examples_of(played, embedder, protocol, reward_functions(embedder))
+        held_out = draw_held_out([one.question.id for one in played], options.held_out, options.seed)
+        learnt, unseen = examples.of(sorted({*range(len(played))} - held_out)), examples.of(sorted(held_out))
+        pairs, unseen_pairs = pairs_of(learnt), pairs_of(unseen)
+        if not len(pairs):
+            raise UserError(
+                f"no two episodes of a question differ by {MARGIN} in their rewards; give several episodes of each "
+                "question, as best_of:8 plays them"
+            )
+        head = fit(learnt.features_NF, pairs, options.seed)
+        accuracy = accuracies(head, unseen, unseen_pairs)
+        card = {
+            "embedder": embedder.name, "options": plain(options), "learnt_from": counts(learnt, pairs),
+            "held_out": counts(unseen, unseen_pairs), "accuracy": accuracy,
+        }  # fmt: skip
+        write_scorer(options.out, head, embedder.probe(), card)
+    for kind, scorers in accuracy.items():
+        print(f"right on held-out pairs, {kind}: " + ", ".join(f"{n} {told(found)}" for n, found in scorers.items()))
+    print(f"wrote {options.out / CARD}; use it: python evaluate.py --scorer {options.out} --systems best_of:8:learned")
+
+
+def reward_functions(embedder: Embedder) -> Mapping[str, RewardFunction]:
+    similarity: RewardFunction = partial(get_answer_similarity, embedder=embedder)
+    return {"answer_similarity": similarity, "mrr": get_mrr}
+
+
+def draw_held_out(ids: Sequence[str], share: float, seed: int) -> set[int]:
+    """Numbers of the questions to hold out, the same whatever their order."""
+    drawn = set(random.Random(seed).sample(sorted(ids), round(share * len(ids))))
+    return {number for number, name in enumerate(ids) if name in drawn}
+
+
+def accuracies(head: Head, unseen: Examples, pairs: Pairs) -> dict[str, dict[str, Interval]]:
+    """How often the scorer puts the better one of a held-out pair first, beside what strategies choose by without it.
+
+    With 95 % bootstrap intervals over questions; of finished episodes and of those that go on.
+    """
+    scores: dict[str, Floats] = {
+        "learned": np.array(head.scores(unseen.features_NF)),
+        "looks_good": unseen.features_NF[:, [SCALARS.index(name) for name in WRITTEN]].astype(np.float64).mean(axis=1),
+    }
+    finished_P = unseen.depth_N[pairs.better_P] == 0
+    kinds = {"finished": pairs.some(finished_P), "going on": pairs.some(~finished_P)}
+    return {
+        kind: {name: bootstrapped(right_shares(scores_N, some, unseen.question_N).tolist())
+               for name, scores_N in scores.items()}
+        for kind, some in kinds.items() if len(some)
+    }  # fmt: skip
+
+
+def counts(examples: Examples, pairs: Pairs) -> dict[str, int]:
+    return {
+        "questions": len(np.unique(examples.question_N)), "episodes": int((examples.depth_N == 0).sum()),
+        "pairs": len(pairs),
+    }  # fmt: skip
+
+
+def told(interval: Interval) -> str:
+    return f"{interval['mean']:.3f} ({span(interval)})"
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)

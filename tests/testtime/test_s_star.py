@@ -1,0 +1,131 @@
+"""S*: the candidate that fetched evidence speaks for, not the one that most gave or that came first."""
+
+import pytest
+
+from forage.agent.protocol import write_answer, write_call
+from forage.engines.base import EngineError
+from forage.testtime.s_star import SStar, clusters, differing, preferred
+from tests.factories import answering
+from tests.scripted_engine import QUESTION, check_books, run
+
+PASSAGES = {
+    "gout": {"a#0": "Gout is mended by heat, ice and rest"},
+    "tell": {"b#0": "Ice mends it."},
+    # What a search for the words in which the two answers differ finds.
+    f"{QUESTION.question} heat ice": {"c#0": "Heat mends it."},
+}
+
+
+def two_say_heat_one_says_ice(name, turn, text):
+    if name.startswith("pair"):
+        assert "Two answers to a question differ. Write one" in text
+        return "tell"
+    return write_call("gout") if turn == 0 else write_answer("by ice" if name == "2" else "by heat")
+
+
+def test_the_evidence_decides(protocol):
+    outcome, engine = run(SStar(n=3), protocol, two_say_heat_one_says_ice, PASSAGES)
+    assert (outcome.episode.id, outcome.episode.answer) == ("q1/2", "by ice")
+    assert outcome.episode.hits == ("a#0",)  # evidence is not what the episode found
+    asked = [request for request in engine.requests if "pair" in request.episode]
+    assert len(asked) == 1  # equal answers are one
+    assert (outcome.extra_sampled, outcome.extra_read) == (len(protocol.turn_ids("tell")), len(asked[0].ids))
+    assert outcome.searches == 4  # a candidate's each, and the judge's
+    check_books(outcome, engine, asides=1)
+
+
+def test_without_a_query_the_differing_words_are_searched(protocol):
+    def speechless(name, turn, text):
+        return "" if name.startswith("pair") else two_say_heat_one_says_ice(name, turn, text)
+
+    outcome, engine = run(SStar(n=3), protocol, speechless, PASSAGES)
+    assert (outcome.episode.id, outcome.episode.answer) == ("q1/0", "by heat")
+    check_books(outcome, engine, asides=1)
+
+
+def test_where_evidence_says_nothing_the_larger_cluster_counts(protocol):
+    def vague(name, turn, text):
+        if name.startswith("pair"):
+            return "nothing"
+        return write_call("gout") if turn == 0 else write_answer("by ice" if name == "0" else "by heat")
+
+    outcome, _ = run(SStar(n=3), protocol, vague, PASSAGES)
+    assert outcome.episode.answer == "by heat"
+
+
+def test_a_candidate_is_told_what_the_search_lacked_until_it_finds_it(protocol):
+    passages = {**PASSAGES, "toes": {"d#0": "Toes: rest mends a broken one"}}
+
+    def say(name, turn, text):
+        if name in "01":  # finds another thing, and makes its answer up
+            return write_call("toes") if turn == 0 else write_answer("magic rest")
+        if turn == 0:
+            assert (
+                "What mends gout? An earlier search was: toes What it found lacks these words of the question: gout? "
+                "An earlier answer was: magic rest No passage supports these words of it: magic Search in other words"
+            ) in text
+            return write_call("gout")
+        return write_answer("by ice")
+
+    outcome, engine = run(SStar(n=2, rounds=3), protocol, say, passages)
+    # Each candidate was revised once, and then left alone, as the question and the answer stand in what was found.
+    assert sorted(episode.id for episode in outcome.tried) == ["q1/0", "q1/1", "q1/2", "q1/3"]
+    assert (outcome.episode.id, outcome.episode.answer) == ("q1/2", "by ice")
+    check_books(outcome, engine)
+
+
+def test_a_revision_that_finds_less_is_dropped_and_the_next_one_starts_from_the_candidate(protocol):
+    def say(name, turn, text):
+        if turn == 0:
+            assert name == "0" or "An earlier answer was: magic ice No passage supports" in text
+            return write_call("gout" if name == "0" else "nothing")
+        return write_answer("magic ice" if name == "0" else "magic spells")
+
+    outcome, engine = run(SStar(n=1, rounds=2), protocol, say, PASSAGES)
+    assert [episode.id for episode in outcome.tried] == ["q1/2", "q1/1", "q1/0"]
+    assert (outcome.episode.id, outcome.episode.answer) == ("q1/0", "magic ice")
+    check_books(outcome, engine)
+
+
+def test_a_revision_without_an_answer_does_not_replace_one(protocol):
+    def say(name, turn, text):
+        if name in "01":
+            return write_call("gout") if turn == 0 else write_answer("by magic")
+        return EngineError("gone")
+
+    outcome, engine = run(SStar(n=2, rounds=1), protocol, say, PASSAGES)
+    assert outcome.episode.id == "q1/0"
+    assert len(outcome.tried) == 4
+    check_books(outcome, engine)
+
+
+def test_an_answer_beats_none(protocol):
+    def say(name, turn, text):
+        return write_answer("rest") if name == "1" else EngineError("gone")
+
+    outcome, _ = run(SStar(n=3, rounds=0), protocol, say)
+    assert outcome.episode.id == "q1/1"
+
+
+def test_the_parts_by_hand():
+    assert [[e.id for e in group] for group in clusters(answering("Rest.", "ice", "the rest"))] == [
+        ["q/0", "q/2"], ["q/1"],
+    ]  # fmt: skip
+    assert differing("rest, ice daily", "rest and heat daily") == ("ice", "heat")
+    assert [preferred(*pair) for pair in ((0.5, 0.25), (0.25, 0.5), (0.5, 0.5))] == [1.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("winner", ["ice", "rest", "heat"])
+def test_of_three_the_one_that_wins_its_pairs_counts(protocol, winner):
+    answers = ["heat", "ice", "rest"]
+
+    def say(name, turn, text):
+        if name.startswith("pair"):
+            return "tell"
+        return write_call("gout") if turn == 0 else write_answer(f"by {answers[int(name)]}")
+
+    found = {"gout": PASSAGES["gout"], "tell": {"b#0": f"{winner} mends it."}}
+    outcome, engine = run(SStar(n=3), protocol, say, found)
+    assert outcome.episode.answer == f"by {winner}"
+    assert len([request for request in engine.requests if "pair" in request.episode]) == 3
+    check_books(outcome, engine, asides=3)

@@ -1,0 +1,307 @@
+"""The launcher: what it refuses, what it starts and skips, how it ends; and a real evolution, killed and resumed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from forage.agent.episode import read_episodes, write_episodes
+from forage.agent.options import AgentSettings, write_agent
+from forage.data.records import read_questions
+from forage.engines.base import Sampling
+from forage.engines.options import EngineOptions
+from forage.errors import UserError
+from forage.evaluation.outcomes import Cost, Outcome
+from forage.files import write_jsonl
+from forage.policy.adapters import newest_adapter, weights_digest
+from forage.store.options import StorePlace
+from forage.testtime import self_evolve
+from forage.testtime.self_evolve import EvolveOptions, as_flags, cost_of, main, stages_of
+from tests import ROOT
+from tests.factories import EPISODE
+from tests.pages import parsed
+from tests.tiny import make_data, make_policy, make_taught_base, teach
+
+OPTIONS = EvolveOptions(Path("d"), Path("warm"), Path("out"), questions=50, eval_questions=20)
+SHORT = replace(EPISODE, id="q/1", ids=(1, 2, 3, 4), mask=(0, 0, 1, 1), logprobs=(0.0,) * 4, turns=())
+
+
+# The plan
+
+
+def test_the_commands_of_the_rounds():
+    trained = "--keep last --eval-questions 0 --max-steps 100 --learning-rate 0.0005 --seed 0"
+    assert [" ".join(stage.command) for stage in stages_of(OPTIONS, 1)] == [
+        "evaluate --data d --policy policy=warm --systems single best_of:8 --split train --eval-questions 50 "
+        "--skip-questions 0 --output-dir out/round_1/played",
+        "forage.testtime.train_scorer out/round_1/played/episodes/policy/best_of_8 --data d --policy warm --out "
+        "out/round_1/scorer --seed 0",
+        "forage.testtime.selection out/round_1/played/episodes/policy/best_of_8 --beat "
+        "out/round_1/played/episodes/policy/single --data d --policy warm --out out/round_1/kept.jsonl",
+        "sft_train --data d --policy warm --output-dir out/round_1/policy --num-demonstrations 0 --demonstrations "
+        f"out/round_1/kept.jsonl {trained}",
+        "evaluate --data d --policy round_0=warm round_1=out/round_1/policy --systems single best_of:8 "
+        "--eval-questions 20 --output-dir out/measured",
+    ]
+    assert [" ".join(stage.command) for stage in stages_of(OPTIONS, 2)] == [
+        "evaluate --data d --policy policy=out/round_1/policy --systems single tree:learned --split train "
+        "--eval-questions 50 --skip-questions 50 --output-dir out/round_2/played --scorer out/round_1/scorer",
+        "forage.testtime.train_scorer out/round_1/played/episodes/policy/best_of_8 "
+        "out/round_2/played/episodes/policy/tree_learned --data d --policy warm --out out/round_2/scorer --seed 0",
+        "forage.testtime.selection out/round_2/played/episodes/policy/tree_learned --beat "
+        "out/round_2/played/episodes/policy/single --data d --policy warm --out out/round_2/kept.jsonl",
+        "sft_train --data d --policy warm --output-dir out/round_2/policy --num-demonstrations 0 --demonstrations "
+        f"out/round_1/kept.jsonl out/round_2/kept.jsonl {trained}",
+        "evaluate --data d --policy round_0=warm round_1=out/round_1/policy round_2=out/round_2/policy --systems "
+        "single best_of:8 --eval-questions 20 --output-dir out/measured",
+    ]
+
+
+def test_options_are_handed_on_and_every_script_takes_them():
+    options = replace(
+        OPTIONS, max_steps=7, learning_rate=0.02, engine=EngineOptions(engine="local", api_key="secret"),
+        place=StorePlace(store="http://h:1"), sampling=Sampling(temperature=1.0), concurrency=3, seed=4,
+    )  # fmt: skip
+    for stage in stages_of(options, 2):
+        module, *arguments = stage.command
+        assert "secret" not in arguments
+        given = parsed(module, arguments)
+        assert given.place.store == "http://h:1"
+        if module == "evaluate":
+            assert (given.engine.engine, given.sampling, given.concurrency) == ("local", options.sampling, 3)
+        if module == "sft_train":
+            assert (given.max_steps, given.optimizer.learning_rate) == (7, 0.02)
+        if module != "forage.testtime.selection":
+            assert given.seed == 4
+    assert as_flags(EngineOptions(urls=("a", "b")), EngineOptions()) == ["--urls", "a", "b"]
+
+
+def test_what_a_round_cost(tmp_path):
+    """EPISODE has 4 tokens of the policy's, SHORT has 2. A first sample that the search did not try is paid too."""
+    options = replace(OPTIONS, output_dir=tmp_path)
+    for number, tried in ((1, (EPISODE, SHORT)), (2, (SHORT,))):
+        for name, given in (("single", (EPISODE,)), (options.system_of(number), tried)):
+            log = options.log(number, name)
+            log.append("a.jsonl", Cost.of(Outcome(given[0], given), 1.0, 1.0), given)
+        write_episodes(options.round(number) / "kept.jsonl", [SHORT])
+    assert cost_of(options, 1) == {"system": "best_of:8", "played": 1, "kept": 1, "search_tokens": 4 + 2}
+    assert cost_of(options, 2)["search_tokens"] == 2 + 4
+
+
+# The launcher
+
+
+@pytest.fixture
+def options(tiny, tmp_path):
+    """Two rounds of three questions each."""
+    return EvolveOptions(tiny / "data", tiny / "policy", tmp_path / "out", questions=3)
+
+
+@pytest.fixture
+def stages(options, monkeypatch):
+    """In the place of processes: each start writes what its stage is known by, unless it is to fail."""
+    ran = Stages()
+    monkeypatch.setattr(self_evolve, "subprocess", SimpleNamespace(run=ran.run))
+    monkeypatch.setattr(self_evolve, "cost_of", lambda options, number: {})
+    ran.known = {stage.command: stage for number in (1, 2) for stage in stages_of(options, number)}
+    return ran
+
+
+class Stages:
+    def __init__(self):
+        self.started, self.statuses, self.known = [], {}, {}
+
+    def run(self, command, **more):
+        stage = self.known[tuple(command[2:])]
+        self.started.append(stage.title)
+        status = self.statuses.get(stage.title, 0)
+        if not status and stage.made.name != "cost.json":
+            stage.made.parent.mkdir(parents=True, exist_ok=True)
+            stage.made.touch()
+        return subprocess.CompletedProcess(command, status)
+
+
+ROUND = ("playing training questions", "training the scorer", "choosing the episodes to learn from",
+         "training the policy", "measuring on held-out questions")  # fmt: skip
+
+
+def titles(number):
+    return [f"round {number}, {words}" for words in ROUND]
+
+
+def test_the_rounds_in_their_order_each_stage_once(options, stages, capsys):
+    main(replace(options, rounds=1))
+    main(options)
+    assert stages.started == [*titles(1), *titles(2)]
+    assert "round 1, training the policy\n$ python -m sft_train --data " in capsys.readouterr().out
+    main(options)  # all is there
+    assert len(stages.started) == 10
+
+
+def test_a_stage_that_fails_is_named_and_ends_with_its_status(options, stages, capsys):
+    stages.statuses = {"round 1, training the policy": 137}
+    with pytest.raises(SystemExit) as end:
+        main(options)
+    assert end.value.code == 137
+    assert stages.started == titles(1)[:4]
+    told = (
+        "error: round 1, training the policy: sft_train ended with status 137, see above; re-run the same command to "
+    )
+    assert told in capsys.readouterr().err
+    stages.statuses, stages.started = {}, []
+    main(options)
+    assert stages.started == [*titles(1)[3:], *titles(2)]
+
+
+def test_other_options_do_not_go_on_with_an_evolution(options, stages):
+    main(options)
+    with pytest.raises(UserError, match=r"was begun with --questions 3, not 2"):
+        main(replace(options, questions=2))
+    main(replace(options, concurrency=3))
+    with self_evolve.filling_folder(options.output_dir), pytest.raises(UserError, match="is being written by another"):
+        main(options)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"system": "lerned"}, r"--system lerned: choose among plain_rag, "),
+        ({"first_system": "tree:learned"}, r"--first-system tree:learned: there is no learned scorer yet"),
+        ({"rounds": 0}, "--rounds 0 must be at least 1"),
+        ({"questions": 4}, r"--rounds 2 of --questions 4 need 8 training questions, and .*train.jsonl has 6 that"),
+        ({"policy": Path("none")}, "none"),
+    ],
+)
+def test_bad_options_are_told_before_anything_is_written(options, stages, changed, told):
+    with pytest.raises(UserError, match=told):
+        main(replace(options, **changed))
+    assert not options.output_dir.exists()
+    assert stages.started == []
+
+
+def test_a_question_on_both_sides_is_refused(options, stages, tmp_path):
+    data = make_data(tmp_path / "data")
+    write_jsonl(data / "eval.jsonl", read_questions(data / "train.jsonl")[:1])
+    with pytest.raises(UserError, match=r"1 questions of train.jsonl are in eval.jsonl too, such as q0"):
+        main(replace(options, data=data))
+    (data / "eval.jsonl").unlink()
+    with pytest.raises(UserError, match=r"eval.jsonl has no question to measure on"):
+        main(replace(options, data=data))
+    assert not options.output_dir.exists()
+
+
+# A real one
+
+
+COUNT, PER_ROUND = 18, 8
+
+
+@pytest.fixture(scope="module")
+def able(tmp_path_factory):
+    """Data with sixteen training questions, and a policy that searches and answers, not always well."""
+    folder = tmp_path_factory.mktemp("able")
+    make_data(folder / "data", COUNT)
+    questions = read_questions(folder / "data" / "train.jsonl")
+    make_policy(folder / "policy", make_taught_base(folder / "base", teach(folder, questions), steps=STEPS))
+    write_agent(AgentSettings(mode="sparse", max_turns=3, max_turn_tokens=40), folder / "policy")
+    return folder
+
+
+STEPS = 82  # of teaching: with fewer it finds nothing, with many more its first samples are all right
+
+
+def command(able, out, *more):
+    return [
+        sys.executable, "-m", "forage.testtime.self_evolve", "--data", able / "data", "--policy", able / "policy",
+        "--output-dir", out, "--questions", str(PER_ROUND), "--eval-questions", "0", "--engine", "local",
+        "--temperature", "1", "--concurrency", "4", "--max-steps", "20", "--learning-rate", "0.005", *more,
+    ]  # fmt: skip
+
+
+def start(command):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.Popen(
+        list(map(str, command)), cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(command):
+    process = start(command)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said[-4000:]
+    return said
+
+
+def wait_for(process, path):
+    while not path.exists():
+        assert process.poll() is None, process.stdout.read()[-4000:]
+        time.sleep(0.05)
+
+
+def child_of(process):
+    while not (found := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
+        assert process.poll() is None, process.stdout.read()[-4000:]
+        time.sleep(0.01)  # between two stages
+    [pid] = found
+    return int(pid)
+
+
+def ends(out):
+    """What two evolutions of a seed must agree on: which episodes were kept, the policies, their scores."""
+    kept = [[(e.id, e.ids, e.rewards) for e in read_episodes(out / f"round_{n}" / "kept.jsonl")] for n in (1, 2)]
+    whole = json.loads((out / "measured" / "eval.json").read_text())
+    scores = [(row["name"], {name: found for name, found in row["metrics"].items() if name not in MEASURED})
+              for row in whole["systems"]]  # fmt: skip
+    weights = [weights_digest(newest_adapter(out / f"round_{n}" / "policy")) for n in (1, 2)]
+    return kept, weights, [costs(out, n) for n in (1, 2)], scores
+
+
+def costs(out, number):
+    return json.loads((out / f"round_{number}" / "cost.json").read_text())
+
+
+MEASURED = ("seconds", "latency")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_two_rounds_killed_and_stopped_come_to_the_end_of_undisturbed_ones(able, tmp_path):
+    whole, out = tmp_path / "whole", tmp_path / "disturbed"
+    said = finish(command(able, whole))
+    rows = json.loads((whole / "measured" / "eval.json").read_text())["systems"]
+    assert [row["name"] for row in rows] == [f"round_{n}/{name}" for n in (0, 1, 2) for name in ("single", "best_of:8")]
+    assert "Difference to round_0/single, paired" in said
+    first, second = costs(whole, 1), costs(whole, 2)
+    assert (first["system"], second["system"]) == ("best_of:8", "tree:learned")
+    assert first["played"] == second["played"] == PER_ROUND
+    assert first["kept"] + second["kept"] > 2
+    assert min(first["search_tokens"], second["search_tokens"]) > 100
+    train, held_out = ({q.id for q in read_questions(able / "data" / f"{name}.jsonl")} for name in ("train", "eval"))
+    played = [set(EvolveOptions(output_dir=whole).log(n, "single").results()) for n in (1, 2)]
+    assert played[0] | played[1] == train
+    assert not played[0] & played[1]
+    assert not held_out & train
+
+    process = start(command(able, out))
+    wait_for(process, out / "round_1" / "policy" / "demonstrations.jsonl")
+    child = child_of(process)
+    process.kill()
+    os.kill(child, signal.SIGKILL)
+    process.wait()
+    process = start(command(able, out))
+    wait_for(process, out / "round_2" / "played" / "outcomes" / "policy" / "tree_learned")
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate()[0]
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == "stopped; re-run the same command to resume"
+    assert not re.search("round 1, (playing|training the scorer|choosing)", said)
+    finish(command(able, out))
+    assert ends(out) == ends(whole)

@@ -1,0 +1,107 @@
+"""The command end to end without a model: what it learns and says, and what it refuses."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from forage.agent.episode import append_episodes, write_episodes
+from forage.cli import run_script
+from forage.data.records import read_questions
+from forage.errors import UserError
+from forage.testtime import train_scorer
+from forage.testtime.preference import Preference
+from forage.testtime.train_scorer import Options, draw_held_out, main
+from tests.rated_samples import samples_of
+from tests.word_embedder import WordEmbedder
+
+
+@pytest.fixture(scope="module")
+def episodes(tiny, tiny_protocol):
+    """Four samples of each of the six training questions."""
+    questions = read_questions(tiny / "data" / "train.jsonl")
+    return [episode for question in questions for episode in samples_of(question, tiny_protocol)]
+
+
+@pytest.fixture
+def options(tiny, tmp_path, episodes, monkeypatch):
+    monkeypatch.setattr(train_scorer, "open_embedder", lambda card: WordEmbedder())
+    append_episodes(tmp_path / "samples" / "a.jsonl", episodes)
+    return Options((tmp_path / "samples",), tiny / "data", tiny / "policy", tmp_path / "scorer", held_out=0.3)
+
+
+def card_in(folder):
+    return json.loads((folder / "scorer.json").read_text())
+
+
+def test_it_learns_what_is_better_and_says_how_often_it_is_right(options, tiny_protocol, tiny, capsys):
+    main(options)
+    card = card_in(options.out)
+    assert card["learnt_from"] == {"questions": 4, "episodes": 16, "pairs": 4 * 6}
+    assert card["held_out"] == {"questions": 2, "episodes": 8, "pairs": 2 * 6}
+    assert (card["embedder"], card["options"]["seed"]) == ("words", 0)
+    assert set(card["accuracy"]) == {"finished", "going on"}
+    assert card["accuracy"]["finished"]["learned"]["mean"] > 0.7
+    assert card["accuracy"]["going on"]["learned"]["mean"] == 1  # what was found tells the two queries apart
+    assert "right on held-out pairs, finished: learned " in capsys.readouterr().out
+    scorer = Preference.load(options.out, WordEmbedder())
+    held_out = read_questions(tiny / "data" / "eval.jsonl")[0]
+    scores = scorer(tiny_protocol, held_out, samples_of(held_out, tiny_protocol))
+    assert max(range(4), key=lambda n: scores[n]) == 0
+    assert min(range(4), key=lambda n: scores[n]) == 1
+    before = {path.name: path.read_bytes() for path in options.out.iterdir()}
+    main(options)  # the same again
+    assert {path.name: path.read_bytes() for path in options.out.iterdir()} == before
+
+
+def test_each_sample_counts_once_and_only_as_it_was_played(options, episodes, tmp_path):
+    failed = replace(episodes[0], id="q0/9", stop="engine")
+    append_episodes(tmp_path / "again.jsonl", [*episodes, failed])
+    main(replace(options, files=(*options.files, tmp_path / "again.jsonl"), held_out=0.0))
+    card = card_in(options.out)
+    assert card["learnt_from"]["episodes"] == 24
+    assert (card["accuracy"], card["held_out"]) == ({}, {"questions": 0, "episodes": 0, "pairs": 0})
+
+
+def test_which_questions_are_held_out_depends_on_the_seed_alone():
+    names = [f"q{n}" for n in range(20)]
+    drawn = {names[n] for n in draw_held_out(names, 0.2, 0)}
+    assert len(drawn) == 4
+    assert {names[::-1][n] for n in draw_held_out(names[::-1], 0.2, 0)} == drawn
+    assert {names[n] for n in draw_held_out(names, 0.2, 1)} != drawn
+
+
+def test_held_out_questions_are_refused(options, tiny, tiny_protocol, tmp_path):
+    held_out = read_questions(tiny / "data" / "eval.jsonl")[0]
+    append_episodes(tmp_path / "eval.jsonl", samples_of(held_out, tiny_protocol))
+    told = r"eval.jsonl: 1 of its questions are not in .*train.jsonl, such as q6; .*--split train plays them"
+    with pytest.raises(UserError, match=told):
+        main(replace(options, files=(tmp_path / "eval.jsonl",)))
+    assert not options.out.exists()
+
+
+def test_what_cannot_be_learnt_from_is_told(options, episodes, tmp_path):
+    def told(match, **changed):
+        with pytest.raises(UserError, match=match):
+            main(replace(options, **changed))
+
+    told("--held-out 1 must be at least 0 and less than 1", held_out=1.0)
+    told(r"--out .*policy is --policy", out=options.policy)
+    told("no file of episodes is missing; name files or folders of episodes", files=())
+    told(r"none.jsonl is missing; name files or folders", files=(tmp_path / "none.jsonl",))
+    (tmp_path / "broken.jsonl").write_text("{}\n")
+    told(r"broken.jsonl:1: not an episode", files=(tmp_path / "broken.jsonl",))
+    (tmp_path / "empty.jsonl").write_text("")
+    told("no episode is left to learn from", files=(tmp_path / "empty.jsonl",))
+    write_episodes(tmp_path / "one.jsonl", episodes[:1])
+    told("no two episodes of a question differ by", files=(tmp_path / "one.jsonl",), held_out=0.0)
+    write_episodes(tmp_path / "other.jsonl", [replace(episode, transcript="What?") for episode in episodes])
+    told(r"its tokens are of another tokenizer; name the --policy", files=(tmp_path / "other.jsonl",))
+
+
+def test_the_command_line(options, monkeypatch, capsys):
+    paths = [str(options.files[0]), "--data", str(options.data), "--policy", str(options.policy)]
+    monkeypatch.setattr(sys, "argv", ["x", *paths, "--out", str(options.out)])
+    run_script(main)
+    assert "use it: python evaluate.py --scorer" in capsys.readouterr().out
