@@ -44,42 +44,33 @@ class Options:
     """Lowest number of episodes behind a template."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The shape of a query, and what it earned in each episode, by kind of question."""
-
-    query: str
-    earned: Mapping[str, Sequence[float]]
-
-    @property
-    def episodes(self) -> int:
-        return sum(map(len, self.earned.values()))
-
-    @property
-    def reward(self) -> float:
-        return sum(map(sum, self.earned.values())) / self.episodes
-
-    def worth(self, kind: str) -> float:
-        """The mean for a kind as if one more episode had failed. Example: 1 and .5 give 1.5 / 3 = .5; none gives 0."""
-        earned = self.earned.get(kind, ())
-        return sum(earned) / (len(earned) + 1)
+Earned = Mapping[str, Sequence[float]]
+"""What a query shape earned in each episode, by kind of question."""
 
 
 def main(options: Options) -> None:
     check_at_least_one(options, "most", "min_episodes")
     check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
     questions = read_train(options.data)
-    shapes = [s for s in merged(earnings(played_in(options.run_dir), questions)) if s.episodes >= options.min_episodes]
-    library = named(cover(shapes, shares_of(questions), options.most))
+    shapes = merged(earnings(played_in(options.run_dir), questions))
+    known = {query: earned for query, earned in shapes.items() if len(all_of(earned)) >= options.min_episodes}
+    library = named(cover(known, shares_of(questions), options.most))
     if not library:
         raise UserError(
             f"no query of {options.run_dir} gives a template; lower --min-episodes, or give a run whose queries found "
             "something and whose questions have a focus in train.jsonl"
         )
-    rows = [{"name": name, "query": s.query, "episodes": s.episodes, "reward": s.reward} for name, s in library.items()]
-    print(f"{write_jsonl(options.out, rows)} templates in {options.out}, the most useful first:")
-    for name, shape in library.items():
-        print(f"  {name}: {one_line(shape.query)} ({shape.reward:.2f}, {shape.episodes})")
+    print(f"{len(library)} templates in {options.out}, the most useful first:")
+    rows = []
+    for name, query in library.items():
+        earned = all_of(known[query])
+        rows.append({"name": name, "query": query, "episodes": len(earned), "reward": sum(earned) / len(earned)})
+        print(f"  {name}: {one_line(query)} ({rows[-1]['reward']:.2f}, {len(earned)})")
+    write_jsonl(options.out, rows)
+
+
+def all_of(earned: Earned) -> list[float]:
+    return [each for several in earned.values() for each in several]
 
 
 def played_in(run_dir: Path) -> Iterator[Episode]:
@@ -136,7 +127,7 @@ def shares_of(questions: Sequence[Question]) -> dict[str, float]:
     return {kind: count / kinds.total() for kind, count in kinds.items()}
 
 
-def merged(earned: Iterable[tuple[str, str, float]]) -> list[Shape]:
+def merged(earned: Iterable[tuple[str, str, float]]) -> dict[str, Earned]:
     """Shapes that differ in nothing but case, order and idle words become one, in the wording that was used most.
 
     Example: "symptoms of [topic]" and "[Topic] Symptoms".
@@ -147,10 +138,10 @@ def merged(earned: Iterable[tuple[str, str, float]]) -> list[Shape]:
         words = frozenset(telling(shape))
         wordings[words][shape] += 1
         rewards[words][kind].append(reward)
-    return [
-        Shape(min(several, key=lambda shape: (-several[shape], len(shape), shape)), dict(rewards[words]))
+    return {
+        min(several, key=lambda shape: (-several[shape], len(shape), shape)): rewards[words]
         for words, several in wordings.items()
-    ]
+    }
 
 
 def telling(shape: str) -> list[str]:
@@ -158,36 +149,40 @@ def telling(shape: str) -> list[str]:
     return [word for word in re.findall(r"\w+", shape.replace(SLOT, " ").lower()) if word not in IDLE]
 
 
-def cover(shapes: Sequence[Shape], shares: Mapping[str, float], most: int) -> list[Shape]:
+def cover(shapes: Mapping[str, Earned], shares: Mapping[str, float], most: int) -> list[str]:
     """Shapes chosen one by one, each the one that adds most to what the best template for each kind is worth.
 
     The best dozen by reward might all be for the same easy kind of question. Example: kinds a and b with equal shares;
     x is worth .8 for a, y .7 for a, z .2 for b. First comes x (+.4), then z (+.1); y adds nothing to x and is left out.
     """
-    left = sorted(shapes, key=lambda each: (-each.reward * each.episodes / (each.episodes + 1), each.query))
-    best, chosen = dict.fromkeys(shares, 0.0), list[Shape]()
+    best, chosen = dict.fromkeys(shares, 0.0), list[str]()
 
-    def gain(shape: Shape) -> float:
-        return sum(share * max(0.0, shape.worth(kind) - best[kind]) for kind, share in shares.items())
+    def gain(shape: str) -> float:
+        return sum(share * max(0.0, worth(shapes[shape], kind) - best[kind]) for kind, share in shares.items())
 
-    while left and len(chosen) < most and gain(next_one := max(left, key=gain)) > 0:
-        left.remove(next_one)
+    while shapes and len(chosen) < most and gain(next_one := max(sorted(shapes), key=gain)) > 0:
         chosen.append(next_one)
-        best = {kind: max(worth, next_one.worth(kind)) for kind, worth in best.items()}
+        best = {kind: max(value, worth(shapes[next_one], kind)) for kind, value in best.items()}
     return chosen
 
 
-def named(shapes: Iterable[Shape]) -> dict[str, Shape]:
+def worth(earned: Earned, kind: str) -> float:
+    """The mean for a kind as if one more episode had failed. Example: 1 and .5 give 1.5 / 3 = .5; none gives 0."""
+    rewards = earned.get(kind, ())
+    return sum(rewards) / (len(rewards) + 1)
+
+
+def named(queries: Iterable[str]) -> dict[str, str]:
     """By name: the query's first telling word, and as many more, or a number, as tell it from the names before it.
 
     Example: "[topic] symptoms signs" is "symptoms", or if that is taken, "symptoms_signs"; "[topic]" alone is "topic".
     """
-    library: dict[str, Shape] = {}
-    for shape in shapes:
-        words = telling(shape.query) or ["topic"]
+    library: dict[str, str] = {}
+    for query in queries:
+        words = telling(query) or ["topic"]
         names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
         names += [f"{names[-1]}_{number}" for number in range(2, len(library) + 3)]
-        library[next(name for name in names if name not in library)] = shape
+        library[next(name for name in names if name not in library)] = query
     return library
 
 

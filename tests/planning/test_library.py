@@ -13,7 +13,7 @@ from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.planning import teaching
-from forage.planning.library import Options, Shape, cover, earnings, main, merged, named, played_in, shares_of
+from forage.planning.library import Options, cover, earnings, main, merged, named, played_in, shares_of, worth
 from forage.planning.tool import planner, read_library
 from forage.policy.adapters import weights_digest
 from forage.sft.options import SFTOptions
@@ -71,26 +71,24 @@ def test_shapes_that_say_the_same_are_one():
         ("symptoms of [topic]", "a", 1.0), ("[topic] Symptoms", "a", 0.5), ("[topic] Symptoms", "b", 0.0),
         ("[topic] symptoms signs", "a", 0.25), ("what is [topic]?", "b", 0.5), ("[topic]", "b", 0.75),
     ]  # fmt: skip
-    assert merged(earned) == [
-        Shape("[topic] Symptoms", {"a": [1.0, 0.5], "b": [0.0]}),
-        Shape("[topic] symptoms signs", {"a": [0.25]}),
-        Shape("[topic]", {"b": [0.5, 0.75]}),
-    ]
+    assert merged(earned) == {
+        "[topic] Symptoms": {"a": [1.0, 0.5], "b": [0.0]}, "[topic] symptoms signs": {"a": [0.25]},
+        "[topic]": {"b": [0.5, 0.75]},
+    }  # fmt: skip
 
 
 def test_what_a_template_is_worth_by_hand():
-    candidate = Shape("[topic]", {"a": [1.0, 0.5], "b": [0.5]})
-    assert (candidate.worth("a"), candidate.worth("b"), candidate.worth("c")) == (0.5, 0.25, 0)
-    assert (candidate.episodes, candidate.reward) == (3, pytest.approx(2 / 3))
+    earned = {"a": [1.0, 0.5], "b": [0.5]}
+    assert [worth(earned, kind) for kind in "abc"] == [0.5, 0.25, 0]
 
 
 def test_a_library_serves_all_kinds():
     """With one episode each, a template is worth half of what it earned."""
-    x, y, z = Shape("x", {"a": [0.8]}), Shape("y", {"a": [0.7]}), Shape("z", {"b": [0.2], "a": [0.6]})
-    assert cover([y, z, x], {"a": 0.5, "b": 0.5}, 12) == [x, z]  # gains .2 (z: .2) and .05; y gains nothing after x
-    assert cover([y, z, x], {"a": 0.25, "b": 0.75}, 12) == [z, x]  # .15 against .1; then x adds .25 * .1
-    assert cover([y, z, x], {"a": 0.5, "b": 0.5}, 1) == [x]
-    assert cover([Shape("w", {"a": [0.0]})], {"a": 1.0}, 12) == []
+    shapes = {"x": {"a": [0.8]}, "y": {"a": [0.7]}, "z": {"b": [0.2], "a": [0.6]}}
+    assert cover(shapes, {"a": 0.5, "b": 0.5}, 12) == ["x", "z"]  # gains .2 (z: .2) and .05; y gains nothing after x
+    assert cover(shapes, {"a": 0.25, "b": 0.75}, 12) == ["z", "x"]  # .15 against .1; then x adds .25 * .1
+    assert cover(shapes, {"a": 0.5, "b": 0.5}, 1) == ["x"]
+    assert cover({"w": {"a": [0.0]}}, {"a": 1.0}, 12) == cover({}, {"a": 1.0}, 12) == []
 
 
 def test_names():
@@ -103,7 +101,7 @@ def test_names():
         "[topic] Ursache",
     ]
     names = ["symptoms", "symptoms_signs", "topic", "topic_2", "topic_3", "ursache"]
-    assert list(named(Shape(query, {}) for query in queries)) == names
+    assert list(named(queries)) == names
 
 
 def test_the_command(tmp_path, capsys):
