@@ -198,21 +198,6 @@ def test_a_client_starts_the_command_and_speaks_over_pipes(store, mode):
 
 
 @pytest.mark.slow
-def test_the_page_shows_what_its_client_prints(tmp_path, capsys):
-    """The lines of docs/serving.md against a store with vectors, as data_prep.py builds it for the sample data."""
-    page = (ROOT / "docs" / "serving.md").read_text()
-    page = page[page.index("## The store, for MCP clients") :]
-    client, printed = re.search(r"```py\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
-    data_prep.main(data_prep.Options(tmp_path, dataset=DatasetOptions(dataset_name="sample")))
-    store = DocumentStore.open(tmp_path / "store")
-    capsys.readouterr()
-    with over_http(make_mcp_server(store.search, 3, "medical pages")) as url:
-        exec(client.replace("http://127.0.0.1:8000/mcp", url))
-    for shown, line in zip(printed.splitlines(), capsys.readouterr().out.splitlines(), strict=True):
-        assert line.startswith(shown.removesuffix(" ..."))
-
-
-@pytest.mark.slow
 def test_the_command_serves_over_http_and_stops_when_told(store):
     arguments = [sys.executable, *command(store.path, "mcp", "--port", "0")]
     process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
