@@ -25,7 +25,7 @@ BUDGETS = {
     "forage/agent": (14_100, 13),
     "forage/data": (16_900, 12),
     "forage/doctor": (1_700, 3),
-    "forage/engines": (10_800, 10),
+    "forage/engines": (10_800, 9),
     "forage/evaluation": (16_000, 14),
     "forage/grpo": (24_200, 25),
     "forage/planning": (2_900, 4),

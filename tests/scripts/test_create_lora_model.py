@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from create_lora_model import Options, main
 from forage.cli import run
@@ -115,13 +115,6 @@ def test_sizes_by_hand(tiny):
     assert sizes(model) == Sizes(number, number, 4 * number)
     policy = add_adapter(model, "base", AdapterOptions(r=4, target_modules=("q_proj",)))
     assert sizes(policy) == Sizes(number + 512, 512, 4 * (number + 512))
-
-
-def test_four_bits_are_about_half_a_byte(created):
-    found = sizes(AutoModelForCausalLM.from_pretrained(created.policy / "base"))
-    assert found.parameters == created.parameters
-    rest = (created.parameters - created.linear) * 2
-    assert rest + 0.5 * created.linear < found.bytes < rest + 0.53 * created.linear
 
 
 def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
