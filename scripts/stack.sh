@@ -104,7 +104,7 @@ search=(--k "${K:-3}" --passage-tokens "${PASSAGE_TOKENS:-$(default 120 32)}" --
 sampling=(--temperature "${TEMPERATURE:-1.0}")
 play=(--data "$data" --policy "$policy" --run-dir "$run" --engine "${ENGINE:-vllm}" --urls $VLLM_URLS
   --batch-size "${BATCH_SIZE:-8}" --num-rollouts "${NUM_ROLLOUTS:-8}" "${search_said[@]}" "${sampling[@]}"
-  --max-staleness "${MAX_STALENESS:-1}" ${ROLLOUT_ARGS:-})
+  ${ROLLOUT_ARGS:-})
 
 prepare_data=("$PY" data_prep.py --dataset-name "${DATASET:-$(default lavita/MedQuAD sample)}" --output-dir "$data"
   --content-dir "$data/pages" --cache-dir "$data/cache" ${CHROMA_URL:+--chroma-url "$CHROMA_URL"} ${DATA_ARGS:-})
@@ -124,7 +124,7 @@ rollout=("$PY" grpo_rollout.py --follow "${play[@]}")
   train=("$PY" -m torch.distributed.run "${torchrun[@]}" --nproc-per-node "$processes")
 # A trainer that takes turns with the server measures its room itself.
 [[ " ${TRAIN_ARGS:-} " != *" --vllm-sleep "* ]] || PLAN_TRAIN_ARGS=
-train+=(grpo_train.py "${play[@]}" --rollouts service --max-steps "${MAX_STEPS:-200}" --learning-rate "${LEARNING_RATE:-5e-5}"
+train+=(grpo_train.py "${play[@]}" --rollouts service --max-staleness "${MAX_STALENESS:-1}" --max-steps "${MAX_STEPS:-200}" --learning-rate "${LEARNING_RATE:-5e-5}"
   --eval-every "${EVAL_EVERY:-$(default 10 0)}" --report-to "${REPORT_TO:-none}" --sharding "$sharding"
   --offload "$OFFLOAD" ${PLAN_TRAIN_ARGS:-} ${TRAIN_ARGS:-})
 

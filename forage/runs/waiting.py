@@ -57,7 +57,7 @@ def advice(found: Shares | None) -> str:
     if found.trainer >= MUCH:
         says = f"the trainer waits {percent(found.trainer)} of the time for episodes"
         if found.workers >= MUCH:
-            return f"{says}, and {worker} {percent(found.workers)} for the trainer: raise --max-staleness of both"
+            return f"{says}, and {worker} {percent(found.workers)} for the trainer: raise --max-staleness"
         if found.tail >= MUCH:
             return f"{says}, and {worker} {percent(found.tail)} for others: lower --concurrency to share out each step"
         return f"{says}: add a rollout worker"

@@ -59,7 +59,7 @@ def test_where_no_worker_plays_nothing_is_said():
         (
             Shares(0.41, 0.39, 0.0, 2),
             "the trainer waits 41 % of the time for episodes, and workers wait 39 % for the trainer: raise "
-            "--max-staleness of both",
+            "--max-staleness",
         ),
         (
             Shares(0.62, 0.0, 0.45, 2),

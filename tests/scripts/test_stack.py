@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from tests import ROOT
+from tests.pages import parsed, python_call
 
 CARD = "24564"  # MiB, as nvidia-smi says it of a card of 24 GB
 VLLM_PY = ROOT / ".venv-vllm" / "bin" / "python"
@@ -77,6 +79,16 @@ def test_all_processes_agree_on_how_episodes_are_played(tmp_path):
     assert train.split("--data ")[1].split()[: len(shared)] == shared
     assert "--num-rollouts 6" in rollout  # the environment goes before the file
     assert not (tmp_path / "run").exists()
+
+
+def test_the_scripts_take_their_commands(tmp_path, cards):
+    """Each, in every form; `parsed` ends the test where one is refused."""
+    for settings in ({}, cards(4), {"OFFLOAD": "all", "SERVE": "bf16"}):
+        calls = [
+            python_call(shlex.split(line)) for line in shown(tmp_path / "none", TASK="Answer", **settings).splitlines()
+        ]
+        modules = [module for module, arguments in filter(None, calls) if parsed(module, arguments)]
+        assert {"data_prep", "create_lora_model", "sft_train", "grpo_train", "grpo_rollout"} <= set(modules)
 
 
 def test_deepspeed_trains_whatever_the_number_of_processes(tmp_path):
