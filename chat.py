@@ -1,8 +1,8 @@
 """Ask a search agent questions about a document store, in a terminal.
 
     python chat.py --policy models/warm                          a policy folder, or a merged model's
-    python chat.py --run-dir runs/a --question "What is gout?"   a run's newest adapter, once; good for scripts
-    python chat.py --compare models/warm runs/a                  the same question to two, side by side
+    python chat.py --policy runs/a --question "What is gout?"    a run's newest adapter, once; good for scripts
+    python chat.py --policy models/warm runs/a                   the same question to two, side by side
     python chat.py --base-url http://127.0.0.1:8000/v1 --model NAME    any server with tool calling
 
 Shows each search with what it found, then the answer with the passages that hold its words; /why shows where each
@@ -12,21 +12,20 @@ nothing. Where standard input is no terminal, each of its lines is a question.
 
 from __future__ import annotations
 
+from forage.chat.options import ChatOptions
 from forage.cli import run_script
-from forage.evaluation.chat.options import ChatOptions
 
 
 def main(options: ChatOptions) -> None:
     options.check()
-    options.check_run()
 
-    from forage.evaluation.chat.session import talk  # after the check: this loads torch
+    from forage.chat.session import talk  # after the check: this loads torch
 
     talk(options)
 
 
 TOP = (
-    "policy", "run-dir", "compare", "base-url", "model", "data", "question", "engine", "urls", "temperature", "seed",
+    "policy", "base-url", "model", "data", "question", "engine", "urls", "temperature", "seed",
 )  # fmt: skip
 
 if __name__ == "__main__":

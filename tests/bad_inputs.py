@@ -87,7 +87,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "--policy {w}/policy --data {w}/data --temperature -1 --question a",
         "--policy {w}/none --data {w}/data --question a",
         "--policy {w}/policy --data {w}/base --question a",
-        "--compare {w}/policy {w}/none --data {w}/data --question a",
+        "--policy {w}/policy {w}/none --data {w}/data --question a",
     ),
 }
 

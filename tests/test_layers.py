@@ -17,7 +17,7 @@ LAYERS = [
     ["agent"],
     ["rollout", "runs", "questions", "judge"],
     ["grpo", "sft", "evaluation", "rewriter"],
-    ["evaluation.chat", "testtime", "doctor", "planning", "publishing"],
+    ["chat", "testtime", "doctor", "planning", "publishing"],
     ["scripts"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
@@ -25,7 +25,7 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # Rooms beside the road: what grpo_train.py can do without. They know the road, which does not know them: they plug in
 # by the dictionaries that users edit or by a name, or read finished files.
 ROOMS = (
-    "evaluate", "forage.judge", "forage.doctor", "forage.evaluation",
+    "evaluate", "forage.chat", "forage.judge", "forage.doctor", "forage.evaluation",
     "forage.testtime", "forage.planning", "forage.publishing", "forage.questions",
     "forage.rewriter", "forage.runs.browser", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
     "forage.store.server",
@@ -94,6 +94,6 @@ def test_what_the_rules_would_catch(tmp_path):
         "import forage.files\nfrom forage import errors\ndef late():\n    from forage.cli import run_script"
     )
     assert sorted(imported(file.read_text(), MODULES)) == ["forage.cli", "forage.errors", "forage.files"]
-    assert folder_of("forage.evaluation.chat.view") == "evaluation.chat"
+    assert folder_of("forage.data.scraping.page") == "data.scraping"
     assert LEVEL["grpo"] > LEVEL["rollout"] > LEVEL["agent"] > LEVEL["store"] > LEVEL["data"] > LEVEL["base"]
     assert isinstance(ROOT, Path)

@@ -23,10 +23,11 @@ BUDGETS = {
     "scripts": (10_300, 12),  # those in the root
     "forage": (11_300, 21),  # the modules of forage/ itself
     "forage/agent": (14_100, 13),
+    "forage/chat": (6_000, 4),
     "forage/data": (16_900, 12),
     "forage/doctor": (1_700, 3),
     "forage/engines": (10_800, 9),
-    "forage/evaluation": (16_000, 14),
+    "forage/evaluation": (10_000, 14),
     "forage/grpo": (24_200, 25),
     "forage/planning": (2_900, 4),
     "forage/judge": (1_400, 2),

@@ -69,7 +69,7 @@ def test_a_policy_and_a_run_and_a_merged_model(tiny, tmp_path):
     shutil.copytree(tiny / "policy", tmp_path / "demo" / "run")
     shutil.copytree(tiny / "data", tmp_path / "demo" / "data")
     shutil.copytree(tmp_path / "demo/run/adapters/v000000", tmp_path / "demo/run/adapters/v000007")
-    done = chat("--run-dir", tmp_path / "demo", "--question", "What mends disease 3?", *TINY)
+    done = chat("--policy", tmp_path / "demo", "--question", "What mends disease 3?", *TINY)
     assert done.returncode == 0, done.stderr
     assert "no answer: " in done.stdout  # its weights are random
     assert plain(done.stdout)
@@ -78,11 +78,11 @@ def test_a_policy_and_a_run_and_a_merged_model(tiny, tmp_path):
 def test_two_policies_side_by_side_and_one_below_the_other(tiny, monkeypatch, capsys):
     from chat import main
     from forage.agent.options import SearchOptions
+    from forage.chat.options import ChatOptions
     from forage.engines.options import EngineOptions
-    from forage.evaluation.chat.options import ChatOptions
 
     options = ChatOptions(
-        compare=(str(tiny / "policy"), str(tiny / "base")), data=tiny / "data", question="What mends disease 3?",
+        policy=(str(tiny / "policy"), str(tiny / "base")), data=tiny / "data", question="What mends disease 3?",
         engine=EngineOptions(engine="local"), search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=8),
     )  # fmt: skip
     monkeypatch.setenv("COLUMNS", "300")
@@ -103,7 +103,6 @@ def test_two_policies_side_by_side_and_one_below_the_other(tiny, monkeypatch, ca
         (["--question", ""], "--question is empty"),
         (["--policy", "{tiny}/policy", "--data", "{tiny}/base", "--question", "a"], "holds no document store"),
         (["--policy", "{tiny}/none", "--data", "{tiny}/data", "--question", "a"], "/none: no such folder"),
-        (["--run-dir", "{tiny}/base", "--question", "a"], "has no model.json, so it is no training run"),
         (["--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--data", "{tiny}/data", "--question", "a"],
          "start the server, or check --base-url"),
         (["--policy", "{tiny}/policy", "--data", "{tiny}/data", "--question", "a", "--engine", "vllm", "--urls",

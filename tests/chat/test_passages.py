@@ -3,8 +3,8 @@
 import pytest
 
 from forage.agent.options import AgentSettings
+from forage.chat.view import modes_of, ranks_of, used_passages
 from forage.data.records import Document
-from forage.evaluation.chat.passages import modes_of, ranks_of, used_passages
 from forage.store.document_store import DocumentStore
 from forage.store.hit import Hit
 from forage.store.options import StoreOptions

@@ -7,9 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from forage.evaluation.chat.passages import Ranks
-from forage.evaluation.chat.trace import SearchSeen, Trace
-from forage.evaluation.chat.view import answer_seen, ranks_seen, search_seen, side_by_side, whole
+from forage.chat.view import Ranks, SearchSeen, Trace, answer_seen, ranks_seen, search_seen, side_by_side, whole
 from forage.store.hit import Hit
 from tests.factories import EPISODE
 

@@ -1,29 +1,124 @@
-"""View: a chat on the terminal. All text goes through `shown`: markup stays letters, and no control character is sent.
+"""View: what was seen of an episode, on the terminal.
 
-Where stdout is no terminal, rich writes plain lines; nothing here redraws a line.
+All text goes through `shown`: markup stays letters, and no control character is sent. Where stdout is no terminal, rich
+writes plain lines; nothing here redraws a line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forage.agent.builder import EpisodeBuilder, Found
+from forage.agent.builder import EpisodeBuilder, Found, Observer
 from forage.agent.episode import STOPS, Episode, Use
-from forage.agent.protocol import Protocol
-from forage.evaluation.chat.passages import Ranks, used_passages
-from forage.evaluation.chat.trace import SearchSeen, Trace
+from forage.agent.options import AgentSettings
+from forage.agent.protocol import Protocol, Reading
+from forage.store.bm25 import Tokenizer
+from forage.store.card import NO_EMBEDDER
 from forage.store.hit import Hit
+from forage.store.opening import Store
+from forage.store.options import Mode
 from forage.text import one_line, printable, titled
 
 WIDE = 100  # columns from which two answers stand side by side
 BEGINNING = 300  # characters of a passage that are laid out, of which a line shows what fits
+ENOUGH = 0.5  # of the answer's words; fewer are common to many passages of a library
 MODES = {"dense": "dense", "sparse": "BM25", "hybrid": "fused"}
+
+
+@dataclass(frozen=True)
+class SearchSeen:
+    """A search and what it found, best first."""
+
+    query: str
+    hits: tuple[Hit, ...]
+
+
+@dataclass
+class Trace(Observer):
+    """Keeps an episode's searches and other calls in the order of their answers, and what went wrong with its calls."""
+
+    searches: list[SearchSeen] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def turned(self, episode: EpisodeBuilder, text: str, reading: Reading) -> None:
+        self.faults += [call.explanation for call in reading.calls if call.fault]
+
+    def found(self, episode: EpisodeBuilder, query: str, hits: Sequence[Found]) -> None:
+        # The store's own hits: a chat searches nothing else.
+        self.searches.append(SearchSeen(query, tuple(cast("Sequence[Hit]", hits))))
+
+    def used(self, episode: EpisodeBuilder, use: Use) -> None:
+        self.uses.append(use)
+
+    def clear(self) -> None:
+        self.searches, self.uses, self.faults = [], [], []
+
+    @property
+    def hits(self) -> tuple[Hit, ...]:
+        """Everything that was found, in the order in which it was shown, without repeats."""
+        by_id = {hit.chunk_id: hit for search in reversed(self.searches) for hit in reversed(search.hits)}
+        order = dict.fromkeys(hit.chunk_id for search in self.searches for hit in search.hits)
+        return tuple(by_id[name] for name in order)
+
+
+@dataclass(frozen=True)
+class Used:
+    """A passage and the share of the answer's words that it holds."""
+
+    hit: Hit
+    share: float
+
+
+def used_passages(answer: str, hits: Sequence[Hit]) -> list[Used]:
+    """The passages that hold at least half of the answer's words, most first. No model says what it used: words do.
+
+    Words are compared by their stems, without stop words. Example: "Rest and ice." has two; a passage that speaks of
+    ice alone holds .5 of them.
+    """
+    tokenize = Tokenizer()
+    words = set(tokenize(answer))
+    if not words:
+        return []
+    shares = [Used(hit, len(words & set(tokenize(f"{hit.title} {hit.text}"))) / len(words)) for hit in hits]
+    return sorted((used for used in shares if used.share >= ENOUGH), key=lambda used: -used.share)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where one search has each of some passages: by mode, a rank from 1, or None beyond `depth`."""
+
+    query: str
+    depth: int
+    by_mode: dict[Mode, tuple[int | None, ...]]
+
+
+def modes_of(store: Store) -> tuple[Mode, ...]:
+    """The rankings that the store has: without vectors, only that by words."""
+    return ("sparse",) if store.options.embedder == NO_EMBEDDER else ("dense", "sparse", "hybrid")
+
+
+def ranks_of(store: Store, settings: AgentSettings, searched: str, query: str, chunk_ids: Sequence[str]) -> Ranks:
+    """The ranks of the chunks for what was searched, which may be more than the query: the question comes first."""
+    depth = max(settings.fusion.depth, settings.k)
+    by_mode = {}
+    for mode in modes_of(store):
+        [hits] = store.search([searched], depth, mode, fusion=settings.fusion)
+        by_mode[mode] = places(hits, chunk_ids)
+    return Ranks(query, depth, by_mode)
+
+
+def places(hits: Sequence[Hit], chunk_ids: Sequence[str]) -> tuple[int | None, ...]:
+    """Example: hits of chunks b and a, asked for a, b and c, give (2, 1, None)."""
+    rank = {hit.chunk_id: place for place, hit in enumerate(hits, 1)}
+    return tuple(rank.get(name) for name in chunk_ids)
 
 
 def shown(text: str, style: str = "") -> Text:

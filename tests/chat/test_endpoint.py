@@ -7,10 +7,10 @@ import pytest
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
+from forage.chat.endpoint import Endpoint, call_text
+from forage.chat.view import Trace
 from forage.engines.base import Sampling
 from forage.errors import UserError
-from forage.evaluation.chat.endpoint import Endpoint, call_text
-from forage.evaluation.chat.trace import Trace
 from tests.factories import QUESTION
 from tests.questions.chat_server import chat_server
 from tests.scripted_engine import search_many
