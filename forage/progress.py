@@ -1,35 +1,100 @@
-"""Progress of something that is counted: a moving bar in a terminal; in a log, whole lines, and few of them."""
+"""Progress: figures that change, as a live table in a terminal; in a log, as a line every 15 seconds.
+
+The one printer of progress: of what is counted while data is made, and of episodes while they are played.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, TextIO
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
 
-from tqdm import tqdm
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-LOG_EVERY = 15.0  # seconds between lines of a log; what takes less leaves none
+from forage.text import one_line, printable
 
-
-class Lines:
-    """A stream that gets tqdm's text as lines: a carriage return would make one endless line of a log."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-
-    def write(self, text: str) -> None:
-        if line := text.strip("\r\n "):
-            self.stream.write(f"{line}\n")
-
-    def flush(self) -> None:
-        self.stream.flush()
+LOG_EVERY = 15.0  # seconds between lines of a log
 
 
-def counting(description: str, total: int, unit: str, done: int = 0) -> Any:
-    """A tqdm over a known number of things, of which some may be done; use it in a `with`, and call its `update`."""
-    settings: dict[str, Any] = {"total": total, "initial": done, "desc": description, "unit": unit}
-    if sys.stderr.isatty():
-        return tqdm(**settings, mininterval=0.2, disable=not total)
-    plain = "{desc}: {n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left"
-    return tqdm(
-        **settings, mininterval=LOG_EVERY, delay=LOG_EVERY, disable=not total, file=Lines(sys.stderr), bar_format=plain
-    )
+class Progress:
+    """Shows its figures while it is entered; `changed` tells it that there are others. Unless `shown`, it is silent."""
+
+    def __init__(self, title: str, *, shown: bool = True) -> None:
+        self.title, self.shown = title, shown
+        self.started = self._logged = time.monotonic()
+        self._live: Live | None = None
+
+    def figures(self) -> Mapping[str, str]:
+        """The rows of the table: values by name."""
+        return {}
+
+    def ends_with_line(self) -> bool:
+        """Whether a log gets a last line."""
+        return True
+
+    def __enter__(self) -> Self:
+        if self.shown and sys.stdout.isatty():
+            self._live = Live(get_renderable=self.table, console=Console())
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+        elif self.shown and error is None and self.ends_with_line():
+            print(self.line(), flush=True)
+
+    def changed(self) -> None:
+        """A log gets a line if the last one is long enough ago; a live table looks for itself."""
+        if self.shown and not self._live and time.monotonic() - self._logged > LOG_EVERY:
+            self._logged = time.monotonic()
+            print(self.line(), flush=True)
+
+    def line(self) -> str:
+        return one_line(f"{self.title}: " + "; ".join(f"{name} {value}" for name, value in self.figures().items()))
+
+    def table(self) -> Table:
+        table = Table("", "", show_header=False, title=Text(printable(self.title)))
+        for name, value in self.figures().items():
+            table.add_row(Text(printable(name)), Text(printable(value)))
+        return table
+
+
+class Counting(Progress):
+    """A known number of things, of which some may be done: `with Counting("pages", 300) as bar: bar.update()`."""
+
+    def __init__(self, title: str, total: int, done: int = 0) -> None:
+        super().__init__(title, shown=total > 0)
+        self.total, self.done, self._before = total, done, done
+
+    def update(self, more: int = 1) -> None:
+        self.done += more
+        self.changed()
+
+    def figures(self) -> Mapping[str, str]:
+        """Example: {"done": "120 of 300", "left": "1 min 30 s"}."""
+        spent, new = time.monotonic() - self.started, self.done - self._before
+        left = {"left": duration(spent / new * (self.total - self.done))} if new else {}
+        return {"done": f"{self.done:,} of {self.total:,}"} | left
+
+    def ends_with_line(self) -> bool:
+        """What is soon done leaves no line."""
+        return self._logged > self.started
+
+
+def duration(seconds: float) -> str:
+    """Seconds in their two largest units. Examples: 59.4, 61 and 7300 are 59 s, 1 min 1 s and 2 h 1 min."""
+    whole = round(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"

@@ -1,7 +1,7 @@
 """Chromium: a headless browser without a network, driven by the DevTools protocol over two pipes, by no library.
 
 with Chromium.start("/usr/bin/chromium") as chromium:
-    page = chromium.open(Path("browser.html"))
+    page = chromium.open(Path("run.html"))
     page.evaluate("document.title")
 """
 

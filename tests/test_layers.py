@@ -27,11 +27,11 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 ROOMS = (
     "evaluate", "forage.chat", "forage.judge", "forage.doctor", "forage.evaluation",
     "forage.testtime", "forage.planning", "forage.publishing", "forage.questions",
-    "forage.rewriter", "forage.runs.browser", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
+    "forage.rewriter", "forage.runs.page_data", "forage.runs.plots", "forage.runs.report", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
     "forage.store.server",
 )  # fmt: skip
 # What the road imports of them nevertheless; to become empty.
-STILL_IMPORTED = {"forage.runs.browser", "forage.runs.browser_data", "forage.runs.trackers"}
+STILL_IMPORTED = {"forage.runs.trackers"}
 # The one thing that other scripts take from a script is what users edit there.
 EDITED_BY_USERS = {("grpo_train", "grpo_rollout"), ("evaluate", "grpo_rollout"), ("nano_grpo", "grpo_rollout")}
 

@@ -19,7 +19,7 @@ from forage.data.sample import QUESTIONS, sample_sites
 from forage.data.scraping.content_folder import PageRecord
 from forage.data.scraping.page_text import Page, drop_boilerplate, read_page
 from forage.data.scraping.scraper import scrape
-from forage.progress import counting
+from forage.progress import Counting
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: Datase
     if sites:
         scraping = replace(scraping, resolve={**scraping.resolve, **sites}, delay=0, per_host=8)
     urls = list(dict.fromkeys(row.url for row in rows if row.url))
-    with counting("pages", len(urls), "page") as bar:
+    with Counting("pages", len(urls)) as bar:
         return scrape(urls, options.content_dir, scraping, options.skip_existing, lambda record: bar.update())
 
 
@@ -76,7 +76,7 @@ def read_pages(records: Mapping[str, PageRecord], content_dir: Path) -> dict[str
     """The text of every page that was fetched, without what recurs across its host's pages, if that leaves any."""
     fetched = {url: record for url, record in records.items() if record.cause == "ok"}
     pages: dict[str, Page] = {}
-    with counting("reading pages", len(fetched), "page") as bar:
+    with Counting("reading pages", len(fetched)) as bar:
         for url, record in fetched.items():
             pages[url] = read_page((content_dir / str(record.path)).read_bytes(), record.charset)
             bar.update()

@@ -21,7 +21,7 @@ from forage.data.documents import document_id, page_text
 from forage.data.records import Document
 from forage.data.scraping.page_text import Block, Page, drop_boilerplate, read_page
 from forage.errors import UserError
-from forage.progress import counting
+from forage.progress import Counting
 from forage.text import encodable
 
 TYPES = {".txt": "txt", ".text": "txt", ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html"}
@@ -67,7 +67,7 @@ def read_folder(folder: Path) -> OwnDocuments:
     records: dict[str, FileRecord] = {}
     pages: dict[str, Page] = {}
     files = list(walk(folder))
-    with counting("reading files", len(files), "file") as bar:
+    with Counting("reading files", len(files)) as bar:
         for path, refused in files:
             # Bytes of a name that are not UTF-8 are shown as \xe9, so that two such names stay two.
             name = os.fsencode(path.relative_to(folder)).decode("utf-8", "backslashreplace")

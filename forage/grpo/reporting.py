@@ -17,10 +17,10 @@ from forage.grpo.update import TrainingBatch
 from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
 from forage.rollout.waits import KINDS, read_waits, waited_since
-from forage.runs.progress import TrainView
-from forage.runs.report import PlotSchedule, draw_report
+from forage.runs.drawing import Drawing
+from forage.runs.progress import print_step
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
-from forage.runs.trackers import Tracker, flatten
+from forage.runs.trackers import Log, flatten
 from forage.runs.waiting import advice, shares
 
 # Beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and l2 are
@@ -104,14 +104,11 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def show(run: Run, stats: StepStats, tracker: Tracker, view: TrainView, schedule: PlotSchedule) -> None:
+def show(run: Run, stats: StepStats, log: Log, drawing: Drawing) -> None:
     """Log the finished step, print its line, and draw the plots if they are due."""
-    tracker.log(stats.step, flatten(stats))
-    view.sampled = f", sampled at T {run.options.rollout.temperature:g}"
-    view.ended(stats)
-    if schedule.due(stats):
-        with run.phases("plots"):
-            draw_report(run.options.run_dir, run.history)
+    log(stats.step, flatten(stats))
+    print_step(run.history, run.options.max_steps, f", {played_at(run.options.rollout.temperature)}")
+    drawing.after(stats)
 
 
 def played_at(temperature: float) -> str:

@@ -39,9 +39,7 @@ from forage.processes import join_processes, world
 from forage.rollout.agreement import RunManifest
 from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.runs import trackers
-from forage.runs.browser import write_after_training
-from forage.runs.progress import TrainView
-from forage.runs.report import PlotSchedule, draw_report
+from forage.runs.drawing import Drawing
 from forage.runs.run_folder import set_aside
 from forage.runs.stats import StepStats, write_evaluations, write_stats
 from forage.runs.trackers import chosen, open_tracker
@@ -56,23 +54,20 @@ def train(
     run, run_dir = open_run(options, learner, manifest, read_demonstrations), options.run_dir
     begin(run, learner)
     shared = options.prompts_shared and not has_windows(learner.policy.config)
-    kind, schedule = chosen(options.report_to, trackers.AGENT_ORDER) if run.lead else "none", PlotSchedule()
-    tracker = open_tracker(kind, run_dir, run_dir.name, plain(options))
-    with tracker, TrainView(options.max_steps, run.phases, run.history) as view:
+    kind, drawing = chosen(options.report_to, trackers.AGENT_ORDER) if run.lead else "none", Drawing(run_dir)
+    with open_tracker(kind, run_dir, plain(options)) as log:
         while True:
             # Everything before the checkpoint can be done again with the same result, so a killed run resumes exactly.
-            view.began(run.step)
             publish(learner, run)
-            with view.paused():  # the rollout has a live view of its own
-                if run.step < options.max_steps:
-                    plan = write_plans(run)
-                play.wake(run.phases)
-                evaluate(run, play)
-                if run.step >= options.max_steps:
-                    break
-                with run.phases("rollout"):
-                    played = play_step(run, play, plan)
-                play.sleep(run.phases)
+            if run.step < options.max_steps:
+                plan = write_plans(run)
+            play.wake(run.phases)
+            evaluate(run, play)
+            if run.step >= options.max_steps:
+                break
+            with run.phases("rollout"):
+                played = play_step(run, play, plan)
+            play.sleep(run.phases)
             episodes, stale = usable(played, run.step, options.max_staleness)
             batch = prepare(episodes, options.update, manifest.weights, max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
@@ -92,12 +87,11 @@ def train(
             if run.lead:
                 plan_path(run_dir, plan.name).unlink(missing_ok=True)
                 tidy(options, run.step)
-                show(run, stats, tracker, view, schedule)
+                show(run, stats, log, drawing)
     if run.lead and run.history:
         tidy(options, run.step)
-        draw_report(run_dir, run.history)  # with the last evaluation
         report_end(run)
-        write_after_training(run_dir)
+        drawing.finish()  # with the last evaluation
 
 
 def begin(run: Run, learner: Learner) -> None:
@@ -201,7 +195,7 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
         return stats
     if options.on_collapse == "stop" or run.rollbacks == options.max_rollbacks:
         if run.lead and run.history:
-            draw_report(run_dir, run.history)  # so that the plots show what led up to it
+            Drawing(run_dir).finish()  # so that the plots show what led up to it
         raise UserError(
             f"stopped at step {run.step}: {wrong}. The last adapter is {adapter_path(run_dir, run.step)}; "
             "lower --learning-rate, or continue with --on-collapse rollback or warn"

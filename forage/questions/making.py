@@ -15,7 +15,7 @@ from forage.data.records import Question
 from forage.data.relevance import make_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.progress import counting
+from forage.progress import Counting
 from forage.questions.candidates import Candidate, Dropped, Kept, Made, in_turn
 from forage.questions.options import MakingOptions
 from forage.questions.phrasing import Phraser, Vocabulary
@@ -55,7 +55,7 @@ async def _make(store: DocumentStore, options: MakingOptions, folder: Path, seed
     passages = in_turn(store.chunks, seed)
     async with AsyncExitStack() as stack:
         writer = await _writer(options, folder, store, seed, stack)
-        bar = stack.enter_context(counting("making questions", len(passages), "passage"))
+        bar = stack.enter_context(Counting("making questions", len(passages)))
         for first in range(0, len(passages), BATCH):
             batch = passages[first : first + BATCH]
             found = await writer.made(batch)

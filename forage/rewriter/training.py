@@ -27,7 +27,7 @@ from forage.rewriter.rewards import Episode, Scorer
 from forage.rewriter.trl_backend import train_trl
 from forage.runs import trackers
 from forage.runs.plots import BLUE, GREY, ORANGE, STYLE, VERMILION, reach_of, running_mean, save_figure
-from forage.runs.trackers import Tracker, chosen, open_tracker
+from forage.runs.trackers import Log, chosen, open_tracker
 from forage.schedule import in_rounds
 
 
@@ -42,8 +42,8 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
     if updates <= 0:
         return step
     kind = chosen(options.report_to, trackers.REWRITER_ORDER) if processes.is_first() else "none"
-    with open_tracker(kind, options.run_dir, options.run_dir.name, plain(options)) as tracker:
-        recorder = Recorder(options, actors, optimizer, scorer, tracker, norms, history)
+    with open_tracker(kind, options.run_dir, plain(options)) as log:
+        recorder = Recorder(options, actors, optimizer, scorer, log, norms, history)
         training = Training(actors, optimizer, options.ppo, scorer, recorder.after_update)
         batches = batches_from(step, rows, options.ppo.batch_size, actors.policy.pad_id, options.seed)
         if options.backend == "own" or processes.world() > 1:
@@ -73,7 +73,7 @@ class Recorder:
     actors: Actors
     optimizer: torch.optim.Optimizer
     scorer: Scorer
-    tracker: Tracker
+    log: Log
     norms: list[float]
     """Gradient norms since the last update."""
     history: list[dict[str, float]]
@@ -100,7 +100,7 @@ class Recorder:
         write_jsonl(options.run_dir / "episodes" / f"{step:06d}.jsonl", episodes)
         write_jsonl(options.run_dir / "metrics.jsonl", self.history)
         draw_metrics(self.history, options.run_dir / "training.png")
-        self.tracker.log(step, metrics)
+        self.log(step, metrics)
         if step % options.save_every == 0 or step == options.max_steps:
             save_checkpoint(options.run_dir / "state", step, self.actors, self.optimizer, self.history)
 

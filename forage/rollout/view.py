@@ -1,94 +1,50 @@
-"""RolloutView: the progress of a rollout, as a live table in a terminal or as lines in a log."""
+"""RolloutView: the progress of a rollout or of an evaluation, which is one."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from types import TracebackType
-
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Callable, Mapping, Sequence
 
 from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
-from forage.text import one_line, printable
-
-LOG_EVERY = 15.0  # seconds between lines without a terminal
+from forage.progress import Progress
 
 
-class RolloutView:
-    """Counts episodes as they end: `with RolloutView(title, total) as view`. One that is not `shown` only counts.
+class RolloutView(Progress):
+    """Counts episodes as they end.
 
     `waited` says for how long this worker has been idle since its start; empty: it has not been.
     """
 
     def __init__(self, title: str, total: int, waited: Callable[[], str] = str, *, shown: bool = True) -> None:
-        self.title, self.total, self.waited, self.shown = title, total, waited, shown
+        super().__init__(title, shown=shown)
+        self.total, self.waited = total, waited
         self.episodes: list[Episode] = []
         self.rewarded_episodes: list[Episode] = []
-        self._started = self._logged = time.monotonic()
-        live = shown and sys.stdout.isatty()
-        self._live = Live(self.table(), console=Console(), refresh_per_second=4) if live else None
-
-    def __enter__(self) -> RolloutView:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.update(self.table())
-            self._live.stop()
-        elif self.shown and error is None:
-            print(self.line(), flush=True)
 
     def played(self, episode: Episode) -> None:
         """Count a finished episode."""
         self.episodes.append(episode)
-        self._show()
+        self.changed()
 
     def rewarded(self, episodes: Sequence[Episode]) -> None:
         """Add episodes with their rewards to the means."""
         self.rewarded_episodes += episodes
-        self._show()
+        self.changed()
 
-    def _show(self) -> None:
-        if self._live:
-            self._live.update(self.table())
-        elif self.shown and time.monotonic() - self._logged > LOG_EVERY:
-            self._logged = time.monotonic()
-            print(self.line(), flush=True)
-
-    def figures(self) -> dict[str, str]:
-        """The rows of the table: values by name."""
+    def figures(self) -> Mapping[str, str]:
         count = max(1, len(self.episodes))
-        elapsed = max(1e-9, time.monotonic() - self._started)
         shown = {
             "episodes": f"{len(self.episodes)} of {self.total}",
-            "tokens/s": rates(self.episodes, elapsed),
+            "tokens/s": rates(self.episodes, max(1e-9, time.monotonic() - self.started)),
             "searches": f"{sum(len(episode.searches) for episode in self.episodes) / count:.2f}",
             "ended by": ", ".join(f"{stop} {n}" for stop, n in Counter(e.stop for e in self.episodes).most_common()),
         }
-        scored = self.rewarded_episodes
-        for name in names_of_rewards(scored):
-            values = [episode.rewards[name] for episode in scored if name in episode.rewards]
+        for name in names_of_rewards(self.rewarded_episodes):
+            values = [episode.rewards[name] for episode in self.rewarded_episodes if name in episode.rewards]
             shown[name] = f"{sum(values) / len(values):.3f}"
         return shown | ({"waited": waited} if (waited := self.waited()) else {})
-
-    def line(self) -> str:
-        return one_line(f"{self.title}: " + "; ".join(f"{name} {value}" for name, value in self.figures().items()))
-
-    def table(self) -> Table:
-        table = Table("", "", show_header=False, title=Text(printable(self.title)))
-        for name, value in self.figures().items():
-            table.add_row(Text(printable(name)), Text(printable(value)))
-        return table
 
 
 def rates(episodes: Sequence[Episode], elapsed: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,42 +24,28 @@ class Phases:
     ) -> None:
         self._clock, self._synchronize = clock, synchronize
         self._seconds: dict[str, float] = {}
-        self._running: dict[str, tuple[int, float, float]] = {}  # name: (how many, counted since, running since)
-        self._lock = threading.Lock()  # the live table is drawn by another thread
+        self._running: dict[str, tuple[int, float]] = {}  # name: (how many, counted since)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         beat()
-        with self._lock:
-            now = self._clock()
-            count, since, began = self._running.pop(name, (0, now, now))
-            self._running[name] = (count + 1, since, began)  # now() reports the one entered last
+        count, since = self._running.get(name, (0, self._clock()))
+        self._running[name] = count + 1, since
         try:
             yield
             self._synchronize()
         finally:
-            with self._lock:
-                count, since, began = self._running[name]
-                if count > 1:
-                    self._running[name] = (count - 1, since, began)
-                else:
-                    del self._running[name]
-                    self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - since
+            count, since = self._running.pop(name)
+            if count > 1:
+                self._running[name] = count - 1, since
+            else:
+                self._seconds[name] = self._seconds.get(name, 0.0) + self._clock() - since
 
     def take(self) -> dict[str, float]:
         """Seconds by name since the last take, including phases that still run; counting then starts from 0."""
-        with self._lock:
-            now, taken = self._clock(), self._seconds
-            for name, (count, since, began) in self._running.items():
-                taken[name] = taken.get(name, 0.0) + now - since
-                self._running[name] = (count, now, began)
-            self._seconds = {}
+        now, taken = self._clock(), self._seconds
+        for name, (count, since) in self._running.items():
+            taken[name] = taken.get(name, 0.0) + now - since
+            self._running[name] = count, now
+        self._seconds = {}
         return taken
-
-    def now(self) -> tuple[str, float] | None:
-        """The running phase that was entered last, and for how long it has been running."""
-        with self._lock:
-            if not self._running:
-                return None
-            name, (_, _, began) = next(reversed(self._running.items()))
-            return name, self._clock() - began

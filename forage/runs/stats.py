@@ -33,7 +33,7 @@ from forage.text import encodable
 
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib", "workers", "servers")
-NEWER = ("workers", "servers")  # fields that files of earlier versions lack
+OPTIONAL = ("workers", "servers")  # not in the file where nobody plays beside the trainer
 WAITS = ("rollout_wait", "backpressure", "tail")
 # In `seconds`: the whole step, parts of the rollout, and what others did meanwhile.
 NO_PHASES = ("step", "generate", "search", *WAITS)
@@ -110,7 +110,7 @@ class StepStats:
     """Warnings, one sentence each, without times, which differ from run to run."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by phase: rollout (which includes generate and search), rewards, logprobs, backward, publish,
-    evaluation, plots; step is the whole. With --rollouts service also rollout_wait, a part of rollout and evaluation:
+    evaluation; step is the whole. With --rollouts service also rollout_wait, a part of rollout and evaluation:
     the trainer waited for episodes; and, summed over workers, backpressure: they waited as far ahead of the trainer as
     staleness allows, and tail: others played all that was left of a step."""
     memory_gib: float = 0.0
@@ -163,7 +163,7 @@ def to_row(stats: StepStats) -> dict[str, Any]:
     names = ["schema", *(item.name for item in fields(stats) if item.name != "schema")]
     row = {name: _plain(getattr(stats, name), f"step {stats.step}: {name}") for name in names}
     values = {name: row.pop(name) for name in MEASURED}
-    measured = {"measured": {name: value for name, value in values.items() if value or name not in NEWER}}
+    measured = {"measured": {name: value for name, value in values.items() if value or name not in OPTIONAL}}
     # People read the files too, so the summary comes right after the values it is computed from.
     place = list(row).index("rewards") + 1
     return dict([*list(row.items())[:place], ("summary", stats.summary), *list(row.items())[place:]]) | measured
@@ -210,25 +210,13 @@ def _read(path: Path, step: int) -> StepStats:
             raise UserError(f"{path} has schema {row['schema']}, this code reads up to {SCHEMA}; update the code")
         if row["step"] != step:
             raise ValueError(f"it says step {row['step']}")
-        row |= {name: {} for name in NEWER} | row["measured"]
+        row |= {name: {} for name in OPTIONAL} | row["measured"]
         stats = StepStats(**{item.name: row[item.name] for item in fields(StepStats)})
-        _check_numbers(stats)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is broken ({type(error).__name__}: {error}); delete it to continue without it"
         ) from error
     return stats
-
-
-def _check_numbers(stats: StepStats) -> None:
-    """Raise TypeError if a figure is not a number: adding up the figures does that."""
-    tables: list[Any] = [stats.groups, stats.episodes, stats.stops, stats.faults, stats.training, stats.seconds]
-    for table in [*tables, {"memory_gib": stats.memory_gib}, *(stats.evaluation or {}).values()]:
-        sum(table.values())
-    for row in (*stats.workers.values(), *stats.servers.values()):
-        sum((row["episodes"], row["tokens_per_s"], *row.values()))
-    for values in stats.rewards.values():
-        sum(value for value in values if value is not None)
 
 
 def _refuse(constant: str) -> float:

@@ -1,4 +1,4 @@
-"""Tracker: sends each step's figures to wandb, tensorboard or trackio, through accelerate's classes for them.
+"""Trackers: each step's figures in wandb, tensorboard or trackio.
 
 Nothing depends on a tracker: the run folder has all figures. A tracker shows many runs in one place.
 """
@@ -12,9 +12,8 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from forage.errors import UserError, first_line
@@ -22,6 +21,8 @@ from forage.runs.stats import StepStats
 
 Kind = Literal["wandb", "tensorboard", "trackio", "none"]
 Choice = Literal["auto", "wandb", "tensorboard", "trackio", "none"]
+Log = Callable[[int, Mapping[str, float]], None]
+"""Sends a step's figures; a step that is repeated after a resume may be sent again."""
 PROJECT = "forage"
 # What auto takes: trackio keeps all runs in one place of this machine, and its dashboard needs no account.
 AGENT_ORDER: tuple[Kind, ...] = ("trackio",)
@@ -56,39 +57,6 @@ def flatten(stats: StepStats) -> dict[str, float]:
     return {re.sub(r"[^\w./-]+", "_", name): float(value) for name, value in flat.items()}
 
 
-class Tracker:
-    """Wraps a library's run, or a function that starts one at the first step, or nothing."""
-
-    def __init__(self, run: Any = None, start: Callable[[int], Any] | None = None) -> None:
-        self._run, self._start = run, start
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send a step's figures; a step that is repeated after a resume may be sent again."""
-        if self._run is None and self._start:
-            self._run = self._start(step)
-        if self._run is None:
-            return
-        if self._run.name == "wandb":  # wandb drops figures of a step it has passed; see define_metric in _wandb
-            self._run.log({**values, "step": step})
-        else:
-            self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Send what is left; nothing can be logged after that."""
-        if self._run is not None:
-            with quiet(self._run.name == "trackio"):
-                self._run.finish()
-        self._run = self._start = None
-
-    def __enter__(self) -> Tracker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 def chosen(choice: Choice, order: Sequence[Kind]) -> Kind:
     """auto is the first of `order` whose library is installed, else none, with a line that says how to get one."""
     if choice != "auto":
@@ -105,69 +73,67 @@ def installed(library: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def open_tracker(kind: Kind, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> Tracker:
-    """Open a tracker and fail here if its library is missing; only the main process's tracker sends anything."""
+@contextlib.contextmanager
+def open_tracker(kind: Kind, run_dir: Path, config: Mapping[str, Any]) -> Iterator[Log]:
+    """The tracker of a run folder, under its name; a missing library is told before anything is logged."""
     if kind == "none":
-        return Tracker()
-    if kind not in ("wandb", "tensorboard", "trackio"):
-        raise UserError(f"--report-to {kind} is not known; choose wandb, tensorboard, trackio or none")
+        yield lambda step, values: None
+        return
     if not installed(kind):
         raise UserError(f"--report-to {kind} needs its library: pip install {kind}")
-    from accelerate import PartialState  # type: ignore[import-untyped]
-
-    if not PartialState().is_main_process:  # accelerate's loggers need it anyway
-        return Tracker()
-    plain = json.loads(json.dumps(config, default=str))
-    if kind == "tensorboard":
-        return Tracker(start=lambda step: _tensorboard(run_dir, run_name, plain, step))
-    return Tracker(_wandb(run_dir, run_name, plain) if kind == "wandb" else _trackio(run_name, plain))
+    opened = {"wandb": _wandb, "tensorboard": _tensorboard, "trackio": _trackio}[kind]
+    with opened(run_dir, json.loads(json.dumps(config, default=str))) as log:
+        yield log
 
 
-def quiet(wanted: bool = True) -> contextlib.AbstractContextManager[Any]:
-    """trackio prints ten lines at its start and one at its end; one line of ours says how to see the run."""
-    return contextlib.redirect_stdout(io.StringIO()) if wanted else contextlib.nullcontext()
+@contextlib.contextmanager
+def _tensorboard(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writers: list[Any] = []
+
+    def log(step: int, values: Mapping[str, float]) -> None:
+        if not writers:
+            # purge_step hides what an earlier process logged from this step on, as it is logged again.
+            writer = SummaryWriter(str(run_dir / "tensorboard" / run_dir.name), purge_step=step)
+            # Not as hyperparameters, which would be another run in the same folder at every start.
+            writer.add_text("config", "```json\n" + json.dumps(config, indent=1) + "\n```", step)
+            writers.append(writer)
+        for name, value in values.items():
+            writers[0].add_scalar(name, value, step)
+        writers[0].flush()
+
+    try:
+        yield log
+    finally:
+        for writer in writers:
+            writer.close()
 
 
-def _tensorboard(run_dir: Path, run_name: str, config: dict[str, Any], step: int) -> Any:
-    from accelerate.tracking import TensorBoardTracker  # type: ignore[import-untyped]
-
-    # purge_step hides what an earlier process logged from this step on, as it will be logged again.
-    tracker = TensorBoardTracker(run_name, run_dir / "tensorboard", purge_step=step)
-    tracker.start()
-    # Not as "hyperparameters", which accelerate would log as another run in the same folder at every start.
-    tracker.writer.add_text("config", "```json\n" + json.dumps(config, indent=1) + "\n```", step)
-    return tracker
-
-
-def _wandb(run_dir: Path, run_name: str, config: dict[str, Any]) -> Any:
+@contextlib.contextmanager
+def _wandb(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
     import wandb
-    from accelerate.tracking import WandBTracker
 
-    os.environ.setdefault(
-        "WANDB_DISABLE_WEAVE", "true"
-    )  # otherwise three lines of advice to install it, if openai is loaded
+    # Otherwise three lines of advice to install it, if openai is loaded.
+    os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
     offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False)
     if offline:
         print(
             f"wandb: no key, so the run stays offline; `wandb login`, then `wandb sync {run_dir}/wandb/offline-run-*`"
         )
-    tracker = WandBTracker(
-        PROJECT,
-        name=run_name,
-        dir=str(run_dir),
-        id=_run_id(run_dir),
-        resume="allow",
-        config=config,
-        mode="offline" if offline else None,
-        # wandb's console capture would disturb the live progress table.
-        settings=wandb.Settings(console="off", silent=offline),
-    )
+    # wandb's capture of the console would disturb live tables.
+    settings = wandb.Settings(console="off", silent=offline)
     try:
-        tracker.start()
+        run = wandb.init(
+            project=PROJECT, name=run_dir.name, dir=str(run_dir), id=_run_id(run_dir), resume="allow", config=config,
+            mode="offline" if offline else None, settings=settings,
+        )  # fmt: skip
     except wandb.Error as error:
         raise UserError(f"wandb: {first_line(error)}; WANDB_MODE=offline keeps the run on this machine") from error
-    tracker.run.define_metric("*", step_metric="step")
-    return tracker
+    with run:
+        # By a figure of our own, as wandb drops what is logged of a step that it has passed.
+        run.define_metric("*", step_metric="step")
+        yield lambda step, values: run.log({**values, "step": step})
 
 
 def _run_id(run_dir: Path) -> str:
@@ -179,11 +145,16 @@ def _run_id(run_dir: Path) -> str:
     return path.read_text()
 
 
-def _trackio(run_name: str, config: dict[str, Any]) -> Any:
-    from accelerate.tracking import TrackioTracker
+@contextlib.contextmanager
+def _trackio(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
+    import trackio
 
-    tracker = TrackioTracker(PROJECT, name=run_name, config=config, resume="allow")
-    with quiet():
-        tracker.start()
+    # It prints ten lines at its start and one at its end; one of ours says how to see the run.
+    with contextlib.redirect_stdout(io.StringIO()):
+        run = trackio.init(project=PROJECT, name=run_dir.name, config=config, resume="allow")
     print(f"trackio: this run beside others: trackio show --project {PROJECT}")
-    return tracker
+    try:
+        yield lambda step, values: run.log(dict(values), step=step)
+    finally:
+        with contextlib.redirect_stdout(io.StringIO()):
+            run.finish()  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from forage.disk import make_folder
 from forage.errors import UserError
 from forage.files import json_lines, write_jsonl
 from forage.manifest import file_digest
-from forage.progress import counting
+from forage.progress import Counting
 from forage.sole_writer import clear_half_written
 from forage.store.bm25 import BM25, Titles, Tokenizer
 from forage.store.card import (
@@ -337,7 +337,7 @@ def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder:
     present = collection.keys()
     # Longest first: batches of similar lengths need little padding, and if memory runs out, it does so at the start.
     missing = sorted(text_of.keys() - present, key=lambda key: (-len(text_of[key]), key))
-    with counting("embedding", len(text_of) if missing else 0, "chunk", len(text_of) - len(missing)) as bar:
+    with Counting("embedding", len(text_of) if missing else 0, len(text_of) - len(missing)) as bar:
         for first in range(0, len(missing), EMBED_GROUP):
             keys = missing[first : first + EMBED_GROUP]
             collection.add(keys, embedder.encode_passages([text_of[key] for key in keys]))

@@ -1,14 +1,9 @@
-"""Which side waits: shares and advice by hand, and where they are shown."""
+"""Which side waits: shares and advice by hand."""
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from forage.runs.phases import Phases
-from forage.runs.progress import TrainView, waiting_rows
-from forage.runs.report import write_report
 from forage.runs.waiting import Shares, advice, shares
 from tests.factories import STATS
 
@@ -45,11 +40,8 @@ def test_only_the_last_steps_count_and_never_the_first():
 
 def test_where_no_worker_plays_nothing_is_said():
     own = replace(STATS, seconds={"rollout": 5.0}, workers={"trainer": A})
-    older = replace(STATS, seconds={"rollout": 5.0})  # of a version that did not count waits
     assert shares([own] * 3) is None
-    assert shares([older] * 3) is None
     assert advice(None) == ""
-    assert shares([older, older, step(2, 6)]) == Shares(0.6, 0.0, 0.0, 2)
 
 
 @pytest.mark.parametrize(
@@ -81,28 +73,3 @@ def test_where_no_worker_plays_nothing_is_said():
 )
 def test_advice(found, says):
     assert advice(found) == says
-
-
-def test_the_live_table_shows_it():
-    history = [STARTING, replace(step(1, 6, 1), servers={"gpu1:8100": {"episodes": 16, "tokens_per_s": 1240.4}})]
-    view = TrainView(9, Phases(), history, Console(file=io.StringIO(), width=200))
-    rows = {
-        "waiting": "trainer 60 %, workers 5 % for it and 0 % for others",
-        "workers": "a 8 episodes, 120 tokens/s; b 8 episodes, 120 tokens/s",
-        "servers": "gpu1:8100 16 episodes, 1,240 tokens/s",
-        "advice": "the trainer waits 60 % of the time for episodes: add a rollout worker",
-    }
-    assert waiting_rows(history) == rows
-    assert rows.items() <= view.figures().items()
-    assert not {"servers", "advice"} & waiting_rows([STARTING, step(1, 0)]).keys()
-    assert waiting_rows([STARTING]) == {}
-
-
-def test_the_report_shows_it(tmp_path):
-    write_report(tmp_path, [STARTING, step(1, 6)], [])
-    page = (tmp_path / "report.html").read_text()
-    assert "the trainer waits 60 % of the time for episodes: add a rollout worker." in page
-    assert "<caption>Workers</caption><tr><th></th><th>episodes</th><th>tokens_per_s</th>" in page
-    assert "<caption>Servers</caption>" not in page
-    write_report(tmp_path, [STARTING, step(1, 0)], [])
-    assert "Which side waits" not in (tmp_path / "report.html").read_text()

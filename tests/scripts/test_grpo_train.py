@@ -24,7 +24,7 @@ from forage.policy.card import read_policy_card
 from forage.policy.packing import pack
 from forage.policy.policy import load_policy
 from forage.rollout.plans import open_plans, plan_of, write_plan
-from forage.runs.plots import FIGURES
+from forage.runs.drawing import COMMAND
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
 from tests.options import with_options
@@ -116,13 +116,13 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatc
         assert 0 < row.seconds["generate"] <= row.seconds["rollout"]
     assert [row.evaluation is not None for row in stats[:4]] == [True, False, True, False]
     assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
-    monkeypatch.setattr("forage.runs.plots.FIGURES", FIGURES)
+    monkeypatch.setattr("forage.runs.drawing.COMMAND", COMMAND)
     train(options)  # finished as it is, it only draws its plots
     for name in ("rewards.png", "reward_distribution.png", "config.json", "model.json", "finished"):
         assert (options.run_dir / name).exists(), name
     assert open_plans(options.run_dir) == []
     said = capsys.readouterr().out
-    assert said.count(f"{options.run_dir / 'browser.html'} shows its curves and episodes\n") == 2
+    assert f"{options.run_dir / 'run.html'} shows its curves and 288 of its episodes\n" in said
     assert "2 held-out questions    before    after    (95 % interval), answered greedily (T 0)\n" in said
     # Every adapter sampled its own step's episodes.
     kept = [row.step for row in stats if adapter_path(options.run_dir, row.step).exists()]

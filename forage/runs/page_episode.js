@@ -57,6 +57,16 @@ function facts(episode, data) {
   return list;
 }
 
+// The passages that answer the question, and at which place among all that the policy saw they were found.
+function wanted(episode, data) {
+  const seen = [...new Set(episode.searches.flatMap((search) => search[2].map(([hit]) => hit)))];
+  return episode.wanted.map((chunk) => {
+    const place = seen.indexOf(chunk) + 1, text = data.passages[chunk];
+    return make("div", `Wanted: ${chunk} (${place ? `number ${place} of what it saw` : "not found"})${text ? `: ${text}` : ""}`,
+      { className: "wanted" });
+  });
+}
+
 function answers(episode) {
   const box = make("div", "", { className: "answers" });
   for (const [name, text] of [["Answer", episode.answer || "none"], ["Reference", episode.reference ?? "not here"]]) {
@@ -84,7 +94,7 @@ function titleOf(episode, data) {
 function card(episode, data, tools = []) {
   const box = make("section"), top = make("div", "", { className: "top" });
   top.append(make("h2", titleOf(episode, data)), ...tools);
-  box.append(top, facts(episode, data), answers(episode), ...searches(episode));
+  box.append(top, facts(episode, data), answers(episode), ...wanted(episode, data), ...searches(episode));
   if (!episode.tokens) {
     const why = "tokens" in episode ? "Tokens are not shown: the tokenizer is not here, or its texts are not the transcript."
       : "Tokens are on the page for the latest episodes only (--max-tokens).";

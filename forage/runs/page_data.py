@@ -1,4 +1,4 @@
-"""Browser data: what the page of a run shows, as plain values that become JSON.
+"""Page data: what run.html shows, as plain values that become JSON.
 
 Texts are made printable here, all of them at the end, so that no escape sequence and no character that turns the
 direction of a line reaches the page.
@@ -6,50 +6,64 @@ direction of a line reaches the page.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from forage.agent.episode import STOPS, Episode, episode_files, read_episodes
 from forage.agent.protocol import FAULTS
-from forage.data.records import Question
+from forage.data.records import Question, read_questions
 from forage.errors import UserError
+from forage.files import json_lines
+from forage.policy.adapters import version_name
 from forage.policy.card import read_policy_card
-from forage.runs.pieces import Pieces
-from forage.runs.report import read_library
 from forage.runs.stats import WAITS, StepStats, read_evaluations, read_stats
-from forage.text import encodable, printable
+from forage.runs.waiting import advice, shares
+from forage.text import encodable, printable, titled
 
 LEVELS, COLUMNS = 20, 100  # of a distribution: bins of the reward, and bins of steps at most
+TORN = "�"  # what a tokenizer gives for a part of a character
+MOST_PARTS = 8  # tokens that a character may be torn into
 
 
 def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> dict[str, Any]:
     """All that the page shows of one run or two.
 
     Of too many episodes the latest are kept, as many of each run, and the others counted. The latest `max_tokens` of
-    them come with their tokens.
+    them come with their tokens and with the passages that answer their question.
     """
-    histories = [_stats(path) for path in run_dirs]
+    histories = [stats_of(path) for path in run_dirs]
     rows: list[dict[str, Any]] = []
     texts, left_out = [""], 0
+    passages: dict[str, str] = {}
     for number, (run_dir, stats) in enumerate(zip(run_dirs, histories, strict=True)):
         kept, total = latest(run_dir, stats, max_episodes // len(run_dirs))
         left_out += total - len(kept)
-        pieces = Pieces(tokenizer_of(run_dir), texts) if kept and max_tokens else None
-        questions = read_library(run_dir, {episode.question_id for _, episode, _ in kept}).questions
+        most = max_tokens // len(run_dirs)
+        pieces = Pieces(tokenizer_of(run_dir), texts) if kept and most else None
+        data = data_of(run_dir)
+        questions = questions_of(data, {episode.question_id for _, episode, _ in kept})
+        first = {episode.question_id for _, episode, _ in kept[:most]}
+        passages |= passages_of(
+            data, {c for name in first & questions.keys() for c in questions[name].relevant_chunk_ids}
+        )
         for place, (step, episode, lead) in enumerate(kept):
             shown = row(step, episode, lead, questions.get(episode.question_id)) | {"run": number}
-            if pieces and place < max_tokens // len(run_dirs):
+            if pieces and place < most:
                 shown["tokens"] = tokens(episode, pieces)
             rows.append(shown)
     held = {
         "runs": [
-            {"name": path.resolve().name, "curves": curves(stats, read_evaluations(path)), "rewards": spread}
+            {
+                "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)), "rewards": spread,
+                "notes": notes(stats), "tables": tables(stats[-1], read_evaluations(path)),
+            }
             for path, stats, spread in zip(run_dirs, histories, distributions(histories), strict=True)
         ],
-        "stops": STOPS, "faults": FAULTS, "left_out": left_out, "texts": texts, "episodes": rows,
+        "stops": STOPS, "faults": FAULTS, "left_out": left_out, "texts": texts, "passages": passages, "episodes": rows,
     }  # fmt: skip
     plain: dict[str, Any] = made_printable(held)
     return plain
@@ -66,10 +80,43 @@ def made_printable(value: Any) -> Any:
     return value
 
 
-def _stats(run_dir: Path) -> list[StepStats]:
+def stats_of(run_dir: Path) -> list[StepStats]:
     if stats := read_stats(run_dir):
         return stats
     raise UserError(f"{run_dir} has no training_stats_<step>.json; is it the folder of a training run?")
+
+
+# The last step in words and figures
+
+
+def notes(stats: Sequence[StepStats]) -> list[str]:
+    """What is to be noted of the last step, and which side waits."""
+    says = advice(shares(stats))
+    return [*stats[-1].notes, *([says] if says else [])]
+
+
+def tables(stats: StepStats, evaluations: Mapping[int, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Rows by caption: of the last step, and of the first and the last evaluation. A row is a figure, or has several.
+
+    Example: {"Rewards": {"mrr": {"mean": .5, "std": .1}}, "Groups": {"flat": 2}}.
+    """
+    found: dict[str, Mapping[str, Any]] = {
+        "Rewards": stats.summary, "Episodes": stats.episodes, "Groups": stats.groups,
+        "Ended because": explained(stats.stops, STOPS), "Protocol faults": explained(stats.faults, FAULTS),
+        "Update": stats.training, "Seconds": stats.seconds, "Workers": stats.workers, "Servers": stats.servers,
+    }  # fmt: skip
+    versions = dict.fromkeys((min(evaluations), max(evaluations))) if evaluations else {}
+    found |= {f"Evaluation of {version_name(each)}, 95 % interval": evaluations[each] for each in versions}
+    return {
+        f"{caption} (step {stats.step})" if caption == "Rewards" else caption: rows
+        for caption, rows in found.items()
+        if rows
+    }
+
+
+def explained(counts: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+    """Counts under names with their words. Example: {"turns": 2} gives {"turns: the last turn allowed ...": 2}."""
+    return {f"{name}: {words[name]}" if name in words else name: count for name, count in counts.items()}
 
 
 # Episodes
@@ -79,13 +126,20 @@ def latest(run_dir: Path, stats: Sequence[StepStats], most: int) -> tuple[list[t
     """(step, episode, lead over its group) of the latest steps, the last step first; and how many there are in all."""
     kept: list[tuple[int, Episode, float]] = []
     total = 0
-    for step in reversed([step.step for step in stats]):
-        found = [e for path in episode_files(run_dir / "episodes" / f"{step:06d}") for e in read_episodes(path)]
+    for each in reversed(stats):
+        if len(kept) >= most:
+            total += each.episodes["count"]
+            continue
+        found = episodes_of(run_dir, each.step)
         total += len(found)
-        if len(kept) < most:
-            pairs = zip(found, leads(found), strict=True)
-            kept += [(step, episode, lead) for episode, lead in pairs][: most - len(kept)]
+        pairs = zip(found, leads(found), strict=True)
+        kept += [(each.step, episode, lead) for episode, lead in pairs][: most - len(kept)]
     return kept, total
+
+
+def episodes_of(run_dir: Path, step: int) -> list[Episode]:
+    files = episode_files(run_dir / "episodes" / f"{step:06d}")
+    return [episode for path in files for episode in read_episodes(path)]
 
 
 def leads(episodes: Sequence[Episode]) -> list[float]:
@@ -108,8 +162,38 @@ def row(step: int, episode: Episode, lead: float, question: Question | None) -> 
         "lead": round(lead, 6), "rewards": episode.rewards, "stop": episode.stop, "answer": episode.answer,
         "text": episode.transcript, "faults": episode.faults, "type": question.question_type if question else "",
         "question": question.question if question else None, "reference": question.answer if question else None,
+        "wanted": question.relevant_chunk_ids if question else (),
         "searches": [[s.turn, s.query, [[hit, hit in relevant] for hit in s.hits]] for s in episode.searches],
     }  # fmt: skip
+
+
+def data_of(run_dir: Path) -> Path | None:
+    """The data folder that the run's run.json names; None where that can't be read."""
+    try:
+        return Path(json.loads((run_dir / "run.json").read_text())["options"]["rollout"]["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def questions_of(data: Path | None, ids: Collection[str]) -> dict[str, Question]:
+    """The questions by id. None where the data folder is gone, damaged or just being made again: the page says so."""
+    try:
+        return {q.id: q for q in read_questions(data / "train.jsonl") if q.id in ids} if data else {}
+    except (UserError, OSError, ValueError):
+        return {}
+
+
+def passages_of(data: Path | None, wanted: Collection[str]) -> dict[str, str]:
+    """The texts of some chunks; reads no further than the last of them."""
+    found: dict[str, str] = {}
+    if data is None or not wanted or not (data / "store" / "chunks.jsonl").is_file():
+        return found
+    for _, row in json_lines(data / "store" / "chunks.jsonl"):
+        if (name := f"{row['doc_id']}#{row['index']}") in wanted:
+            found[name] = titled(row["title"], row["text"])
+            if len(found) == len(wanted):
+                break
+    return found
 
 
 # Tokens
@@ -124,6 +208,52 @@ def tokenizer_of(run_dir: Path) -> Any:
         return load_tokenizer(read_policy_card(run_dir))
     except (UserError, OSError, ValueError):
         return None
+
+
+class Pieces:
+    """The text of each token, such that the texts of an episode's tokens add up to its transcript.
+
+    Looks up texts in `texts`, which it extends; texts[0] is "".
+
+    Where several tokens make up one character, the first has the text of all of them and the others have "".
+    """
+
+    def __init__(self, tokenizer: Any, texts: list[str]) -> None:
+        self._tokenizer, self.texts = tokenizer, texts
+        self._numbers = {text: number for number, text in enumerate(texts)}
+        self._decoded: dict[tuple[int, ...], str] = {}
+
+    def of(self, ids: Sequence[int], transcript: str) -> list[int] | None:
+        """The number of each token's text; None without a tokenizer, or where the texts are not the transcript.
+
+        That is so if the tokenizer decodes a token differently by what is before it.
+        """
+        if self._tokenizer is None:
+            return None
+        found: list[str] = []
+        while len(found) < len(ids):
+            found += self._next(tuple(ids[len(found) : len(found) + MOST_PARTS]))
+        if "".join(found) != transcript:
+            return None
+        return [self._number(text) for text in found]
+
+    def _next(self, ids: tuple[int, ...]) -> list[str]:
+        for length in range(1, len(ids) + 1):
+            text = self._decode(ids[:length])
+            if TORN not in text:
+                return [text, *[""] * (length - 1)]
+        return [self._decode(ids[:1])]
+
+    def _decode(self, ids: tuple[int, ...]) -> str:
+        if ids not in self._decoded:
+            self._decoded[ids] = self._tokenizer.decode(list(ids))
+        return self._decoded[ids]
+
+    def _number(self, text: str) -> int:
+        if text not in self._numbers:
+            self._numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return self._numbers[text]
 
 
 def tokens(episode: Episode, pieces: Pieces) -> dict[str, Any] | None:

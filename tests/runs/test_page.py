@@ -1,4 +1,4 @@
-"""Browser: what the page holds, worked out by hand; and what a real Chromium makes of keys, filters, hostile texts."""
+"""The page: what it holds, worked out by hand; and what a real Chromium makes of keys, filters, hostile texts."""
 
 import base64
 import gzip
@@ -14,9 +14,20 @@ from forage.agent.episode import STOPS, Search, append_episodes
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.runs.browser import Options, write_after_training, write_browser
-from forage.runs.browser_data import contents, curves, distribution, distributions, leads, row, tokens
-from forage.runs.pieces import Pieces
+from forage.runs.page_data import (
+    Pieces,
+    contents,
+    curves,
+    distribution,
+    distributions,
+    leads,
+    notes,
+    passages_of,
+    row,
+    tables,
+    tokens,
+)  # fmt: skip
+from forage.runs.report import Options, write_page
 from forage.runs.stats import write_stats
 from forage.text import encodable, printable
 from tests import ROOT
@@ -31,17 +42,18 @@ EVIL = "</script><script>alert(1)</script>\"'\u2028<!--"
 def a_run(folder, *steps, episodes=None, rewards=(0.5, 0.75)):
     """A run of these steps, each with one episode if none are given."""
     for step in steps:
-        write_stats(folder, replace(STATS, step=step, rewards={"overall": list(rewards)}))
-        (folder / "episodes" / f"{step:06d}").mkdir(parents=True)
         played = episodes or [replace(EPISODE, id=f"{EVIL}{step}", transcript=EVIL)]
+        figures = STATS.episodes | {"count": len(played)}
+        write_stats(folder, replace(STATS, step=step, rewards={"overall": list(rewards)}, episodes=figures))
+        (folder / "episodes" / f"{step:06d}").mkdir(parents=True)
         append_episodes(folder / "episodes" / f"{step:06d}" / "w.jsonl", played)
     return folder
 
 
 def with_data(folder, questions):
-    """Let the run's config.json name a data folder with these questions."""
+    """Let the run's run.json name a data folder with these questions."""
     (folder / "data").mkdir()
-    (folder / "config.json").write_text(json.dumps({"rollout": {"data": str(folder / "data")}}))
+    (folder / "run.json").write_text(json.dumps({"options": {"rollout": {"data": str(folder / "data")}}}))
     write_jsonl(folder / "data" / "train.jsonl", questions)
 
 
@@ -49,8 +61,8 @@ def with_data(folder, questions):
 
 
 def test_hostile_text_is_in_the_data_and_never_in_the_page(tmp_path):
-    write_browser(a_run(tmp_path, 0))
-    page = (tmp_path / "browser.html").read_text()
+    write_page(a_run(tmp_path, 0))
+    page = (tmp_path / "run.html").read_text()
     assert "alert(1)" not in page
     assert page.count("<script") == page.count("</script>") == 2
     data = re.search(r'id="data">"([A-Za-z0-9+/=]+)"</script>', page).group(1)
@@ -160,26 +172,36 @@ def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
 
 def test_the_module_writes_the_page_and_says_where(tmp_path):
     a_run(tmp_path, 0, 1)
-    command = [sys.executable, "-m", "forage.runs.browser", str(tmp_path), "--max-episodes", "1"]
+    command = [sys.executable, "-m", "forage.runs.report", str(tmp_path), "--max-episodes", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'browser.html'} shows 1 episodes, 1 left out\n")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'run.html'} shows its curves and 1 of its episodes\n")
     done = subprocess.run([*command[:3], str(tmp_path / "gone")], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-def test_a_page_that_fails_after_training_says_so_and_raises_nothing(tmp_path, capsys):
-    a_run(tmp_path, 0)
-    write_after_training(tmp_path)
-    assert capsys.readouterr().out == f"{tmp_path / 'browser.html'} shows its curves and episodes\n"
-    (tmp_path / "browser.html").unlink()
-    (tmp_path / "episodes" / "000000" / "w.jsonl").write_text("no episode\n")
-    write_after_training(tmp_path)
-    assert capsys.readouterr().out.startswith("browser.html was not written (UserError: ")
-    (tmp_path / "episodes" / "000000" / "w.jsonl").write_text("")
-    (tmp_path / "training_stats_0.json").unlink()
-    write_after_training(tmp_path)
-    assert "has no training_stats_<step>.json" in capsys.readouterr().out
-    assert not (tmp_path / "browser.html").exists()
+def test_the_last_step_is_in_tables_and_its_notes_are_there():
+    interval = {"mean": 0.25, "low": 0.125, "high": 0.5}
+    found = tables(STATS, {0: {"mrr": interval}, 4: {"mrr": interval}, 9: {"mrr": interval | {"mean": 0.375}}})
+    assert found["Rewards (step 7)"]["mrr"]["mean"] == 0.5
+    assert found["Protocol faults"] == {"bad_json: The call is not valid JSON": 1}
+    evaluated = {caption: rows["mrr"]["mean"] for caption, rows in found.items() if caption.startswith("Evaluation")}
+    assert evaluated == {
+        "Evaluation of v000000, 95 % interval": 0.25, "Evaluation of v000009, 95 % interval": 0.375,
+    }  # fmt: skip
+    assert "Workers" not in found
+    seconds = {"rollout_wait": 20.0, "step": 31.0}
+    waits = [replace(STATS, seconds=seconds, workers={"a": {"episodes": 8, "tokens_per_s": 120.0}})] * 2
+    assert notes(waits) == [*STATS.notes, "the trainer waits 65 % of the time for episodes: add a rollout worker"]
+
+
+def test_the_passages_that_answer_are_read_from_the_data(tiny_data, tmp_path):
+    a_run(tmp_path, 0, episodes=[replace(EPISODE, question_id="q2")])
+    (tmp_path / "run.json").write_text(json.dumps({"options": {"rollout": {"data": str(tiny_data)}}}))
+    held = contents([tmp_path], 10, 10)
+    assert held["episodes"][0]["wanted"] == ["d2#0"]
+    assert held["passages"] == {"d2#0": "Disease 2: Disease 2 is mended by rest and by remedy 2."}
+    assert contents([tmp_path], 10, 0)["passages"] == {}
+    assert passages_of(None, {"d2#0"}) == passages_of(tmp_path / "gone", {"d2#0"}) == {}
 
 
 # In Chromium
@@ -218,8 +240,8 @@ def test_hostile_texts_are_shown_as_they_are_and_run_nothing(tmp_path, chromium)
         for n, text in enumerate(texts)
     ]  # fmt: skip
     run_dir = a_run(tmp_path, 0, episodes=played)
-    write_browser(run_dir)
-    page = chromium.open(run_dir / "browser.html", 390, 844)
+    write_page(run_dir)
+    page = chromium.open(run_dir / "run.html", 390, 844)
     title = page.evaluate("document.title")
     open_all = """(() => { const list = document.getElementById("list"), found = [];
       for (let n = 0; n < %d; n += 1) {
@@ -237,7 +259,7 @@ def test_hostile_texts_are_shown_as_they_are_and_run_nothing(tmp_path, chromium)
     kinds = set(page.evaluate("[...document.querySelectorAll('body *')].map((e) => e.localName)"))
     assert kinds <= set(
         "header h1 h2 button details summary div figure figcaption b span svg polyline circle rect input select option "
-        "section dl dt dd kbd script".split()
+        "section dl dt dd kbd script table caption tr th td".split()
     )
     assert page.evaluate("document.scripts.length") == 2
     assert page.evaluate("document.title") == title
@@ -271,8 +293,8 @@ def small_run(folder):
 @pytest.fixture
 def page(tmp_path, chromium):
     run_dir, second = small_run(tmp_path / "run"), a_run(tmp_path / "other", 0, 1, 2)
-    write_browser(run_dir, second)
-    return chromium.open(run_dir / "browser.html")
+    write_page(run_dir, second)
+    return chromium.open(run_dir / "run.html")
 
 
 def rows(page):
@@ -378,7 +400,7 @@ def test_curves_of_two_runs_lie_over_each_other(page):
       .filter((f) => f.querySelector("b").textContent === "reward overall")
       .map((f) => [...f.querySelectorAll("polyline")].map((line) => line.getAttribute("points").split(" ").length))"""
     assert page.evaluate(script) == [[2, 3]]
-    names = "[...document.querySelectorAll('details:last-of-type b')].map((name) => name.textContent)"
+    names = "[...document.querySelectorAll('details:nth-of-type(3) b')].map((name) => name.textContent)"
     assert page.evaluate(names) == ["overall, run", "overall, other"]
     page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     assert page.evaluate("document.querySelectorAll('rect').length") == 2 * 2 + 2 * 3  # two bins in each step
@@ -399,11 +421,11 @@ def test_a_phone_needs_no_scrolling_to_the_side(page):
 
 @pytest.mark.slow
 def test_dark_follows_the_system_and_the_switch(tmp_path, chromium):
-    write_browser(a_run(tmp_path, 0))
+    write_page(a_run(tmp_path, 0))
     ground = "getComputedStyle(document.body).backgroundColor"
     colours = []
     for scheme in ("light", "dark"):
-        page = chromium.open(tmp_path / "browser.html", scheme=scheme)
+        page = chromium.open(tmp_path / "run.html", scheme=scheme)
         before = page.evaluate(ground)
         page.evaluate("document.getElementById('theme').click()")
         colours.append((before, page.evaluate(ground)))
@@ -413,8 +435,8 @@ def test_dark_follows_the_system_and_the_switch(tmp_path, chromium):
 @pytest.mark.slow
 def test_of_many_episodes_only_those_in_view_are_drawn(tmp_path, chromium):
     played = [replace(EPISODE, id=f"q/{n}", question_id=f"q{n}") for n in range(3000)]
-    write_browser(a_run(tmp_path, 0, episodes=played))
-    page = chromium.open(tmp_path / "browser.html")
+    write_page(a_run(tmp_path, 0, episodes=played))
+    page = chromium.open(tmp_path / "run.html")
     last = "document.querySelector('.row:last-child span:last-child').textContent"
     page.evaluate("new Promise((done) => { const list = document.getElementById('list'); list.scrollTop = 1e9;"
                   "requestAnimationFrame(() => requestAnimationFrame(done)); })")  # fmt: skip

@@ -64,7 +64,9 @@ function start(data) {
     make("span", `${one.name} `, { className: index ? "key second" : "key" }));
   bar.append(...fields, count);
   const left = data.left_out ? `${data.left_out} episodes of earlier steps are left out; --max-episodes changes that.` : "";
-  document.body.append(header, ...legend, ...figures(data.runs), bar, make("div", left, { className: "quiet" }), list, shown, keys);
+  const noted = data.runs.flatMap((one) => one.notes.map((note) =>
+    make("div", data.runs.length > 1 ? `${one.name}: ${note}` : note, { className: "note" })));
+  document.body.append(header, ...noted, ...legend, ...figures(data.runs), ...lastStep(data.runs), bar, make("div", left, { className: "quiet" }), list, shown, keys);
   list.append(space);
   let rows = [], chosen = 0, opened = null;
 

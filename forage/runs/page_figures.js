@@ -98,3 +98,29 @@ function figures(runs) {
     folded("Distribution of the rewards, by step", spreads, false),
   ];
 }
+
+// A row is a figure, or has several, whose names then head the columns.
+function table(caption, rows) {
+  const box = make("table"), several = typeof Object.values(rows)[0] === "object";
+  box.append(make("caption", caption));
+  if (several) {
+    const head = make("tr");
+    head.append(make("th"), ...Object.keys(Object.values(rows)[0]).map((name) => make("th", name)));
+    box.append(head);
+  }
+  for (const [name, row] of Object.entries(rows)) {
+    const line = make("tr");
+    line.append(make("th", name), ...(several ? Object.values(row) : [row]).map((value) => make("td", number(value))));
+    box.append(line);
+  }
+  return box;
+}
+
+function lastStep(runs) {
+  return runs.map((run) => {
+    const part = folded(runs.length > 1 ? `Last step of ${run.name}` : "Last step",
+      Object.entries(run.tables).map(([caption, rows]) => table(caption, rows)), false);
+    part.lastChild.className = "tables";
+    return part;
+  });
+}
