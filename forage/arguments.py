@@ -73,7 +73,8 @@ def parse(options: Any, arguments: Sequence[str], command: str = "") -> Any:
         near = _nearest(name, parser._option_string_actions)
         wrong = f"{name} is no option" if stray.startswith("-") else f"{stray} belongs to no option"
         parser.error(f"{wrong}; did you mean {' or '.join(near)}?" if near else wrong)
-    values = {flag.field: _whole(vars(found)[flag.field], flag) for flag in flags if flag.field in vars(found)}
+    given = {name: value for name, value in vars(found).items() if value is not None}
+    values = {flag.field: _whole(given[flag.field], flag) for flag in flags if flag.field in given}
     for flag in flags:
         if flag.default == "required" and flag.field not in values:
             parser.error(f"{flag.name} is missing ({flag.help.rstrip('.')})")
@@ -103,7 +104,8 @@ def _add(parser: ArgumentParser, flag: Flag) -> None:
     if flag.name.startswith("--"):
         parser.add_argument(flag.name, dest=flag.field, **kind)
     else:
-        parser.add_argument(flag.field, **{"nargs": "?"} | kind)
+        # argparse would make its mark for what was not given, a text, into a Path.
+        parser.add_argument(flag.field, **{"nargs": "?", "default": None} | kind)
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:

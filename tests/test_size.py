@@ -36,7 +36,7 @@ BUDGETS = {
     "forage/questions": (5_200, 9),
     "forage/rewriter": (14_900, 17),
     "forage/rollout": (9_400, 12),
-    "forage/runs": (15_700, 12),
+    "forage/runs": (10_900, 11),
     "forage/sft": (6_400, 8),
     "forage/store": (11_900, 12),
     "forage/testtime": (14_000, 15),

@@ -145,6 +145,7 @@ def shares(values: Floats, levels: Floats) -> Floats:
     return np.asarray(np.histogram(values, levels)[0] / len(values))
 
 
+RATIO = "ratio to the sampler"
 # name of a panel: its figures of the update and the labels of their lines
 PANELS: dict[str, dict[str, str]] = {
     "policy loss": {"policy_loss": ""},
@@ -153,7 +154,7 @@ PANELS: dict[str, dict[str, str]] = {
     "tokens clipped or corrected": {
         "clip_high_share": "clipped above", "clip_low_share": "clipped below", "corrected_share": "corrected",
     },
-    "ratio to the sampler": {"ratio_mean": "mean", "ratio_max": "highest", "ratio_min": "lowest"},
+    RATIO: {"ratio_mean": "mean", "ratio_max": "highest", "ratio_min": "lowest"},
     "trainer against sampler": {"mismatch_mean_abs": "|Δ log-probability|", "mismatch_kl": "KL"},
     "gradient norm": {"grad_norm": ""},
     "loss of demonstrations": {"demonstration_loss": ""},
@@ -186,9 +187,11 @@ def training_figure(stats: Sequence[StepStats]) -> Figure:
     for place, (title, lines) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[place // 3, place % 3])
         for (label, values), color in zip(lines.items(), (BLUE, ORANGE, GREEN), strict=False):
-            _line(axes, stats, values, color, label)
-        if title.startswith("ratio"):
-            axes.set_yscale("log")  # one token's ratio may be in the thousands and another's nearly 0
+            if not np.isnan(values).all():
+                _line(axes, stats, values, color, label)
+        if title == RATIO and np.nanmax([0.0, *lines["highest"]]) > 10:  # and another token's may be nearly 0
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
         _titled(axes, title)
         if any(lines):
             axes.legend(fontsize=11, handlelength=1.2)
