@@ -118,7 +118,7 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatc
     assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
     monkeypatch.setattr("forage.runs.drawing.COMMAND", COMMAND)
     train(options)  # finished as it is, it only draws its plots
-    for name in ("rewards.png", "reward_distribution.png", "config.json", "model.json", "finished"):
+    for name in ("rewards.png", "reward_distribution.png", "run.html", "model.json", "finished"):
         assert (options.run_dir / name).exists(), name
     assert open_plans(options.run_dir) == []
     said = capsys.readouterr().out
