@@ -15,9 +15,8 @@ from pathlib import Path
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.machine import Dtype
-from forage.outputs import check_apart, check_replaceable
+from forage.outputs import check_apart, check_replaceable, making_folder
 from forage.policy.card import AdapterOptions
-from forage.sole_writer import making_folder
 
 TOP = ("base_model", "output_dir", "quantize", "dtype", "r", "alpha", "target_modules", "rslora", "dora", "overwrite")
 

@@ -30,9 +30,8 @@ from forage.data.scraping.options import ScrapeOptions
 from forage.data.splits import drop_questions, shared
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.outputs import check_apart, check_files_apart, check_folder
+from forage.outputs import check_apart, check_files_apart, check_folder, filling_folder
 from forage.questions.options import MakingOptions
-from forage.sole_writer import filling_folder
 from forage.store.options import StoreOptions
 from forage.text import one_line
 

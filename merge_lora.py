@@ -23,7 +23,7 @@ from typing import Any, Literal
 from forage.agent.options import AGENT_FILE, read_agent, write_agent
 from forage.cli import run_script
 from forage.errors import UserError, first_line
-from forage.sole_writer import making_folder
+from forage.outputs import making_folder
 
 TOP = (
     "lora_model", "output_path", "base_model", "dtype", "prove", "tolerance", "allow_other_base", "overwrite",

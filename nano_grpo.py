@@ -46,12 +46,11 @@ from forage.agent.protocol import NO_ACTION_TEXT, Call, Passage, Protocol, read_
 from forage.agent.searcher import Searcher
 from forage.cli import run_script
 from forage.data.records import Question
-from forage.data.splits import read_training_questions
+from forage.data.splits import in_rounds, read_training_questions
 from forage.errors import UserError
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import read_policy_card, write_policy_card
 from forage.policy.policy import load_policy, load_tokenizer
-from forage.schedule import in_rounds
 from forage.store.embedder import Embedder
 from forage.store.opening import Store, open_store
 from grpo_rollout import get_reward_functions

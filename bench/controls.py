@@ -37,8 +37,8 @@ from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.setting import choose
 from forage.files import replacing_folder, write_jsonl
+from forage.metrics import bootstrapped, clear, span
 from forage.runs.stats import NO_PHASES, read_stats
-from forage.statistics import bootstrapped, clear, span
 from forage.store.opening import open_store
 
 DEV_SHARE, DEV_SEED = 0.05, 20

@@ -23,7 +23,7 @@ from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.evaluation.measures import Floats
-from forage.statistics import bootstrapped, clear
+from forage.metrics import bootstrapped, clear
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from forage.agent.agent import searched_for
 from forage.cli import run_script
 from forage.data.records import read_answerable
 from forage.evaluation.measures import grades_of, retrieval_measures
-from forage.statistics import bootstrapped, span
+from forage.metrics import bootstrapped, span
 from forage.store.hit import Hit
 from forage.store.opening import open_store
 from forage.store.options import Mode

@@ -4,7 +4,9 @@ A script that a Python without its packages starts says so in one line, and so d
 imports. Both are said here, as each script imports this package first.
 """
 
+import logging
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +35,16 @@ def say_stopped(kind: type[BaseException], error: BaseException, trace: Tracebac
     else:
         sys.__excepthook__(kind, error, trace)
 
+
+# Two warnings that a user can do nothing about: PEFT asks every model for `is_gradient_checkpointing`, which
+# transformers 5 has renamed; and bitsandbytes, on a processor with bf16 units, looks for a 4-bit kernel in the package
+# `kernels`, which would fetch it from the hub, before its own takes over.
+warnings.filterwarnings(
+    "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning, r"transformers\.modeling_utils"
+)
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: not str(record.msg).startswith("Failed to load CPU gemm_4bit_forward")
+)
 
 if is_script(sys.orig_argv):
     sys.excepthook = say_stopped

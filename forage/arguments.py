@@ -7,6 +7,7 @@ heading. A `bool` is a pair of flags, --x and --no-x, and so is a `bool | None`.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from forage.errors import UserError
+from forage.errors import UserError, first_line
 
 POSITIONAL = "positional"  # Annotated[Path, POSITIONAL] is an argument without a flag
 
@@ -253,3 +254,19 @@ def _entry(left: str, text: str, default: str) -> str:
     left, text = f"  {left}".rstrip(), f"{text.removesuffix('.')} ({default})" if default else text
     right = textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
     return f"{left}\n{right}" if len(left) > 28 else f"{left:30}{right[30:]}"
+
+
+# Classes
+
+
+def users_class(option: str, name: str) -> Any:
+    """The class that module:Class names, its module in the current folder or installed."""
+    module_name, _, class_name = name.partition(":")
+    if not (module_name and class_name):
+        raise UserError(f"{option} {name} is no name of a class; give it as module:Class")
+    if "" not in sys.path:  # find modules in the current folder, as `python -m` does
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # a user's module may raise anything; it is reported, not hidden
+        raise UserError(f"{option} {name} can't be loaded: {type(error).__name__}: {first_line(error)}") from error

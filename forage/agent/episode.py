@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from forage.disk import append
 from forage.errors import UserError
-from forage.files import replacing
+from forage.files import append, replacing
 from forage.text import encodable
 
 Stop = Literal["answer", "search", "no_action", "turns", "tokens", "turn_tokens", "engine"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from forage.data.records import Question, read_questions
 from forage.data.relevance import question_key
 from forage.errors import UserError
+
+T = TypeVar("T")
 
 
 def read_training_questions(data: Path) -> list[Question]:
@@ -55,3 +59,19 @@ def drop_questions(folder: Path) -> None:
     """
     for name in ("train.jsonl", "eval.jsonl", "qrels/train.tsv", "qrels/eval.tsv"):
         (folder / name).unlink(missing_ok=True)
+
+
+def in_rounds(items: Sequence[T], step: int, count: int, seed: int) -> list[T]:
+    """The `count` items of a step. Each round goes through all items in its own order, which depends on the seed alone.
+
+    Example: with 5 items, 3 per step, step 0 has the first three of round 0, step 1 its last two and one of round 1.
+    """
+    orders: dict[int, list[int]] = {}
+    chosen = []
+    for place in range(step * count, (step + 1) * count):
+        turn, number = divmod(place, len(items))
+        if turn not in orders:
+            orders[turn] = list(range(len(items)))
+            random.Random(f"{seed}/{turn}").shuffle(orders[turn])
+        chosen.append(items[orders[turn][number]])
+    return chosen

@@ -26,7 +26,6 @@ from torch import Tensor
 from forage.engines.base import Engine, EngineError, Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, Prefills, SlotCache, check_attention
 from forage.errors import UserError, first_line
-from forage.library_noise import silence_library_noise
 from forage.policy.logprobs import decoder_and_head
 from forage.policy.lora import Adapter, find_changes, merge, read_adapter, tied_vocabulary
 from forage.policy.packing import common_start
@@ -92,7 +91,6 @@ class LocalEngine(Engine):
         self.adapter = name
 
     def _with_layers(self, folder: Path) -> Any:
-        silence_library_noise()
         from peft import PeftModel
 
         return PeftModel.from_pretrained(self.model, str(folder)).eval()

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from forage.agent.combination import RewardFunction, reward_matrix
 from forage.data.records import Question
 from forage.evaluation.outcomes import Result
-from forage.metrics import rouge_l, token_f1
-from forage.statistics import Interval, bootstrapped
+from forage.metrics import Interval, bootstrapped, rouge_l, token_f1
 
 Floats = NDArray[np.float64]
 Grades = Mapping[str, int]

@@ -12,8 +12,8 @@ from typing import Any
 from forage.agent.agent import Agent
 from forage.agent.episode import Episode, append_episodes, read_episodes
 from forage.data.records import Question
-from forage.disk import append
 from forage.errors import UserError
+from forage.files import append
 
 
 @dataclass(frozen=True)

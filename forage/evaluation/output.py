@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent, write_agent
-from forage.disk import make_folder
 from forage.errors import UserError, flag
 from forage.evaluation.options import FREE, EvaluationOptions
 from forage.evaluation.policies import Policy, find_policy, settle_agent
+from forage.files import make_folder
 from forage.manifest import agree, file_digest, plain, read_manifest
 from forage.policy.adapters import weights_digest
 from forage.store.card import NO_EMBEDDER

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from forage.evaluation.tables import score_names
+from forage.metrics import Interval
 from forage.runs.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, STYLE, VERMILION, WIDTH, YELLOW, save_figure
-from forage.statistics import Interval
 
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY)
 MARKERS = "osD^v"  # the next one where the colours start again

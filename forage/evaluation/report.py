@@ -42,7 +42,7 @@ from forage.evaluation.setting import Setting
 from forage.evaluation.tables import print_table, tables_of
 from forage.files import replacing, write_jsonl
 from forage.manifest import plain, source_digest, write_manifest
-from forage.statistics import Interval
+from forage.metrics import Interval
 
 SCHEMA = 1
 Intervals = dict[str, Interval]

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from forage.evaluation.measures import COSTS
-from forage.statistics import Interval, clear, span
+from forage.metrics import Interval, clear, span
 from forage.text import one_line, printable
 
 WIDTH = 100  # of what is printed

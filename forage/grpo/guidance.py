@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forage.agent.episode import Episode
+from forage.data.splits import in_rounds
 from forage.grpo.options import GuidanceOptions
-from forage.schedule import in_rounds
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forage.agent.episode import Episode
+from forage.data.splits import in_rounds
 from forage.grpo.guidance import Guide
 from forage.grpo.options import TrainOptions
 from forage.policy.adapters import DIGITS, adapter_path, sampled_by, version_name, weights_digest
@@ -14,7 +15,6 @@ from forage.rollout.agreement import RunManifest
 from forage.rollout.plans import Plan, plan_of, plan_path, read_plan, write_plan
 from forage.runs.phases import Phases
 from forage.runs.stats import StepStats
-from forage.schedule import in_rounds
 
 KEPT = ("guarded_from", "rollbacks", "digests")  # fields of a run that a checkpoint saves
 

@@ -31,6 +31,7 @@ from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, usable, wri
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.manifest import plain
+from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.policy.card import PolicyCard
 from forage.policy.logprobs import has_windows
@@ -43,7 +44,6 @@ from forage.runs.drawing import Drawing
 from forage.runs.run_folder import set_aside
 from forage.runs.stats import StepStats, write_evaluations, write_stats
 from forage.runs.trackers import chosen, open_tracker
-from forage.statistics import bootstrapped
 
 
 def train(

@@ -21,9 +21,9 @@ from typing import Any
 from forage.agent.episode import Episode
 from forage.agent.rewards import has_reference
 from forage.data.records import Question
-from forage.disk import append, make_folder
 from forage.engines.chat_endpoint import Endpoint, RefusedError, all_of
 from forage.errors import UserError
+from forage.files import append, make_folder
 from forage.text import encodable
 
 INSTRUCTION = (

@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from forage.disk import GONE
 from forage.errors import UserError
-from forage.files import replacing, replacing_folder
+from forage.files import GONE, replacing, replacing_folder
 
 DIGITS = 8  # of a digest in a served name
 LEAST_B = 1e-3

@@ -19,7 +19,7 @@ from torch import Tensor
 from forage.errors import UserError
 from forage.machine import Choice, hub_reachable
 from forage.manifest import read_manifest
-from forage.sole_writer import making_folder
+from forage.outputs import making_folder
 
 HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 # A Python package that contains SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file: a chat model without the hub.

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forage.errors import UserError
-from forage.library_noise import silence_library_noise
 
 Shapes = Mapping[str, tuple[int, ...]]  # a model's weights by name
 # Adapter settings that do more than add to a weight, or add to something other than a linear layer.
@@ -154,7 +153,6 @@ def lora_scale(config: dict[str, Any], module: str) -> float:
 
 def module_setting(config: dict[str, Any], patterns_name: str, module: str, default: float) -> float:
     """The value for one module: that of the first pattern that matches its name, else the default."""
-    silence_library_noise()
     from peft.utils.other import get_pattern_key
 
     patterns: dict[str, float] = config.get(patterns_name) or {}

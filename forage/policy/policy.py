@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from forage.errors import UserError, first_line
-from forage.library_noise import silence_library_noise
 from forage.machine import Dtype, compute_dtype
 from forage.policy.adapters import adapter_path, newest_adapter
 from forage.policy.base_models import base_digest, folder_of
@@ -44,7 +43,6 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
 
     Device auto: this process's GPU if it has one, else the CPU.
     """
-    silence_library_noise()
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -91,7 +89,6 @@ def keep_trainable(model: Any) -> None:
 
 def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "auto") -> Any:
     """The frozen base with a trainable adapter; without `adapter`, the newest one."""
-    silence_library_noise()
     from peft import PeftModel
 
     folder = adapter or newest_adapter(card.folder)
@@ -121,7 +118,6 @@ class Sizes:
 
 def create_policy(base: str, folder: Path, adapter: AdapterOptions, *, quantize: bool, dtype: Dtype) -> Sizes:
     """Write base, adapter and model.json into a folder; return the policy's size."""
-    silence_library_noise()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     quantization = {"quantization_config": nf4()} if quantize else {}
@@ -156,7 +152,6 @@ def nf4() -> Any:
 
 def add_adapter(model: Any, base: str, options: AdapterOptions) -> Any:
     """The model with a fresh LoRA adapter, which changes nothing until it is trained."""
-    silence_library_noise()
     from peft import LoraConfig, get_peft_model
 
     every = options.target_modules == ("all-linear",)

@@ -24,14 +24,13 @@ from typing import Annotated
 
 from forage.arguments import POSITIONAL
 from forage.cli import run_script
-from forage.disk import make_folder, sync
 from forage.errors import UserError
+from forage.files import make_folder, sync
 from forage.machine import compute_dtype
 from forage.manifest import write_manifest
-from forage.outputs import check_replaceable
+from forage.outputs import check_replaceable, making_folder
 from forage.policy.card import PolicyCard, read_policy_card
 from forage.policy.footprint import Precision
-from forage.sole_writer import making_folder
 
 
 @dataclass(frozen=True)

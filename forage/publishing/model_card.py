@@ -16,6 +16,7 @@ from forage.errors import UserError
 from forage.evaluation.output import MANIFEST
 from forage.evaluation.tables import score_names
 from forage.manifest import flat
+from forage.metrics import Interval
 from forage.policy.adapters import version_name, weights_digest
 from forage.policy.lora import Adapter
 from forage.publishing.chat_template import says_prompt
@@ -23,7 +24,6 @@ from forage.publishing.merged import CARD_MARK, FullBase
 from forage.publishing.proof import Proof
 from forage.rollout.agreement import read_run
 from forage.runs.stats import read_evaluations
-from forage.statistics import Interval
 
 
 def model_card(

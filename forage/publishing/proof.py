@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from forage.errors import UserError
-from forage.library_noise import silence_library_noise
 from forage.publishing.merged import FullBase
 
 # About twice the largest mean difference that rounding alone made on SmolLM2-135M: 0.026, 0.003, 0.000012 (r 16, alpha
@@ -57,7 +56,6 @@ def prove(base: FullBase, adapter: Path, merged: Path, dtype: str, tolerance: fl
 
 
 def measure(base: FullBase, adapter: Path, merged: Path) -> Proof:
-    silence_library_noise()
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

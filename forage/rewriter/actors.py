@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forage.library_noise import silence_library_noise
 from forage.rewriter.options import ActorOptions, SamplingOptions
 
 
@@ -241,7 +240,6 @@ def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
 
 def with_adapter(lm: Any, rank: int, seed: int) -> Any:
     """The model with a new LoRA adapter on all linear layers, which in gpt2 and its kin are Conv1D."""
-    silence_library_noise()
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 

@@ -16,11 +16,10 @@ from rich.table import Table
 from forage.agent.prompts import PSEUDO_ANSWER, RewriteMode, final_query, prompt_tokens
 from forage.errors import UserError
 from forage.files import replacing, write_jsonl
-from forage.metrics import ndcg, recall, reciprocal_rank
+from forage.metrics import Interval, bootstrapped, clear, ndcg, recall, reciprocal_rank, span
 from forage.rewriter.actors import Policy, write_texts
 from forage.rewriter.data import Row, Search
 from forage.rewriter.options import Options
-from forage.statistics import Interval, bootstrapped, clear, span
 
 RAW = "raw query"
 FEW_UPDATES = 50

@@ -10,11 +10,10 @@ import torch
 
 from forage.errors import UserError
 from forage.machine import compute_dtype
-from forage.outputs import check_replaceable
+from forage.outputs import check_replaceable, making_folder
 from forage.processes import process_device
 from forage.rewriter.actors import Policy, with_padding
 from forage.rewriter.options import MARK, Options
-from forage.sole_writer import making_folder
 
 # The largest Qwen2.5 that fits a card of 24 GB in each way of training: 17 GiB even with --lora-rank 0, which takes
 # three copies in fp32, two of them with gradients and Adam's moments. Its licence is Apache-2.0.

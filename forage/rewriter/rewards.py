@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from forage.agent.prompts import final_query
+from forage.arguments import users_class
 from forage.errors import UserError, first_line
 from forage.metrics import ndcg, recall, reciprocal_rank
 from forage.rewriter.actors import text_of
 from forage.rewriter.data import Row, Search
 from forage.rewriter.options import RewriteOptions
-from forage.users_class import users_class
 
 MEASURES: dict[str, Callable[[Sequence[str], Sequence[str], int], float]] = {
     "recall": lambda found, relevant, k: recall(found, relevant),

@@ -15,6 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from forage import processes
+from forage.data.splits import in_rounds
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.manifest import plain
@@ -28,7 +29,6 @@ from forage.rewriter.trl_backend import train_trl
 from forage.runs import trackers
 from forage.runs.plots import BLUE, GREY, ORANGE, STYLE, VERMILION, reach_of, running_mean, save_figure
 from forage.runs.trackers import Log, chosen, open_tracker
-from forage.schedule import in_rounds
 
 
 def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, scorer: Scorer) -> int:

@@ -24,9 +24,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forage.disk import GONE
 from forage.errors import UserError
-from forage.files import create_once, locked
+from forage.files import GONE, create_once, locked
 
 LEASE = 120.0  # seconds; NFS shows a refresh after at most 60 (acregmax), and there is one every 30
 LOOKS = 8  # at another's claim, in the time of a lease

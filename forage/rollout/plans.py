@@ -13,12 +13,11 @@ import numpy as np
 from forage.agent.combination import Floats, Method, combine_rewards
 from forage.agent.episode import Episode, Place, episode_files, read_on
 from forage.agent.options import Credit
-from forage.disk import GONE
+from forage.data.splits import in_rounds
 from forage.errors import UserError
-from forage.files import replacing
+from forage.files import GONE, replacing
 from forage.policy.adapters import sampled_by, version_name
 from forage.rollout.options import RolloutOptions
-from forage.schedule import in_rounds
 
 FORMAT = 1  # of plans and episodes; raise it when a trainer and a worker of different versions would misread each other
 

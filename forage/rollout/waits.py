@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from forage.disk import naming
+from forage.files import naming
 
 Kind = Literal["backpressure", "tail"]
 """backpressure: as far ahead of the trainer as staleness allows. tail: others play all that is left of a step."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from forage.agent.combination import MakeRewards
 from forage.agent.options import AGENT_FILE
-from forage.disk import GONE
 from forage.errors import UserError
+from forage.files import GONE
 from forage.heartbeat import beat
 from forage.policy.adapters import versions
 from forage.rollout.agreement import RUN_FILE, RunManifest, disagreements, manifest_now, read_run, run_options

@@ -23,8 +23,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from forage.files import replacing
+from forage.metrics import Interval
 from forage.runs.stats import NO_PHASES, StepStats
-from forage.statistics import Interval
 
 Floats = NDArray[np.float64]
 Evaluations = Mapping[int, Mapping[str, Interval]]

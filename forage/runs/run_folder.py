@@ -8,10 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forage.disk import make_folder
-from forage.files import clear_leftovers, locked, replacing
+from forage.files import clear_leftovers, locked, make_folder, replacing
 from forage.manifest import agree, plain
-from forage.sole_writer import clear_half_written, clear_superseded
+from forage.outputs import clear_half_written, clear_superseded
 
 STALE = "stale"  # folder for what a run can't go on with, and that nobody may want to lose
 SETTINGS = {".lock", "config.json", "code.diff", "run.json", "agent.json", "model.json"}

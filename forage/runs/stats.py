@@ -28,7 +28,7 @@ from typing import Any, TypedDict
 
 from forage.errors import UserError
 from forage.files import replacing
-from forage.statistics import Interval
+from forage.metrics import Interval
 from forage.text import encodable
 
 SCHEMA = 1

@@ -14,6 +14,7 @@ import torch
 
 from forage.agent.episode import Episode, write_episodes
 from forage.data.records import Question, read_questions
+from forage.data.splits import in_rounds
 from forage.errors import UserError
 from forage.files import remove_folder, replacing, write_jsonl
 from forage.optimizer import update_weights
@@ -21,7 +22,6 @@ from forage.policy.adapters import adapter_path, publish_adapter, restore_adapte
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import has_windows, token_logprobs
 from forage.policy.packing import pack, pack_trees
-from forage.schedule import in_rounds
 from forage.sft.options import Keep, SFTOptions
 from forage.sft.player import Player
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from forage.data.chunking import Chunk, chunk_document
 from forage.data.records import Document, as_document
-from forage.disk import make_folder
 from forage.errors import UserError
-from forage.files import json_lines, write_jsonl
+from forage.files import json_lines, make_folder, write_jsonl
 from forage.manifest import file_digest
+from forage.outputs import clear_half_written
 from forage.progress import Counting
-from forage.sole_writer import clear_half_written
 from forage.store.bm25 import BM25, Titles, Tokenizer
 from forage.store.card import (
     BM25_FILE,

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from forage.errors import UserError, first_line
-from forage.library_noise import silence_library_noise
 from forage.machine import Choice, gains_by_bf16, hub_reachable
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class Embedder:
 
     @cached_property
     def model(self) -> SentenceTransformer:
-        silence_library_noise()
         from sentence_transformers import SentenceTransformer  # takes seconds, so only where vectors are needed
         from transformers.utils import logging
 
@@ -133,7 +131,6 @@ class Reranker:
 
     @cached_property
     def model(self) -> CrossEncoder:
-        silence_library_noise()
         from sentence_transformers import CrossEncoder
 
         folder, local_only = locate(self.name)

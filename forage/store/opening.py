@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from forage.arguments import users_class
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.manifest import file_digest
@@ -16,7 +17,6 @@ from forage.store.card import CHUNKS_FILE, StoreCard, fingerprint_of, read_card
 from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions, StorePlace
 from forage.store.remote import RemoteStore
-from forage.users_class import users_class
 
 if TYPE_CHECKING:
     from forage.store.document_store import DocumentStore

@@ -53,11 +53,10 @@ from forage.errors import UserError, check_at_least_one, check_at_least_zero, fl
 from forage.evaluation.options import EvaluationOptions, is_learned, read_system
 from forage.evaluation.outcomes import OutcomeLog
 from forage.files import replacing
-from forage.outputs import check_apart, check_folder
+from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.adapters import adapter_path, newest_adapter
 from forage.policy.card import read_policy_card
 from forage.runs.run_folder import keep_options
-from forage.sole_writer import filling_folder
 from forage.store.opening import card_at
 from forage.store.options import StorePlace
 

@@ -42,11 +42,10 @@ from forage.cli import run_script
 from forage.errors import UserError
 from forage.evaluation.policies import find_policy
 from forage.manifest import plain
-from forage.outputs import check_apart, check_folder
+from forage.metrics import Interval, bootstrapped, span
+from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
-from forage.sole_writer import filling_folder
-from forage.statistics import Interval, bootstrapped, span
 from forage.store.embedder import Embedder
 from forage.store.opening import card_at
 from forage.store.options import StorePlace

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from forage.errors import UserError
+from forage.metrics import span
 from forage.rewriter.data import Row
 from forage.rewriter.evaluation import (
     RAW,
@@ -18,7 +19,6 @@ from forage.rewriter.evaluation import (
     result_rows,
     save_measurements,
 )
-from forage.statistics import span
 
 ROWS = [Row("one", ("a", "b"), (1,)), Row("two", ("c",), (2,))]
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from forage.disk import end_of_lines
 from forage.errors import UserError
-from forage.files import json_lines, locked, replacing
+from forage.files import end_of_lines, json_lines, locked, replacing
 
 
 @dataclass(frozen=True, slots=True)

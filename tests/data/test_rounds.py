@@ -1,6 +1,6 @@
 """Rounds over all items."""
 
-from forage.schedule import in_rounds
+from forage.data.splits import in_rounds
 
 
 def test_a_round_has_each_item_once_in_an_order_of_its_own():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forage.statistics import bootstrapped, clear, span
+from forage.metrics import bootstrapped, clear, span
 
 
 def test_equal_values_are_certain():
