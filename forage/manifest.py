@@ -15,7 +15,7 @@ import json
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -172,13 +172,23 @@ def imported_files(tree: ast.Module) -> Iterator[Path]:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
-        for name in names:
-            try:
-                spec = importlib.util.find_spec(name)
-            except (ImportError, ValueError, AttributeError):  # a function of the module
-                continue
-            if spec and spec.origin and is_own(Path(spec.origin)):
-                yield Path(spec.origin).resolve()
+        yield from (path for name in names if (path := own_module(name)))
+
+
+@cache
+def own_module(name: str) -> Path | None:
+    """The file of a module of this project or of the user's; None for a library's, and for a name that is no module.
+
+    A library is known by its first name: to look further would import it.
+    """
+    first = name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(first)
+        if spec and name != first and spec.origin and is_own(Path(spec.origin)):
+            spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):  # a function of the module
+        return None
+    return Path(spec.origin).resolve() if spec and spec.origin and is_own(Path(spec.origin)) else None
 
 
 def without_docstrings(tree: ast.Module) -> ast.Module:

@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from forage.agent.combination import MakeRewards
+from forage.agent.combination import MakeRewards, weights_by_name
 from forage.agent.episode import Episode, episode_files, read_episodes
 from forage.agent.options import AgentSettings
 from forage.data.records import read_answerable
@@ -64,6 +64,7 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
             way_out = ", or continue with --override-rewards" if rewards_differ(before, now) else ""
             raise UserError(f"{run_dir} was begun with {'; '.join(words)}: give that, or another --run-dir{way_out}")
         if rewards_differ(known, now):
+            now = replace(now, weights=weights_by_name(now.rewards, options.rollout.weights))
             now = overridden(run_dir, known, now)
     keep_code(run_dir)
     write_run(run_dir, now)

@@ -72,7 +72,8 @@ def manifest_now(
     return RunManifest(
         start.name, weights_digest(start), data, embedder.name, embedder_digest(embedder.name),
         {name: source_digest(function) for name, function in functions.items()},
-        weights_by_name(functions, options.weights),
+        # A reward more or less than in the run is told first, by its name.
+        {} if known and known.rewards.keys() != functions.keys() else weights_by_name(functions, options.weights),
         {name: source_digest(function) for name, function in functions_for(settings.tools).items()},
         plain(all_options) if all_options else {}, known.since if known else {},
     )  # fmt: skip

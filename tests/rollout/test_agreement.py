@@ -157,7 +157,7 @@ def test_rewards_in_another_order_keep_their_weights(run, begun):
 
     resume(run, turned)
     grpo_train.main(options_of(run, run_dir=run / "weighed", weights=(1.0, 3.0)), rewards_of_tokens)
-    with pytest.raises(UserError, match=r"begun with another weights\.even; another weights\.low"):
+    with pytest.raises(UserError, match=r"begun with another weights\.low; another weights\.even"):
         grpo_train.main(options_of(run, run_dir=run / "weighed", weights=(1.0, 3.0), max_steps=2), turned)
 
 
