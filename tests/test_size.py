@@ -21,26 +21,27 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (8_900, 11),  # those in the root
-    "forage": (11_900, 20),  # the modules of forage/ itself
+    "forage": (12_300, 20),  # the modules of forage/ itself
     "forage/agent": (14_200, 12),
+    "forage/chat": (5_700, 4),
     "forage/data": (17_000, 12),
     "forage/doctor": (1_500, 2),
     "forage/engines": (10_900, 9),
-    "forage/evaluation": (16_000, 12),
-    "forage/grpo": (21_700, 17),
+    "forage/evaluation": (9_900, 12),
+    "forage/grpo": (21_600, 17),
     "forage/judge": (1_500, 1),
     "forage/planning": (2_900, 3),
     "forage/policy": (15_700, 14),
     "forage/publishing": (4_500, 4),
     "forage/questions": (5_300, 8),
     "forage/rewriter": (13_100, 10),
-    "forage/rollout": (8_700, 9),
-    "forage/runs": (15_500, 11),
+    "forage/rollout": (8_300, 9),
+    "forage/runs": (11_000, 10),
     "forage/sft": (6_500, 7),
     "forage/store": (12_000, 12),
     "forage/testtime": (14_100, 14),
     "bench": (21_000, 14),
-    "tests": (281_500, 58),
+    "tests": (278_600, 58),
 }
 ROAD = {"files": 100, "functions": 700, "lines": 6_100}
 OPTIONS = {"grpo_train": 77}
