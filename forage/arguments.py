@@ -15,16 +15,19 @@ import sys
 import textwrap
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from forage.errors import UserError, first_line
 
 POSITIONAL = "positional"  # Annotated[Path, POSITIONAL] is an argument without a flag
+FIXED = "fixed"  # in the metadata of a field without a flag
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -130,12 +133,12 @@ def _whole(value: Any, flag: Flag) -> Any:
 def _filled(options: type, values: Mapping[str, Any], default: Any) -> Any:
     """The dataclass, or its default, with these values at whatever depth."""
     hints, given = get_type_hints(options), {}
-    for field in fields(options):
-        if is_dataclass(hints[field.name]):
-            inner = _default_of(field) if default is MISSING else getattr(default, field.name)
-            given[field.name] = _filled(hints[field.name], values, inner)
-        elif field.name in values:
-            given[field.name] = values[field.name]
+    for each in fields(options):
+        if is_dataclass(hints[each.name]):
+            inner = _default_of(each) if default is MISSING else getattr(default, each.name)
+            given[each.name] = _filled(hints[each.name], values, inner)
+        elif each.name in values:
+            given[each.name] = values[each.name]
     return options(**given) if default is MISSING else replace(default, **given)
 
 
@@ -151,20 +154,28 @@ def _nearest(flag: str, names: Iterable[str]) -> list[str]:
 # Flags
 
 
+def fixed(value: T) -> T:
+    """A default that nobody changes on the command line, so it has no flag; tests and code may."""
+    chosen: Any = field(default=value, metadata={FIXED: True})
+    return cast("T", chosen)
+
+
 def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iterator[Flag]:
     """Every flag of a dataclass, including those of nested dataclasses."""
     group = group or " ".join((inspect.getdoc(options) or "").split("\n\n")[0].split())
     hints, texts = get_type_hints(options), _field_texts(options)
     marked = get_type_hints(options, include_extras=True)
-    for field in fields(options):
-        default = _default_of(field) if defaults is MISSING else getattr(defaults, field.name)
-        hint: Any = hints[field.name]
+    for each in fields(options):
+        if FIXED in each.metadata:
+            continue
+        default = _default_of(each) if defaults is MISSING else getattr(defaults, each.name)
+        hint: Any = hints[each.name]
         if is_dataclass(hint):
             yield from flags_of(hint, default)  # type: ignore[arg-type]
         else:
-            name = _flag_name(field.name, marked[field.name])
-            help = texts.get(field.name, "")
-            yield Flag(name, _metavar(hint), help, _default_text(default), group, field.name, hint)
+            name = _flag_name(each.name, marked[each.name])
+            help = texts.get(each.name, "")
+            yield Flag(name, _metavar(hint), help, _default_text(default), group, each.name, hint)
 
 
 def _flag_name(name: str, marked: Any) -> str:
@@ -174,8 +185,8 @@ def _flag_name(name: str, marked: Any) -> str:
     return ("--[no-]" if _without_none(marked) is bool else "--") + name.replace("_", "-")
 
 
-def _default_of(field: Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+def _default_of(each: Field[Any]) -> Any:
+    return each.default_factory() if each.default_factory is not MISSING else each.default
 
 
 def _default_text(default: object) -> str:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.arguments import fixed
+from forage.errors import check_at_least_one, check_at_least_zero
 
 if TYPE_CHECKING:
     import torch
@@ -18,15 +19,13 @@ class OptimizerOptions:
 
     learning_rate: float = 5e-5
     """Peak learning rate."""
-    weight_decay: float = 0.0
+    weight_decay: float = fixed(0.0)
     """Weight decay."""
-    max_norm: float = 1.0
+    max_norm: float = fixed(1.0)
     """Clip the gradient to this norm."""
 
     def check(self) -> None:
-        check_at_least_zero(self, "learning_rate", "weight_decay")
-        if self.max_norm <= 0:
-            raise UserError(f"--max-norm {self.max_norm} leaves no gradient; give a number above 0")
+        check_at_least_zero(self, "learning_rate")
 
 
 @dataclass(frozen=True)

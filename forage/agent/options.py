@@ -10,6 +10,7 @@ from typing import Literal
 
 from forage.agent.prompts import TASK
 from forage.agent.tools import Spec, chosen_tools, own_tools, specs_of
+from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.files import replacing
 from forage.store.options import Fusion, Mode
@@ -73,9 +74,9 @@ class SearchOptions:
     """Most tokens the policy may sample in one turn (160)."""
     max_tokens: int | None = None
     """Most tokens of an episode, prompt and search results included (2048)."""
-    max_calls: int | None = None
+    max_calls: int | None = fixed(None)
     """Most searches in one turn; any more are refused (2)."""
-    max_query: int | None = None
+    max_query: int | None = fixed(None)
     """Most characters of a query; a longer one is refused (300)."""
     force_search: bool | None = None
     """Begin the first turn with a search for the policy, which writes only the query; what is given is not trained on
@@ -88,10 +89,10 @@ class SearchOptions:
     --title-weight (0.6)."""
     title_weight: float | None = None
     """With --mode hybrid: weight of how well the query's words match the document's title (0.3)."""
-    title_share: bool | None = None
+    title_share: bool | None = fixed(None)
     """With --mode hybrid: let a title count by the share of its words that the query says; the ranking by words gets
     the weight that no title earns (True)."""
-    tools: tuple[str, ...] | None = None
+    tools: tuple[str, ...] | None = fixed(None)
     """Tools beside search, by their names in get_tools of grpo_rollout.py (all of those)."""
     override_agent: bool = False
     """Let these options differ from the policy's agent.json instead of stopping."""

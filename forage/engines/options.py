@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from forage.arguments import fixed
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -14,9 +16,9 @@ class EngineOptions:
     """Sample from vLLM servers, or in this process (local); auto takes the servers if one answers."""
     urls: tuple[str, ...] = ("http://127.0.0.1:8100",)
     """Addresses of the vLLM servers; all episodes of a question go to the same one."""
-    api_key: str = ""
-    """The servers' API key; better set in the environment, as VLLM_API_KEY."""
-    patience: float = 300.0
+    api_key: str = fixed("")
+    """The servers' API key, from the environment's VLLM_API_KEY."""
+    patience: float = fixed(300.0)
     """Seconds to keep trying while no server answers; then the script stops."""
-    timeout: float = 300.0
+    timeout: float = fixed(300.0)
     """Seconds one request may take."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from forage.agent.combination import Method
 from forage.agent.options import Credit
+from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart
@@ -32,20 +33,20 @@ class LossOptions:
     """Clip the ratio above 1 plus this. Usual in DAPO: 0.28 (2503.14476); with gspo: 4e-4; with cispo: 4."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """token: mean over all tokens of the step (DAPO). sequence: mean over an episode, then over episodes (GRPO).
-    constant: sum divided by episodes times --constant-length (Dr. GRPO, 2503.20783)."""
-    constant_length: int = 0
+    constant: sum divided by episodes times 512 (Dr. GRPO, 2503.20783)."""
+    constant_length: int = fixed(512)
     """With --aggregation constant: the length to divide by, such as the most tokens an episode may sample."""
     beta: float = 0.0
     """Weight of the KL divergence to the starting policy. 0, as in DAPO and Dr. GRPO, computes none and needs no
     reference; DeepSeekMath takes 0.04 (--preset deepseekmath)."""
-    unbiased_kl: bool = False
+    unbiased_kl: bool = fixed(False)
     """Multiply the KL term by the ratio, which makes its gradient that of the reverse KL (DeepSeek-V3.2, 2512.02556;
     TRL's default). Off: GRPO's k3 estimator."""
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
     """Correct for a sampler whose log-probabilities differ from the trainer's: weigh each token, or the whole episode,
     by the ratio of the two, cut to the cap (truncate: TIS, fengyao.notion.site/off-policy-rl) or dropped beyond it
     (mask: IcePop, 2510.18855)."""
-    correction_cap: float = 2.0
+    correction_cap: float = fixed(2.0)
     """Cap of that ratio."""
 
     def check(self) -> None:
@@ -54,15 +55,8 @@ class LossOptions:
             raise UserError(f"--clip-low {self.clip_low} must be above 0 and at most 1 (1: no lower bound)")
         if self.clip_high <= 0:
             raise UserError(f"--clip-high {self.clip_high} must be above 0; 0.2 is usual, DAPO takes 0.28")
-        if self.aggregation == "constant" and self.constant_length < 1:
-            raise UserError(
-                f"--constant-length {self.constant_length} must be at least 1 with --aggregation constant; "
-                "give the most tokens that an episode may sample"
-            )
         if self.beta < 0:
             raise UserError(f"--beta {self.beta} must be at least 0; 0 leaves the KL term out")
-        if self.correction_cap <= 1:
-            raise UserError(f"--correction-cap {self.correction_cap} must be above 1, the ratio where the two agree")
 
 
 @dataclass(frozen=True)
@@ -115,15 +109,12 @@ class GuardOptions:
     on_collapse: Literal["stop", "rollback", "warn"] = "stop"
     """On a sign of collapse: stop the run, go back to an older adapter with a fresh optimizer (rollback), or only print
     and record it (warn)."""
-    max_mismatch: float = 0.1
+    max_mismatch: float = fixed(0.1)
     """Highest mean KL of sampler to trainer; above it, an adapter is stale or the precisions differ too much."""
-    rollback_steps: int = 5
+    rollback_steps: int = fixed(5)
     """How many adapters back a rollback goes."""
-    max_rollbacks: int = 3
+    max_rollbacks: int = fixed(3)
     """After this many rollbacks, the next sign of collapse stops the run."""
-
-    def check(self) -> None:
-        check_at_least_one(self, "rollback_steps")
 
 
 @dataclass(frozen=True)
@@ -132,14 +123,13 @@ class GuidanceOptions:
 
     demonstrations: Path | None = None
     """File of episodes to keep imitating during GRPO, such as the demonstrations.jsonl of sft_train.py."""
-    demonstrations_per_step: int = 4
+    demonstrations_per_step: int = fixed(4)
     """How many of them each step imitates; all are used once before any is used again."""
     demonstration_weight: float = 0.2
     """Weight of the loss on demonstrations, a mean over their tokens; the loss on the policy's own episodes has weight
     1."""
 
     def check(self) -> None:
-        check_at_least_one(self, "demonstrations_per_step")
         check_at_least_zero(self, "demonstration_weight")
         if self.demonstrations and not self.demonstrations.is_file():
             raise UserError(f"--demonstrations {self.demonstrations} does not exist; sft_train.py writes such a file")
@@ -190,7 +180,7 @@ class TrainOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.rollout, self.update, self.guidance, self.guard):
+        for part in (self.rollout, self.update, self.guidance):
             part.check()
         check_sharding(self.sharding, self.sequence_parallel, self.offload)
         reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}

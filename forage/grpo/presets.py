@@ -12,7 +12,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # GRPO as it was first described (arXiv 2402.03300): a mean over each episode, equal bounds, a KL term.
     "deepseekmath": {
         "loss": "clip", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence", "beta": 0.04,
-        "unbiased_kl": False, "advantage": "grpo", "epochs": 1,
+        "advantage": "grpo", "epochs": 1,
     },
     # 2503.14476: a higher upper bound, a mean over tokens, questions without a signal replaced, a soft length penalty.
     "dapo": {
@@ -21,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # 2503.20783: no division by length or deviation. The constant only scales the gradient, which AdamW undoes.
     "dr_grpo": {
-        "loss": "clip", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "constant", "constant_length": 512,
+        "loss": "clip", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "constant",
         "beta": 0.0, "advantage": "dr_grpo",
     },
     # 2507.18071: one ratio per episode, so bounds of another size.

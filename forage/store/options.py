@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 
 Mode = Literal["hybrid", "dense", "sparse"]
@@ -59,7 +60,7 @@ class StorePlace:
     """Store to search: a folder, or http://HOST:PORT of a server of /retrieve (the folder store in --data)."""
     store_patience: float = 60.0
     """Seconds to keep asking a store's server that doesn't answer; then the script stops."""
-    store_timeout: float = 120.0
+    store_timeout: float = fixed(120.0)
     """Seconds a store's server may take for one request."""
 
     @property
@@ -71,8 +72,6 @@ class StorePlace:
         if "://" in self.store and not self.is_server:
             raise UserError(f"--store {self.store}: give a folder, or a server's address as http://HOST:PORT")
         check_at_least_zero(self, "store_patience")
-        if self.store_timeout <= 0:
-            raise UserError(f"--store-timeout {self.store_timeout:g} must be over 0, in seconds")
 
 
 @dataclass(frozen=True)

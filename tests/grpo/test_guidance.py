@@ -39,5 +39,3 @@ def test_bad_options_say_so(tmp_path):
         GuidanceOptions(tmp_path / "none.jsonl").check()
     with pytest.raises(UserError, match="demonstration-weight"):
         GuidanceOptions(demonstration_weight=-1).check()
-    with pytest.raises(UserError, match="demonstrations-per-step"):
-        GuidanceOptions(demonstrations_per_step=0).check()

@@ -311,7 +311,6 @@ def test_a_server_that_never_answers_is_given_up():
     [
         (StorePlace("ftp://host"), "--store ftp://host: give a folder, or a server's address as http://HOST:PORT"),
         (StorePlace(store_patience=-1), "--store-patience -1 must be at least 0"),
-        (StorePlace(store_timeout=0), "--store-timeout 0 must be over 0"),
     ],
 )
 def test_options_that_cannot_be(place, says):
