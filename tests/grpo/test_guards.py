@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from forage.grpo.guards import fault_of, means
+from forage.grpo.guards import fault_of
 from forage.grpo.options import GuardOptions
 from forage.runs.stats import StepStats
 
@@ -18,11 +18,6 @@ def stats(step, well_formed=0.9, searches=1.0, **training):
 
 def fault(rows, **options):
     return fault_of([stats(n, **row) for n, row in enumerate(rows)], GuardOptions(**options))
-
-
-def test_means_of_windows():
-    assert means([1, 2, 3], 2) == [1.5, 2.5]
-    assert means([1], 2) == []
 
 
 def test_a_fall_counts_when_its_window_is_under_the_share_of_the_best():
@@ -43,10 +38,6 @@ def test_entropy_kl_and_mismatch_have_bounds():
     assert fault([{"kl": 20.0}] * 3) == "KL to the starting policy rose to 20"
     assert fault([{"mismatch_kl": 0.2}] * 3) == "KL of sampler to trainer rose to 0.2"
     assert fault([{"entropy": 0.5, "kl": 0.1, "mismatch_kl": 1e-5}] * 9) == ""
-
-
-def test_a_step_that_trained_nothing_has_no_entropy_to_judge():
-    assert fault_of([stats(0), stats(1), replace(stats(2), training={})], GuardOptions()) == ""
 
 
 def test_nothing_to_compare_for_long_is_a_fault():

@@ -2,31 +2,22 @@
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from forage.agent.episode import append_episodes, read_episodes
+from forage.agent.episode import read_episodes
 from forage.grpo import guards, players
-from forage.grpo.guidance import open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions
 from forage.grpo.players import Play
-from forage.grpo.run import Run, write_plans
 from forage.policy.adapters import sampled_by
-from forage.rollout.plans import Plan, Played, open_plans
+from forage.rollout.plans import Played, open_plans
 from forage.rollout.rollout import load_newest, open_rollout, play_plan
-from forage.runs.phases import Phases
 from forage.runs.stats import WAITS, read_stats
-from tests.factories import EPISODE, MANIFEST, Clock
+from tests.factories import EPISODE
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-
-
-def run_at(options, step, guarded_from=0):
-    guide = open_guide(options.guidance, 0, [])
-    return Run(options, step, guarded_from, 0, [], [f"q{n}" for n in range(6)], [], guide, MANIFEST)
 
 
 def by(version, plan):
@@ -35,45 +26,6 @@ def by(version, plan):
         replace(EPISODE, id=f"{name}/{n}", question_id=name, adapter=f"run-v{version:06d}", reward=n)
         for name in plan.questions for n in range(plan.num_rollouts)
     ]  # fmt: skip
-
-
-def test_what_was_played_ahead_before_a_rollback_is_asked_for_again(tiny, tmp_path):
-    options = tiny_options(tiny, tmp_path / "run", max_steps=9, rollouts="service", max_staleness=2)
-    write_plans(run_at(options, 3))
-    before = open_plans(options.run_dir)
-    assert [plan.name for plan in before] == ["000003", "000004", "000005"]
-    for plan in before[1:]:  # workers play ahead; then step 3 finds that the run collapsed
-        append_episodes(options.run_dir / "episodes" / plan.name / "w.jsonl", by(3, plan))
-        assert Played(options.run_dir, plan).missing() == []
-    again = write_plans(run_at(options, 4, guarded_from=4))
-    after = open_plans(options.run_dir)
-    assert after[1:3] == [replace(plan, oldest=4) for plan in before[1:]]  # the same questions, newer episodes
-    assert again == after[1]
-    assert {plan.oldest for plan in after[1:]} == {4}  # that of step 6, which is new, too
-    assert Played(options.run_dir, again).missing() == list(again.questions)
-    append_episodes(options.run_dir / "episodes" / again.name / "w.jsonl", by(4, again))
-    assert {e.adapter for e in Played(options.run_dir, again).episodes()} == {"run-v000004"}
-    write_plans(run_at(options, 4, guarded_from=4))  # a resumed run leaves them as they are
-    assert open_plans(options.run_dir) == after
-
-
-def test_only_waiting_for_workers_counts_as_waiting(tmp_path, monkeypatch):
-    plan, phases = Plan("000003", 3, ("q0", "q1"), num_rollouts=2), Phases(clock := Clock())
-    first, second = (replace(plan, questions=(name,)) for name in plan.questions)
-    path = tmp_path / "episodes" / plan.name / "w.jsonl"
-    append_episodes(path, by(3, first))
-
-    def sleep(seconds):
-        clock.seconds += seconds
-        if clock.seconds == 2:
-            append_episodes(path, by(3, second))
-
-    monkeypatch.setattr(players.time, "sleep", sleep)
-    play = Play(tmp_path, SimpleNamespace(rank=0, broadcast=lambda value: value))
-    assert len(play.play(plan, phases)) == 4
-    assert phases.take() == {"rollout_wait": 2.0}
-    assert len(play.play(plan, phases)) == 4
-    assert phases.take() == {}  # all was there
 
 
 class PlayingAhead(Play):

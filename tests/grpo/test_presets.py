@@ -4,7 +4,6 @@ import pytest
 
 from forage.arguments import parse
 from forage.cli import expanded
-from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.grpo.presets import PRESETS
 
@@ -29,23 +28,8 @@ def test_each_is_options_that_the_script_takes(name):
     assert {option: chosen[option] for option in PRESETS[name]} == PRESETS[name]
 
 
-def test_deepseekmath_is_grpo_as_it_was_first_described():
-    update = options_of("--preset", "deepseekmath").update
-    assert (update.loss.aggregation, update.loss.beta, update.advantage) == ("sequence", 0.04, "grpo")
-    assert update.loss.clip_low == update.loss.clip_high == 0.2
-    assert not update.loss.unbiased_kl
-    assert options_of("--preset", "deepseekmath", "--beta", "0.1").update.loss.beta == 0.1
-
-
 def test_a_config_file_may_name_one(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("preset: gspo\nclip_high: 0.001\n")
     loss = options_of("--config", str(path)).update.loss
     assert (loss.loss, loss.clip_low, loss.clip_high) == ("gspo", 3e-4, 0.001)
-
-
-def test_an_unknown_one_is_told():
-    with pytest.raises(UserError, match="--preset grpo is unknown; give one of deepseekmath, dapo, dr_grpo"):
-        options_of("--preset", "grpo")
-    with pytest.raises(UserError, match="--preset needs a value"):
-        options_of("--preset")

@@ -18,7 +18,6 @@ from forage.errors import UserError
 from forage.grpo import strategies
 from forage.grpo.learner import Learner
 from forage.grpo.lockstep import LockstepScorer, nothing_sampled
-from forage.grpo.options import TrainOptions
 from forage.grpo.sequence_parallel import check_split
 from forage.policy.adapters import adapter_path
 from forage.policy.packing import pack
@@ -33,11 +32,7 @@ OFFLOADED = ("zero2+optimizer", "zero3+optimizer", "zero3+all")
 SPLIT = ("none-split", "zero2-split", "fsdp2-split")
 PROMPTS = ("none-prompts", "fsdp2-prompts", "zero2-prompts", "zero3-prompts", "zero3+all-prompts")
 BOTH = [(processes, name) for processes in (2, 1) for name in (*SHARDINGS, *OFFLOADED)]
-# Policies of earlier versions stored 4-bit weights as bf16.
-FOUR_BIT = [
-    *((processes, f"{name}-4bit") for processes, name in BOTH),
-    *((processes, name) for processes in (2, 1) for name in ("fsdp2-4bitbefore", "zero3-4bitbefore")),
-]
+FOUR_BIT = [(processes, f"{name}-4bit") for processes, name in BOTH]
 TITLES = {
     "none": "plain data parallelism", "fsdp2": "FSDP2", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
     "zero2+optimizer": "ZeRO-2, optimizer on the CPU", "zero3+optimizer": "ZeRO-3, optimizer on the CPU",
@@ -252,11 +247,3 @@ def test_what_can_not_be_sharded_is_refused(monkeypatch):
     says = "--sequence-parallel does not work with --sharding zero3; give --sharding fsdp2"
     with pytest.raises(UserError, match=says):
         check_sharding("zero3", 2)
-
-
-@pytest.mark.parametrize("sharding", ["none", "zero2", "zero3", "fsdp2"])
-@pytest.mark.parametrize("processes", [1, 2])
-def test_prompts_are_shared_unless_sequences_are_split(monkeypatch, sharding, processes):
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
-    assert TrainOptions(sharding=sharding).prompts_shared
-    assert not TrainOptions(sharding="fsdp2", sequence_parallel=2).prompts_shared

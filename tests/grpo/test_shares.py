@@ -12,9 +12,7 @@ import pytest
 
 from forage.agent.episode import append_episodes
 from forage.agent.options import AgentSettings
-from forage.errors import UserError
-from forage.grpo import players
-from forage.grpo.players import Share, SharedPlay, clear_other_divisions, divide, play_here, wait_until_seen
+from forage.grpo.players import Share, SharedPlay, clear_other_divisions, divide, play_here
 from forage.policy.adapters import adapter_path
 from forage.rollout.plans import Plan, Played
 from forage.rollout.rollout import open_rollout
@@ -171,9 +169,3 @@ def test_what_other_than_so_many_processes_left_is_removed(tmp_path, owner, worl
             append_episodes(played.folder / f"{owner}.jsonl", [EPISODE])
         clear_other_divisions(played, world)
         assert played.folder.exists() == kept
-
-
-def test_what_another_process_wrote_and_never_shows_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(players, "SEEN_WITHIN", 0.01)
-    with pytest.raises(UserError, match=r"^run lacks episodes of 000000, though .* where all processes see it$"):
-        wait_until_seen(Played(tmp_path, PLAN), "run lacks episodes of 000000")

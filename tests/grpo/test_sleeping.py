@@ -15,10 +15,9 @@ from forage.agent.options import AgentSettings
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
-from forage.grpo.options import TrainOptions
 from forage.optimizer import MemoryOptions
 from forage.policy.adapters import newest_adapter
-from forage.policy.card import PolicyCard, read_policy_card
+from forage.policy.card import PolicyCard
 from forage.policy.footprint import GIB
 from forage.policy.room import fitted
 from forage.runs.stats import read_stats
@@ -166,17 +165,6 @@ def test_micro_batches_fit_the_room_that_a_sleeping_server_leaves(tiny, tmp_path
     assert not in_turns.gradient_checkpointing  # there is room to keep activations
 
 
-def test_a_server_without_sleep_mode_ends_the_run_before_a_policy_is_loaded(tiny, tmp_path, fake, monkeypatch):
-    fake.sleep_mode = False
-    monkeypatch.setattr(training, "open_learner", lambda *_: pytest.fail("a policy was loaded"))
-    card, adapter = read_policy_card(tiny / "policy"), newest_adapter(tiny / "policy")
-    options = options_of(tiny, tmp_path / "run", fake)
-    with pytest.raises(UserError, match="has no sleep mode"):
-        fit_memory(options, card, adapter, AgentSettings())
-    with pytest.raises(UserError, match="has no sleep mode"):
-        train(options)
-
-
 # Options
 
 
@@ -184,10 +172,7 @@ def test_a_server_without_sleep_mode_ends_the_run_before_a_policy_is_loaded(tiny
     ("more", "told"),
     [
         ({"rollouts": "service"}, "--vllm-sleep works in lock-step only.*give --rollouts own"),
-        ({"rollouts": "service", "max_staleness": 1}, "--vllm-sleep works in lock-step only"),
-        ({"max_staleness": 1}, "--max-staleness needs workers"),
         ({"engine": EngineOptions("local")}, "--vllm-sleep needs a vLLM server; give --engine vllm"),
-        ({"engine": EngineOptions("auto")}, "--vllm-sleep needs a vLLM server; give --engine vllm"),
     ],
 )
 def test_what_does_not_go_with_sleep_is_refused(tiny, tmp_path, more, told):
@@ -195,14 +180,3 @@ def test_what_does_not_go_with_sleep_is_refused(tiny, tmp_path, more, told):
     good.check()
     with pytest.raises(UserError, match=told):
         with_options(good, **more).check()
-
-
-def test_several_processes_are_refused(tiny, tmp_path, monkeypatch):
-    options = tiny_options(tiny, tmp_path / "run", engine=EngineOptions("vllm"), vllm_sleep=True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="--vllm-sleep is for one GPU; start one process, or leave it out"):
-        options.check()
-
-
-def test_it_is_off_by_default():
-    assert not TrainOptions().vllm_sleep

@@ -59,20 +59,6 @@ def updated(learner, tiny, episodes, budget, epochs):
     return figures, learner.weights_now()
 
 
-def test_out_of_memory_in_the_second_epoch_repeats_no_update(tiny, episodes, capsys):
-    learner = Watched(tiny, short_in=1)
-    figures, weights = updated(learner, tiny, episodes, LARGE, epochs=2)
-    assert learner.updates == 2
-    assert "out of memory: continuing with micro-batches of 220 tokens" in capsys.readouterr().out
-    assert figures["tokens"] == sum(episode.sampled for episode in episodes)
-    # As near as the packing allows: sums of the same numbers in another order.
-    for budget in (LARGE, SMALL):
-        other_figures, others = updated(Watched(tiny), tiny, episodes, budget, epochs=2)
-        assert figures["ratio_mean"] == pytest.approx(other_figures["ratio_mean"], rel=1e-4)
-        for name, weight in weights.items():
-            assert (weight - others[name]).abs().mean() < 1e-4, name
-
-
 def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny, episodes):
     """Bit for bit, with another way to keep them: by hand, epoch 1 with 440 tokens, epoch 2 with 220."""
     learner = Watched(tiny, short_in=1)
@@ -98,12 +84,6 @@ def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny,
         by_hand.step(0.01, options.optimizer.max_norm)
     for name, weight in by_hand.policy.named_parameters():
         assert torch.equal(weight, weights[name]), name
-
-
-def test_out_of_memory_in_the_first_epoch_is_as_if_the_smaller_budget_had_been_given(tiny, episodes):
-    _, weights = updated(Watched(tiny, short_in=0), tiny, episodes, LARGE, epochs=3)
-    _, others = updated(Watched(tiny), tiny, episodes, SMALL, epochs=3)
-    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
 
 
 # Credits of single tokens

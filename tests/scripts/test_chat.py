@@ -6,14 +6,12 @@ import pty
 import re
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
-from forage.agent.options import AgentSettings, write_agent
 from tests import ROOT
 from tests.questions.chat_server import chat_server
 
@@ -73,28 +71,6 @@ def test_a_policy_and_a_run_and_a_merged_model(tiny, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "no answer: " in done.stdout  # its weights are random
     assert plain(done.stdout)
-
-
-def test_two_policies_side_by_side_and_one_below_the_other(tiny, monkeypatch, capsys):
-    from chat import main
-    from forage.agent.options import SearchOptions
-    from forage.chat.options import ChatOptions
-    from forage.engines.options import EngineOptions
-
-    options = ChatOptions(
-        policy=(str(tiny / "policy"), str(tiny / "base")), data=tiny / "data", question="What mends disease 3?",
-        engine=EngineOptions(engine="local"), search=SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=8),
-    )  # fmt: skip
-    monkeypatch.setenv("COLUMNS", "300")
-    main(options)
-    wide = capsys.readouterr().out
-    [names] = [line for line in wide.splitlines() if str(tiny / "policy") in line]
-    assert names.split() == [str(tiny / "policy"), "v000000", str(tiny / "base")]
-    monkeypatch.setenv("COLUMNS", "80")
-    main(options)
-    text = "".join(capsys.readouterr().out.split())
-    assert 0 <= text.find(f"{tiny / 'policy'}v000000") < text.find(str(tiny / "base"))
-    assert text.count("noanswer:") == 2
 
 
 @pytest.mark.parametrize(
@@ -164,29 +140,3 @@ def test_on_a_terminal_ctrl_d_leaves_quietly_and_tokens_are_shown(tiny):
     assert "no answer: " in seen
     streamed = seen.split("What mends disease 3?")[-1].split("no answer")[0]
     assert len(streamed.strip()) > 16  # the noise that it wrote
-
-
-@pytest.mark.slow
-def test_on_a_terminal_ctrl_c_ends_with_130(tiny):
-    arguments = ["--policy", tiny / "policy", "--data", tiny / "data", *TINY]
-    seen, status = on_terminal(arguments, [b"\x03"], b"> ")
-    assert status == 128 + signal.SIGINT
-    assert "stopped" in seen
-    assert "Traceback" not in seen
-
-
-@pytest.mark.slow
-def test_the_packaged_model_plays_a_question(model_folder, tiny_data, tmp_path):
-    """The real model as a merged folder: untrained for the protocol, its first turn is begun for it, and the
-    question is searched for beside its query."""
-    folder = tmp_path / "merged"
-    shutil.copytree(model_folder, folder)
-    write_agent(
-        AgentSettings(mode="sparse", k=2, question_weight=1, force_search=True, max_turns=2, max_turn_tokens=48), folder
-    )
-    done = chat("--policy", folder, "--data", tiny_data, "--engine", "local", "--question", "What mends disease 3?")
-    assert done.returncode == 0, done.stderr
-    assert "search 1: " in done.stdout
-    assert re.search(r"^ *1 Disease 3: Disease 3 is mended by rest .* \d+\.\d{3} *$", done.stdout, re.MULTILINE)
-    assert plain(done.stdout)
-    assert max(map(len, done.stdout.splitlines())) <= 80

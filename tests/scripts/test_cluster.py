@@ -75,17 +75,6 @@ def test_the_first_nodes_train_together_on_all_their_gpus(node):
     assert "--node-rank 1 --rdzv-backend static --rdzv-endpoint 127.0.0.1:5 " in logs["train"]
 
 
-def test_one_node_with_one_gpu_trains_by_itself_with_all_of_it(node):
-    """Servers are on other nodes, so the trainer does not wait for one here."""
-    _, logs = node(NODE_RANK="0", cards=1)
-    train = line_with(logs["train"], "grpo_train.py")
-    assert "torch.distributed.run" not in train
-    assert "gpus=0 " in train
-    assert "--sharding zero2" in train
-    assert "TRAIN_GPUS=0 TRAIN_PROCESSES=1 SERVE=bf16 PLAN_SHARED=\n" in logs["train"]
-    assert "asked" not in logs["train"]
-
-
 def test_every_other_node_plays_beside_a_server_for_each_of_its_gpus(node):
     node(NODE_RANK="0", cards=2)
     done, logs = node(NODE_RANK="1", VLLM_API_KEY="k", cards=2)
@@ -133,14 +122,6 @@ def test_what_can_not_be_meant_is_one_line(node, settings, says):
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {says}")
     assert done.stderr.count("\n") == 1
-
-
-def test_slurms_file_says_how_it_is_started(node):
-    done, _ = node("cluster/slurm.sh")
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: this runs under Slurm; start it with: sbatch cluster/slurm.sh\n",
-    )
 
 
 # SkyPilot

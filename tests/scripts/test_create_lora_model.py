@@ -10,7 +10,6 @@ import torch
 from transformers import AutoTokenizer
 
 from create_lora_model import Options, main
-from forage.cli import run
 from forage.errors import UserError
 from forage.policy.base_models import PACKAGED_MODEL, base_digest
 from forage.policy.card import AdapterOptions, read_policy_card
@@ -148,10 +147,3 @@ def test_bad_options_are_told_in_one_line_and_leave_nothing(tiny, tmp_path, wron
         main(options)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_adapters_flags_on_the_command_line(tiny, tmp_path):
-    flags = f"--base-model {tiny} --output-dir {tmp_path / 'policy'} --no-quantize --r 2 --target-modules q_proj v_proj"
-    run(main, flags.split())
-    config = json.loads((tmp_path / "policy" / "adapters" / "v000000" / "adapter_config.json").read_text())
-    assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])

@@ -34,13 +34,6 @@ def prepared(tmp_path_factory):
     return folder
 
 
-def test_the_sample_data_is_what_it_says():
-    assert len({row["document_url"] for row in SAMPLE_ROWS}) >= 60
-    assert len(SAMPLE_ROWS) >= 240
-    assert len({row["question_type"] for row in SAMPLE_ROWS}) >= 6
-    assert len({row["question"].lower() for row in SAMPLE_ROWS}) == len(SAMPLE_ROWS)
-
-
 def test_every_page_is_fetched_and_is_a_document(prepared):
     manifest = [row for _, row in json_lines(prepared / "manifest.jsonl")]
     assert sorted(row["url"] for row in manifest) == sorted({row["document_url"] for row in SAMPLE_ROWS})
@@ -137,23 +130,6 @@ def test_pages_that_fail_fall_back_on_the_answers_and_say_so(tmp_path):
     assert "no url 2, no answer 1" in " ".join(done.stdout.replace("│", " ").split())
 
 
-def test_without_scraping_the_answers_are_the_documents(prepared, tmp_path):
-    prepare(tmp_path, "--dataset-name", ROOT / "sample_data" / "questions.jsonl", "--no-scrape", "--embedder", "none")
-    documents = read_documents(tmp_path / "documents.jsonl")
-    assert {document.source for document in documents} == {"answer"}
-    assert len(documents) == len(read_documents(prepared / "documents.jsonl"))
-    assert {row["cause"] for _, row in json_lines(tmp_path / "manifest.jsonl")} == {"not_scraped"}
-    assert not (tmp_path / "pages").exists()
-
-
-def test_rewriter_files_are_imported(prepared, tmp_path):
-    done = prepare(tmp_path, "--dataset-name", prepared / "rewriter", "--embedder", "none")
-    assert "rows with problems │ 0" in " ".join(done.stdout.split())
-    original = {q.question: q.relevant_chunk_ids for q in read_questions(prepared / "train.jsonl")}
-    imported = read_questions(tmp_path / "train.jsonl") + read_questions(tmp_path / "eval.jsonl")
-    assert {q.question: q.relevant_doc_ids for q in imported} == original
-
-
 def test_the_function_has_exactly_the_promised_parameters(tmp_path):
     parameters = inspect.signature(load_or_scrape_documents).parameters
     assert list(parameters) == ["dataset_name", "cache_dir", "content_dir", "batch_size", "skip_existing"]
@@ -217,13 +193,6 @@ def test_the_sample_gives_what_it_always_gave(prepared, tmp_path):
     assert digests(prepared)["documents.jsonl"] == "d224ab7f49b4d398"  # from its pages
 
 
-def test_a_split_with_an_empty_side_is_an_error(tmp_path):
-    (tmp_path / "qa.jsonl").write_text('{"question": "What?", "answer": "This and that."}\n')
-    done = prepare(tmp_path, "--dataset-name", tmp_path / "qa.jsonl", "--embedder", "none", check=False)
-    assert done.returncode == 1
-    assert "0 training and 1 eval questions" in done.stderr
-
-
 def test_a_second_run_that_ends_early_leaves_no_questions_of_the_first(tmp_path):
     """They name chunks of a store that is no more."""
     rows = [{"question": f"What helps against disease {n}?", "answer": f"Remedy {n} helps."} for n in range(8)]
@@ -241,13 +210,3 @@ def test_a_second_run_that_ends_early_leaves_no_questions_of_the_first(tmp_path)
     assert not (out / "eval.jsonl").exists()
     assert prepare(8) == 0
     assert len((out / "train.jsonl").read_text().splitlines()) + len((out / "eval.jsonl").read_text().splitlines()) == 8
-
-
-def test_a_folder_of_no_known_layout_is_told(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "qa.csv").write_text("question,answer\nq,a\n")
-    done = prepare(tmp_path / "out", "--dataset-name", tmp_path / "mine", check=False)
-    assert (done.returncode, done.stderr) == (
-        1, f"error: --dataset-name {tmp_path}/mine is a folder without corpus.jsonl (BEIR's layout), or train.jsonl "
-        "and pubmed_corpus.json (for train_ppo.py); name one of those, or a .jsonl, .jsonl.gz, .csv or .parquet file\n",
-    )  # fmt: skip

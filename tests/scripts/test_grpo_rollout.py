@@ -24,8 +24,7 @@ from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of, write_plan
 from forage.rollout.rollout import Rollout, play_plan
-from forage.rollout.view import RolloutView, rates
-from forage.rollout.waits import Waits, read_waits
+from forage.rollout.waits import read_waits
 from forage.rollout.worker import FINISHED, follow_trainer, keep_plan, next_plan
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
@@ -210,31 +209,6 @@ def test_two_workers_share_a_plan_and_play_nothing_twice(rollout, tmp_path):
     assert len(rollout.engine.asked) == 12  # two turns an episode
 
 
-def test_a_worker_that_finds_all_questions_claimed_counts_how_long(rollout, tmp_path):
-    """At its default --concurrency the first worker claims the whole step."""
-    plan, idle, busy = first_plan(rollout), Waits(), Waits()
-    generate, playing = rollout.engine.generate, asyncio.Event()
-
-    async def slow(request):
-        playing.set()
-        while idle.seconds["tail"] < 0.1:
-            await asyncio.sleep(0.01)
-        return await generate(request)
-
-    async def run():
-        first = asyncio.create_task(play_plan(rollout, tmp_path, plan, "first", poll=0.01, waits=busy))
-        await playing.wait()
-        second = play_plan(rollout, tmp_path, plan, "second", poll=0.01, waits=idle)
-        await asyncio.wait_for(asyncio.gather(first, second), 120)
-
-    rollout.engine.generate = slow
-    asyncio.run(run())
-    assert idle.seconds["tail"] >= 0.1
-    assert idle.seconds["backpressure"] == 0.0
-    assert busy.seconds == {"backpressure": 0.0, "tail": 0.0}
-    assert [path.name for path in (tmp_path / "episodes" / plan.name).glob("*.jsonl")] == ["first.jsonl"]
-
-
 def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
     folder, plan = tmp_path / "episodes" / "000000", first_plan(rollout)
     done, half, torn = plan.questions
@@ -325,12 +299,6 @@ def test_questions_without_a_reference_are_combined_from_the_other_rewards(rollo
     assert all(set(e.rewards) == {"mrr", "answer_similarity", "format"} for e in other)
 
 
-def test_a_run_whose_only_weighed_reward_does_not_exist_is_told(rollout):
-    rollout.options = replace(rollout.options, weights=(0.0, 1.0, 0.0))
-    with pytest.raises(UserError, match="an episode's question has no reward of a weight over 0; give such a weight"):
-        reopened(rollout, ["", "Rest.", "Rest.", "Rest.", "Rest."])
-
-
 def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_path, monkeypatch):
     @asynccontextmanager
     async def opened(options, settings, rewards, embedder):
@@ -410,12 +378,3 @@ def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
     with pytest.raises(UserError, match="reward 'mine' gave nan"):
         Rollout(rollout.options, rollout.settings, rollout.engine, rollout.protocol, rollout.store, broken)
     assert rollout.engine.asked == []
-
-
-def test_the_view_says_what_each_server_samples_and_how_long_the_worker_waited():
-    view = RolloutView("step 3", 4, lambda: "12 s for the trainer")
-    view.played(replace(EPISODE, server="gpu1:8100"))
-    assert "(" not in view.figures()["tokens/s"]  # one server samples all of them
-    view.played(replace(EPISODE, server="gpu2:8100"))
-    assert rates(view.episodes, elapsed=0.5) == "16 (gpu1:8100 8, gpu2:8100 8)"
-    assert view.figures()["waited"] == "12 s for the trainer"

@@ -27,8 +27,7 @@ from forage.rollout.plans import open_plans, plan_of, write_plan
 from forage.runs.drawing import COMMAND
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
-from tests.options import with_options
-from tests.tiny import rewards_of_tokens, teach
+from tests.tiny import teach
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -182,17 +181,6 @@ def test_dropout_draws_alike_where_episodes_were_there_already(tiny, tmp_path):
     assert read_stats(whole.run_dir)[1].training["mismatch_mean_abs"] > 1e-3  # it was on
 
 
-def test_other_options_do_not_mix_with_a_run(tiny, tmp_path):
-    options = tiny_options(tiny, tmp_path / "run", max_steps=1)
-    train(options)
-    with pytest.raises(UserError, match=r"was begun with --max-norm 1.0, not 0.1"):
-        train(with_options(options, max_norm=0.1))
-    # What an error names as the way out may be changed.
-    lower = with_options(options, max_steps=2, learning_rate=0.001)
-    train(replace(lower, guard=GuardOptions(on_collapse="rollback")))
-    assert [row.training["learning_rate"] for row in read_stats(options.run_dir)] == [0.01, 0.001]
-
-
 def test_a_loss_with_a_reference_and_several_epochs(tiny, tmp_path):
     options = tiny_options(
         tiny, tmp_path / "run", max_steps=2, eval_every=0, epochs=2, loss=LossOptions(loss="gspo", beta=0.1)
@@ -221,19 +209,6 @@ def test_overall_is_the_mean_whatever_training_learns_from(tiny, tmp_path, monke
     expected = np.mean([(e.rewards["even"] + e.rewards["low"]) / 2 for e in played])
     assert row.evaluation["overall"]["mean"] == pytest.approx(expected)
     assert "overall as trained" not in row.evaluation  # so no plot shows the two scales together
-
-
-def test_spare_questions_follow_the_combination_that_training_uses(tiny, tmp_path):
-    def against(embedder):  # the mean is .5 for every episode, each reward by itself varies
-        even = rewards_of_tokens(embedder)["even"]
-        return {"even": even, "odd": lambda episodes, questions: [1 - value for value in even(episodes, questions)]}
-
-    options = tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=0, batch_size=2, replace_flat=4)
-    train(options, against)
-    assert read_stats(options.run_dir)[0].groups == {"total": 6, "flat": 6, "replaced": 4}
-    other = with_options(replace(options, run_dir=tmp_path / "gdpo" / "run"), combine="gdpo", weights=(2.0, 1.0))
-    train(other, against)
-    assert read_stats(other.run_dir)[0].groups == {"total": 2, "flat": 0, "replaced": 0}
 
 
 # The update
@@ -278,25 +253,6 @@ def test_micro_batches_and_shared_prompts_change_nothing(tiny, episodes):
             assert (weight - other_weights[name]).abs().mean() < 1e-4, name
 
 
-def test_running_out_of_memory_halves_the_budget_and_loses_nothing(tiny, episodes, monkeypatch, capsys):
-    _, weights = updated(tiny, episodes, token_budget=220, share_prompts=False)  # two episodes a micro-batch
-    real = Learner.score
-
-    def short_of_memory(self, batch, temperature):
-        if batch.tokens > 300:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return real(self, batch, temperature)
-
-    monkeypatch.setattr(Learner, "score", short_of_memory)
-    figures, other = updated(tiny, episodes, token_budget=440, share_prompts=False)
-    assert capsys.readouterr().out.count("out of memory: continuing with micro-batches of 220") == 1
-    assert figures["tokens"] == sum(e.sampled for e in episodes)
-    assert all(torch.equal(weight, other[name]) for name, weight in weights.items())
-    monkeypatch.setattr(Learner, "score", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
-    with pytest.raises(UserError, match="give a lower --token-budget"):
-        updated(tiny, episodes, token_budget=100)
-
-
 def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
     flat = [
         replace(e, reward=0.5, rewards=dict.fromkeys(e.rewards, 0.5)) if e.question_id == episodes[0].question_id else e
@@ -309,13 +265,6 @@ def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
     assert figures["micro_batches"] == 0
     before = dict(learner_of(tiny).policy.named_parameters())
     assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
-
-
-def test_a_reference_leaves_activations_to_be_computed_again(tiny):
-    options = tiny_options(tiny, tiny / "unused", gradient_checkpointing=True, loss=LossOptions(beta=0.1))
-    card = read_policy_card(tiny / "policy")
-    learner = training.open_learner(options, card, adapter_path(tiny / "policy", 0))
-    assert learner.policy.training  # which checkpointing asks for
 
 
 # Guidance

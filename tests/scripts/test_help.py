@@ -37,15 +37,6 @@ def test_help_is_short_and_imports_nothing_heavy(script):
     assert max(map(len, lines)) <= 120
 
 
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "document_store.py"])
-def test_all_options_stand_under_headings_for_people(script):
-    told = run(script, "--help-all")
-    assert "options options" not in told.stdout
-    flags = [line.split()[0] for line in told.stdout.splitlines() if line.startswith("  --")]
-    assert len(flags) == len(set(flags)) >= 10
-    assert "--config FILE" in told.stdout
-
-
 def test_a_typo_is_answered_at_once():
     told = run("grpo_train.py", "--max-stepz", "3")
     assert told.returncode == 1

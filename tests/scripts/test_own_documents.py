@@ -12,7 +12,6 @@ import pytest
 
 from forage.data.records import read_documents, read_questions
 from forage.data.relevance import question_key
-from forage.engines import chat_endpoint
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.questions.options import MakingOptions
@@ -173,34 +172,6 @@ def test_a_model_writes_the_questions(files, tmp_path):
         prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
         assert len(chat.asked) == passages + refused  # only what has no reply is asked about again
         assert (tmp_path / "train.jsonl").read_bytes() == before
-
-
-def test_a_server_that_dies_leaves_its_replies_and_the_rest_is_asked_later(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_endpoint, "PATIENCE", 0.3)
-    whole, asked = tmp_path / "whole", tmp_path / "data" / "questions_asked.jsonl"
-
-    def reply(prompt, number):
-        if number <= 9:
-            return good_reply(prompt)
-        end = time.monotonic() + 120
-        while not (asked.exists() and asked.read_bytes().count(b"\n") == 9) and time.monotonic() < end:
-            time.sleep(0.01)  # the others give up once nine replies are kept
-        return 503, {}
-
-    with chat_server(reply) as chat:
-        done = prepare(files, tmp_path / "data", *by_model(chat), check=False)
-    assert (done.returncode, "gave no reply within 0.3 s (status 503)" in done.stderr) == (1, True)
-    assert not (tmp_path / "data" / "train.jsonl").exists()
-    kept = len(asked.read_bytes().splitlines())
-    assert kept == 9
-    monkeypatch.setattr(chat_endpoint, "PATIENCE", 60)
-    with chat_server(lambda prompt, number: good_reply(prompt)) as chat:
-        prepare(files, tmp_path / "data", *by_model(chat, "--min-questions", "5"))
-        rest = len(chat.asked)
-        prepare(files, whole, *by_model(chat, "--min-questions", "5"))
-        assert rest == len(chat.asked) - rest - kept
-    for name in DATA:
-        assert (tmp_path / "data" / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.slow

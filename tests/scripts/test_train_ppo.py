@@ -5,18 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from forage.errors import UserError
-from forage.rewriter.options import AdamOptions, Options, RewriteOptions
+from forage.rewriter.options import Options
 from forage.rewriter.rewards import CustomRewardModel
 from tests import ROOT
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
-from tests.wandb_file import wandb_records
 
 
 @pytest.fixture(scope="module")
@@ -55,38 +53,6 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     # Of the layers that the adapter is on, and by more than the rounding of a model that was saved in bf16.
     before, after = (model.model.layers[0].mlp.down_proj.weight for model in (source, trained))
     assert (after - before).abs().max() > 2 * before.abs().max() * torch.finfo(torch.bfloat16).eps
-
-
-@pytest.mark.slow
-def test_by_default_wandb_keeps_the_figures_on_this_machine(tiny, tmp_path, monkeypatch, capfd):
-    """Without a key and without a word of it on the command line."""
-    pytest.importorskip("wandb")
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    folder = tmp_path / "run"
-    args = tiny_args(tiny, folder, "--backend", "own", "--max-steps", "2")
-    place = args.index("--report-to")
-    run(args[:place] + args[place + 2 :])
-    said = capfd.readouterr()
-    assert (said.out + said.err).count("wandb: no key, so the run stays offline") == 1
-    [path] = folder.glob("wandb/offline-run-*/*.wandb")
-    wanted = {(row["step"], name): value for row in metrics(folder) for name, value in row.items()}
-    deadline = time.time() + 60  # wandb's own process writes the file
-    while (kept := logged(path)).keys() < wanted.keys() and time.time() < deadline:
-        time.sleep(0.2)
-    assert {place: kept[place] for place in wanted} == pytest.approx(wanted)
-
-
-def logged(path):
-    """{(step, name): value} of a run's file."""
-    found = {}
-    for record in wandb_records(path):
-        if record.HasField("history"):
-            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-            found |= {(row["step"], name): value for name, value in row.items()}
-    return found
 
 
 def start(args):
@@ -162,19 +128,6 @@ def test_a_plain_class_is_a_reward_as_it_stands(tiny, tmp_path, monkeypatch):
     run([*args, "--max-steps", "1"])
     rows = [json.loads(line) for line in (tmp_path / "run/episodes/000001.jsonl").read_text().splitlines()]
     assert [row["reward"] for row in rows] == [len(row["searched"]) for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"max_steps": 0}, "--max-steps"), ({"k": 0}, "--k"), ({"eval_questions": -1}, "--eval-questions"),
-        ({"optimizer": AdamOptions(learning_rate=-1.0)}, "--learning-rate"),
-        ({"query": RewriteOptions(query_weight=0)}, "--query-weight"),
-    ],
-)  # fmt: skip
-def test_invalid_options(given, says):
-    with pytest.raises(UserError, match=says):
-        Options(**given).check()
 
 
 def test_a_folder_with_other_files_is_not_replaced(tmp_path):
