@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from forage.agent.combination import MakeRewards
 from forage.agent.options import AGENT_FILE, AgentSettings, write_agent
 from forage.cli import run_script
-from forage.grpo.options import TrainOptions
-from forage.grpo.presets import PRESETS
+from forage.grpo.options import PRESETS, TrainOptions
 from forage.processes import is_first, world
 from grpo_rollout import get_reward_functions
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from forage.agent.combination import RewardFunction
 from forage.agent.rewards import get_search_gain, get_search_margin
 from forage.cli import run_script
-from forage.grpo.options import TrainOptions
-from forage.grpo.presets import PRESETS
+from forage.grpo.options import PRESETS, TrainOptions
 from grpo_train import TOP
 from grpo_train import main as train
 

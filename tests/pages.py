@@ -10,7 +10,7 @@ import typing
 
 from forage.arguments import parse
 from forage.cli import expanded
-from forage.grpo.presets import PRESETS
+from forage.grpo.options import PRESETS
 from tests import ROOT
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -13,7 +13,6 @@ from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
 from forage.errors import UserError
 from forage.grpo.guards import fault_of
-from forage.grpo.keeping import tidy
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.grpo.players import Play
@@ -26,6 +25,7 @@ from forage.grpo.resume import (
     open_run,
     put_episodes_right,
     put_right,
+    tidy,
 )
 from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, usable, write_plans
 from forage.grpo.sharding import ShardedLearner

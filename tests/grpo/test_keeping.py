@@ -12,8 +12,8 @@ from forage.agent.options import SearchOptions
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
-from forage.grpo.keeping import kept_versions, tidy
 from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
+from forage.grpo.resume import kept_versions, tidy
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.rollout.options import RolloutOptions

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.grpo.lockstep import nothing_sampled
 from forage.grpo.losses import (
     ScoredBatch,
     Totals,
@@ -26,6 +25,7 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions
+from forage.grpo.sharding import nothing_sampled
 from forage.policy.packing import pack
 
 LOG2 = math.log(2)

@@ -4,8 +4,7 @@ import pytest
 
 from forage.arguments import parse
 from forage.cli import expanded
-from forage.grpo.options import TrainOptions
-from forage.grpo.presets import PRESETS
+from forage.grpo.options import PRESETS, TrainOptions
 
 
 def options_of(*arguments):

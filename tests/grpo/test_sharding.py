@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from forage.errors import UserError
 from forage.grpo import strategies
 from forage.grpo.learner import Learner
-from forage.grpo.lockstep import LockstepScorer, nothing_sampled
 from forage.grpo.sequence_parallel import check_split
+from forage.grpo.sharding import LockstepScorer, nothing_sampled
 from forage.policy.adapters import adapter_path
 from forage.policy.packing import pack
 from forage.policy.policy import packed_layers
