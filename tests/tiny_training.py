@@ -6,7 +6,6 @@
 Rewards are those of tests/tiny.py, as the model's words are noise.
 """
 
-import os
 import sys
 
 import grpo_rollout
@@ -14,7 +13,6 @@ import grpo_train
 from forage.agent.options import SearchOptions
 from forage.cli import run_script
 from forage.engines.options import EngineOptions
-from forage.errors import UserError
 from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path
@@ -60,17 +58,6 @@ def adapter_bytes(run_dir, version):
     return (adapter_path(run_dir, version) / "adapter_model.safetensors").read_bytes()
 
 
-def rewards_but_of_one(embedder):
-    """The same rewards, but of episodes of the process whose number is in FAILING_RANK there are none."""
-
-    def fail(episodes, questions):
-        if episodes[0].question_id != "trial" and os.environ["FAILING_RANK"] == os.environ["RANK"]:
-            raise UserError("no rewards in this process")
-        return [0.0] * len(episodes)
-
-    return rewards_of_tokens(embedder) | {"fail": fail}
-
-
 if __name__ == "__main__":
     script, options = {
         "train": (grpo_train.main, TrainOptions), "play": (grpo_rollout.main, grpo_rollout.Options)
@@ -79,6 +66,6 @@ if __name__ == "__main__":
     drawing.COMMAND = ("true",)  # drawing takes ten times as long as a step
 
     def main(options: options) -> None:
-        script(options, rewards_but_of_one if "FAILING_RANK" in os.environ else rewards_of_tokens)
+        script(options, rewards_of_tokens)
 
     run_script(main)

@@ -111,10 +111,6 @@ class Learner:
         """The value of the first process."""
         return value
 
-    def all_gather(self, value: Any) -> list[Any]:
-        """Every process's value, in the order of the processes. Each waits here for all others."""
-        return [value]
-
     def shard(self, items: Iterable[Any]) -> list[Any]:
         """This process's share of a step's micro-batches; all processes get the same number."""
         return list(items)
