@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from forage.engines import chat_endpoint
-from forage.engines.chat_endpoint import Endpoint, RefusedError, chat_address
+from forage.engines.chat_endpoint import Endpoint, RefusedError
 from forage.errors import UserError
 from tests.questions.chat_server import chat_server
 
@@ -36,12 +36,6 @@ def test_a_server_that_stumbles_is_asked_again(trouble):
     assert len(chat.asked) == 3
 
 
-def test_an_empty_reply_is_one():
-    message = {"choices": [{"message": {"content": None}}]}
-    with chat_server(lambda prompt, number: (200, message)) as chat:
-        assert ask(chat.url, "a") == [""]
-
-
 @pytest.mark.parametrize(
     ("status", "error", "says"),
     [
@@ -63,12 +57,3 @@ def test_no_server(monkeypatch):
         ask("http://127.0.0.1:9", "a")
     with pytest.raises(UserError, match="give an address as http"):
         ask("http://[::1", "a")
-
-
-@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/chat/completions"])
-def test_addresses(url):
-    assert chat_address(url) == "http://h:1/v1/chat/completions"
-
-
-def test_another_path_stays():
-    assert chat_address("https://h/api/openai/v2") == "https://h/api/openai/v2/chat/completions"

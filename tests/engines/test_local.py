@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
 from forage.engines.base import EngineError, Request, Sampling
-from forage.engines.local import LocalEngine, below_one, first_above, inverse_cdf, longest_start
+from forage.engines.local import LocalEngine, first_above, inverse_cdf, longest_start
 from forage.engines.slot_cache import Decode
 from forage.errors import UserError
 from forage.policy.packing import common_start
@@ -89,21 +89,6 @@ def test_a_second_turn_computes_its_new_tokens_only():
     assert seen == [(1, 3)]  # the last sampled token, which was never computed, and two new ones
     expected = logprobs_of(tiny_model(), second, again)
     torch.testing.assert_close(torch.tensor(again.logprobs), expected, atol=2e-5, rtol=0)
-
-
-def test_a_shared_prompt_is_computed_once():
-    engine = LocalEngine(tiny_model(), 4)
-    seen = []
-    engine.model.model.embed_tokens.register_forward_hook(
-        lambda module, inputs, output: seen.append(tuple(inputs[0].shape))
-    )
-    asked = [Request((1, 2, 3, 4, 5, 6), 1, (), seed, episode=str(seed)) for seed in range(4)]
-    samples = generate(engine, *asked)
-    assert seen == [(1, 6), (4, 1)]  # the last tokens of the other three at once
-    for request, sample in zip(asked, samples, strict=True):
-        torch.testing.assert_close(
-            torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
-        )
 
 
 def test_those_that_start_together_are_computed_in_one_row(monkeypatch):
@@ -261,26 +246,6 @@ def test_an_adapter_is_merged_and_the_base_restored_bit_for_bit(tmp_path, settin
     assert generate(engine, request) == [base]
 
 
-def test_an_error_in_the_model_reaches_those_who_wait():
-    engine = LocalEngine(tiny_model(), 2)
-
-    def broken(*_):
-        raise MemoryError("no room")
-
-    engine.model.model.layers[1].register_forward_pre_hook(broken)
-    with pytest.raises(MemoryError, match="no room"):
-        generate(engine, *requests(5))
-
-
-def test_what_it_cannot_do_is_refused():
-    with pytest.raises(UserError, match="--top-p and --top-k need a vLLM server"):
-        generate(LocalEngine(tiny_model(), 1), Request((1,), 1, (), 0, Sampling(top_p=0.9, allow_truncated=True)))
-    model = tiny_model()
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(UserError, match="layers of sliding_attention"):
-        LocalEngine(model, 1)
-
-
 def test_bf16_and_models_of_another_family():
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -329,14 +294,6 @@ def test_no_draw_takes_a_token_of_probability_0(monkeypatch, draw):
     [sample] = generate(LocalEngine(model, 1), Request((1, 2, 3), 3, (), 0))
     assert sample.ids == ((39,) * 3 if draw > 0.5 else (5,) * 3)
     assert all(math.isfinite(logprob) for logprob in sample.logprobs)
-
-
-def test_draws_stay_below_one_and_the_others_are_as_they_were():
-    top = 1 - 2**-24  # the largest fp32 below 1
-    near = [1 - 2**-53, 1 - 2**-25, 1 - 2**-24, 1 - 2**-23]
-    assert below_one(near).tolist() == [top, top, top, 1 - 2**-23]
-    draws = np.random.default_rng(0).random(10_000).tolist()
-    assert torch.equal(below_one(draws), torch.tensor(draws))
 
 
 def test_an_adapter_that_makes_the_model_compute_nan_is_refused():

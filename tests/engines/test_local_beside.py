@@ -1,7 +1,6 @@
 """LocalEngine with the adapter in layers of its own: the merged engine's and the trainer's figures, and no copies."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from forage.policy.memory import RESERVE
 from forage.policy.policy import create_policy, load_base, load_policy
 from tests.factories import tiny_model
 from tests.sampling import generate, logprobs_of, requests
-from tests.tiny import make_base, make_policy, make_tokenizer
+from tests.tiny import make_base, make_tokenizer
 
 REQUEST = Request((1, 2, 3, 4), 8, (), 3)
 SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
@@ -125,17 +124,6 @@ def test_beside_a_4_bit_base_it_samples_what_the_trainer_scores(four_bit):
     assert [base] == generate(engine, REQUEST)
 
 
-def test_a_4_bit_base_samples_the_same_beside_and_merged(four_bit):
-    """Merging rounds: the unpacked weights are in bf16, in which 8 bits of a weight remain."""
-    card, folder = four_bit
-    beside, merged = LocalEngine(load_base(card), 3, beside=True), LocalEngine(load_base(card, dequantize=True), 3)
-    samples = generate(load(beside, "a", folder), *requests(4))
-    load(merged, "a", folder).model.set_attn_implementation("sdpa")
-    for request, sample in zip(requests(4), samples, strict=True):
-        scored = logprobs_of(merged.model, request, sample)
-        torch.testing.assert_close(torch.tensor(sample.logprobs), scored, atol=0.05, rtol=0)
-
-
 # Borrowing the policy in training
 
 
@@ -173,17 +161,6 @@ def test_a_borrowed_policy_samples_as_it_is_and_is_trained_on_as_if_nothing_had_
     assert all("lora_" in name for name in after)
     assert all(torch.equal(gradient, after[name]) for name, gradient in before.items())
     torch.set_rng_state(state)
-
-
-def test_a_borrowed_policy_is_given_back_after_an_error():
-    policy = training_policy()
-    trainable = [name for name, weight in policy.named_parameters() if weight.requires_grad]
-    attention = policy.config._attn_implementation
-    with pytest.raises(KeyError), borrowing(policy.train(), 2, "v000000"):
-        raise KeyError
-    assert policy.training
-    assert [name for name, weight in policy.named_parameters() if weight.requires_grad] == trainable
-    assert policy.config._attn_implementation == attention
 
 
 # Memory
@@ -284,28 +261,3 @@ def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, 
     told = capsys.readouterr().out
     assert told.count("\n") == 1
     assert f"engine: {expected} of 64 sequences of 2048 tokens at once, in the 4.1 GiB that are free" in told
-
-
-def test_a_gpu_without_room_for_one_sequence_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"not even one sequence of 2048 tokens .* lower --max-tokens"):
-        opened(monkeypatch, seven(tmp_path, quantized=True), free=2)
-
-
-def test_the_adapter_of_the_folder_is_counted(tmp_path, monkeypatch):
-    policy = make_policy(tmp_path / "policy", make_base(tmp_path / "base"))
-    with_gpu(monkeypatch, 23)
-    seen = []
-    monkeypatch.setattr(room, "slots_within", lambda free, shape, lora, *_, **__: seen.append((free, lora.rank)) or 3)
-    card = read_policy_card(policy)
-    monkeypatch.setattr(choice, "load_base", lambda card, *, dequantize: tiny_model())
-    assert len(choice.open_local(card, 64, 100).slots) == 3
-    wide = 1 if room.compute_dtype(card.dtype) == torch.bfloat16 else 2  # fp32 takes twice the bytes planned
-    assert seen == [(pytest.approx((23 - 24 * RESERVE) * GIB / wide), 4)]
-
-
-def test_a_cpu_takes_all_slots_and_unpacks(tmp_path, monkeypatch):
-    assert not torch.cuda.is_available()
-    monkeypatch.setattr(choice, "load_base", lambda card, *, dequantize: SimpleNamespace(dequantize=dequantize))
-    monkeypatch.setattr("forage.engines.local.LocalEngine", lambda base, slots, *, beside: (base, slots, beside))
-    base, slots, beside = choice.open_local(seven(tmp_path, quantized=True), 64, 2048)
-    assert (base.dequantize, slots, beside) == (True, 64, False)

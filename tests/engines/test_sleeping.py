@@ -15,7 +15,7 @@ from forage.engines.base import Request, Sample, Sampling
 from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine, alike, fall_asleep
 from forage.errors import UserError
-from tests.misbehaving_vllm import HTML, MisbehavingVLLM
+from tests.misbehaving_vllm import MisbehavingVLLM
 
 REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
 RIGHT = Sample((5, 2), (-0.5, -0.25), "stop")
@@ -66,20 +66,6 @@ def test_a_step_in_turns(fake, adapter):
     assert fake.bodies[0]["model"] == fake.adapters[0] == "run-v000001-" + fake.adapters[0][-8:]
 
 
-def test_all_servers_sleep_and_wake(fake, adapter):
-    with MisbehavingVLLM() as other:
-        other.sleep_mode = True
-
-        async def act(engine):
-            await slept(engine, adapter)
-            assert fake.asleep
-            assert other.asleep
-            await engine.wake()
-
-        with_engine(act, fake, other)
-        assert fake.turns == other.turns == ["load", SLEEP, WAKE]
-
-
 @pytest.mark.parametrize("sleep_mode", [None, False])
 def test_a_server_without_sleep_mode_is_refused(fake, sleep_mode):
     """False: started without the flag, it has the routes, says that it sleeps, and frees nothing."""
@@ -101,35 +87,6 @@ def test_before_a_policy_is_loaded_the_server_is_put_to_sleep(fake):
     assert fake.asleep
     asyncio.run(fall_asleep(options_of(fake)))  # as a killed trainer left it
     assert fake.turns == [SLEEP]
-
-
-@pytest.mark.parametrize("busy", [[503], [500, 500]])
-def test_turns_are_tried_again(fake, adapter, busy):
-    """Such as a GPU on which there is no room yet."""
-
-    async def act(engine):
-        fake.refusals = list(busy)
-        await slept(engine, adapter)
-        fake.refusals = list(busy)
-        await engine.wake()
-
-    with_engine(act, fake)
-    assert fake.turns == ["load", SLEEP, WAKE]
-
-
-def test_patience_ends(fake, adapter, capsys):
-    async def act(engine):
-        fake.refusals = [500] * 1000
-        with pytest.raises(UserError, match=r"\(status 500\), so it can't be put to sleep; restart it"):
-            await slept(engine, adapter)
-        fake.asleep = True
-        with pytest.raises(
-            UserError, match=r"\(status 500\), so it can't be woken; free memory on its GPU, or restart"
-        ):
-            await engine.wake()
-
-    with_engine(act, fake, patience=0.2)
-    assert f"may be asleep still (status 500); wake it: curl -X POST {fake.url}/wake_up" in capsys.readouterr().out
 
 
 def test_an_adapter_whose_memory_is_spoilt_is_loaded_again(fake, adapter, capsys):
@@ -187,17 +144,6 @@ def test_one_that_comes_back_with_other_settings_is_refused(fake, adapter):
     fake.mode = "processed_logprobs"
     with pytest.raises(UserError, match="has no sleep mode"):
         with_engine(lambda engine: act(engine, "processed_logprobs", None), fake)
-
-
-def test_a_server_that_lost_its_adapter_before_it_sleeps_gets_it_again(fake, adapter):
-    async def act(engine):
-        await engine.load_adapter("run-v000001", adapter)
-        fake.adapters.clear()
-        await engine.sleep()
-        await engine.wake()
-
-    with_engine(act, fake)
-    assert fake.turns == ["load", "load", SLEEP, WAKE]
 
 
 def test_the_next_start_wakes_what_a_killed_trainer_left_asleep(fake, adapter):
@@ -266,40 +212,7 @@ def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):
     assert fake.turns == ["load", SLEEP, WAKE, "completion"]
 
 
-def test_nothing_is_loaded_on_a_server_that_sleeps(fake, adapter):
-    """Its memory is not there: writing to it would end it."""
-
-    async def act(engine):
-        fake.asleep = True
-        loading = asyncio.create_task(engine.load_adapter("run-v000001", adapter))
-        await asyncio.sleep(0.7)
-        assert fake.turns == []
-        fake.asleep = False
-        await loading
-
-    with_engine(act, fake, sleeps=False)
-    assert fake.turns == ["load"]
-
-
 # Answers that say nothing
-
-
-def answers_with(monkeypatch, fake, path, value):
-    """Let the stand-in answer this path with a body."""
-    real = fake.handler.do_GET
-
-    def do_GET(handler):
-        return handler.say(200, value) if handler.path.startswith(path) else real(handler)
-
-    monkeypatch.setattr(fake.handler, "do_GET", do_GET)
-
-
-@pytest.mark.parametrize("value", [HTML, {"is_sleeping": "no"}, [], {"status": "awake"}])
-def test_an_answer_that_does_not_say_whether_it_sleeps(fake, adapter, monkeypatch, value):
-    answers_with(monkeypatch, fake, "/is_sleeping", value)
-    assert with_engine(lambda engine: engine.generate(REQUEST), fake, sleeps=False) == RIGHT  # a server without it
-    with pytest.raises(UserError, match=r"status 200, but no word on whether it sleeps.* can't be used"):
-        with_engine(lambda engine: engine.sleep(), fake, patience=0.2)
 
 
 def test_rounding_is_no_corruption():

@@ -3,15 +3,14 @@
 import asyncio
 import threading
 
-import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from forage.engines.base import EngineError, Request, Sample, Sampling
+from forage.engines.base import Request, Sample, Sampling
 from forage.engines.completion import read_sample
 from forage.engines.options import EngineOptions
-from forage.engines.vllm import VLLMEngine, address
+from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.adapters import served_name
 from tests.misbehaving_vllm import MisbehavingVLLM
@@ -53,11 +52,6 @@ def test_a_sample_names_the_server_that_answered(fake):
         assert f"http://{sample.server}" == asked_twice.url
 
 
-def test_an_address_holds_no_password():
-    assert address(httpx.URL("http://me:secret@gpu1:8100/")) == "gpu1:8100"
-    assert address(httpx.URL("https://gpu1/a/")) == "gpu1/a"
-
-
 @pytest.mark.parametrize("trouble", [[503], [429, 500, 502], ["cut"], [503, "cut"]])
 def test_trouble_is_tried_again(fake, trouble):
     fake.plan = list(trouble)
@@ -70,23 +64,6 @@ def test_what_the_server_refuses_is_told_at_once(fake):
     with pytest.raises(UserError, match="refuses the request: status 400"):
         with_engine(lambda engine: engine.generate(REQUEST), fake)
     assert len(fake.bodies) == 1
-
-
-def test_patience_ends(fake):
-    fake.plan = [503] * 1000
-    with pytest.raises(EngineError, match=r"no vLLM server answered in 0\.5 s \(status 503\)"):
-        with_engine(lambda engine: engine.generate(REQUEST), fake, patience=0.5)
-
-
-def test_no_server_at_all():
-    async def run():
-        async with VLLMEngine(EngineOptions(urls=("http://127.0.0.1:9",), patience=0.1)):
-            pass
-
-    with pytest.raises(
-        UserError, match=r"no vLLM server answers at http://127\.0\.0\.1:9 .*; start one: make vllm-cpu"
-    ):
-        asyncio.run(run())
 
 
 def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tmp_path):
@@ -190,26 +167,6 @@ def test_an_adapter_waits_for_a_server_that_is_being_started_again(fake, tmp_pat
     assert with_engine(act, fake) == ["run-v000001"]
 
 
-def test_a_server_that_is_not_ready_is_waited_for(fake, tmp_path):
-    async def act(engine):
-        fake.busy = 3
-        await engine.load_adapter("run-v000000", tmp_path)
-        return fake.busy
-
-    assert with_engine(act, fake) == 0
-    assert fake.adapters == ["run-v000000"]
-
-
-def test_an_adapter_does_not_wait_for_ever(fake, tmp_path):
-    async def act(engine):
-        fake.stop()
-        with pytest.raises(UserError, match=r"no vLLM server answers .* can't load adapter run-v000000; restart it"):
-            await engine.load_adapter("run-v000000", tmp_path)
-        fake.start()
-
-    with_engine(act, fake, patience=0.2)
-
-
 def test_servers_of_different_models_are_refused(fake):
     other = MisbehavingVLLM()
     other.base = "another"
@@ -248,14 +205,6 @@ def test_a_server_that_does_not_see_the_adapter_yet_is_waited_for(fake, tmp_path
     fake.loading = [404, 404]
     assert with_engine(lambda engine: load(engine, tmp_path), fake) == "run-v000001"
     assert fake.adapters == ["run-v000001"]
-
-
-def test_an_adapter_that_a_server_never_sees_is_told_by_its_path(fake, tmp_path):
-    with MisbehavingVLLM() as blind:
-        blind.loading = [404] * 1000
-        told = rf"{blind.url} \(it does not see {tmp_path}; mount the shared .* can't load adapter run-v000001"
-        with pytest.raises(UserError, match=told):
-            with_engine(lambda engine: load(engine, tmp_path), fake, blind, patience=0.6)
 
 
 async def load(engine, folder):

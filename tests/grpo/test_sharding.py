@@ -15,7 +15,6 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from forage.errors import UserError
-from forage.grpo import strategies
 from forage.grpo.learner import Learner
 from forage.grpo.sequence_parallel import check_split
 from forage.grpo.sharding import LockstepScorer, nothing_sampled
@@ -135,19 +134,6 @@ def test_over_a_4_bit_base_too(ran, processes, name):
     whole = sum(weight.numel() * weight.element_size() for weight in learner.policy.parameters())
     for held_bytes in found(ran[processes], name)["bytes"]:
         assert held_bytes == pytest.approx(whole / (processes if in_parts(name) else 1), rel=0.1)
-
-
-def test_before_weights_are_sharded_their_scales_are_on_the_processs_device(monkeypatch, tmp_path):
-    """The device meta stands in for a GPU: there DeepSpeed moves the weights itself, but not their scales."""
-    tiny_policy(checkpointing=False).unload().save_pretrained(tmp_path)
-    policy = tiny_policy(four_bit=tmp_path)
-    monkeypatch.setattr(strategies, "process_device", lambda: torch.device("meta"))
-    layers = list(packed_layers(policy))
-    strategies.make_shardable(policy)
-    assert len(layers) == 14
-    assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
-    assert {layer.quant_state.absmax.device.type for layer in layers} == {"meta"}
-    assert {layer.weight.quant_state.state2.absmax.device.type for layer in layers} == {"meta"}
 
 
 @pytest.mark.slow

@@ -12,12 +12,9 @@ from transformers import LlamaForCausalLM
 from forage.errors import UserError
 from forage.policy import base_models as models
 from forage.policy.base_models import (
-    CONVERTED,
-    PACKAGED_MODEL,
     base_digest,
     check_folder,
     folder_of,
-    packaged_model,
     resolve_model,
     same_base,
 )
@@ -31,31 +28,6 @@ def packaged(model_folder):
     return Path(model_folder)
 
 
-@pytest.mark.slow  # test_gguf_conversion.py converts a tiny model
-def test_the_packaged_model_becomes_a_normal_folder(tmp_path):
-    """What plain transformers loads: bf16 safetensors, its tokenizer and chat template, no trace of quantisation."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    converted = packaged_model(tmp_path / "models")
-    config = json.loads((converted / "config.json").read_text())
-    assert "quantization_config" not in config
-    model = AutoModelForCausalLM.from_pretrained(converted)
-    assert model.dtype == torch.bfloat16
-    assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
-    tokenizer = AutoTokenizer.from_pretrained(converted)
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
-    assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    assert [path.name for path in converted.parent.iterdir()] == [CONVERTED]
-
-
-def test_it_is_converted_once(packaged, monkeypatch):
-    monkeypatch.setattr(models, "convert_gguf", None)
-    assert resolve_model(PACKAGED_MODEL, packaged.parent) == str(packaged)
-    assert resolve_model(str(packaged)) == str(packaged)
-
-
 def test_auto_takes_what_is_there_and_says_why(packaged, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_model("auto", packaged.parent) == str(packaged)
@@ -63,17 +35,6 @@ def test_auto_takes_what_is_there_and_says_why(packaged, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(models, "check_hub_model", lambda name: None)
     assert resolve_model("auto", packaged.parent) == "Qwen/Qwen2.5-7B-Instruct"
-
-
-def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
-    def write_half(path, folder):
-        (folder / "config.json").write_text("{}")
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(models, "convert_gguf", write_half)
-    with pytest.raises(OSError, match="No space"):
-        packaged_model(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_that_are_no_whole_model_are_refused(tmp_path):
@@ -89,42 +50,11 @@ def test_folders_that_are_no_whole_model_are_refused(tmp_path):
         check_folder(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./gone", "a/b/c"])
-def test_missing_folders_are_told(name):
-    with pytest.raises(UserError, match="no such folder"):
-        resolve_model(name)
-
-
 def test_a_hub_out_of_reach_gives_one_line(monkeypatch):
     monkeypatch.setattr(models, "hub_reachable", lambda: False)
     with pytest.raises(UserError, match="'no/such-model' is not in the cache, and the hub can't be reached") as error:
         resolve_model("no/such-model")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("failure", "says"),
-    [
-        ("GatedRepoError", "is gated"),
-        ("RepositoryNotFoundError", "not on the hub"),
-        ("HfHubHTTPError", "status 503"),
-    ],
-)
-def test_what_the_hub_refuses_is_said_in_one_line(monkeypatch, failure, says):
-    import httpx
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    request = httpx.Request("GET", "http://127.0.0.1/")
-    error = getattr(errors, failure)("refused", response=httpx.Response(503, request=request))
-
-    def refuse(name):
-        raise error
-
-    monkeypatch.setattr(models, "hub_reachable", lambda: True)
-    monkeypatch.setattr(huggingface_hub, "auth_check", refuse)
-    with pytest.raises(UserError, match=says):
-        resolve_model("some/model")
 
 
 # The same base

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bitsandbytes.functional import QuantState, dequantize_4bit
-from safetensors.torch import load_file
+from bitsandbytes.functional import dequantize_4bit
 
 from forage.errors import UserError
 from forage.policy.card import AdapterOptions, read_policy_card
@@ -47,12 +46,6 @@ def test_a_view_is_the_same_bytes():
     assert torch.equal(viewed(numbers, torch.uint8), packed)
     with pytest.raises(UserError, match=r"a 4-bit weight of 3 bytes can't be sharded as bf16; give --sharding zero2"):
         viewed(packed[:3], torch.bfloat16)
-
-
-def test_the_base_is_stored_as_bytes(made):
-    tensors = load_file(made / "base" / "model.safetensors")
-    weight = tensors["model.layers.0.mlp.up_proj.weight"]
-    assert (weight.dtype, tuple(weight.shape)) == (torch.uint8, (32 * 48 // 2, 1))
 
 
 def test_called_bf16_a_policy_says_the_same(made):
@@ -98,13 +91,3 @@ def test_every_scale_goes_to_the_device(made):
     for state in states:
         tensors = (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
         assert {tensor.device.type for tensor in tensors} == {"meta"}
-
-
-def test_moving_the_module_moves_its_scales_too(made, monkeypatch):
-    """As without sharding, where the whole scorer is moved."""
-    base, moved = load_base(read_policy_card(made)), []
-    monkeypatch.setattr(QuantState, "to", lambda state, device: moved.append((state, device)))
-    base.to("cpu")
-    states = [layer.weight.quant_state for layer in packed_layers(base)]
-    assert all(any(state is other for other, device in moved if device.type == "cpu") for state in states)
-    assert all(layer.quant_state is layer.weight.quant_state for layer in packed_layers(base))

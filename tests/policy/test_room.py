@@ -12,8 +12,8 @@ from forage.optimizer import MemoryOptions
 from forage.policy import room
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import CONTEXT, GIB, KNOWN, Lora, resident, shape_of, weight_bytes
-from forage.policy.memory import RESERVE, Work
+from forage.policy.footprint import GIB, KNOWN, Lora, resident, shape_of, weight_bytes
+from forage.policy.memory import Work
 from forage.policy.room import LIVE, fitted, lora_of, offloaded
 from tests.tiny import make_base, make_policy
 
@@ -63,11 +63,6 @@ def test_a_server_on_the_card_and_an_engine_in_the_process_take_their_part(adapt
     assert room.engine_weights(SEVEN, replace(work, precision="bf16")) == weight_bytes(SEVEN, "bf16")
 
 
-def test_what_is_free(monkeypatch):
-    with_gpu(monkeypatch, 12)
-    assert room.free_bytes() == 12 * GIB + CONTEXT - RESERVE * 24 * GIB
-
-
 def test_too_little_room_gives_the_smallest_and_says_so(adapter, monkeypatch, capsys):
     with_gpu(monkeypatch, 4)
     assert fitted(LEFT_OUT, card(adapter), adapter, 2048, plays=False) == MemoryOptions(2048, True)
@@ -76,27 +71,12 @@ def test_too_little_room_gives_the_smallest_and_says_so(adapter, monkeypatch, ca
     assert fitted(kept, card(adapter), adapter, 2048, plays=False) == MemoryOptions(2048, False)
 
 
-def test_a_model_that_cannot_be_planned_keeps_todays_defaults(adapter, monkeypatch, tmp_path, capsys):
-    with_gpu(monkeypatch, 23)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
-    assert fitted(LEFT_OUT, card(adapter, str(tmp_path)), adapter, 2048, plays=False) is LEFT_OUT
-    assert "is a mixtral model" in capsys.readouterr().out
-    assert fitted(LEFT_OUT, card(adapter, dtype="float32"), adapter, 2048, plays=False) is LEFT_OUT  # planned for bf16
-
-
 def test_a_real_adapter_has_its_size(tmp_path):
     policy = make_policy(tmp_path / "policy", make_base(tmp_path / "base"))
     folder = newest_adapter(policy)
     with safe_open(folder / "adapter_model.safetensors", "pt") as file:
         size = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
     assert lora_of(folder).parameters(shape_of(str(tmp_path / "base"))) == size
-
-
-def test_the_adapter_is_read(adapter):
-    assert lora_of(adapter).rank == 8
-    assert set(lora_of(adapter).targets) == {"q_proj", "v_proj"}
-    (adapter / "adapter_config.json").write_text(json.dumps({"r": 4, "target_modules": "all-linear"}))
-    assert lora_of(adapter) == Lora(4)
 
 
 def test_what_is_kept_on_the_cpu_leaves_room(adapter, monkeypatch):

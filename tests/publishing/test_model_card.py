@@ -51,17 +51,6 @@ def run_code(merged, monkeypatch):
     return printed.getvalue()
 
 
-def test_the_code_runs_as_it_stands(merged, monkeypatch):
-    """The tiny model's words are noise, so it neither searches nor answers, and ends after its first turn."""
-    protocol = Protocol(AutoTokenizer.from_pretrained(merged), GARDEN.passage_tokens, GARDEN.task)
-    prompt = torch.tensor([protocol.prompt("When is garlic planted?")])
-    model = LlamaForCausalLM.from_pretrained(merged)
-    said = model.generate(prompt, max_new_tokens=8, do_sample=False)[0, prompt.shape[1] :]
-    wanted = protocol.tokenizer.decode(said, skip_special_tokens=True)
-    assert len(wanted) > 8
-    assert run_code(merged, monkeypatch) == f"{wanted}\n"
-
-
 def test_the_code_asks_token_for_token_as_training_did(merged, monkeypatch):
     protocol = Protocol(AutoTokenizer.from_pretrained(merged), GARDEN.passage_tokens, GARDEN.task)
     asked, turns = [], iter(TURNS)
@@ -141,24 +130,3 @@ def test_the_card_shows_the_held_out_evaluations_of_its_adapter(merged):
     assert -1 not in places
     assert places == sorted(places)
     assert "someone" not in card
-
-
-def test_a_template_that_describes_the_tool_is_given_it(tiny_tokenizer):
-    tiny_tokenizer.chat_template = "{{ tools | tojson if tools }}<tool_call>" + tiny_tokenizer.chat_template
-    text = usage("garden", Protocol(tiny_tokenizer), AgentSettings(question_weight=2))
-    code = text.partition("```python\n")[2]
-    assert "so give it `tools`" in text
-    assert 'TOOLS = [{"type": "function", "function": {"name": "search"' in code
-    assert "apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True" in code
-    assert 'search(" ".join([question] * 2 + [query]))' in code
-    assert "To search, write" not in text
-
-
-def test_a_template_without_a_system_turn_says_it_in_the_question(tiny_tokenizer):
-    tiny_tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content "
-        "+ '<|im_end|>\n' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    text = usage("garden", Protocol(tiny_tokenizer), AgentSettings())
-    assert r'messages = [{"role": "user", "content": f"{SYSTEM}\n\n{question}"}]' in text

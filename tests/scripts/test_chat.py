@@ -76,9 +76,6 @@ def test_a_policy_and_a_run_and_a_merged_model(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--question", ""], "--question is empty"),
-        (["--policy", "{tiny}/policy", "--data", "{tiny}/base", "--question", "a"], "holds no document store"),
-        (["--policy", "{tiny}/none", "--data", "{tiny}/data", "--question", "a"], "/none: no such folder"),
         (["--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--data", "{tiny}/data", "--question", "a"],
          "start the server, or check --base-url"),
         (["--policy", "{tiny}/policy", "--data", "{tiny}/data", "--question", "a", "--engine", "vllm", "--urls",

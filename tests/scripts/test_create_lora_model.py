@@ -134,9 +134,6 @@ def test_an_output_that_is_there_is_kept_unless_asked(tiny, tmp_path):
     ("wrong", "says"),
     [
         ({"adapter": AdapterOptions(r=0)}, "--r 0"),
-        ({"adapter": AdapterOptions(alpha=0)}, "--alpha 0"),
-        ({"adapter": AdapterOptions(dropout=1.0)}, "--dropout 1.0"),
-        ({"adapter": AdapterOptions(target_modules=())}, "names no layer"),
         ({"adapter": AdapterOptions(target_modules=("no_such_layer",))}, "no_such_layer"),
         ({"base_model": "./gone"}, "no such folder"),
     ],

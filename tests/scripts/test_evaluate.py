@@ -1,11 +1,9 @@
 """evaluate.py end to end on a tiny policy: what it writes, what it refuses, and that a killed one resumes."""
 
-import asyncio
 import json
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,18 +13,16 @@ import pytest
 import torch
 
 from evaluate import SYSTEMS, TPO, BudgetForcing, looks_good, main
-from forage.agent.agent import Agent
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
 from forage.agent.rewards import get_mrr
 from forage.data.records import Question, read_questions
-from forage.engines.base import EngineError, Sampling
+from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions, read_system
-from forage.evaluation.outcomes import Outcome, OutcomeLog
-from forage.evaluation.player import Stopwatch, play_system
+from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.report import SystemScores, summary
 from forage.evaluation.setting import choose
@@ -36,8 +32,6 @@ from forage.policy.card import PolicyCard
 from forage.testtime.features import PRODUCTS, SCALARS
 from forage.testtime.preference import Head, write_scorer
 from tests import ROOT
-from tests.factories import EPISODE as EXAMPLE
-from tests.factories import Clock
 from tests.options import with_options
 
 SCORES = ["mrr", "mrr@1", "mrr@3", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format",
@@ -145,57 +139,12 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
     assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
 
 
-def test_systems_added_later_share_the_samples_of_earlier_calls(tiny, tmp_path, monkeypatch):
-    main(options_of(tiny, tmp_path, systems=("best_of:4",), eval_questions=2))
-    main(options_of(tiny, tmp_path, systems=("tpo:2x1",), eval_questions=3))
-    played = []
-
-    async def play(agent, question, sample=0, seed=0, speak=None, asked=""):
-        played.append((question.id, sample))
-        return await plainly(agent, question, sample, seed, speak, asked)
-
-    plainly = Agent.play
-    monkeypatch.setattr(Agent, "play", play)
-    main(options_of(tiny, tmp_path, systems=("self_consistency:4", "single"), eval_questions=3))
-    best, tpo, vote, single = (
-        stored(tmp_path, name) for name in ("best_of:4", "tpo:2x1", "self_consistency:4", "single")
-    )
-    first = {e.question_id for e in best.values()}
-    (third,) = {e.question_id for e in single.values()} - first
-    assert sorted(played) == [(third, n) for n in range(2, 4)]  # TPO's first two of it were plain samples
-    for name in first:
-        assert single[f"{name}/0"] == tpo[f"{name}/0"] == best[f"{name}/0"]
-        assert all(vote[f"{name}/{n}"] == best[f"{name}/{n}"] for n in range(4))
-    assert all(vote[f"{third}/{n}"] == tpo[f"{third}/{n}"] for n in range(2))
-
-
 def test_a_policy_beside_plays_single_alone(tiny, tmp_path):
     more = {"policy": (f"warm={tiny / 'policy'}",), "beside": (f"plain={tiny / 'base'}",)}
     main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), eval_questions=2, **more))
     rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
     assert [row["name"] for row in rows] == ["warm/plain_rag", "warm/single", "plain/single"]
     assert [row["adapter"] for row in rows] == ["v000000", "v000000", "base"]
-
-
-def test_a_server_that_gives_up_is_told_and_its_questions_are_played_again(tiny, tmp_path, monkeypatch):
-    async def failing(agent, question, seed):
-        if question.id == "q1":
-            raise EngineError("no server answered")
-        outcome = await baselines.plain_rag(agent, question, seed)
-        if question.id == "q2":
-            lost = replace(outcome.episode, id="q2/1", stop="engine", cause="it went away")
-            outcome = replace(outcome, tried=(*outcome.tried, lost))
-        return outcome
-
-    monkeypatch.setitem(SYSTEMS, "plain_rag", lambda setting: failing)
-    options = options_of(tiny, tmp_path, systems=("plain_rag",))
-    with pytest.raises(UserError, match=r"tiny/plain_rag, q[12]: .*; start it, then re-run the same command"):
-        main(options)
-    done = OutcomeLog(tmp_path, "tiny/plain_rag").done()
-    assert not done & {"q1", "q2"}
-    asked = counted("plain_rag", baselines.plain_rag, monkeypatch)
-    main(options)
-    assert set(asked) == {f"q{n}" for n in range(6)} - done
 
 
 def test_processes_share_an_evaluation(tiny, tmp_path):
@@ -287,23 +236,6 @@ def test_the_adapter_is_the_one_that_was_played_first(tiny, tmp_path):
     main(replace(options, eval_questions=2))
     [row] = json.loads((tmp_path / "out" / "eval.json").read_text())["systems"]
     assert (row["name"], row["adapter"]) == ("run/no_retrieval", "v000000")
-
-
-def test_a_collection_is_measured_by_documents_and_grades(tiny, tmp_path):
-    data = tmp_path / "data"
-    shutil.copytree(tiny / "data", data)
-    write_jsonl(data / "eval.jsonl", [Question("q1", "remedy 1", "", relevant_chunk_ids=("d1#0",))])
-    (data / "qrels").mkdir()
-    (data / "qrels" / "eval.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t3\n")
-    main(options_of(tiny, tmp_path / "out", data=data, systems=("plain_rag",)))
-    whole = json.loads((tmp_path / "out" / "eval.json").read_text())
-    metrics = whole["systems"][0]["metrics"]
-    assert whole["unit"] == "document"
-    assert (metrics["mrr"]["mean"], metrics["recall@1"]["mean"]) == (1, 0.5)
-    assert metrics["ndcg@1"]["mean"] == pytest.approx(1 / 3)  # grade 1 stands where 3 might
-    # There are no reference answers.
-    assert not {"answer_similarity", "token_f1", "rouge_l"} & set(metrics)
-    assert not whole["systems"][0]["by_type"]
 
 
 def own_rewards(embedder):
@@ -408,25 +340,3 @@ def test_figures_by_hand(capsys):
     page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
     assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
     assert "| warm/single | 1.000 (1.000 to 1.000) |" in page.partition("## (none)")[2]
-
-
-def test_the_wall_clock_adds_up(tmp_path, monkeypatch):
-    """`seconds` are from one answer to the next, so their sum is what the whole took, however many play at once."""
-    clock = Clock()
-    monkeypatch.setattr(time, "perf_counter", clock)
-
-    async def strategy(agent, question, seed):
-        await asyncio.sleep(0)  # until as many as may have begun
-        clock.seconds += 1
-        episode = replace(EXAMPLE, id=f"{question.id}/0", question_id=question.id, seconds={})
-        return Outcome(episode, (episode,))
-
-    log, questions = OutcomeLog(tmp_path, "a/b"), [Question(str(n), "?", "") for n in range(6)]
-    agent = SimpleNamespace(stopwatch=Stopwatch(), saved=[], plain_seconds=lambda question, seed, tried: (None,))
-    setting = SimpleNamespace(questions=questions, options=EvaluationOptions(output_dir=tmp_path, concurrency=3))
-    asyncio.run(play_system(strategy, agent, log, setting, "here"))
-    costs = [result.cost for result in log.results().values()]
-    assert clock.seconds == 6
-    assert sum(cost.seconds for cost in costs) == 6
-    assert all(1 <= cost.latency <= 6 for cost in costs)
-    assert sum(cost.latency for cost in costs) > 6  # they played beside one another

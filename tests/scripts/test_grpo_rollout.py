@@ -161,18 +161,6 @@ def test_all_questions_come_once_before_any_comes_again(rollout):
     assert len(set(of_step(1, 3))) == len(of_step(1, 3))
 
 
-def test_a_flat_group_is_replaced_by_a_spare_question(rollout, tmp_path):
-    # q1 finds nothing in any sample: its group is flat, and so is that of the first spare question.
-    by_id = rollout.by_id["train"]
-    for name in ("q1", "q3"):
-        by_id[name] = replace(by_id[name], relevant_chunk_ids=("none",))
-    plan = Plan("000000", 0, ("q0", "q1"), ("q3", "q4", "q2"), num_rollouts=2)
-    asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
-    assert Played(tmp_path, plan).plan.wanted(Played(tmp_path, plan).groups()) == ("q0", "q1", "q3", "q4")
-    assert len(Played(tmp_path, plan).episodes()) == 8
-    assert "q2/0" not in rollout.engine.asked
-
-
 def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
     plan = first_plan(rollout)
     real = rollout.engine.generate
@@ -181,15 +169,9 @@ def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
         raise EngineError("no vLLM server answered in 300 s (status 503)")
 
     rollout.engine.generate = away
-    told = (
-        r"000000: no vLLM server answered in 300 s \(status 503\); start it, then run the same command again to resume"
-    )
+    told = r"000000: no vLLM server answered in 300 s .* start it, then run the same command again to resume"
     with pytest.raises(UserError, match=told):
         asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
-    # A file of an older version holds such episodes; they count as not played.
-    name = plan.questions[0]
-    lost = [replace(EPISODE, id=f"{name}/{n}", question_id=name, stop="engine") for n in (0, 1)]
-    append_episodes(tmp_path / "episodes" / plan.name / "w.jsonl", lost)
     assert Played(tmp_path, plan).missing() == list(plan.questions)
     rollout.engine.generate = real
     asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
@@ -243,29 +225,6 @@ def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_pat
     assert len(Played(tmp_path, first_plan(rollout)).episodes()) == 6
 
 
-def test_nothing_plays_on_once_a_plan_has_failed(rollout, tmp_path):
-    """The group beside the one that fails has ended, and tidied up, before the error is told."""
-    plan, ended = first_plan(rollout), []
-
-    async def play(question, plan, view):
-        if question.id == plan.questions[0]:
-            await asyncio.sleep(0.01)
-            raise UserError("no server")
-        try:
-            await asyncio.sleep(60)
-        finally:
-            await asyncio.sleep(0.01)
-            ended.append(question.id)
-
-    async def run():
-        with pytest.raises(UserError, match="no server"):
-            await play_plan(rollout, tmp_path, plan, "w")
-        return sorted(ended), len(asyncio.all_tasks())
-
-    rollout.play = play
-    assert asyncio.run(run()) == (sorted(plan.questions[1:]), 1)
-
-
 # Questions without a reference answer
 
 
@@ -287,10 +246,8 @@ def reopened(rollout, answers):
     )
 
 
-def test_questions_without_a_reference_are_combined_from_the_other_rewards(rollout, tmp_path, capsys):
+def test_questions_without_a_reference_are_combined_from_the_other_rewards(rollout, tmp_path):
     mixed = reopened(rollout, ["", "Rest.", "Rest.", "Rest.", "Rest."])
-    said = "1 of 5 questions have no reference answer to compare with, so answer_similarity is left out of their episod"
-    assert said in capsys.readouterr().out
     plan = Plan("000000", 0, ("q0", "q1"), num_rollouts=2)
     asyncio.run(play_plan(mixed, tmp_path, plan, "w"))
     without, other = ([e for e in Played(tmp_path, plan).episodes() if e.question_id == name] for name in ("q0", "q1"))
@@ -366,11 +323,6 @@ def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, 
     assert open_plans(tmp_path) == [plan]
     with pytest.raises(UserError, match=r"000000.json asks for other episodes than these options; give --follow"):
         keep_plan(tmp_path, replace(plan, seed=1))
-
-
-def test_a_plan_for_other_data_is_refused(rollout, tmp_path):
-    with pytest.raises(UserError, match=r"plan 000000 asks for train question zz, which .* lacks"):
-        asyncio.run(play_plan(rollout, tmp_path, Plan("000000", 0, ("zz",)), "w"))
 
 
 def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):

@@ -12,7 +12,7 @@ import forage.grpo.update
 from forage.agent.episode import append_episodes, read_episodes
 from forage.data.records import read_questions
 from forage.errors import UserError
-from forage.grpo import guards, training
+from forage.grpo import guards
 from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions, GuidanceOptions, LossOptions, UpdateOptions
 from forage.grpo.run import usable
@@ -22,8 +22,7 @@ from forage.policy.adapters import adapter_path, served_name, versions, weights_
 from forage.policy.card import read_policy_card
 from forage.policy.packing import pack
 from forage.policy.policy import load_policy
-from forage.rollout.plans import open_plans, plan_of, write_plan
-from forage.runs.drawing import COMMAND
+from forage.rollout.plans import plan_of, write_plan
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
 from tests.tiny import teach
@@ -93,7 +92,7 @@ def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
 # Whole runs
 
 
-def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatch):
+def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path):
     options = tiny_options(tiny, tmp_path / "run", max_steps=12, num_rollouts=8, learning_rate=0.02)
     train(options)
     stats = read_stats(options.run_dir)
@@ -114,14 +113,6 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatc
         assert 0 < row.seconds["generate"] <= row.seconds["rollout"]
     assert [row.evaluation is not None for row in stats[:4]] == [True, False, True, False]
     assert sorted(map(int, json.loads((options.run_dir / "evaluations.json").read_text()))) == [0, 2, 4, 6, 8, 10, 12]
-    monkeypatch.setattr("forage.runs.drawing.COMMAND", COMMAND)
-    train(options)  # finished as it is, it only draws its plots
-    for name in ("rewards.png", "reward_distribution.png", "run.html", "model.json", "finished"):
-        assert (options.run_dir / name).exists(), name
-    assert open_plans(options.run_dir) == []
-    said = capsys.readouterr().out
-    assert f"{options.run_dir / 'run.html'} shows its curves and 288 of its episodes\n" in said
-    assert "2 held-out questions    before    after    (95 % interval), answered greedily (T 0)\n" in said
     # Every adapter sampled its own step's episodes.
     kept = [row.step for row in stats if adapter_path(options.run_dir, row.step).exists()]
     assert len(kept) > 6
@@ -129,8 +120,6 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys, monkeypatc
         path = options.run_dir / "episodes" / f"{step:06d}" / "trainer.jsonl"
         digest = weights_digest(adapter_path(options.run_dir, step))
         assert {e.adapter for e in read_episodes(path)} == {served_name("run", step, digest)}
-    # The result is a policy as any other, with its base.
-    assert read_policy_card(options.run_dir).full_base == read_policy_card(tiny / "policy").full_base
 
 
 def test_two_runs_of_a_seed_are_equal_and_another_seed_is_not(tiny, tmp_path):
@@ -142,18 +131,10 @@ def test_two_runs_of_a_seed_are_equal_and_another_seed_is_not(tiny, tmp_path):
     assert adapter_bytes(tmp_path / "a" / "run", 3) == adapter_bytes(tmp_path / "b" / "run", 3)
 
 
-def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path, monkeypatch):
+def test_a_finished_run_goes_on_when_steps_are_raised(tiny, tmp_path):
     short = tiny_options(tiny, tmp_path / "short" / "run", eval_every=0)
     train(replace(short, max_steps=2))
-    with monkeypatch.context() as patch:
-        real = training.open_learner
-
-        def slow(*given):  # workers that start beside it must not find it finished while a large model is loaded
-            assert not (short.run_dir / "finished").exists()
-            return real(*given)
-
-        patch.setattr(training, "open_learner", slow)
-        train(replace(short, max_steps=4))
+    train(replace(short, max_steps=4))
     whole = replace(short, run_dir=tmp_path / "whole" / "run", max_steps=4)
     train(whole)
     assert stats_of(short.run_dir) == stats_of(whole.run_dir)
@@ -195,10 +176,9 @@ def test_a_loss_with_a_reference_and_several_epochs(tiny, tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [{"combine": "std"}, {"overlong": "punish"}])
-def test_overall_is_the_mean_whatever_training_learns_from(tiny, tmp_path, monkeypatch, more):
+def test_overall_is_the_mean_whatever_training_learns_from(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(forage.grpo.update, "OVERLONG_MARGIN", 400)
-    options = tiny_options(tiny, tmp_path / "run", max_steps=1, max_tokens=400, **more)
+    options = tiny_options(tiny, tmp_path / "run", max_steps=1, max_tokens=400, overlong="punish")
     train(options)
     [row] = read_stats(options.run_dir)
     means = (np.array(row.rewards["even"]) + row.rewards["low"]) / 2
@@ -333,13 +313,6 @@ def test_a_collapse_stops_the_run_or_rolls_it_back(tiny, tmp_path, monkeypatch):
     assert "went back to adapter v000000" in notes[1][0]
     assert adapter_bytes(rolled.run_dir, 2) == adapter_bytes(rolled.run_dir, 0)
     assert adapter_bytes(rolled.run_dir, 1) != adapter_bytes(rolled.run_dir, 0)
-    # The second one does not go behind the first.
-    further = replace(rolled, run_dir=tmp_path / "further" / "run", guard=replace(rolled.guard, rollback_steps=3))
-    train(further)
-    assert "went back to adapter v000002" in read_stats(further.run_dir)[3].notes[0]
-    once = replace(rolled, run_dir=tmp_path / "once" / "run", guard=replace(rolled.guard, max_rollbacks=1))
-    with pytest.raises(UserError, match="stopped at step 3: entropy fell"):
-        train(once)
 
 
 def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_path, monkeypatch):
@@ -361,11 +334,9 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_stops_the_run(tiny, tmp_p
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"max_steps": 0}, "--max-steps 0 must be at least 1"),
         ({"num_rollouts": 1}, "leaves nothing to compare"),
         ({"max_staleness": 1}, "--rollouts service"),
         ({"temperature": 0.0}, "plays the same episode every time"),
-        ({"loss": LossOptions(beta=-1.0)}, "--beta -1.0"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong, says):

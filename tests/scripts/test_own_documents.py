@@ -12,9 +12,7 @@ import pytest
 
 from forage.data.records import read_documents, read_questions
 from forage.data.relevance import question_key
-from forage.errors import UserError
 from forage.files import json_lines
-from forage.questions.options import MakingOptions
 from forage.store.document_store import DocumentStore
 from tests import ROOT
 from tests.here import run_here
@@ -78,21 +76,6 @@ def test_the_data_folder_is_whole(prepared):
     assert json.loads((prepared / "rewriter" / "pubmed_corpus.json").read_text())
 
 
-def test_every_file_is_in_the_manifest_and_the_table(prepared):
-    rows = {row["path"]: row for _, row in json_lines(prepared / "manifest.jsonl")}
-    assert len(rows) == 22
-    assert (rows["letter.docx"]["cause"], rows["letter.docx"]["detail"]) == ("other type", ".docx")
-    assert rows[".hidden"]["cause"] == "hidden"
-    said = " ".join((prepared.parent / "said").read_text().replace("│", " ").split())
-    assert "read (html 5, md 5, pdf 5, txt 5) 20 baking-rye" in said
-    assert "other type (.docx 1) 1 letter.docx" in said
-    kept = len(questions(prepared))
-    assert re.search(rf"kept \((title|cloze) \d+, (title|cloze) \d+\) {kept} What ", said)
-    lost = [row for _, row in json_lines(prepared / "questions_dropped.jsonl")]
-    assert f" made {kept + len(lost)} " in said
-    assert re.search(r"has MRR@10 \d\.\d\d on them, and finds \d+% of their passages first", said)
-
-
 def test_a_second_run_writes_the_same_and_another_seed_does_not(files, prepared, tmp_path):
     before = {name: (prepared / name).read_bytes() for name in DATA}
     prepare(files, prepared)
@@ -119,22 +102,6 @@ def test_too_few_questions_are_one_line_and_no_questions_are_written(files, tmp_
     assert left == {"documents.jsonl", "manifest.jsonl", "questions_dropped.jsonl", "store"}
     prepare(few, out, "--min-questions", "3")
     assert len(questions(out)) >= 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"found_within": 0}, "--found-within 0 must be at least 1"),
-        ({"max_questions": 5}, "--max-questions 5 is less than --min-questions 20"),
-        ({"make_questions_url": "http://x"}, "give both --make-questions and --make-questions-url"),
-        ({"make_questions_url": "x", "make_questions": "m"}, "must begin with http:// or https://"),
-        ({"make_questions": "m"}, "give both --make-questions and --make-questions-url"),
-        ({"documents": None, "make_questions": "m"}, "makes questions for --documents; give that folder too"),
-    ],
-)
-def test_bad_options(files, changes, says):
-    with pytest.raises(UserError, match=says):
-        MakingOptions(**{"documents": files} | changes).check()
 
 
 # A chat model

@@ -17,17 +17,15 @@ from forage.agent.episode import read_episodes
 from forage.agent.options import SearchOptions
 from forage.agent.protocol import Protocol
 from forage.data.records import Document, Question
-from forage.engines.choice import open_local
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.card import AdapterOptions, read_policy_card
 from forage.policy.checkpoint import checkpoints
 from forage.policy.packing import pack
-from forage.policy.policy import load_policy
-from forage.sft import player, training
+from forage.sft import training
 from forage.sft.options import SFTOptions
-from forage.sft.teacher import TeacherOptions, choose_queries, guess_of, queries_of, readable, short_answer
+from forage.sft.teacher import choose_queries, guess_of, queries_of, readable, short_answer
 from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
@@ -243,46 +241,6 @@ def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(groun
     assert [path.name for path in (best / "adapters").iterdir()] == ["v000004"]
 
 
-def test_the_last_adapter_is_kept_where_it_is_asked_for_though_the_held_out_loss_rises(ground, tmp_path, monkeypatch):
-    def rising(policy, held_out, questions, player, step, loss, started):
-        return Row(step, 0.0, loss, 1.0 + step, None, {})
-
-    monkeypatch.setattr(training, "measure", rising)
-    output = tmp_path / "warm"
-    with pytest.raises(UserError, match="the held-out loss never fell"):
-        main(options(ground, tmp_path / "best", early_stop=1))
-    main(options(ground, output, early_stop=1, keep="last"))
-    rows = [json.loads(line)["step"] for line in (output / "stats.jsonl").read_text().splitlines()]
-    assert rows == [0, 2, 4]  # not stopped early
-    trained, started = (weights_digest(newest_adapter(folder)) for folder in (output, ground / "policy"))
-    assert trained != started
-
-
-def test_on_a_gpu_the_policy_in_training_plays_the_same_episodes(ground, tmp_path, monkeypatch):
-    """And comes to the same adapter: playing changes nothing of what is trained, and no second base is loaded."""
-    settings = {"eval_questions": 2, "gradient_checkpointing": True}
-    opened, loaded = [], []
-    monkeypatch.setattr("forage.policy.policy.compute_dtype", lambda _: torch.float32)  # bf16 draws other tokens
-    monkeypatch.setattr(player, "open_local", lambda *given: opened.append(given) or open_local(*given))
-    monkeypatch.setattr(player, "load_policy", lambda card: loaded.append(card) or load_policy(card))
-    main(options(ground, tmp_path / "own", **settings))
-    assert (len(opened), len(loaded)) == (1, 1)
-    monkeypatch.setattr(player.Player, "borrows", True)
-    main(options(ground, tmp_path / "borrowed", **settings))
-    assert (len(opened), len(loaded)) == (1, 2)
-    for step in (0, 2, 4):
-        own, borrowed = (
-            list(read_episodes(tmp_path / name / "probes" / f"{step:06d}.jsonl")) for name in ("own", "borrowed")
-        )
-        assert [episode.ids for episode in own] == [episode.ids for episode in borrowed]
-        assert {episode.adapter for episode in borrowed} == {f"v{step:06d}"}
-        for one, other in zip(own, borrowed, strict=True):
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-    first, second = (weights_digest(newest_adapter(tmp_path / name)) for name in ("own", "borrowed"))
-    assert first == second
-    assert not list((tmp_path / "borrowed").glob(".probe.*"))
-
-
 def greedy(model, tokenizer, text):
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
@@ -309,13 +267,7 @@ def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(real_ground, tmp_p
     ("wrong", "says"),
     [
         ({"max_steps": 0}, "--max-steps 0"),
-        ({"eval_share": 1.0}, "--eval-share 1.0"),
-        ({"teacher": TeacherOptions(guess_share=1.5)}, "--guess-share 1.5"),
         ({"num_demonstrations": 0}, "nothing to learn from"),
-        ({"search": SearchOptions(max_turns=0)}, "--max-turns 0"),
-        ({"num_demonstrations": -1}, "--num-demonstrations -1"),
-        ({"eval_questions": -1}, "--eval-questions -1"),
-        ({"early_stop": 0}, "--early-stop 0"),
         ({"demonstrations": (Path("200"),)}, "--demonstrations 200 does not exist.*--num-demonstrations"),
     ],
 )

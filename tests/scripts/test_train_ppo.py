@@ -116,20 +116,6 @@ def test_a_users_reward_on_a_model_without_a_template(tmp_path, capsys):
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
 
 
-def test_a_plain_class_is_a_reward_as_it_stands(tiny, tmp_path, monkeypatch):
-    """A file of the user's in the current folder: a class with compute_reward and nothing else."""
-    (tmp_path / "reward_of_mine.py").write_text(
-        "class CustomRewardModel:\n"
-        "    def compute_reward(self, query, relevant_doc_ids) -> float:\n"
-        "        return float(len(query)) if isinstance(relevant_doc_ids, list) else -1.0\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    args = tiny_args(tiny, tmp_path / "run", "--reward", "reward_of_mine:CustomRewardModel", "--backend", "own")
-    run([*args, "--max-steps", "1"])
-    rows = [json.loads(line) for line in (tmp_path / "run/episodes/000001.jsonl").read_text().splitlines()]
-    assert [row["reward"] for row in rows] == [len(row["searched"]) for row in rows]
-
-
 def test_a_folder_with_other_files_is_not_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     Options(output_dir=tmp_path / "mine", run_dir=tmp_path / "run").check()  # empty
