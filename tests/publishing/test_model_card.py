@@ -130,3 +130,13 @@ def test_the_card_shows_the_held_out_evaluations_of_its_adapter(merged):
     assert -1 not in places
     assert places == sorted(places)
     assert "someone" not in card
+
+
+def test_a_template_without_a_system_turn_says_it_in_the_question(tiny_tokenizer):
+    tiny_tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content "
+        "+ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    text = usage("garden", Protocol(tiny_tokenizer), AgentSettings())
+    assert r'messages = [{"role": "user", "content": f"{SYSTEM}\n\n{question}"}]' in text
