@@ -304,8 +304,8 @@ def test_the_reward_snippet_rewards(readme_snippet):
     assert rewards_NR.tolist() == [[0, 0], [0, 1]]
 
 
-def test_the_retriever_snippet_keeps_one_chunk_of_each_document(tmp_path, readme_snippet):
-    one_per_document = readme_snippet("OnePerDocument").namespace["OnePerDocument"]
+def test_the_retriever_snippet_keeps_one_chunk_of_each_document(tmp_path, run_snippet):
+    one_per_document = run_snippet(ROOT / "docs/recipes/retriever.md", 1).namespace["OnePerDocument"]
     texts = [f"Gout hurts the toe. {other} " * 40 for other in ("It is red.", "It is hot.", "It swells.")]
     options = StoreOptions(embedder="none", chunk_tokens=40, chunk_overlap=0)
     documents = [Document(f"d{n}", "Gout", text) for n, text in enumerate(texts)]
