@@ -1,7 +1,7 @@
 """Draw how the folders of forage/ import each other, from the code itself.
 
-    python scripts/draw_imports.py                     prints the drawing (mermaid) and a table
-    python scripts/draw_imports.py docs/layout.md      puts both into that page, between its two marks
+    python scripts/draw_imports.py                     prints the drawing (mermaid)
+    python scripts/draw_imports.py docs/layout.md      puts it into that page, between its two marks
 
 An arrow A --> B says that modules of A import modules of B; arrows that a longer path already implies are left out.
 """
@@ -69,11 +69,9 @@ def draw() -> str:
     return "\n".join([
         "```mermaid", "flowchart TD",
         *(f'    {node(folder)}["{folder}<br>{counts[folder]} modules"]' for folder in reversed(order)),
-        *(f"    {node(a)} --> {node(b)}" for a, b in arrows(without_shortcuts(edges), order)),
+        *arrows(without_shortcuts(edges), order),
         "```", "",
-        "| folder | modules | imports from |", "|---|---|---|",
-        *(f"| {folder} | {counts[folder]} | {', '.join(sorted(edges[folder])) or 'nothing'} |" for folder in order),
-        "", f"{len(modules)} modules, {sum(map(len, edges.values()))} imports of one folder by another; 0 cycles of "
+        f"{len(modules)} modules, {sum(map(len, edges.values()))} imports of one folder by another; 0 cycles of "
         "modules, 0 of folders.",
     ])  # fmt: skip
 
@@ -90,8 +88,10 @@ def node(folder: str) -> str:
     return folder.replace(".", "_")
 
 
-def arrows(edges: Edges, order: list[str]) -> list[tuple[str, str]]:
-    return [(a, b) for a in reversed(order) for b in sorted(edges[a], key=order.index, reverse=True)]
+def arrows(edges: Edges, order: list[str]) -> list[str]:
+    """A line for each folder that imports others."""
+    to = {folder: sorted(edges[folder], key=order.index, reverse=True) for folder in reversed(order)}
+    return [f"    {node(a)} --> {' & '.join(map(node, ends))}" for a, ends in to.items() if ends]
 
 
 def into_page(page: str, drawing: str) -> str:
