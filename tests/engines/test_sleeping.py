@@ -132,20 +132,6 @@ def test_a_server_that_dies_asleep_and_comes_back_awake_is_probed_and_loads_its_
     assert fake.turns == ["load", SLEEP, "load", "completion"]
 
 
-def test_one_that_comes_back_with_other_settings_is_refused(fake, adapter):
-    async def act(engine, mode, sleep_mode):
-        await slept(engine, adapter)
-        fake.asleep, fake.mode, fake.sleep_mode = False, mode, sleep_mode
-        fake.adapters.clear()
-        await engine.wake()
-
-    with pytest.raises(UserError, match="returns log-probabilities of temperature 1 whatever"):
-        with_engine(lambda engine: act(engine, "raw_logprobs", True), fake)
-    fake.mode = "processed_logprobs"
-    with pytest.raises(UserError, match="has no sleep mode"):
-        with_engine(lambda engine: act(engine, "processed_logprobs", None), fake)
-
-
 def test_the_next_start_wakes_what_a_killed_trainer_left_asleep(fake, adapter):
     fake.asleep = True
     assert with_engine(lambda engine: engine.generate(REQUEST), fake) == RIGHT

@@ -1,12 +1,6 @@
 """A trainer whose server sleeps during updates, against a stand-in server: vLLM's build for CPUs has no sleep mode."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 import zlib
-from threading import Event
 
 import pytest
 import torch
@@ -15,10 +9,9 @@ from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
 from forage.runs.stats import read_stats
-from tests import ROOT
 from tests.misbehaving_vllm import MisbehavingVLLM
 from tests.options import with_options
-from tests.tiny_training import adapter_bytes, stats_of, tiny_args, tiny_options, train
+from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 SLEEP, WAKE = "/sleep?level=1&mode=wait", "/wake_up"
@@ -104,39 +97,6 @@ def test_a_run_that_fails_in_an_update_leaves_the_server_awake(tiny, tmp_path, f
     with pytest.raises(UserError, match="out of memory"):
         train(options_of(tiny, tmp_path / "run", fake))
     assert not fake.asleep
-
-
-@pytest.mark.slow
-def test_a_trainer_that_is_killed_while_its_server_sleeps_goes_on_exactly(tiny, tmp_path, fake, monkeypatch):
-    undisturbed = options_of(tiny, tmp_path / "undisturbed" / "run", fake)
-    train(undisturbed)
-    run_dir = tmp_path / "killed" / "run"
-    flags = ["--engine", "vllm", "--urls", fake.url, "--vllm-sleep", "--max-steps", "3"]
-    command = [sys.executable, "-m", "tests.tiny_training", "train", *tiny_args(tiny, run_dir, *flags)]
-    fake.turns.clear()
-    turn, killed = fake.handler.turn, Event()
-
-    def asleep_until_killed(handler):
-        """The second time, however late the kill comes; the first time is before a policy is loaded."""
-        if handler.path == WAKE and fake.turns.count(SLEEP) == 2 and not killed.is_set():
-            return handler.say(503, {})
-        return turn(handler)
-
-    monkeypatch.setattr(fake.handler, "turn", asleep_until_killed)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-        while fake.turns.count(SLEEP) < 2:
-            assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    killed.set()
-    assert fake.asleep
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
-    assert not fake.asleep
-    assert stats_of(run_dir) == stats_of(undisturbed.run_dir)
-    assert adapter_bytes(run_dir, 3) == adapter_bytes(undisturbed.run_dir, 3)
 
 
 # Memory

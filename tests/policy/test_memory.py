@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.arguments import flags_of
 from forage.errors import UserError
-from forage.grpo.options import TrainOptions
 from forage.policy.footprint import GIB, KNOWN
 from forage.policy.memory import (
     MIN_SEQUENCES,
@@ -15,7 +13,6 @@ from forage.policy.memory import (
     Work,
     main,
     plan,
-    settings,
     share_out,
     usable,
 )
@@ -64,10 +61,6 @@ def test_a_card_each_or_no_plan():
 # Cards
 
 
-def chosen(*mib, **more):
-    return settings(Options(tuple(mib), **more))
-
-
 @pytest.mark.parametrize(
     ("there", "vllm", "train", "cards"),
     [
@@ -78,20 +71,6 @@ def chosen(*mib, **more):
 )  # fmt: skip
 def test_the_cards_that_each_takes(there, vllm, train, cards):
     assert share_out(Options((A24,) * there, vllm_gpus=vllm, train_gpus=train), 1) == cards
-
-
-def test_one_card_is_shared_by_the_plan():
-    found = plan(SEVEN, 23.99, WORK)
-    told, notes = chosen(A24)
-    assert told == {
-        "PLAN_VLLM_ARGS": f"--max-num-seqs {found.server.sequences} --max-num-batched-tokens 2048",
-        "PLAN_TRAIN_ARGS": f"--token-budget {found.trainer.token_budget} --gradient-checkpointing",
-        "VLLM_GPU_MEMORY": f"{found.server.share(23.99):.2f}", "VLLM_GPUS": "0", "TRAIN_GPUS": "0",
-        "TRAIN_PROCESSES": "1", "SERVE": "nf4", "PLAN_SHARED": "1",
-    }  # fmt: skip
-    assert notes[-1] == "GPUs: " + " ".join(f"{name}={value}" for name, value in told.items())
-    flags = {flag.name.replace("[no-]", "") for flag in flags_of(TrainOptions)}
-    assert {word for word in told["PLAN_TRAIN_ARGS"].split() if word.startswith("--")} <= flags
 
 
 @pytest.mark.parametrize(

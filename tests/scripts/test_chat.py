@@ -96,10 +96,7 @@ def test_mistakes_are_one_line(tiny, model_folder, arguments, says, monkeypatch)
 
 
 def on_terminal(arguments, keys, until):
-    """(what a terminal of 80 columns saw, exit status); `keys` are typed when the prompt is there.
-
-    A Ctrl-C just after the prompt is written, before input is waited for, is lost: it is typed again later.
-    """
+    """(what a terminal of 80 columns saw, exit status); `keys` are typed when the prompt is there."""
     master, slave = pty.openpty()
     environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
     process = subprocess.Popen(
@@ -108,7 +105,7 @@ def on_terminal(arguments, keys, until):
         preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(slave)
-    seen, deadline, typed, again = b"", time.monotonic() + 200, 0, float("inf")
+    seen, deadline, typed = b"", time.monotonic() + 200, 0
     while time.monotonic() < deadline:
         if select.select([master], [], [], 0.2)[0]:
             try:
@@ -119,10 +116,6 @@ def on_terminal(arguments, keys, until):
             time.sleep(0.5)
             os.write(master, keys[typed])
             typed += 1
-            again = time.monotonic() + 20 if keys[typed - 1] == b"\x03" else float("inf")
-        elif time.monotonic() > again:
-            os.write(master, b"\x03")
-            again = float("inf")
     status = process.wait(timeout=60)
     os.close(master)
     return seen.decode(errors="replace"), status

@@ -6,13 +6,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from evaluate import SYSTEMS, TPO, BudgetForcing, looks_good, main
+from evaluate import SYSTEMS, main
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
 from forage.agent.rewards import get_mrr
 from forage.data.records import Question, read_questions
@@ -21,7 +20,7 @@ from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
-from forage.evaluation.options import EvaluationOptions, read_system
+from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.report import SystemScores, summary
@@ -89,7 +88,7 @@ def counted(name, strategy, monkeypatch):
     return asked
 
 
-def test_two_policies_in_one_table(tiny, tmp_path, capsys):
+def test_two_policies_in_one_table(tiny, tmp_path):
     policies = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}")
     main(options_of(tiny, tmp_path, policy=policies))
     whole = json.loads((tmp_path / "eval.json").read_text())
@@ -99,28 +98,22 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     assert [row["adapter"] for row in whole["systems"]] == ["v000000"] * 4 + ["base"] * 4
     first, second = whole["systems"][:2]
     assert list(first["metrics"]) == SCORES + list(COSTS)
-    assert list(second["over_reference"]) == SCORES + list(COSTS)
-    assert "over_reference" not in first
     # The store has remedy n in document n, so that the raw question finds it first; without a search nothing is found.
     assert first["metrics"]["mrr"] == {"mean": 1, "low": 1, "high": 1}
     assert second["over_reference"]["mrr"] == {"mean": -1, "low": -1, "high": -1}
     assert (first["metrics"]["searches"]["mean"], second["metrics"]["searches"]["mean"]) == (1, 0)
     assert first["by_type"]["what"]["questions"] == first["by_type"]["how"]["questions"] == 3
-    assert 6 <= first["metrics"]["sampled_tokens"]["mean"] <= 12
     rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
-    assert len(rows) == 6
-    for metric in ("answer_similarity", "sampled_tokens", "seconds"):
-        values = [row["systems"]["warm/hyde"][metric] for row in rows]
-        assert np.mean(values) == pytest.approx(whole["systems"][2]["metrics"][metric]["mean"])
+    values = [row["systems"]["warm/hyde"]["answer_similarity"] for row in rows]
+    assert len(values) == 6
+    assert np.mean(values) == pytest.approx(whole["systems"][2]["metrics"]["answer_similarity"]["mean"])
     for policy in ("warm", "plain"):
         for system in systems:
             episodes = stored(tmp_path, system, policy)
             assert sorted(episodes) == [f"q{n}/0" for n in range(6)]
             assert {e.adapter for e in episodes.values()} == {"warm-v000000" if policy == "warm" else "base"}
-    said, page = capsys.readouterr().out, (tmp_path / "table.md").read_text()
-    assert "Difference to warm/plain_rag, paired" in said
+    page = (tmp_path / "table.md").read_text()
     assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
-    assert "## what, 3 questions" in page
     assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
     assert (tmp_path / "eval.png").stat().st_size > 10_000
     assert "api_key" not in (tmp_path / "eval.json").read_text()
@@ -173,16 +166,6 @@ def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
     assert tokens["best_of:3"] == tokens["best_of:3:learned"] == tokens["oracle:3"] > tokens["single"]
     assert tokens["self_consistency:3"] == tokens["best_of:3"]
-
-
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    [
-        ("s1:0", BudgetForcing(0, 0)), ("s1:0x32", BudgetForcing(0, 32)), ("tpo:4x3", TPO(looks_good, 4, 3)),
-    ],
-)  # fmt: skip
-def test_a_name_has_parameters(name, strategy):
-    assert read_system(name, SYSTEMS)(SimpleNamespace(options=EvaluationOptions())) == strategy
 
 
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
@@ -260,10 +243,6 @@ def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
     assert first["odd"]["mean"] == 0.5  # of the two questions that have it
     assert "4 of 6 questions have no odd: left out of its mean" in capsys.readouterr().out
     assert set(whole["rewards"]) == {"brief", "rouge_l", "odd"}
-    rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
-    assert sorted(row["id"] for row in rows if row["systems"]["tiny/plain_rag"]["odd"] is None) == [
-        "q0", "q2", "q4", "q5"
-    ]  # fmt: skip
 
 
 LEARNED = ("best_of:2:learned", "tree:2:learned", "tpo:2:learned")

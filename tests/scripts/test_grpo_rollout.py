@@ -46,12 +46,6 @@ def test_mrr_by_hand(relevant, expected):
     assert get_mrr([EPISODE], [replace(QUESTION, relevant_chunk_ids=relevant)]) == [expected]
 
 
-def test_searching_more_cannot_beat_searching_well():
-    good = replace(EPISODE, searches=(replace(EPISODE.searches[0], hits=("c", "a")),))
-    more = replace(EPISODE, searches=(replace(EPISODE.searches[0], hits=("a", "b", "c")),) * 3)
-    assert get_mrr([good, more], [QUESTION] * 2) == [1.0, 1 / 3]
-
-
 def test_similarity_by_hand():
     vectors = {"same": [1, 0], "near": [0.6, 0.8], "against": [-1, 0], "": [1, 0], "Rest and ice.": [1, 0]}
     embedder = SimpleNamespace(encode_passages=lambda texts: np.array([vectors[text] for text in texts], np.float32))

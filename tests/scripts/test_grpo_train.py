@@ -176,20 +176,6 @@ def test_a_loss_with_a_reference_and_several_epochs(tiny, tmp_path):
     ]  # fmt: skip
 
 
-def test_overall_is_the_mean_whatever_training_learns_from(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(forage.grpo.update, "OVERLONG_MARGIN", 400)
-    options = tiny_options(tiny, tmp_path / "run", max_steps=1, max_tokens=400, overlong="punish")
-    train(options)
-    [row] = read_stats(options.run_dir)
-    means = (np.array(row.rewards["even"]) + row.rewards["low"]) / 2
-    np.testing.assert_allclose(row.rewards["overall"], means)
-    assert not np.allclose(row.rewards["overall as trained"], means)
-    played = read_episodes(options.run_dir / "episodes" / "000000-eval" / "trainer.jsonl")
-    expected = np.mean([(e.rewards["even"] + e.rewards["low"]) / 2 for e in played])
-    assert row.evaluation["overall"]["mean"] == pytest.approx(expected)
-    assert "overall as trained" not in row.evaluation  # so no plot shows the two scales together
-
-
 # The update
 
 
@@ -210,10 +196,10 @@ def episodes(tiny, tmp_path_factory):
     ]
 
 
-def updated(tiny, episodes, shown=None, **more):
+def updated(tiny, episodes, shown=None, *, share_prompts=True, **more):
     learner = learner_of(tiny)
     options = tiny_options(tiny, tiny / "unused", **more)
-    context = UpdateContext(options.update, 0.01, 1.0, options.prompts_shared, shown or Demonstrations())
+    context = UpdateContext(options.update, 0.01, 1.0, share_prompts, shown or Demonstrations())
     figures = update(learner, prepare(episodes, options.update), context)
     return figures, {name: weight.detach().clone() for name, weight in learner.policy.named_parameters()}
 

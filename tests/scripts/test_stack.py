@@ -8,7 +8,6 @@ import shutil
 import subprocess
 
 import pytest
-import yaml
 
 from tests import ROOT
 from tests.pages import parsed, python_call
@@ -210,44 +209,6 @@ def test_settings_changed_after_something_was_made_by_them_are_refused(tmp_path,
 
 
 # The very commands of docker-compose.yml
-
-
-def compose_services():
-    """The GPU file as YAML, with its variables filled in as docker compose would without an .env."""
-    text = (ROOT / "docker-compose.yml").read_text()
-    filled = re.sub(r"\$\{\w+(?::?[-?]([^}]*))?\}", lambda found: found[1] or "", text)
-    return yaml.safe_load(filled)["services"]
-
-
-def environment_of(service):
-    return {name: str(value) for name, value in service["environment"].items() if value is not None}
-
-
-def test_the_services_of_the_gpu_file_start_up_to_where_cuda_is_touched(tmp_path, cards, python):
-    services, shared = compose_services(), tmp_path / "shared"
-    machine = cards() | {"SHARED": str(shared), "VLLM_PY": str(python)}
-    plain = {"HOME": os.environ["HOME"], "ENV_FILE": str(tmp_path / "none"), "PY": str(ROOT / ".venv/bin/python")}
-
-    def start(name, **more):
-        service = services[name]
-        command = [*service.get("entrypoint", []), *(service.get("command") or [])]
-        env = plain | environment_of(service) | machine | more
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-
-    assert {environment_of(services[name])["DEVICE"] for name in ("prepare", "rollout", "train")} == {"cuda"}
-    prepared = start("prepare")  # with this machine's torch
-    assert prepared.returncode == 1
-    assert "has no CUDA" in prepared.stderr or "torch finds no GPU" in prepared.stderr
-    assert start("prepare", PY=str(python)).returncode == 0
-    (shared / "models" / "served").mkdir()
-    for name in ("rollout", "train"):
-        assert f"grpo_{name}.py" in start(name, PY=str(python)).stdout
-    assert "has no CUDA" in start("train").stderr or "torch finds no GPU" in start("train").stderr
-    done = start("vllm")
-    assert done.returncode == 0, done.stderr
-    arguments = done.stdout.splitlines()[-1].partition("api_server ")[2].split()
-    assert arguments[:2] == ["--model", str(shared / "models" / "served")]
-    assert "--host 0.0.0.0 --port 8100" in " ".join(arguments)
 
 
 PARSE = """
