@@ -285,7 +285,7 @@ class LockstepScorer(Scorer):
 
     def _score_shared_rows(self, shared: SequenceParallelPolicy, batch: TokenBatch, temperature: float) -> TokenScores:
         if batch.tree is not None:
-            raise UserError("--share-prompts does not work with --sequence-parallel; give --no-share-prompts")
+            raise ValueError("the rows of a tree can't be split among processes")
         part = shared.own_columns(batch)
         return shared.gather_scores(token_scores(shared, part, self.chunk, temperature), batch)
 

@@ -66,7 +66,7 @@ def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
         mask = None if batch.ids_BT.is_cuda else batch.attention_BT
     else:
         if has_windows(decoder.config):
-            raise UserError(f"{decoder.config.model_type} has layers that can't share prompts; give --no-share-prompts")
+            raise UserError(f"{decoder.config.model_type} has layers that can't share prompts")
         ids_BT, positions_BT = batch.tree.ids_N[None], batch.tree.positions_N[None]
         # transformers passes a mask of four dimensions on as it is: what is added to the attention scores. Attention by
         # branches doesn't look at it, but some models (StableLM) don't hand `branches` on to their attention.

@@ -177,6 +177,6 @@ def test_trees_change_neither_values_nor_gradients(budget, kind, checkpointing):
 def test_a_model_with_windows_shares_no_prompts():
     model = tiny_model()
     model.config.layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(UserError, match="llama has layers that can't share prompts; give --no-share-prompts"):
+    with pytest.raises(UserError, match="llama has layers that can't share prompts"):
         token_logprobs(model, pack_trees([C, D], 100)[0])
     assert token_logprobs(model, pack([C, D], 100)[0]).shape == (2, 4)

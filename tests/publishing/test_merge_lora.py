@@ -251,26 +251,17 @@ def test_an_adapter_that_is_not_wholly_merged_is_refused(base, adapter, tmp_path
     q = "base_model.model.model.layers.0.self_attn.q_proj"
     extra = torch.ones(32)
     refused(changed("bias", {"bias": "all"}), "bias all, which can't be merged here")
-    refused(changed("lora bias", {"lora_bias": True}), "has lora_bias, which can't be merged here")
-    refused(changed("ia3", {"peft_type": "IA3"}), "peft_type IA3")
     refused(changed("pissa", {"init_lora_weights": "pissa"}), "init_lora_weights pissa, which changes the base too")
-    refused(changed("nameless", {"base_model_name_or_path": None}), "names no base; name one with --base-model")
     refused(
         changed("unused", tensors={"base_model.model.model.extra.weight": extra}),
         "model.extra.weight matches no weight of",
     )
-    refused(changed("dora", tensors={f"{q}.lora_magnitude_vector": extra}), "has an unused lora_magnitude_vector")
     refused(changed("half", tensors={f"{q}.lora_B.weight": None}), "q_proj lacks lora_B")
     refused(changed("rank", {"r": 5}), "is not of rank 5, as its config says")
     refused(changed("no dora", {"use_dora": True}), "lacks lora_magnitude_vector")
-    refused(
-        changed("empty", tensors=dict.fromkeys(load_file(adapter / "adapter_model.safetensors"))), "holds no tensor"
-    )
     damaged = changed("damaged")
     (damaged.lora_model / "adapter_model.safetensors").write_text("?")
     refused(damaged, "can't be read")
-    (damaged.lora_model / "adapter_config.json").unlink()
-    refused(damaged, "has neither adapter_config.json nor adapters/v000000")
 
 
 def test_a_weight_used_twice_is_refused(tmp_path):
@@ -307,14 +298,9 @@ def test_an_adapter_too_small_for_bfloat16_is_refused_and_float32_keeps_it(tmp_p
     main(replace(options, dtype="float32"))
 
 
-@pytest.mark.parametrize("trained", [True, False])
-def test_the_merged_model_plays_as_its_policy_did(trained, tmp_path):
+def test_the_merged_model_plays_as_its_policy_did(tmp_path):
     base = save_base(tmp_path / "base")
     save_adapter(base, tmp_path / "run" / "adapters" / "v000003")
-    if trained:
-        write_agent(AgentSettings(k=7), tmp_path / "run")
+    write_agent(AgentSettings(k=7), tmp_path / "run")
     main(Options(tmp_path / "run", tmp_path / "merged", dtype="float32"))
-    if trained:
-        assert read_agent(tmp_path / "merged") == AgentSettings(k=7)
-    else:
-        assert not (tmp_path / "merged" / "agent.json").exists()
+    assert read_agent(tmp_path / "merged") == AgentSettings(k=7)

@@ -13,7 +13,7 @@ from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
 from forage.agent.searcher import Searcher
-from forage.data.records import Document, Question, read_questions
+from forage.data.records import Document, Question
 from forage.engines.base import Engine, EngineError, Sample
 from forage.errors import UserError
 from forage.files import write_jsonl
@@ -22,7 +22,7 @@ from forage.rollout import worker
 from forage.rollout.agreement import SAMPLED, manifest_now, write_run
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions, WorkerOptions
-from forage.rollout.plans import Plan, Played, open_plans, plan_of, write_plan
+from forage.rollout.plans import Played, open_plans, plan_of, write_plan
 from forage.rollout.rollout import Rollout, play_plan
 from forage.rollout.waits import read_waits
 from forage.rollout.worker import FINISHED, follow_trainer, keep_plan, next_plan
@@ -229,25 +229,6 @@ def test_without_a_reference_there_is_no_similarity(embedder):
     assert get_token_f1(episodes, [silent, QUESTION]) == [None, 0.0]
     first, second = get_answer_similarity(episodes, [silent, replace(QUESTION, answer="A correct sentence.")], embedder)
     assert (first, second) == (None, pytest.approx(1, abs=1e-3))
-
-
-def reopened(rollout, answers):
-    """The rollout over questions with these answers."""
-    path = rollout.options.data / "train.jsonl"
-    write_jsonl(path, [replace(q, answer=a) for q, a in zip(read_questions(path), answers, strict=True)])
-    return Rollout(
-        rollout.options, rollout.settings, rollout.engine, rollout.protocol, rollout.store, rollout.functions
-    )
-
-
-def test_questions_without_a_reference_are_combined_from_the_other_rewards(rollout, tmp_path):
-    mixed = reopened(rollout, ["", "Rest.", "Rest.", "Rest.", "Rest."])
-    plan = Plan("000000", 0, ("q0", "q1"), num_rollouts=2)
-    asyncio.run(play_plan(mixed, tmp_path, plan, "w"))
-    without, other = ([e for e in Played(tmp_path, plan).episodes() if e.question_id == name] for name in ("q0", "q1"))
-    assert [set(e.rewards) for e in without] == [{"mrr", "format"}] * 2
-    assert [e.reward for e in without] == [(0.5 + 1) / 2, (0 + 1) / 2]
-    assert all(set(e.rewards) == {"mrr", "answer_similarity", "format"} for e in other)
 
 
 def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_path, monkeypatch):
