@@ -32,13 +32,13 @@ class Tokens:
     mask: tuple
 
 
-def tiny_policy(seed=1, *, checkpointing=True, four_bit=None, stored_as=torch.uint8):
+def tiny_policy(seed=1, *, checkpointing=True, four_bit=None):
     """Rank 3, so that two processes can't share its rows evenly. `four_bit` is a base's folder."""
     torch.manual_seed(0)
     if four_bit:
         bits = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_quant_storage=stored_as, bnb_4bit_compute_dtype=torch.float32,
+            bnb_4bit_quant_storage=torch.uint8, bnb_4bit_compute_dtype=torch.float32,
         )  # fmt: skip
         base = LlamaForCausalLM.from_pretrained(four_bit, dtype=torch.float32, quantization_config=bits)
     else:
@@ -161,8 +161,8 @@ def put_through(sharding, offload, folder):
         (folder / "found.json").write_text(json.dumps(found))
 
 
-def put_4_bit_through(sharding, offload, folder, stored_as=torch.uint8):
-    policy = tiny_policy(four_bit=folder.parent / "base", stored_as=stored_as)
+def put_4_bit_through(sharding, offload, folder):
+    policy = tiny_policy(four_bit=folder.parent / "base")
     learner = ShardedLearner(policy, sharding=sharding, offload=offload)
     with torch.no_grad():
         before_BT = learner.score(micro_batches(1)[0], 1.0).logprobs_BT
@@ -174,10 +174,6 @@ def put_4_bit_through(sharding, offload, folder, stored_as=torch.uint8):
     if learner.rank == 0:
         save_file(tensors, folder / "tensors.safetensors")
         (folder / "found.json").write_text(json.dumps(found))
-
-
-def put_4_bit_of_before_through(sharding, offload, folder):
-    put_4_bit_through(sharding, offload, folder, torch.bfloat16)
 
 
 def put_split_through(sharding, offload, folder):
@@ -205,7 +201,7 @@ def put_prompts_through(sharding, offload, folder):
 
 
 FORMS = {
-    "": put_through, "4bit": put_4_bit_through, "4bitbefore": put_4_bit_of_before_through, "split": put_split_through,
+    "": put_through, "4bit": put_4_bit_through, "split": put_split_through,
     "prompts": put_prompts_through,
 }  # fmt: skip
 

@@ -7,17 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
 from forage.engines.base import EngineError, Request, Sampling
-from forage.engines.local import LocalEngine, first_above, inverse_cdf, longest_start
+from forage.engines.local import LocalEngine, first_above, inverse_cdf
 from forage.engines.slot_cache import Decode
 from forage.errors import UserError
-from forage.policy.packing import common_start
 from tests.factories import tiny_model
 from tests.sampling import generate, logprobs_of, requests
 
@@ -184,22 +181,6 @@ def test_more_episodes_than_slots_and_turns_that_come_back_late():
         await asyncio.gather(*(episode(number) for number in range(7)))
 
     asyncio.run(run())
-
-
-def shared_by_all(held, wanted, own):
-    """The same by comparing with every slot."""
-    shared = [common_start(ids, wanted) for ids in held]
-    source = max(range(len(shared)), key=lambda number: (shared[number], number == own))
-    return source, shared[source]
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=6), st.lists(st.integers(0, 1), max_size=6),
-    st.data(),
-)  # fmt: skip
-def test_the_slot_with_the_longest_beginning_is_found(held, wanted, data):
-    own = data.draw(st.integers(0, len(held) - 1))
-    assert longest_start(held, wanted, own) == shared_by_all(held, wanted, own)
 
 
 @pytest.mark.parametrize("taken", [62, 63, 64, 127])

@@ -10,7 +10,6 @@ from forage.engines import choice
 from forage.engines.base import Request
 from forage.engines.local import LocalEngine, borrowing
 from forage.engines.options import EngineOptions
-from forage.errors import UserError
 from forage.policy import room
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import AdapterOptions, PolicyCard, read_policy_card
@@ -182,18 +181,6 @@ def test_keys_and_values_are_given_back_when_nothing_is_played():
     generate(kept, first)
     kept.release("a")
     assert kept._cache.room == 256  # a CPU keeps the beginning that prompts share
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_out_of_memory_is_told_with_the_way_out(monkeypatch, count):
-    engine = LocalEngine(tiny_model(), 7)
-
-    def short(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has ...")
-
-    monkeypatch.setattr(engine._cache, "make_room", short)
-    with pytest.raises(UserError, match=r"out of memory while sampling 7 sequences .*2 GiB\); lower --concurrency"):
-        generate(engine, *requests(count))
 
 
 def test_slots_by_hand():

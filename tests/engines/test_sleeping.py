@@ -164,25 +164,6 @@ def test_two_trainers_on_one_server_are_refused(fake, adapter):
 # Others that use the server
 
 
-def test_others_wait_until_the_trainer_wakes_it(fake, capsys, monkeypatch):
-    fake.asleep = True
-    real, asked = fake.handler.do_GET, []
-
-    def do_GET(handler):
-        asked.append(handler.path)
-        if asked.count("/is_sleeping") == 3:
-            fake.turns.append("woken by its trainer")
-            fake.asleep = False
-        return real(handler)
-
-    monkeypatch.setattr(fake.handler, "do_GET", do_GET)
-    assert with_engine(lambda engine: engine.generate(REQUEST), fake, sleeps=False) == RIGHT
-    assert fake.turns == ["woken by its trainer", "completion"]
-    told = capsys.readouterr().out
-    assert told.count("is asleep: waiting until the trainer that put it to sleep wakes it") == 1
-    assert f"curl -X POST {fake.url}/wake_up" in told
-
-
 def test_their_requests_wait_and_are_answered_after_it_wakes(fake, adapter):
     async def act(engine):
         await engine.load_adapter("run-v000001", adapter)

@@ -1,7 +1,6 @@
 """VLLMEngine against a small HTTP server that fails in many ways; tests/integration has a real vLLM server."""
 
 import asyncio
-import threading
 
 import numpy as np
 import pytest
@@ -42,14 +41,6 @@ def test_a_request_says_all_that_matters(fake):
         "logprobs": 0, "return_token_ids": True, "skip_special_tokens": False,
     }  # fmt: skip
     assert body == wanted
-
-
-def test_a_sample_names_the_server_that_answered(fake):
-    with MisbehavingVLLM() as other:
-        fake.plan, other.plan = [503], [503]
-        sample = with_engine(lambda engine: engine.generate(REQUEST), fake, other)
-        asked_twice = max((fake, other), key=lambda server: len(server.bodies))  # it refused, the other refused
-        assert f"http://{sample.server}" == asked_twice.url
 
 
 @pytest.mark.parametrize("trouble", [[503], [429, 500, 502], ["cut"], [503, "cut"]])
@@ -153,18 +144,6 @@ def test_episodes_stay_with_a_server_and_move_when_it_dies(fake):
     assert 0 < share < 40
     assert share % 4 == 0  # the four episodes of a question share a server
     assert len(fake.bodies) == share + 40
-
-
-def test_an_adapter_waits_for_a_server_that_is_being_started_again(fake, tmp_path):
-    async def act(engine):
-        await engine.load_adapter("run-v000000", tmp_path)
-        fake.stop()
-        fake.adapters.clear()
-        threading.Timer(0.7, fake.start).start()
-        await engine.load_adapter("run-v000001", tmp_path)
-        return fake.adapters
-
-    assert with_engine(act, fake) == ["run-v000001"]
 
 
 def test_servers_of_different_models_are_refused(fake):

@@ -11,14 +11,6 @@ def options_of(*arguments):
     return parse(TrainOptions, expanded(arguments, PRESETS))
 
 
-def test_the_example():
-    presets = {"dapo": {"beta": 0.0, "clip_high": 0.28}}
-    dapo = ["--beta", "0.0", "--clip-high", "0.28"]
-    assert expanded(["--preset", "dapo", "--beta", "0.01"], presets) == [*dapo, "--beta", "0.01"]
-    assert expanded(["--pool", "--preset=dapo"], presets) == [*dapo, "--pool"]
-    assert expanded(["--pool"], presets) == ["--pool"]
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_is_options_that_the_script_takes(name):
     options = options_of("--preset", name)

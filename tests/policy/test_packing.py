@@ -9,7 +9,7 @@ from forage.errors import UserError
 from forage.policy import packing
 from forage.policy.branches import BRANCHES, Branch
 from forage.policy.logprobs import token_logprobs, token_scores
-from forage.policy.packing import common_start, pack, pack_trees, values_like
+from forage.policy.packing import pack, pack_trees, values_like
 from tests.factories import Sequence, tiny_model
 
 A, B = Sequence((5, 6, 7, 8), (0, 0, 1, 1)), Sequence((5, 9), (0, 1))
@@ -122,13 +122,6 @@ def test_values_stand_where_the_tokens_are():
     torch.testing.assert_close(values_like(row, values), torch.tensor([[0.0, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7]]))
     [rows] = pack([D, C], budget=100)
     torch.testing.assert_close(values_like(rows, values[::-1])[1, :3], torch.tensor([0.5, 0.6, 0.7]))
-
-
-@given(st.lists(st.integers(0, 2), max_size=9), st.lists(st.integers(0, 2), max_size=9))
-def test_common_start(held, wanted):
-    shared = common_start(held, wanted)
-    assert held[:shared] == wanted[:shared]
-    assert shared == min(len(held), len(wanted)) or held[shared] != wanted[shared]
 
 
 def four_of_two_prompts():

@@ -1,7 +1,6 @@
 """Defaults for the GPU of this process: filled in only where they were left out, and only on a GPU."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +8,9 @@ from safetensors import safe_open
 
 from forage.grpo.strategies import CONFIGS
 from forage.optimizer import MemoryOptions
-from forage.policy import room
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import GIB, KNOWN, Lora, resident, shape_of, weight_bytes
+from forage.policy.footprint import GIB, KNOWN, Lora, resident, shape_of
 from forage.policy.memory import Work
 from forage.policy.room import LIVE, fitted, lora_of, offloaded
 from tests.tiny import make_base, make_policy
@@ -45,22 +43,6 @@ def test_a_gpu_fills_in_what_was_left_out(adapter, monkeypatch, capsys):
     assert "memory: micro-batches of" in capsys.readouterr().out
     given = MemoryOptions(3000, True)
     assert fitted(given, card(adapter), adapter, 2048, plays=False) is given
-
-
-def test_a_server_on_the_card_and_an_engine_in_the_process_take_their_part(adapter, monkeypatch, capsys):
-    with_gpu(monkeypatch, 23)
-    alone = fitted(MemoryOptions(gradient_checkpointing=True), card(adapter), adapter, 2048, plays=False)
-    plays = fitted(MemoryOptions(gradient_checkpointing=True), card(adapter), adapter, 2048, plays=True)
-    assert "for 21.6 GiB" in capsys.readouterr().out
-    with_gpu(monkeypatch, 10)
-    beside = fitted(MemoryOptions(gradient_checkpointing=True), card(adapter), adapter, 2048, plays=False)
-    assert alone.token_budget > beside.token_budget
-    assert alone.token_budget >= plays.token_budget
-    # What an engine keeps between updates: the packed base and its adapter in fp32.
-    work = Work(Lora(8, ("q_proj", "v_proj")))
-    adapter_bytes = 4 * 28 * 8 * (3584 + 3584 + 3584 + 512)
-    assert room.engine_weights(SEVEN, work) == weight_bytes(SEVEN, "nf4") + adapter_bytes
-    assert room.engine_weights(SEVEN, replace(work, precision="bf16")) == weight_bytes(SEVEN, "bf16")
 
 
 def test_too_little_room_gives_the_smallest_and_says_so(adapter, monkeypatch, capsys):

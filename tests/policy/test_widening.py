@@ -36,20 +36,6 @@ def figures(policy, ids):
     return logits.detach(), gradients, sum(kept.values())
 
 
-def test_a_product_by_hand():
-    """(1 2) times (3 4) is 11; the gradients are the other factor, the input's in bf16 again."""
-    linear = nn.Linear(2, 1, bias=False)
-    linear.__class__ = WideningLinear
-    with torch.no_grad():
-        linear.weight.copy_(torch.tensor([[3.0, 4.0]]))
-    narrow = torch.tensor([[1.0, 2.0]], dtype=torch.bfloat16, requires_grad=True)
-    found = linear(narrow)
-    assert (found.item(), found.dtype) == (11.0, torch.float32)
-    found.sum().backward()
-    assert linear.weight.grad.tolist() == [[1.0, 2.0]]
-    assert (narrow.grad.tolist(), narrow.grad.dtype) == ([[3.0, 4.0]], torch.bfloat16)
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_figures_are_pefts_bit_for_bit_and_less_is_kept(again):
     """`again`: with activations computed again in the backward pass."""

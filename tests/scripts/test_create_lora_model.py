@@ -1,4 +1,4 @@
-"""A 4-bit base and its adapter, made from the packaged model and from tiny ones."""
+"""A 4-bit base and its adapter, made from tiny models."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from create_lora_model import Options, main
 from forage.errors import UserError
-from forage.policy.base_models import PACKAGED_MODEL, base_digest
+from forage.policy.base_models import base_digest
 from forage.policy.card import AdapterOptions, read_policy_card
 from forage.policy.policy import Sizes, add_adapter, load_base, load_policy, load_tokenizer, sizes
 from tests.factories import tiny_llama
@@ -19,33 +19,19 @@ from tests.factories import tiny_llama
 
 @dataclass(frozen=True)
 class Created:
-    """A 4-bit policy folder, its full base, and the parameters of all its layers and of those in 4 bits."""
+    """A 4-bit policy folder and its full base."""
 
     policy: Path
     full: Path
-    parameters: int
-    linear: int
 
 
-@pytest.fixture(scope="module", params=["tiny", pytest.param("packaged", marks=pytest.mark.slow)])
-def created(request, tiny, tmp_path_factory, model_folder):
+@pytest.fixture(scope="module")
+def created(tiny, tmp_path_factory, model_folder):
     folder = tmp_path_factory.mktemp("created")
-    if request.param == "packaged":
-        main(
-            Options(
-                base_model=PACKAGED_MODEL,
-                models_dir=Path(model_folder).parent,
-                output_dir=folder / "policy",
-                quantize=True,
-            )
-        )
-        linear = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
-        return Created(folder / "policy", Path(model_folder), 134_515_008, linear)
     shutil.copytree(tiny, folder / "tiny")
     AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder / "tiny")
     main(Options(base_model=str(folder / "tiny"), output_dir=folder / "policy", quantize=True))
-    linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
-    return Created(folder / "policy", folder / "tiny", linear + 2 * 61 * 32 + 5 * 32, linear)
+    return Created(folder / "policy", folder / "tiny")
 
 
 @pytest.fixture(scope="module")

