@@ -2,8 +2,7 @@
 
     python nano_grpo.py --data data --policy models/warm --output-dir runs/nano
 
-Reads the folders of data_prep.py and sft_train.py; writes the episodes of every step, and a policy folder that
-evaluate.py and merge_lora.py take. A step:
+Reads the folders of data_prep.py and sft_train.py; writes each step's episodes, and a policy folder. A step:
 
     play        sample a group of episodes for each question: a turn, its searches, what they found, the next turn
     reward      a few numbers from 0 to 1 for each episode, and their mean
@@ -27,17 +26,11 @@ Shapes: N episodes of a step, R rewards, B episodes of a group that go on, T tok
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.optim import AdamW
-from transformers import GenerationConfig
 
 from forage.agent.combination import MakeRewards, reward_matrix, rewards_of, scored
 from forage.agent.episode import Episode, Search, Turn, write_episodes
@@ -48,12 +41,21 @@ from forage.cli import run_script
 from forage.data.records import Question
 from forage.data.splits import in_rounds, read_training_questions
 from forage.errors import UserError
+from forage.outputs import check_apart
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import read_policy_card, write_policy_card
-from forage.policy.policy import load_policy, load_tokenizer
-from forage.store.embedder import Embedder
 from forage.store.opening import Store, open_store
 from grpo_rollout import get_reward_functions
+
+if "--help" not in sys.argv:  # which is to come at once, but torch takes seconds to import
+    import numpy as np
+    import torch
+    from torch import Tensor
+    from torch.optim import AdamW
+    from transformers import GenerationConfig
+
+    from forage.policy.policy import load_policy, load_tokenizer
+    from forage.store.embedder import Embedder
 
 CLIP = 0.2  # how far a token's probability may move from where it was at the start of the step: by this factor
 CORRECTION_CAP = 2.0  # the most that a token counts for having been sampled with a lower probability than computed
@@ -88,6 +90,7 @@ class Options:
 
 
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
+    check_apart("--output-dir", options.output_dir, {"--data": options.data, "--policy": options.policy})
     card, settings = read_policy_card(options.policy), SearchOptions().settle(options.policy)
     if settings.tools or settings.max_turns == 1:
         raise UserError(f"{options.policy} was not made to search and then answer; train it with grpo_train.py")
@@ -102,7 +105,6 @@ def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> 
 
     torch.manual_seed(options.seed)
     for step in range(options.max_steps):
-        started = time.perf_counter()
         chosen = in_rounds(questions, step, options.batch_size, options.seed)
         episodes = [episode for question in chosen for episode in play(player, question, options.num_rollouts)]
         matrix_NR = reward_matrix(functions, episodes, [q for q in chosen for _ in range(options.num_rollouts)])
@@ -111,7 +113,7 @@ def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> 
         norm = update(policy, optimizer, episodes, advantages_N, options)
         write_episodes(options.output_dir / f"episodes_{step:06d}.jsonl", episodes)
         means = "  ".join(f"{name} {mean:.3f}" for name, mean in zip(functions, np.nanmean(matrix_NR, 0), strict=True))
-        print(f"step {step}: {means}  gradient {norm:.3f}  {time.perf_counter() - started:.1f} s", flush=True)
+        print(f"step {step}: {means}  gradient {norm:.3f}", flush=True)
     print(f"policy: {publish_adapter(policy, options.output_dir, options.max_steps, overwrite=True)}")
 
 
@@ -146,7 +148,6 @@ def extended(episode: Episode, ids: Sequence[int], logprobs: Sequence[float] = (
     )  # fmt: skip
 
 
-@torch.no_grad()
 def sample_turns(player: Player, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], list[float]]]:
     """Each row's next turn: its tokens and their log-probabilities."""
     policy, end, stop_ids = player.policy.eval(), player.protocol.end_of_turn, player.protocol.stop_ids

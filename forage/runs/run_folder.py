@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from forage.errors import UserError
 from forage.files import clear_leftovers, locked, make_folder, replacing
-from forage.manifest import agree, plain
+from forage.manifest import agree, plain, read_manifest
 from forage.outputs import clear_half_written, clear_superseded
 
 STALE = "stale"  # folder for what a run can't go on with, and that nobody may want to lose
@@ -57,8 +58,11 @@ def forget_empty_run(folder: Path) -> None:
 
 def keep_options(folder: Path, options: Any, free: Collection[str] = (), way_out: str = "another --run-dir") -> None:
     """Keep the options in config.json, and refuse those of another run."""
+    path = folder / "config.json"
+    if path.exists() and "options" not in read_manifest(path, f"give {way_out}"):
+        raise UserError(f"{path} was not written by this script; give {way_out}")
     keep_code(folder)
-    agree(folder / "config.json", {"options": plain(options)}, way_out, [f"options.{name}" for name in free])
+    agree(path, {"options": plain(options)}, way_out, [f"options.{name}" for name in free])
 
 
 def keep_code(folder: Path) -> None:
