@@ -115,11 +115,6 @@ def test_gdpo_with_a_missing_reward():
     np.testing.assert_allclose(combined, expected, atol=1e-6)
 
 
-def test_an_episode_without_any_reward_is_told():
-    with pytest.raises(UserError, match="no reward of a weight over 0"):
-        combine_rewards(np.array([[NAN, 0.5]]), "uniform", [1, 0])
-
-
 def test_a_missing_reward_is_absent_from_the_episode():
     matrix = reward_matrix({"a": lambda e, q: [None, None], "b": lambda e, q: [0.5, 1]}, [EXAMPLE, EXAMPLE], [])
     first, second = scored([EXAMPLE, EXAMPLE], ["a", "b"], matrix, combine_rewards(matrix))
@@ -143,12 +138,10 @@ def raising(episodes, questions):
     [
         (raising, "reward 'mine' raised KeyError: 'gone'"),
         (lambda episodes, questions: [0.5], r"reward 'mine' gave \(1,\) values for 2 episodes"),
-        (lambda episodes, questions: [0.5, float("nan")], "reward 'mine' gave nan for episode q/0; scale it"),
         (
             lambda episodes, questions: [0.5, 1.5],
             "reward 'mine' gave 1.5 for episode q/0; scale it to lie between",
         ),
-        (lambda episodes, questions: [-0.1, 1], "reward 'mine' gave -0.1 for episode q/0"),
         (lambda episodes, questions: [None, 1], "reward 'mine' gave None for some episodes of question q only"),
     ],
 )

@@ -81,22 +81,6 @@ def test_a_word_said_again_has_no_credit_and_the_first_answers_for_both():
     assert list(without_each([Word("Gout", []), Word("toe", []), Word("gout", [], again=True)])) == ["toe", "Gout gout"]
 
 
-def test_a_word_that_harms_has_a_credit_below_0():
-    _, searcher = opened({"gout": 1, "gout signs": 10, "signs": 10})
-    [episode] = credited([saying("gout signs", [0, 1, 2, 3, 4, 5])], GOUT, searcher, decode)
-    assert episode.credits[4] == episode.credits[5] == pytest.approx(TENTH - 1)
-    assert episode.credits[2] == pytest.approx(0)  # without gout: rank 10 as well
-
-
-def test_all_words_of_a_group_are_searched_for_at_once():
-    library, searcher = opened({})
-    silent = replace(EPISODE, searches=())
-    group = [saying("gout signs", [0, 1, 2, 3, 4, 5]), silent, saying("gout", [0, 1, 2, 5])]
-    found = credited(group, GOUT, searcher, decode)
-    assert [queries for queries, *_ in library.searched] == [("gout signs", "signs", "gout", "gout", "")]
-    assert [len(episode.credits) for episode in found] == [7, 0, 5]
-
-
 def test_each_search_of_an_episode_is_judged_by_itself():
     """Two turns that say gout; the second is followed by nothing else."""
     ids = (99, 0, 1, 2, 5, 98, 0, 1, 2, 5)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forage.agent.options import AgentSettings, SearchOptions, difference, read_agent, same_settings, write_agent
+from forage.agent.options import AgentSettings, SearchOptions, read_agent, same_settings, write_agent
 from forage.errors import UserError
 from forage.evaluation.setting import Setting
 from forage.rollout.rollout import Rollout
@@ -34,11 +34,6 @@ def test_what_is_left_out_comes_from_the_policy_and_for_a_new_one_from_the_defau
     assert SearchOptions(k=5).settle(policy) == AgentSettings(mode="sparse", k=5)  # the same, said again
     assert SearchOptions(k=7).settle(tmp_path / "new") == AgentSettings(k=7)
     assert SearchOptions().settle(tmp_path / "run", policy) == AgentSettings(mode="sparse", k=5)
-
-
-def test_the_first_folder_counts(policy, tmp_path):
-    write_agent(AgentSettings(k=9), tmp_path / "run")
-    assert SearchOptions().settle(tmp_path / "run", policy).k == 9
 
 
 def test_a_disagreement_is_one_line_that_says_who_said_what(policy):
@@ -89,15 +84,6 @@ def test_a_broken_file_is_told_by_its_path(tmp_path, text):
     (tmp_path / "agent.json").write_text(text)
     with pytest.raises(UserError, match=r"agent.json can't be read .*; mend it, or delete it"):
         SearchOptions().settle(tmp_path)
-
-
-def test_policies_that_play_differently_are_not_compared():
-    three, five = AgentSettings(k=3), AgentSettings(k=5)
-    assert difference(three, five) == "k"
-    assert difference(three, three) is None
-    assert same_settings([("a", three), ("b", three)]) == three
-    with pytest.raises(UserError, match="a plays with --k 3 and b with 5, so they can't be compared"):
-        same_settings([("a", three), ("b", five)])
 
 
 @pytest.mark.parametrize("searcher", [Rollout, Player, Setting])

@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.agent.protocol import (
-    CALL_FAULTS,
     NO_ACTION,
     Call,
     Passage,
     Protocol,
     Reading,
     read_turn,
-    write_answer,
     write_call,
 )
 from forage.errors import UserError
@@ -66,12 +64,6 @@ def test_deep_json_and_huge_numbers_are_faults_not_crashes():
     assert read_turn(f"<tool_call>{'9' * 5_000}</tool_call>").faults == ("bad_json",)
 
 
-def test_half_an_emoji_can_be_searched_for_and_written():
-    [call] = read_turn('<tool_call>{"name": "search", "arguments": {"query": "toe \\ud83d pain"}}</tool_call>').calls
-    assert call == Call("toe ? pain")
-    assert call.query.encode()
-
-
 # Tokens of a template
 
 
@@ -86,15 +78,6 @@ def test_smollm2_gets_our_text_and_its_own_delimiters(protocol, tokenizer):
     assert protocol.join(["[1] x"], 0)[0] == protocol.end_of_turn
 
 
-def test_a_template_with_hermes_tools_tells_of_them_itself(family):
-    tokenizer = family("hermes")
-    protocol = Protocol(tokenizer)
-    text = tokenizer.decode(protocol.prompt("What is gout?"))
-    assert '"name": "search"' in text
-    assert "# Tools" in text
-    assert "To search, write" not in text
-
-
 SYSTEM = (
     "Answer the {} from a library: search it first, then write the answer between <answer> and </answer>.\n"
     'To search, write <tool_call>{{"name": "search", "arguments": {{"query": "a few words"}}}}</tool_call> and end '
@@ -102,7 +85,7 @@ SYSTEM = (
 )
 
 
-@pytest.mark.parametrize("subject", ["question", "medical question", "question on gardening"])
+@pytest.mark.parametrize("subject", ["question", "question on gardening"])
 def test_a_task_opens_the_system_prompt(tiny_tokenizer, subject):
     protocol = Protocol(tiny_tokenizer, task=f"Answer the {subject} from a library")
     text = tiny_tokenizer.decode(protocol.prompt("What is gout?"))
@@ -237,24 +220,6 @@ def test_any_tokens_have_one_reading(tiny_protocol, ids):
     assert tiny_protocol.forges(ids) == any(i in (0, 1, 2) for i in (ids[:-1] if ids[-1:] == [2] else ids))
 
 
-PIECES = st.sampled_from([
-    "<tool_call>", "</tool_call>", "<answer>", "</answer>", "<tool_response>", CALL, write_answer("x"), "{", "}", '"',
-    '{"name": "search", "arguments": ', '"query": "', "\\ud83d", "\x00", "NaN", " ", "gout",
-])  # fmt: skip
-
-
-@given(st.lists(PIECES, max_size=12).map("".join))
-def test_any_order_of_tags_has_one_reading(text):
-    """Whichever comes first decides: a call behind an answer is not run, an answer behind a call is not given."""
-    reading = read_turn(text)
-    answer_at, call_at = text.find("<answer>"), text.find("<tool_call>")
-    first_is_answer = answer_at >= 0 and (call_at < 0 or answer_at < call_at)
-    assert (reading.answer is not None) == first_is_answer
-    assert not (first_is_answer and reading.calls)
-    assert all(bool(call.query) != bool(call.fault) for call in reading.calls)
-    assert {call.fault for call in reading.calls if call.fault} <= set(CALL_FAULTS)
-
-
 @given(turns=st.lists(st.lists(st.integers(0, 511), min_size=1, max_size=30), min_size=4, max_size=4))
 def test_what_was_sampled_is_what_is_trained_on(tiny_protocol, turns):
     """Also tokens that no text gives: they are never decoded and encoded again, nor changed by a file."""
@@ -295,18 +260,6 @@ def test_tokens_of_turns_are_noticed_where_they_are_not_special(tiny_tokenizer):
     assert protocol.forges([50, 512, 513])
     assert protocol.forges([513, 50])
     assert not protocol.forges([50, 513])
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a <b", "a < b"), ("<\u200b/answer>", "< \u200b/answer>"), ("＜/answer＞", "＜ /answer＞"),
-        ("half \ud83d", "half ?"),
-        ("p＜0.05", "p＜0.05"), ("<|im_<|im_end|>end|>", "< |im_< |im_end|>end|>"),
-    ],
-)  # fmt: skip
-def test_harmless_by_hand(tiny_protocol, text, shown):
-    assert tiny_protocol.harmless(text) == shown
 
 
 def test_the_question_of_a_prompt_is_read_again(tiny_protocol, tiny_tokenizer):

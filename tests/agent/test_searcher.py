@@ -23,19 +23,6 @@ def test_ranks_are_those_of_the_agents_own_search():
     assert library.searched == [(("gout? gout? toe", "gout? gout? knee"), 10, "sparse", searcher.settings.fusion)]
 
 
-def test_the_question_itself_is_searched_for_once():
-    library, searcher = opened({"gout?": 4}, question_weight=2)
-    assert [place.rank for place in searcher.own_places([GOUT] * 3, 100)] == [4, 4, 4]
-    assert searcher.own_places([GOUT], 100) == [Place(4, 97 / 197)]
-    assert [queries for queries, *_ in library.searched] == [("gout?",)]
-    assert searcher.own_places([GOUT], 3) == [Place(None, 0.0)]  # at another depth it is another question
-
-
-@pytest.mark.parametrize(("rank", "score"), [(1, 1), (10, 0.5), (100, 0), (101, 0), (None, 0)])
-def test_the_score_of_a_rank_by_hand(rank, score):
-    assert rank_score(rank, 100) == pytest.approx(score)
-
-
 def test_gain_by_hand():
     """The question finds it at rank 10, which scores .5 at depth 100."""
     _, searcher = opened({"gout?": 10, "best": 1, "copy": 10, "worse": 100}, k=3)

@@ -1,7 +1,5 @@
 """Which passages hold an answer's words, and where each search ranks them: worked out by hand."""
 
-import pytest
-
 from forage.agent.options import AgentSettings
 from forage.chat.view import modes_of, ranks_of, used_passages
 from forage.data.records import Document
@@ -25,11 +23,6 @@ def test_passages_that_hold_half_of_the_answers_words_most_first():
     assert [(one.hit.chunk_id, one.share) for one in used] == [("both", 1.0), ("ice", 0.5), ("title", 0.5)]
 
 
-def test_less_than_half_is_not_used_and_an_answer_without_words_uses_nothing():
-    assert used_passages("Rest, ice, pills.", [hit("ice", "Ice.")]) == []
-    assert used_passages("the", [hit("the", "the")]) == []
-
-
 def test_without_vectors_there_is_the_ranking_by_words(tmp_path):
     """Passage a holds the word twice, b once, c never: ranks 1, 2 and none."""
     texts = {"a": "gout gout", "b": "gout pain", "c": "asthma cough"}
@@ -39,17 +32,3 @@ def test_without_vectors_there_is_the_ranking_by_words(tmp_path):
     assert modes_of(store) == ("sparse",)
     assert ranks.by_mode == {"sparse": (None, 2, 1)}
     assert ranks.depth == 100
-
-
-@pytest.mark.slow
-def test_with_vectors_each_ranking_is_the_stores_own(tmp_path):
-    texts = ["Gout hurts the big toe.", "Asthma narrows the airways.", "The liver makes bile."]
-    store = DocumentStore.build(tmp_path / "store", texts)
-    ids = [chunk.id for chunk in store.chunks]
-    ranks = ranks_of(store, AgentSettings(), "trouble breathing asthma", "asthma", ids)
-    assert list(ranks.by_mode) == ["dense", "sparse", "hybrid"]
-    for mode, places in ranks.by_mode.items():
-        found = [one.chunk_id for one in store.search("trouble breathing asthma", 3, mode)]
-        assert places == tuple(found.index(name) + 1 if name in found else None for name in ids)
-    assert ranks.by_mode["sparse"] == (None, 1, None)
-    assert ranks.by_mode["dense"][1] == 1

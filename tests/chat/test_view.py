@@ -42,47 +42,12 @@ def test_hostile_text_is_shown_and_does_nothing(terminal):
         assert "\u202e" not in text
 
 
-def test_a_search_with_its_hits():
-    search = SearchSeen("toe", (hit(1, "Crystals\nin a joint.", score=0.75), hit(2, "Rest.", "", 0.25)))
-    lines = [" ".join(line.split()) for line in sent(search_seen(3, search)).splitlines()]
-    assert lines == ["search 3: toe", "1 Gout: Crystals in a joint. 0.750", "2 Rest. 0.250"]
-    assert "nothing found" in sent(search_seen(1, SearchSeen("toe", ())))
-
-
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_lines_fit(width):
     search = SearchSeen("toe " * 60, (hit(1, "crystal " * 100),))
     episode = replace(EPISODE, answer="crystal " * 100)
     for part in (whole(episode, trace_of(search)), side_by_side([("a", whole(episode, trace_of(search)))] * 2, width)):
         assert max(map(len, sent(part, width).splitlines())) <= width
-
-
-def test_an_answer_names_the_passages_that_hold_its_words():
-    searches = SearchSeen("a", (hit(1, "Rest."), hit(2, "Ice and rest."))), SearchSeen("b", (hit(2, "Ice and rest."),))
-    text = sent(answer_seen(replace(EPISODE, answer="Rest, ice."), trace_of(*searches)))
-    assert [line.split()[0] for line in text.splitlines()] == ["answer", "Rest,", "passages", "100%", "50%"]
-
-
-@pytest.mark.parametrize(
-    ("change", "searches", "says"),
-    [
-        ({"answer": "Sleep."}, True, "no passage that was found holds half of the answer's words"),
-        ({"answer": "Rest."}, False, "it did not search"),
-        ({"answer": "", "stop": "turns"}, True, "no answer: the last turn allowed (--max-turns) did not answer"),
-        ({"answer": "", "stop": "search"}, True, "this policy only searches"),
-    ],
-)
-def test_what_is_said_where_there_is_nothing_to_name(change, searches, says):
-    trace = trace_of(*[SearchSeen("a", (hit(1, "Rest."),))] * searches)
-    assert says in sent(answer_seen(replace(EPISODE, **change), trace))
-
-
-def test_two_answers_stand_side_by_side_from_100_columns():
-    parts = [("before", Text("old")), ("after", Text("new"))]
-    assert [line.split() for line in sent(side_by_side(parts, 100), 100).splitlines()] == [
-        ["before", "after"], ["old", "new"],
-    ]  # fmt: skip
-    assert sent(side_by_side(parts, 99), 99).split() == ["before", "old", "after", "new"]
 
 
 def test_ranks_with_a_star_for_the_agents_own_search_and_the_depth_for_what_is_beyond():

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from forage.errors import UserError
-from forage.rewriter.data import find_data, make_sample, open_search, read_data
+from forage.rewriter.data import find_data, read_data
 from forage.rewriter.options import Options
 from tests.tiny_rewriter import write_data
 
@@ -74,13 +74,3 @@ def test_where_data_is_looked_for(tmp_path, monkeypatch, capsys):
     (tmp_path / "data" / "rewriter" / "pubmed_corpus.json").unlink()
     with pytest.raises(UserError, match=r"data/rewriter has only train\.jsonl"):
         find_data(options)
-
-
-def test_the_sample_leaves_room_for_rewriting(tmp_path, tokenizer):
-    make_sample(tmp_path, 0)
-    options = Options(data=tmp_path, eval_questions=0)
-    data = read_data(options, tokenizer)
-    found = open_search(options, data)([row.query for row in data.train])
-    hit = [len(set(ids) & set(row.relevant_doc_ids)) / len(row.relevant_doc_ids) for ids, row in
-           zip(found, data.train, strict=True)]  # fmt: skip
-    assert 0.2 < sum(hit) / len(hit) < 0.6

@@ -10,9 +10,7 @@ from forage.metrics import span
 from forage.rewriter.data import Row
 from forage.rewriter.evaluation import (
     RAW,
-    Measurement,
     difference,
-    few_updates,
     load_measurements,
     measure,
     print_measurements,
@@ -58,26 +56,3 @@ def test_results_and_their_table(capsys):
     assert "better, append" in said
     assert "+0.500" in said
     assert "append: for 3 x the question, then what it wrote" in said
-
-
-def test_the_table_of_a_whole_run_fits_100_columns(capsys, monkeypatch):
-    """With the longest name that a run prints, a cutoff of two digits, and a star."""
-    monkeypatch.setenv("COLUMNS", "300")
-    searched = ["q"] * 4
-    raw = Measurement(RAW, searched, [1.0] * 4, [1.0] * 4, [1.0] * 4)
-    worse = Measurement("pseudo-answer (HyDE), replace", searched, [0.0] * 4, [0.0] * 4, [0.0] * 4)
-    print_measurements([raw, worse], 10, 3)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].split() == (
-        "pseudo-answer (HyDE), replace 0.000 (0.000 to 0.000) -1.000 (-1.000 to -1.000) * 0.000 0.000".split()
-    )
-    assert max(map(len, lines)) <= 100
-
-
-def test_a_short_run_says_that_it_is_one():
-    gain = {"mean": -0.031, "low": -0.094, "high": 0.0}
-    assert few_updates(6, 4, gain) == (
-        "6 updates of 4 episodes: too few to mean anything, so take the change by PPO, -0.031 (-0.094 to 0.000), for "
-        "chance; runs that learn take hundreds (--max-steps)"
-    )
-    assert few_updates(1, 4, gain).startswith("1 update of")

@@ -27,7 +27,7 @@ def tokenizer(model_folder):
 
 @pytest.mark.parametrize(
     ("mode", "reranked"),
-    [("sparse", False), ("dense", False), ("hybrid", False), ("dense", True), ("sparse", True)],
+    [("sparse", False), ("hybrid", False), ("dense", True)],
 )
 def test_every_mode_finds_documents_once(tiny, tmp_path, tokenizer, mode, reranked):
     reranker = str(tiny_cross_encoder(tmp_path / "cross")) if reranked else ""

@@ -147,10 +147,9 @@ def test_a_claim_that_cannot_be_seen_yet_still_counts(tmp_path, monkeypatch):
     assert not second.take("q")
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
-def test_without_hard_links_one_worker_gets_it_all_the_same(tmp_path, monkeypatch, number):
+def test_without_hard_links_one_worker_gets_it_all_the_same(tmp_path, monkeypatch):
     def refuse(source, target):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EPERM, "no links")
 
     monkeypatch.setattr(os, "link", refuse)
     first, second = (Claims(tmp_path, name) for name in "ab")
@@ -158,15 +157,3 @@ def test_without_hard_links_one_worker_gets_it_all_the_same(tmp_path, monkeypatc
     assert first.holds("q")
     assert not second.take("q")
     assert [path.name for path in tmp_path.iterdir()] == ["q"]
-
-
-def test_thousands_of_others_claims_are_not_looked_at_over_and_over(tmp_path, monkeypatch):
-    clock, looks = Clock(), []
-    first, second = (Claims(tmp_path, name, lease=80, clock=clock) for name in "ab")
-    names = [str(number) for number in range(100)]
-    assert all(first.take(name) for name in names)
-    monkeypatch.setattr(Claims, "_expired", lambda claims, claim: looks.append(claim))
-    for second_on_the_clock in range(20):
-        clock.seconds = second_on_the_clock
-        assert not any(second.take(name) for name in names)
-    assert len(looks) == 2 * len(names)  # at 0 and at 10 seconds

@@ -24,8 +24,8 @@ def test_a_warm_start_of_another_base_is_an_older_one(tmp_path):
     assert made_last(tmp_path) == tmp_path / "warm"
 
 
-@pytest.mark.parametrize("damaged", ["policy", "warm"])
-def test_a_damaged_card_does_not_stop_help_and_is_named_when_it_is_read(tmp_path, damaged):
+def test_a_damaged_card_does_not_stop_help_and_is_named_when_it_is_read(tmp_path):
+    damaged = "warm"
     for name in ("warm", "policy"):
         write_policy_card(PolicyCard(tmp_path / name, "base", "base", quantized=False), tmp_path / name)
     (tmp_path / damaged / "model.json").write_text('{"base": ')

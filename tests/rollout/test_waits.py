@@ -47,12 +47,6 @@ def test_a_wait_is_written_now_and_then_and_at_its_end(tmp_path, clock):
     assert [part.name for part in path.parent.iterdir()] == ["a.json"]
 
 
-def test_without_a_file_it_is_only_counted(clock):
-    waits = Waits(clock=clock)
-    wait(waits, "tail", 7)
-    assert waits.seconds == {"backpressure": 0.0, "tail": 7.0}
-
-
 def test_what_a_power_cut_left_counts_as_nothing(tmp_path):
     folder = waits_path(tmp_path, "a").parent
     assert read_waits(tmp_path) == {}

@@ -44,7 +44,7 @@ def test_names_are_the_hosts_first_free_one(tmp_path):
         assert again == host
 
 
-@pytest.mark.parametrize("name", ["trainer", "a/b", "..", "-a"])
+@pytest.mark.parametrize("name", ["trainer", "../b"])
 def test_other_names_are_refused(tmp_path, name):
     with pytest.raises(UserError, match=f"--worker {name} can't be used"), named_worker(tmp_path, name):
         pass

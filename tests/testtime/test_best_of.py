@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import EngineError
-from forage.errors import UserError
 from forage.testtime.best_of import BestOf
 from forage.testtime.scorers import Oracle, agreement, confidence
-from tests.scripted_engine import QUESTION, check_books, run, turns
+from tests.scripted_engine import check_books, run, turns
 
 # The third is the one its tokens are surest of; the first and the last are most alike.
 SAMPLES = {
@@ -36,14 +34,6 @@ def test_the_scorers_favourite_counts(protocol, scorer, best):
     check_books(outcome, engine)
 
 
-def test_its_cost_is_that_of_all_episodes(protocol):
-    outcome, engine = run(BestOf(confidence, n=4), protocol, turns(SAMPLES))
-    said = [text for query, answer, _ in SAMPLES.values() for text in (write_call(query), write_answer(answer))]
-    assert outcome.sampled == engine.given == sum(len(protocol.turn_ids(text)) for text in said)
-    assert outcome.read == sum(len(episode.ids) for episode in outcome.tried) - engine.given
-    assert engine.most_at_once == 4  # the engine had them as one batch
-
-
 def test_an_engine_error_ends_only_its_own_candidate(protocol):
     def say(name, turn, text):
         return EngineError("gone") if name == "2" and turn else turns(SAMPLES)(name, turn, text)
@@ -66,13 +56,3 @@ def test_equal_seeds_give_equal_outcomes_and_others_other_seeds(protocol):
     assert seeds[0] == seeds[1]
     assert len(seeds[0]) == 6  # no two turns draw alike
     assert not seeds[0] & seeds[2]
-
-
-def test_of_nothing_is_refused():
-    with pytest.raises(UserError, match="--n 0"):
-        BestOf(agreement, n=0)
-
-
-def test_one_is_plain_sampling(protocol):
-    outcome, _ = run(BestOf(agreement, n=1), protocol, turns(SAMPLES), question=QUESTION)
-    assert (outcome.episode.answer, len(outcome.tried)) == ("rest", 1)

@@ -69,12 +69,6 @@ def test_a_tree_by_hand():
     assert (second[0], [e.ids for e in second[1]], second[2].tolist()) == (2, [(9, 1, 2, 8, 4, 8)], [0.6])
 
 
-def test_other_results_or_another_prompt_make_another_node():
-    tree = [episode((1,), (2,)), episode((1,), (2,), found=(7,)), episode((1,), (2,), prompt=(9, 9))]
-    _, (_, _, q_N) = siblings_of(tree, np.array([0.0, 0.5, 1.0]))
-    assert q_N.tolist() == [0.0, 0.5, 1.0]
-
-
 def test_a_cut_episode_is_what_was_there_then(tiny_protocol):
     """A builder's episode so far, and the finished one cut there, show the same."""
     states = []

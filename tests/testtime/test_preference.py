@@ -55,9 +55,9 @@ def test_the_loss_by_hand():
     assert loss([1.0, 1.0], [0.0, 1.0], [3.0, 1.0]) == pytest.approx((3 * 0.313262 + 0.693147) / 4, abs=1e-5)
 
 
-@pytest.mark.parametrize("by", [KNOWN, len(SCALARS) + 1])
-def test_an_order_is_learnt_from_pairs_and_holds_for_other_rows(by):
-    """From a scalar, and from one number of a product of embeddings."""
+def test_an_order_is_learnt_from_pairs_and_holds_for_other_rows():
+    """From one number of a product of embeddings."""
+    by = len(SCALARS) + 1
     rows_NF, worth_N = rows_of(400, by=by)
     head = fit(rows_NF, pairs_by(worth_N))
     assert right(head, rows_NF, worth_N) > 0.9
@@ -74,27 +74,6 @@ def test_equal_inputs_give_an_equal_head_and_other_draws_stay():
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     other = fit(rows_NF, pairs_by(worth_N), seed=1, steps=10)
     assert one.scores(rows_NF) != other.scores(rows_NF)
-
-
-def test_scores_are_between_0_and_1_and_centred_for_finished_and_open_ones():
-    rows_NF, worth_N = rows_of(40)
-    head = fit(rows_NF, pairs_by(worth_N), steps=100)
-    scores_N = np.array(head.scores(rows_NF))
-    assert ((scores_N > 0) & (scores_N < 1)).all()
-    raw_N = np.log(scores_N / (1 - scores_N))
-    for kind in (0, 1):
-        assert raw_N[rows_NF[:, OPEN] == kind].mean() == pytest.approx(0, abs=1e-4)
-    assert head.scores(rows_NF[:0]) == []
-
-
-def test_a_feature_that_never_varied_and_one_far_out_do_no_harm():
-    rows_NF, worth_N = rows_of(20)
-    rows_NF[:, 0] = 1
-    head = fit(rows_NF, pairs_by(worth_N), steps=10)
-    far_NF = rows_NF.copy()
-    far_NF[:, 3] = 1e9
-    assert np.isfinite(head.scores(far_NF)).all()
-    assert Head(WIDTH, 4, 2).scores(rows_NF)  # untrained, it scores too
 
 
 # The scorer
@@ -122,14 +101,6 @@ def test_a_scorer_is_read_back_whatever_its_embedder_is_called(folder):
 def test_another_embedder_is_refused(folder, other):
     with pytest.raises(UserError, match=f"was trained with another embedder than {other.name}"):
         Preference.load(folder, other)
-
-
-def test_a_folder_without_a_scorer_is_told(tmp_path):
-    for content in (None, b"x"):
-        if content:
-            (tmp_path / "head.safetensors").write_bytes(content)
-        with pytest.raises(UserError, match=r"head.safetensors is no scorer of this version .*; make one with"):
-            Preference.load(tmp_path, WordEmbedder())
 
 
 def test_it_scores_like_any_other_and_never_sees_the_reference(folder, tiny_protocol):

@@ -3,7 +3,6 @@
 import pytest
 
 from forage.agent.protocol import write_answer, write_call
-from forage.engines.base import EngineError
 from forage.testtime.s_star import SStar, clusters, differing, preferred
 from tests.factories import answering
 from tests.scripted_engine import QUESTION, check_books, run
@@ -32,25 +31,6 @@ def test_the_evidence_decides(protocol):
     assert (outcome.extra_sampled, outcome.extra_read) == (len(protocol.turn_ids("tell")), len(asked[0].ids))
     assert outcome.searches == 4  # a candidate's each, and the judge's
     check_books(outcome, engine, asides=1)
-
-
-def test_without_a_query_the_differing_words_are_searched(protocol):
-    def speechless(name, turn, text):
-        return "" if name.startswith("pair") else two_say_heat_one_says_ice(name, turn, text)
-
-    outcome, engine = run(SStar(n=3), protocol, speechless, PASSAGES)
-    assert (outcome.episode.id, outcome.episode.answer) == ("q1/0", "by heat")
-    check_books(outcome, engine, asides=1)
-
-
-def test_where_evidence_says_nothing_the_larger_cluster_counts(protocol):
-    def vague(name, turn, text):
-        if name.startswith("pair"):
-            return "nothing"
-        return write_call("gout") if turn == 0 else write_answer("by ice" if name == "0" else "by heat")
-
-    outcome, _ = run(SStar(n=3), protocol, vague, PASSAGES)
-    assert outcome.episode.answer == "by heat"
 
 
 def test_a_candidate_is_told_what_the_search_lacked_until_it_finds_it(protocol):
@@ -85,26 +65,6 @@ def test_a_revision_that_finds_less_is_dropped_and_the_next_one_starts_from_the_
     assert [episode.id for episode in outcome.tried] == ["q1/2", "q1/1", "q1/0"]
     assert (outcome.episode.id, outcome.episode.answer) == ("q1/0", "magic ice")
     check_books(outcome, engine)
-
-
-def test_a_revision_without_an_answer_does_not_replace_one(protocol):
-    def say(name, turn, text):
-        if name in "01":
-            return write_call("gout") if turn == 0 else write_answer("by magic")
-        return EngineError("gone")
-
-    outcome, engine = run(SStar(n=2, rounds=1), protocol, say, PASSAGES)
-    assert outcome.episode.id == "q1/0"
-    assert len(outcome.tried) == 4
-    check_books(outcome, engine)
-
-
-def test_an_answer_beats_none(protocol):
-    def say(name, turn, text):
-        return write_answer("rest") if name == "1" else EngineError("gone")
-
-    outcome, _ = run(SStar(n=3, rounds=0), protocol, say)
-    assert outcome.episode.id == "q1/1"
 
 
 def test_the_parts_by_hand():

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.episode import Search, Turn
-from forage.errors import UserError
+from forage.agent.episode import Search
 from forage.testtime.scorers import (
     Oracle,
     agreement,
@@ -21,7 +20,6 @@ from forage.testtime.scorers import (
     scores_of,
     shown,
     support,
-    well_formed,
 )
 from tests.factories import EPISODE as EXAMPLE
 from tests.factories import answering
@@ -33,11 +31,6 @@ def test_confidence_is_the_geometric_mean_of_the_answer_turn_alone():
     assert confidence(None, QUESTION, [EXAMPLE]) == [pytest.approx(math.exp(-0.35))]
     forced = replace(EXAMPLE, mask=(0, 0, 0, 1, 1, 0, 0, 0, 1, 0))
     assert confidence(None, QUESTION, [forced, replace(EXAMPLE, answer="")]) == [pytest.approx(math.exp(-0.7)), 0.0]
-
-
-def test_form():
-    bad = replace(EXAMPLE, turns=(Turn(3, 5, ("bad_json",)), Turn(8, 10)))
-    assert well_formed(None, QUESTION, [EXAMPLE, bad, replace(EXAMPLE, stop="turns")]) == [1.0, 0.5, 0.0]
 
 
 def test_agreement_by_hand():
@@ -96,12 +89,6 @@ def test_no_scorer_sees_what_answers_the_question_but_the_oracle(protocol):
     )
     gold = Oracle(lambda episodes, questions: [float("GOLD" in question.answer) for question in questions])
     assert score(gold, protocol, [EXAMPLE]) == [1.0]
-
-
-@pytest.mark.parametrize("wrong", [[math.nan], [0.0, 1.0], [math.inf]])
-def test_a_scorer_that_gives_no_numbers_is_told(protocol, wrong):
-    with pytest.raises(UserError, match="for 1 episodes of question q1"):
-        score(lambda *_: wrong, protocol, [EXAMPLE])
 
 
 def test_the_first_of_equal_ones_is_best_and_what_the_engine_gave_up_on_last():

@@ -79,14 +79,6 @@ def test_of_each_question_the_best_is_kept(options, questions, tiny_protocol, ca
     assert [episode.id for episode in read_episodes(options.out)] == ["q0/0", "q2/0"]
 
 
-def test_where_nothing_is_kept_nothing_is_written_and_a_line_says_why(options, questions, tiny_protocol):
-    play(options, samples_of(questions["q0"], tiny_protocol), 0, (0, 1, 2, 3))
-    told = r"no episode to learn from: of 1 questions, 0 kept, 1 not good enough.*; play more questions, or at a higher"
-    with pytest.raises(UserError, match=told):
-        main(options)
-    assert not options.out.exists()
-
-
 def test_held_out_questions_are_refused(options, questions, tiny, tiny_protocol, tmp_path):
     held_out = read_questions(tiny / "data" / "eval.jsonl")[0]
     play(options, samples_of(held_out, tiny_protocol), 1, (1, 0))

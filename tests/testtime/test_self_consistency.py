@@ -2,7 +2,7 @@
 
 import pytest
 
-from forage.testtime.self_consistency import SelfConsistency, agreed, plain
+from forage.testtime.self_consistency import SelfConsistency, agreed
 from tests.scripted_engine import check_books, run, turns
 
 
@@ -19,10 +19,6 @@ from tests.scripted_engine import check_books, run, turns
 )
 def test_which_answer_is_agreed_on(answers, place):
     assert agreed(answers) == place
-
-
-def test_what_does_not_count():
-    assert plain("The joints – of a toe.") == "joints of toe"
 
 
 def test_the_agreed_answer_counts(protocol):

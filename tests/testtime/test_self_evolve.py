@@ -1,31 +1,23 @@
 """The launcher: what it refuses, what it starts and skips, how it ends; and a real evolution, killed and resumed."""
 
-import json
-import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from forage.agent.episode import read_episodes, write_episodes
+from forage.agent.episode import write_episodes
 from forage.agent.options import AgentSettings, write_agent
 from forage.data.records import read_questions
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.evaluation.outcomes import Cost, Outcome
-from forage.files import write_jsonl
-from forage.policy.adapters import newest_adapter, weights_digest
 from forage.store.options import StorePlace
 from forage.testtime import self_evolve
 from forage.testtime.self_evolve import EvolveOptions, as_flags, cost_of, main, stages_of
-from tests import ROOT
 from tests.factories import EPISODE
 from tests.pages import parsed
 from tests.tiny import make_data, make_policy, make_taught_base, teach
@@ -175,9 +167,7 @@ def test_other_options_do_not_go_on_with_an_evolution(options, stages):
     [
         ({"system": "lerned"}, r"--system lerned: choose among plain_rag, "),
         ({"first_system": "tree:learned"}, r"--first-system tree:learned: there is no learned scorer yet"),
-        ({"rounds": 0}, "--rounds 0 must be at least 1"),
         ({"questions": 4}, r"--rounds 2 of --questions 4 need 8 training questions, and .*train.jsonl has 6 that"),
-        ({"policy": Path("none")}, "none"),
     ],
 )
 def test_bad_options_are_told_before_anything_is_written(options, stages, changed, told):
@@ -185,20 +175,6 @@ def test_bad_options_are_told_before_anything_is_written(options, stages, change
         main(replace(options, **changed))
     assert not options.output_dir.exists()
     assert stages.started == []
-
-
-def test_a_question_on_both_sides_is_refused(options, stages, tmp_path):
-    data = make_data(tmp_path / "data")
-    write_jsonl(data / "eval.jsonl", read_questions(data / "train.jsonl")[:1])
-    with pytest.raises(UserError, match=r"1 questions of train.jsonl are in eval.jsonl too, such as q0"):
-        main(replace(options, data=data))
-    (data / "eval.jsonl").unlink()
-    with pytest.raises(UserError, match=r"eval.jsonl has no question to measure on"):
-        main(replace(options, data=data))
-    assert not options.output_dir.exists()
-
-
-# A real one
 
 
 COUNT, PER_ROUND = 18, 8
@@ -224,84 +200,3 @@ def command(able, out, *more):
         "--output-dir", out, "--questions", str(PER_ROUND), "--eval-questions", "0", "--engine", "local",
         "--temperature", "1", "--concurrency", "4", "--max-steps", "20", "--learning-rate", "0.005", *more,
     ]  # fmt: skip
-
-
-def start(command):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    return subprocess.Popen(
-        list(map(str, command)), cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-
-
-def finish(command):
-    process = start(command)
-    said = process.communicate()[0]
-    assert process.returncode == 0, said[-4000:]
-    return said
-
-
-def wait_for(process, path):
-    while not path.exists():
-        assert process.poll() is None, process.stdout.read()[-4000:]
-        time.sleep(0.05)
-
-
-def child_of(process):
-    while not (found := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
-        assert process.poll() is None, process.stdout.read()[-4000:]
-        time.sleep(0.01)  # between two stages
-    [pid] = found
-    return int(pid)
-
-
-def ends(out):
-    """What two evolutions of a seed must agree on: which episodes were kept, the policies, their scores."""
-    kept = [[(e.id, e.ids, e.rewards) for e in read_episodes(out / f"round_{n}" / "kept.jsonl")] for n in (1, 2)]
-    whole = json.loads((out / "measured" / "eval.json").read_text())
-    scores = [(row["name"], {name: found for name, found in row["metrics"].items() if name not in MEASURED})
-              for row in whole["systems"]]  # fmt: skip
-    weights = [weights_digest(newest_adapter(out / f"round_{n}" / "policy")) for n in (1, 2)]
-    return kept, weights, [costs(out, n) for n in (1, 2)], scores
-
-
-def costs(out, number):
-    return json.loads((out / f"round_{number}" / "cost.json").read_text())
-
-
-MEASURED = ("seconds", "latency")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_two_rounds_killed_and_stopped_come_to_the_end_of_undisturbed_ones(able, tmp_path):
-    whole, out = tmp_path / "whole", tmp_path / "disturbed"
-    said = finish(command(able, whole))
-    rows = json.loads((whole / "measured" / "eval.json").read_text())["systems"]
-    assert [row["name"] for row in rows] == [f"round_{n}/{name}" for n in (0, 1, 2) for name in ("single", "best_of:8")]
-    assert "Difference to round_0/single, paired" in said
-    first, second = costs(whole, 1), costs(whole, 2)
-    assert (first["system"], second["system"]) == ("best_of:8", "tree:learned")
-    assert first["played"] == second["played"] == PER_ROUND
-    assert first["kept"] + second["kept"] > 2
-    assert min(first["search_tokens"], second["search_tokens"]) > 100
-    train, held_out = ({q.id for q in read_questions(able / "data" / f"{name}.jsonl")} for name in ("train", "eval"))
-    played = [set(EvolveOptions(output_dir=whole).log(n, "single").results()) for n in (1, 2)]
-    assert played[0] | played[1] == train
-    assert not played[0] & played[1]
-    assert not held_out & train
-
-    process = start(command(able, out))
-    wait_for(process, out / "round_1" / "policy" / "demonstrations.jsonl")
-    child = child_of(process)
-    process.kill()
-    os.kill(child, signal.SIGKILL)
-    process.wait()
-    process = start(command(able, out))
-    wait_for(process, out / "round_2" / "played" / "outcomes" / "policy" / "tree_learned")
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate()[0]
-    assert process.returncode == 143
-    assert said.splitlines()[-1] == "stopped; re-run the same command to resume"
-    assert not re.search("round 1, (playing|training the scorer|choosing)", said)
-    finish(command(able, out))
-    assert ends(out) == ends(whole)

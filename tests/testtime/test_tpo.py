@@ -35,14 +35,6 @@ def test_the_last_revision_is_the_best(protocol):
     check_books(outcome, engine, asides=2)
 
 
-def test_what_critiques_cost_is_counted_beside_episodes(protocol):
-    outcome, engine = run(TPO(SCORER, n=3, rounds=1), protocol, say)
-    (asked,) = (request for request in engine.requests if "critique" in request.episode)
-    assert outcome.extra_sampled == len(protocol.turn_ids("Add <answer>ice</answer>."))
-    assert outcome.extra_read == len(asked.ids)
-    assert outcome.sampled == engine.given
-
-
 def test_revisions_that_are_worse_do_not_count(protocol):
     worse = Oracle(lambda episodes, questions: [float(episode.answer == "rest") for episode in episodes])
 
@@ -52,12 +44,3 @@ def test_revisions_that_are_worse_do_not_count(protocol):
     outcome, _ = run(TPO(worse, n=3, rounds=1), protocol, poor)
     assert outcome.episode.id == "q1/1"
     assert len(outcome.tried) == 6
-
-
-def test_without_a_critique_there_is_no_revision(protocol):
-    def speechless(name, turn, text):
-        return "" if name.startswith("critique") else say(name, turn, text)
-
-    outcome, engine = run(TPO(SCORER, n=3, rounds=2), protocol, speechless)
-    assert (outcome.episode.id, len(outcome.tried)) == ("q1/1", 3)
-    check_books(outcome, engine, asides=1)

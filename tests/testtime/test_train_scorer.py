@@ -1,13 +1,11 @@
 """The command end to end without a model: what it learns and says, and what it refuses."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 
 from forage.agent.episode import append_episodes, write_episodes
-from forage.cli import run_script
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.testtime import train_scorer
@@ -55,15 +53,6 @@ def test_it_learns_what_is_better_and_says_how_often_it_is_right(options, tiny_p
     assert {path.name: path.read_bytes() for path in options.out.iterdir()} == before
 
 
-def test_each_sample_counts_once_and_only_as_it_was_played(options, episodes, tmp_path):
-    failed = replace(episodes[0], id="q0/9", stop="engine")
-    append_episodes(tmp_path / "again.jsonl", [*episodes, failed])
-    main(replace(options, files=(*options.files, tmp_path / "again.jsonl"), held_out=0.0))
-    card = card_in(options.out)
-    assert card["learnt_from"]["episodes"] == 24
-    assert (card["accuracy"], card["held_out"]) == ({}, {"questions": 0, "episodes": 0, "pairs": 0})
-
-
 def test_which_questions_are_held_out_depends_on_the_seed_alone():
     names = [f"q{n}" for n in range(20)]
     drawn = {names[n] for n in draw_held_out(names, 0.2, 0)}
@@ -88,8 +77,6 @@ def test_what_cannot_be_learnt_from_is_told(options, episodes, tmp_path):
 
     told("--held-out 1 must be at least 0 and less than 1", held_out=1.0)
     told(r"--out .*policy is --policy", out=options.policy)
-    told("no file of episodes is missing; name files or folders of episodes", files=())
-    told(r"none.jsonl is missing; name files or folders", files=(tmp_path / "none.jsonl",))
     (tmp_path / "broken.jsonl").write_text("{}\n")
     told(r"broken.jsonl:1: not an episode", files=(tmp_path / "broken.jsonl",))
     (tmp_path / "empty.jsonl").write_text("")
@@ -98,10 +85,3 @@ def test_what_cannot_be_learnt_from_is_told(options, episodes, tmp_path):
     told("no two episodes of a question differ by", files=(tmp_path / "one.jsonl",), held_out=0.0)
     write_episodes(tmp_path / "other.jsonl", [replace(episode, transcript="What?") for episode in episodes])
     told(r"its tokens are of another tokenizer; name the --policy", files=(tmp_path / "other.jsonl",))
-
-
-def test_the_command_line(options, monkeypatch, capsys):
-    paths = [str(options.files[0]), "--data", str(options.data), "--policy", str(options.policy)]
-    monkeypatch.setattr(sys, "argv", ["x", *paths, "--out", str(options.out)])
-    run_script(main)
-    assert "use it: python evaluate.py --scorer" in capsys.readouterr().out

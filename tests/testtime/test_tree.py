@@ -58,14 +58,6 @@ def test_rollouts_are_played_together(protocol):
     assert [replace(e, seconds={}) for e in again.tried] == [replace(e, seconds={}) for e in outcome.tried]
 
 
-def test_a_tree_that_is_all_gone_ends_the_search(protocol):
-    outcome, engine = run(
-        TreeSearch(SCORER, rollouts=9, width=2, concurrency=4), protocol, lambda *_: write_answer("fair")
-    )
-    assert [episode.id for episode in outcome.tried] == ["q1/0", "q1/1"]
-    check_books(outcome, engine)
-
-
 def test_an_engine_error_says_nothing_of_the_turns_before_it(protocol):
     """The good query's first answer fails; still it is not thought worse of than the bad one."""
 
@@ -112,31 +104,6 @@ def test_what_a_turn_found_counts_before_its_answers_do(protocol):
     check_books(outcome, engine)
 
 
-def test_turns_of_the_same_tokens_are_judged_as_one(protocol):
-    """As in training; both nodes have its value."""
-    values, asked = relevance_of({"x#0": 0.1, "y#0": 0.9})
-    search = TreeSearch(SCORER, values=values, rollouts=3, width=2, concurrency=2)
-    run(search, protocol, lambda name, turn, text: write_answer("fair") if turn else write_call("bad"), FOUND)
-    assert asked[0] == ((1, ("x#0",), "", "search"),)
-
-
-def test_each_depth_is_judged_by_itself(protocol):
-    def thrice(name, turn, text):
-        return write_call("bad" if turn else "good") if turn < 2 else write_answer("fair")
-
-    values, asked = relevance_of({"x#0": 0.1, "y#0": 0.9})
-    run(TreeSearch(SCORER, values=values, rollouts=2, width=2, concurrency=1), protocol, thrice, FOUND)
-    assert [[turns for turns, *_ in group] for group in asked] == [[1], [2]]
-
-
-def test_a_turn_that_ended_its_episode_or_failed_has_no_value(protocol):
-    values, asked = relevance_of({})
-    say_at_once = TreeSearch(SCORER, values=values, rollouts=2, width=2, concurrency=1)
-    run(say_at_once, protocol, lambda *_: write_answer("fair"))
-    run(say_at_once, protocol, lambda *_: EngineError("gone"))
-    assert asked == []
-
-
 def test_uct_by_hand():
     root = Node(EpisodeBuilder("r", QUESTION, [], "base"), visits=4)
     child = root.grow()
@@ -147,15 +114,3 @@ def test_uct_by_hand():
     assert child.uct(1.0) == pytest.approx(0.7 + math.sqrt(math.log(4)))
     child.back_up(0.25, visits=1)
     assert (child.visits, child.total, root.visits, root.total) == (2, 0.75, 5, 0.25)
-
-
-def test_a_node_is_open_as_long_as_something_can_grow_below_it():
-    root = Node(EpisodeBuilder("r", QUESTION, [], "base"))
-    assert root.open(1)
-    child = root.grow()
-    assert not root.open(1)  # the child is being played
-    child.state = EpisodeBuilder("c", QUESTION, [], "base")
-    assert root.open(1)
-    child.state.stop = "answer"
-    assert not root.open(1)
-    assert root.open(2)
