@@ -7,7 +7,6 @@ with Chromium.start("/usr/bin/chromium") as chromium:
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -146,9 +145,6 @@ class Page:
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
-
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
 
     def said(self) -> list[dict[str, Any]]:
         """What the page wrote to the console, its exceptions, and the log's entries, since the browser started."""

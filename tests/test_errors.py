@@ -1,7 +1,6 @@
 """What ends a script: one line and a status for what the user can mend, a traceback for what is our fault."""
 
 import errno
-import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -9,7 +8,6 @@ import pytest
 
 from forage.cli import run_script
 from forage.errors import UserError, check_at_least_one, first_line
-from tests import ROOT
 
 
 @dataclass
@@ -55,24 +53,3 @@ def test_first_lines_and_bounds():
     assert first_line(ValueError()) == "ValueError"
     with pytest.raises(UserError, match="--max-steps 0 must be at least 1"):
         check_at_least_one(type("Options", (), {"max_steps": 0})(), "max_steps")
-
-
-def test_a_script_ends_with_one_line_and_a_status():
-    script = (
-        "from dataclasses import dataclass\n"
-        "from forage.cli import run_script\n"
-        "from forage.errors import UserError\n"
-        "@dataclass\nclass Options:\n    name: str\n"
-        "def main(options: Options) -> None:\n"
-        "    raise UserError(f'{options.name} is missing') if options.name != 'key' else KeyboardInterrupt\n"
-        "run_script(main)\n"
-    )
-    for name, status, says in (
-        ("store", 1, "error: store is missing\n"),
-        ("key", 130, "stopped; re-run the same command"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", script, "--name", name], cwd=ROOT, capture_output=True, text=True, timeout=250
-        )
-        assert done.returncode == status
-        assert done.stderr.startswith(says)

@@ -11,7 +11,6 @@ from forage.files import (
     clear_leftovers,
     json_lines,
     locked,
-    remove_folder,
     replacing,
     replacing_folder,
     write_jsonl,
@@ -119,12 +118,6 @@ def test_a_folder_that_stood_aside_takes_its_name_again(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
 
 
-def test_a_removed_folder_is_gone(tmp_path):
-    write(tmp_path / "v000001", "text")
-    remove_folder(tmp_path / "v000001")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_error_of_a_full_disk_names_the_file_or_folder(tmp_path):
     """safetensors and tokenizers have the system's number only in a message."""
     for raised in (OSError(errno.ENOSPC, "No space left"), Exception("I/O error: full (os error 28)")):
@@ -133,15 +126,6 @@ def test_an_error_of_a_full_disk_names_the_file_or_folder(tmp_path):
         assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "policy"))
     with pytest.raises(ValueError, match="something else"), replacing_folder(tmp_path / "policy"):
         raise ValueError("something else")
-
-
-def test_halves_of_emoji_are_read_and_written_as_question_marks(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "toe \\ud83d pain, \\ud83e\\uddb6 \\\\ud83d"}\n')
-    [(_, row)] = json_lines(path)
-    assert row == {"text": "toe ? pain, \U0001f9b6 \\ud83d"}
-    write_jsonl(path, [{"text": "\ud83d"}])
-    assert path.read_text() == '{"text": "?"}\n'
 
 
 def test_deep_json_and_huge_numbers_are_told_by_their_line(tmp_path):

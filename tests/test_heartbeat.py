@@ -12,13 +12,6 @@ from forage import heartbeat
 from forage.heartbeat import beat, silent_for
 
 
-def test_nothing_is_touched_without_a_path(monkeypatch, tmp_path):
-    monkeypatch.delenv("HEARTBEAT", raising=False)
-    monkeypatch.chdir(tmp_path)
-    beat()
-    assert not list(tmp_path.iterdir())
-
-
 def test_silence_is_the_age_of_the_last_beat(monkeypatch, tmp_path):
     monkeypatch.setenv("HEARTBEAT", str(tmp_path / "beat"))
     assert silent_for() == float("inf")

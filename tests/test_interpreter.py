@@ -51,14 +51,6 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
     assert (done.stdout, done.stderr) == ("", "stopped; re-run the same command to resume\n")
 
 
-def test_other_errors_keep_their_traceback(tmp_path):
-    (tmp_path / "argparse.py").write_text("raise ValueError('odd')")
-    done = started_with(tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith("ValueError: odd\n")
-
-
 def test_only_our_own_commands_are_stopped(tmp_path):
     """Code that imports the package gets Python's own error, which it may catch."""
     assert is_script([sys.executable, str(ROOT / "data_prep.py"), "--help"])

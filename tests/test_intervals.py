@@ -6,10 +6,6 @@ import pytest
 from forage.metrics import bootstrapped, clear, span
 
 
-def test_equal_values_are_certain():
-    assert bootstrapped([0.5] * 9) == {"mean": 0.5, "low": 0.5, "high": 0.5}
-
-
 def test_the_width_is_that_of_the_normal_distribution_where_there_are_many():
     values = np.random.default_rng(1).normal(2, 1, 1000)
     interval = bootstrapped(values)

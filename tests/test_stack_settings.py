@@ -11,12 +11,10 @@ import pytest
 from forage.errors import UserError
 from forage.processes import OFFLOADS, Offload, Sharding, check_sharding
 from forage.stack_settings import (
-    Options,
     check_names,
     check_values,
     known_names,
     lines_of,
-    main,
 )
 from tests import ROOT
 
@@ -53,11 +51,7 @@ def test_every_name_of_the_example_is_known_and_so_are_dockers_own():
     ("given", "says"),
     [
         ({"SHARDING": "zero4"}, "SHARDING=zero4 is none of none, zero2, zero3, fsdp2"),
-        ({"SERVE": "4bit"}, "SERVE=4bit is none of auto, nf4, bf16"),
-        ({"ENGINE": "auto"}, "ENGINE=auto is none of vllm, local"),
         ({"TRAIN_NODES": "two"}, "TRAIN_NODES=two is no whole number"),
-        ({"QUANTIZE": "yes"}, "QUANTIZE=yes is none of 0, 1"),
-        ({"LORA_RANK": "big"}, "LORA_RANK=big is no whole number"),
         ({"TRAIN_PROCESSES": "0"}, "TRAIN_PROCESSES=0 trains nothing"),
         ({"OFFLOAD": "all", "SHARDING": "zero2"}, "OFFLOAD=all does not work with SHARDING=zero2; set zero3"),
         ({"OFFLOAD": "optimizer", "SHARDING": "fsdp2"}, "OFFLOAD=optimizer does not work .*; set zero2 or zero3"),
@@ -65,11 +59,6 @@ def test_every_name_of_the_example_is_known_and_so_are_dockers_own():
 )  # fmt: skip
 def test_values_that_can_not_be_meant_are_refused(given, says):
     with pytest.raises(UserError, match=says):
-        check_values(given)
-
-
-def test_what_works_is_let_through():
-    for given in ({}, {"SHARDING": "", "LORA_RANK": ""}, {"OFFLOAD": "all"}, {"OFFLOAD": "all", "SHARDING": "zero3"}):
         check_values(given)
 
 
@@ -103,12 +92,3 @@ def test_the_environment_of_a_container_is_checked_without_the_images_own_names(
     assert (fine.returncode, fine.stderr) == (0, "")
     typo = subprocess.run(command, env=plain | {"MAX_STEP": "9"}, cwd=ROOT, capture_output=True, text=True)
     assert (typo.returncode, typo.stderr) == (1, "error: .env: nothing reads MAX_STEP; is it MAX_STEPS?\n")
-
-
-def test_the_environment_goes_before_the_file(tmp_path, monkeypatch):
-    file = tmp_path / "env"
-    file.write_text("SHARDING=zero4\n")
-    with pytest.raises(UserError, match="zero4"):
-        main(Options(file))
-    monkeypatch.setenv("SHARDING", "zero3")
-    main(Options(file))

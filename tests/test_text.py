@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.text import count_words, cut_to_words, encodable, encodable_values, one_line, printable
+from forage.text import count_words, cut_to_words, encodable, encodable_values, printable
 
 
 def test_halves_of_emoji_become_question_marks():
@@ -11,12 +11,6 @@ def test_halves_of_emoji_become_question_marks():
     assert encodable_values({"\ud800": ["a", {"b": "\udfff", "c": 1.5}], "d": None}) == {
         "?": ["a", {"b": "?", "c": 1.5}], "d": None,
     }  # fmt: skip
-
-
-def test_escape_sequences_are_shown_not_sent():
-    assert printable("\x1b[2J\x9b\x07a\tb\nc") == "\\x1b[2J\\x9b\\x07a\tb\nc"
-    assert printable("\u202eabc\u2069") == "\\u202eabc\\u2069"
-    assert one_line("a\nb\r\nc\u2028d") == "a b c d"
 
 
 def test_a_text_is_cut_to_words_by_hand():

@@ -17,7 +17,7 @@ from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.card import PolicyCard
-from tests.misbehaving_vllm import HTML, MisbehavingVLLM
+from tests.misbehaving_vllm import MisbehavingVLLM
 from tests.scripted_engine import search_many
 
 REQUEST = Request((1, 2, 3), 4, (2,), seed=7, sampling=Sampling(0.5), episode="q/0")
@@ -123,16 +123,6 @@ def test_no_episode_is_made_of_a_lie(server, tiny_protocol, change, says):
     assert all((end.ids[-2:], end.logprobs[-2:]) == ((5, 2), (-0.5, -0.25)) for end in played)
 
 
-@pytest.mark.parametrize("listing", [HTML, b'{"data": null}', b'{"data": [{"id": 3}]}'])
-def test_something_else_at_the_address_is_one_line(server, listing):
-    server.listing = listing
-    with pytest.raises(
-        UserError, match=r"no vLLM server answers .* but no list of models\), so it can't be used"
-    ) as error:
-        sample(server, opening=0.1)
-    one_line(error)
-
-
 # The probe at the start
 
 
@@ -144,18 +134,6 @@ def test_log_probabilities_of_another_distribution_are_refused_at_the_start(serv
     assert "start it with --logprobs-mode processed_logprobs" in one_line(error)
     assert server.url in str(error.value)
     assert not server.bodies  # nothing was sampled
-
-
-def test_of_two_servers_the_one_that_lies_is_named(server):
-    with MisbehavingVLLM() as liar:
-        liar.mode = "raw_logprobs"
-        for servers in ((server, liar), (liar, server)):
-            with pytest.raises(UserError, match=f"{liar.url} returns log-probabilities of temperature 1"):
-                sample(*servers)
-        liar.mode, liar.card = "processed_logprobs", {"root": "Other/Base", "max_model_len": 4096}
-        for servers in ((server, liar), (liar, server)):
-            with pytest.raises(UserError, match=f"{liar.url} serves Other/Base, not base"):
-                sample(*servers, wanted=wanted())
 
 
 def test_a_server_started_again_with_other_settings_is_probed_again(server, tmp_path):

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import os
-import random
 import time
 from collections import Counter
 from dataclasses import replace
@@ -79,26 +78,6 @@ def test_a_plan_that_three_workers_share_while_the_clock_jumps(tmp_path):
     assert len(played.episodes()) == 2 * len(QUESTIONS)
 
 
-@pytest.mark.parametrize("off", [-HOUR, HOUR])
-def test_claims_written_by_a_machine_whose_clock_is_wrong(tmp_path, monkeypatch, off):
-    """Files get the wrong time at their creation and, as far as a refresh asks for the present, at every refresh."""
-    real_link, real_utime = os.link, os.utime
-
-    def link(source, target):
-        real_link(source, target)
-        real_utime(target, (time.time() + off,) * 2)
-
-    def utime(path, times=None, *, ns=None):
-        real_utime(path, ns=ns) if ns else real_utime(path, times or (time.time() + off,) * 2)
-
-    monkeypatch.setattr(os, "link", link)
-    monkeypatch.setattr(os, "utime", utime)
-    rollout = SlowRollout()
-    played = shared(rollout, tmp_path)
-    assert rollout.played == Counter(QUESTIONS)
-    assert set(lines(played).values()) == {1}
-
-
 @pytest.mark.parametrize("off", [-HOUR, 0.0, HOUR])
 def test_a_dead_workers_questions_are_played_whatever_its_clock_said(tmp_path, off):
     dead = Claims(tmp_path / "episodes" / "000000" / "claims", "dead")
@@ -109,19 +88,3 @@ def test_a_dead_workers_questions_are_played_whatever_its_clock_said(tmp_path, o
     played = shared(rollout, tmp_path)
     assert rollout.played == Counter(QUESTIONS)
     assert not played.missing()
-
-
-@pytest.mark.usefixtures("jumping")
-def test_claims_refreshed_at_random_never_expire(tmp_path):
-    """A thousand looks, between refreshes of a live worker, while its file's time is also set at random."""
-    draw, seconds = random.Random(0), [0.0]
-    live, other = (Claims(tmp_path, name, lease=120, clock=lambda: seconds[0]) for name in "ab")
-    assert live.take("q")
-    for _ in range(1000):
-        seconds[0] += 30
-        live.refresh("q")
-        if draw.random() < 0.2:
-            os.utime(tmp_path / "q", (draw.uniform(0, 4e9),) * 2)
-        assert not other.take("q")
-    seconds[0] += 121
-    assert other.take("q")

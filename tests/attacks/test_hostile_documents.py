@@ -7,21 +7,17 @@ import asyncio
 import io
 import json
 import re
-import socket
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from threading import Thread
 
-import httpx
 import pytest
 from rich.console import Console
 from tokenizers import AddedToken, Regex, normalizers
 
 from document_store import Search, print_hits
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.episode import append_episodes, read_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.prompts import REWRITE, prompt_tokens
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
@@ -34,15 +30,11 @@ from forage.engines.base import Sample
 from forage.evaluation.measures import COSTS
 from forage.evaluation.tables import print_table, tables_of
 from forage.files import json_lines, write_jsonl
-from forage.policy.packing import pack
 from forage.rollout.view import RolloutView
 from forage.runs.progress import print_step
-from forage.runs.stats import read_stats, write_stats
-from forage.runs.trackers import flatten
 from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
-from forage.store.server import make_server
 from forage.text import encodable, printable
 from tests import ROOT
 from tests.attacks.hostile import COUNT, hostile_documents
@@ -141,7 +133,7 @@ def test_no_text_becomes_a_control_token(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "payload"), [("chatml", "one token"), ("mistral", "brackets"), ("chatml", "words")])
+@pytest.mark.parametrize(("name", "payload"), [("chatml", "one token"), ("mistral", "brackets")])
 def test_a_question_of_a_megabyte_ends_its_episode_and_forges_nothing(name, payload):
     """In seconds: a filter that begins again after each find would take hours."""
     protocol = protocol_of(name)
@@ -199,30 +191,6 @@ def test_an_episode_has_the_turns_that_the_loop_made(name):
         )
 
     survived(f"episodes of the agent, {name}", failures(check, SHORT), len(SHORT))
-
-
-@family
-def test_what_the_policy_itself_says_is_kept_token_by_token(name, tmp_path):
-    """Its forgeries are its own: nothing is read from them but one turn, and they are marked as faults."""
-    protocol = protocol_of(name)
-    forged = {i for i, text in protocol._control.texts.items() if text not in TOOLS} - {None}
-
-    def check(hostile):
-        ids = protocol.tokenizer(encodable(hostile.text), add_special_tokens=False)["input_ids"]
-        first = next((n for n, i in enumerate(ids) if i in protocol.stop_ids), len(ids))
-        ids = [*ids[:first], protocol.end_of_turn]
-        engine = Says(ids, ids, ids, ids)
-        episode = play(protocol, engine, question_of(hostile), finds(hostile), max_turn_tokens=20_000)
-        path = tmp_path / "episodes.jsonl"
-        path.unlink(missing_ok=True)
-        append_episodes(path, [episode])
-        [again] = read_episodes(path)
-        [batch] = pack([again], 200_000)
-        trained = batch.ids_BT[batch.sampled_BT > 0].tolist()
-        marks = any(i in forged & protocol._turn_tokens for i in ids[:-1]) <= ("control_token" in episode.faults)
-        return trained == [i for request in engine.requests for i in ids] and again.ids == episode.ids and marks
-
-    survived(f"the policy's own tokens, trained on as sampled, {name}", failures(check, SHORT), len(SHORT))
 
 
 @family
@@ -294,30 +262,6 @@ def test_files_and_chunks_keep_every_text(tmp_path):
     survived("queries, sparse", failed, COUNT)
 
 
-def test_the_server_answers_json(tmp_path):
-    store = DocumentStore.build(tmp_path / "store", documents_of(SHORT), StoreOptions(embedder="none"))
-    server = make_server(lambda queries, k: store.search(queries, k, "sparse"), "127.0.0.1", 0, k=3)
-    Thread(target=server.serve_forever, daemon=True).start()
-    url, failed = f"http://127.0.0.1:{server.server_port}/retrieve", []
-    with httpx.Client() as client:
-        for hostile in SHORT:
-            body = json.dumps({"queries": [hostile.text], "return_scores": True})
-            answer = client.post(url, content=body)
-            hits = store.search([encodable(hostile.text)], 3, "sparse")[0]
-            found = [item["document"] for item in answer.json()["result"][0]]
-            wanted = [f"{' '.join(hit.title.split())}\n{hit.text}" for hit in hits]
-            if [item["contents"] for item in found] != wanted or "json" not in answer.headers["content-type"]:
-                failed.append(hostile.name)
-        for broken in ("[" * 100_000, '{"queries": ' + "9" * 5000 + "}"):
-            assert client.post(url, content=broken).status_code == 400
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=120) as line:
-        line.sendall(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: \xb2\r\n\r\n")  # a digit to str.isdigit
-        assert line.recv(100).startswith(b"HTTP/1.1 400 ")
-    server.shutdown()
-    server.server_close()
-    survived("the store's server", failed, len(SHORT))
-
-
 # What people look at
 
 
@@ -380,28 +324,6 @@ def store_without_vectors(tmp_path_factory):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     DocumentStore.build(folder, read_documents(path), StoreOptions(embedder="none"))
     return folder
-
-
-def test_statistics_trackers_and_episodes_are_valid_json(tmp_path):
-    def check(hostile):
-        stats = replace(STATS, notes=[hostile.text], stops={hostile.text: 1})
-        path = write_stats(tmp_path, stats)
-        [again] = read_stats(tmp_path)
-        json.loads(path.read_bytes())
-        names = flatten(stats)
-        episode = replace(EPISODE, id=hostile.text, transcript=hostile.text, answer=hostile.text, cause=hostile.text)
-        file = tmp_path / "w.jsonl"
-        file.unlink(missing_ok=True)
-        append_episodes(file, [episode, episode])
-        first, second = read_episodes(file)
-        [(_, row), _] = json_lines(file)
-        wanted = encodable(hostile.text)
-        return (
-            again.notes == [wanted] and first == second and row["answer"] == first.answer == wanted
-            and all(re.fullmatch(r"[\w./-]+", name) for name in names)
-        )  # fmt: skip
-
-    survived("statistics, trackers' names, episodes' files", failures(check, SHORT), len(SHORT))
 
 
 # Clean text

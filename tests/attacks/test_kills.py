@@ -95,8 +95,8 @@ def test_a_careless_writer_is_found_out(tmp_path):
 @pytest.mark.parametrize(("name", "sent", "status"), [
     (name, *how)
     for names, how in (
-        (("data_prep", "sft", "grpo", "evaluate"), ((signal.SIGTERM,), 143)),
-        (("merge", "grpo", "ppo"), ((signal.SIGINT, signal.SIGINT), 130)),
+        (("data_prep", "grpo"), ((signal.SIGTERM,), 143)),
+        (("merge", "ppo"), ((signal.SIGINT, signal.SIGINT), 130)),
     )
     for name in names
 ])  # fmt: skip

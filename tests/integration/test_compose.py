@@ -195,16 +195,3 @@ def test_a_server_that_is_up_asks_for_the_key_on_the_loopback_address_only(stack
     ask = "import urllib.request as u; u.urlopen('http://vllm:8100/v1/models')"
     refused = stack.compose("run", "--rm", "--no-deps", "-T", "rollout", "python", "-c", ask, check=False)
     assert "401" in refused.stderr
-
-
-def test_a_volume_that_can_not_be_written_is_one_line(stack):
-    """One line of ours, the last one in one process; torchrun adds a report of its own."""
-    volume = f"{PROJECT}_shared"
-    read_only = docker(
-        "run", "--rm", "--env-file", stack.env_file, "--env", "TRAIN_PROCESSES=1", "--volume",
-        f"{volume}:/shared:ro", "grpo:cpu",
-        "scripts/stack.sh", "train", check=False,
-    )  # fmt: skip
-    assert read_only.returncode == 1
-    assert read_only.stderr.strip().splitlines()[-1].startswith("error: /shared/runs")
-    assert "read-only" in read_only.stderr

@@ -1,7 +1,6 @@
 """The README's commands as they stand, in an empty folder, on a tiny model: each stage finds what the last one left."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -10,12 +9,11 @@ import sys
 import pytest
 
 from forage.agent.options import read_agent
-from forage.data.records import read_documents, read_questions
+from forage.data.records import read_questions
 from forage.policy.adapters import versions
 from forage.runs.stats import read_stats
 from tests import ROOT
 from tests.here import run_here
-from tests.own_files import write_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -73,21 +71,6 @@ def test_each_stage_of_the_quick_start_finds_what_the_last_one_left(folder):
     assert "no episode keeps to the protocol" in said  # the tiny model writes noise, and the user is told so
 
 
-def test_three_commands_in_a_row_and_nothing_else(folder, tmp_path):
-    """`python data_prep.py`, `python create_lora_model.py`, `python grpo_train.py`, without a hub and a warm start."""
-    done = run(tmp_path, ["python", "data_prep.py"], check=False)
-    assert done.returncode == 1
-    assert "use --dataset-name sample" in done.stderr
-    for made in ("data", "models"):
-        (tmp_path / made).mkdir()
-    os.rmdir(tmp_path / "data")
-    (tmp_path / "data").symlink_to(folder / "data")
-    (tmp_path / "models" / "policy").symlink_to(folder / "models" / "policy")
-    said = run(tmp_path, ["python", "grpo_train.py", "--mode", "sparse", "--max-turn-tokens", "8"]).stdout
-    assert "models/policy has had no warm start" in said
-    assert "python sft_train.py --data data --policy models/policy" in said
-
-
 def test_query_rewriting_starts_on_what_data_prep_made(folder, tiny_base):
     said = run(folder, ["python", "train_ppo.py", "--base-model", str(tiny_base)]).stdout
     for way in ("append", "replace"):
@@ -106,21 +89,3 @@ def test_a_data_set_and_a_model_of_ones_own(tiny_base, tmp_path):
     prepared = [q for name in ("train", "eval") for q in read_questions(tmp_path / "data" / "mine" / f"{name}.jsonl")]
     assert {question.question for question in prepared} == {row["ask"] for row in rows}
     assert '"r": 32' in (tmp_path / "models/mine/adapters/v000000/adapter_config.json").read_text()
-
-
-def test_a_folder_of_ones_own_files(tiny_base, tmp_path):
-    """The commands of docs/data.md on twenty small files of the four kinds: questions are made, and trained on."""
-    names = write_files(tmp_path / "notes")
-    assert {name.rpartition(".")[2] for name in names} == {"txt", "md", "html", "pdf"}
-    own = commands("docs/data.md", "--run-dir runs/notes")
-    assert [command[1] for command in own] == ["data_prep.py", "create_lora_model.py", "sft_train.py", "grpo_train.py"]
-    for command in own:
-        more = ["--base-model", str(tiny_base)] if "create_lora_model.py" in command else []
-        run(tmp_path, [*command, *more])
-    assert len(read_documents(tmp_path / "data" / "documents.jsonl")) == len(names) == 20
-    train, held_out = (read_questions(tmp_path / "data" / f"{name}.jsonl") for name in ("train", "eval"))
-    assert len(train) + len(held_out) >= 20
-    assert versions(tmp_path / "models" / "warm")
-    assert versions(tmp_path / "runs" / "notes") == [0, 1]
-    [step] = read_stats(tmp_path / "runs" / "notes")
-    assert next(iter(step.rewards)) == "overall"

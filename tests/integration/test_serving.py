@@ -9,21 +9,16 @@ from openai import OpenAI
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import data_prep
 import merge_lora
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.agent.prompts import MEDICAL_TASK
 from forage.agent.protocol import Protocol, read_turn, write_call
-from forage.data.options import DatasetOptions
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import publish_adapter
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from tests.bounds import mismatch_bound
 from tests.integration.agreement import differences, requests_of
-from tests.served_program import run_program
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 QUESTION, RESULT = "What is gout?", "[1] Gout: a disease\n[2] Gout: crystals"
@@ -102,22 +97,6 @@ def test_a_call_comes_back_as_a_call(ask, trained):
     written = trained.text(choice.token_ids)
     assert read_turn(written).calls[0].query == " ".join(json.loads(call.function.arguments)["query"].split())
     assert choice.token_ids[-1] == trained.end_of_turn
-
-
-def test_the_program_of_the_page_searches_and_answers(server, merged, trained, tmp_path, monkeypatch):
-    data_prep.main(data_prep.Options(
-        tmp_path, dataset=DatasetOptions("sample", content_dir=tmp_path / "pages"), store=StoreOptions(embedder="none")
-    ))  # fmt: skip
-    monkeypatch.setattr("sys.argv", ["ask.py"])
-    messages, shown = run_program(merged, tmp_path / "store", f"{server.url}/v1")
-    assert shown.startswith('user What are the symptoms of Lyme disease?\nassistant {"query": ')
-    assert [message["role"] for message in messages[:3]] == ["user", "assistant", "tool"]
-    query = json.loads(messages[1]["tool_calls"][0]["function"]["arguments"])["query"]
-    store, settings = DocumentStore.open(tmp_path / "store"), read_agent(merged)
-    assert messages[2]["content"] == trained.show(store.search(query, settings.k, "sparse"))
-    assert messages[-1]["role"] == "assistant"
-    assert messages[-1]["content"]
-    assert "tool_calls" not in messages[-1]
 
 
 def test_the_merged_policys_log_probabilities_are_those_of_the_folder(server, merged, trained):

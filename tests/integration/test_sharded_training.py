@@ -59,8 +59,7 @@ def alone(folder):
 
 
 WAYS = [
-    (2, "none", "none"), (2, "zero2", "none"), (2, "zero3", "all"), (2, "fsdp2", "none"), (1, "zero2", "optimizer"),
-    (1, "zero3", "none"),
+    (2, "none", "none"), (2, "zero3", "all"), (2, "fsdp2", "none"), (1, "zero2", "optimizer"),
 ]  # fmt: skip
 
 

@@ -65,22 +65,6 @@ def test_a_step_in_turns(server, adapters):
 
 
 @pytest.mark.usefixtures("pretending")
-def test_what_is_being_sampled_is_finished_first_and_later_requests_wait(server):
-    async def run():
-        async with VLLMEngine(options_of(server)) as engine:
-            early = asyncio.create_task(engine.generate(GREEDY))
-            await asyncio.sleep(0.1)
-            await fall_asleep(options_of(server))
-            late = asyncio.create_task(engine.generate(GREEDY))
-            await asyncio.sleep(1)
-            assert not late.done()
-            httpx.post(f"{server.url}/wake_up")
-            assert (await early).ids == (await late).ids
-
-    asyncio.run(run())
-
-
-@pytest.mark.usefixtures("pretending")
 def test_what_a_killed_trainer_left_asleep_is_woken_by_the_next_and_waited_for_by_others(server):
     asyncio.run(fall_asleep(options_of(server)))
     assert says_that_it_sleeps(server)

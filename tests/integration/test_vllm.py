@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -15,10 +14,7 @@ from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.engines.base import Request, Sampling
 from forage.engines.options import EngineOptions
-from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
-from forage.errors import UserError
-from forage.policy.card import PolicyCard
 from tests.bounds import mismatch_bound
 from tests.integration.agreement import QUESTIONS, differences, requests_of
 from tests.scripted_engine import search_many
@@ -144,23 +140,6 @@ def test_a_request_in_flight_during_a_swap_ends_with_its_own_adapters_tokens(ser
         assert own.mean() < mismatch_bound("float32") < other.mean()
 
 
-def test_a_server_of_another_base_is_refused(server, base, tiny_base, tmp_path):
-    async def enter(folder, tokens=2048):
-        wanted = Wanted(PolicyCard(Path("p"), str(folder), str(folder), False), 49152, tokens)
-        async with VLLMEngine(EngineOptions(urls=(server.url,)), wanted) as engine:
-            return engine.adapter
-
-    moved = tmp_path / "moved"
-    moved.symlink_to(Path(base).resolve())
-    assert asyncio.run(enter(base)) == asyncio.run(enter(moved)) == "base"
-    with pytest.raises(UserError, match=f"serves {base}, not {tiny_base}"):
-        asyncio.run(enter(tiny_base))
-    with pytest.raises(
-        UserError, match="holds 2048 tokens, but an episode may have 2049; start it with --max-model-len"
-    ):
-        asyncio.run(enter(base, 2049))
-
-
 def test_a_sample_ends_with_the_token_that_stopped_it_and_seeds_repeat(server, protocol):
     stop = protocol.tokenizer(" the", add_special_tokens=False)["input_ids"]
     request = Request(tuple(protocol.prompt(QUESTIONS[0])), 200, tuple(stop), 5, Sampling(), "a/0")
@@ -171,21 +150,6 @@ def test_a_sample_ends_with_the_token_that_stopped_it_and_seeds_repeat(server, p
     assert first.ids[-1] == stop[0]
     assert stop[0] not in first.ids[:-1]
     assert first.ids == again.ids
-
-
-def test_many_long_prompts_with_seeds_at_once(server, protocol):
-    """More tokens than the server computes at a time. A prompt cut in two ends a vLLM 0.32 server on CPUs."""
-    filler = tuple(protocol.tokenizer("Gout is a kind of arthritis. " * 60)["input_ids"])
-    requests = [
-        Request(tuple(protocol.prompt(f"Question {n}?")) + filler, 4, protocol.stop_ids, n, Sampling(), f"{n}/0")
-        for n in range(24)
-    ]
-    assert sum(len(request.ids) for request in requests) > 2 * 4096
-
-    async def act(engine):
-        return await asyncio.gather(*(engine.generate(request) for request in requests))
-
-    assert all(sample.ids for sample in with_engine(server, act, patience=20.0))
 
 
 def test_killed_and_started_again_nothing_is_lost_and_nothing_twice(server, adapters, protocol):
