@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import expansion
 from bench.expansion import ANY, RM3, Table, best_table, key_of, keys_of
 from forage.data.records import Question
 
@@ -58,23 +57,3 @@ def test_each_key_gets_what_finds_best_for_it(questions):
     assert table == Table({"what causes disease": "due", "is disease": "pattern", ANY: "pattern"})
     assert table.query(asked(0, "Is disease 77 inherited?")) == "pattern"
     assert table.query(asked(0, "What causes disease 77?")) == "due"
-
-
-def test_candidates_are_without_a_subject_and_nothing_is_one_of_them():
-    causes = [
-        Question(f"q{n}", f"What causes disease {n}?", f"Disease {n} is due to a gene {n}.", "causes", f"disease {n}")
-        for n in range(20)
-    ]
-    found = expansion.beginnings_for(causes)
-    assert found[0] == ""
-    assert "is due to" in found[1:]
-    assert not any("disease" in text.lower() for text in found)
-    inherited = [
-        Question(f"i{n}", f"Is disease {n} inherited?", f"A dominant pattern {n}.", "inheritance", f"disease {n}")
-        for n in range(20)
-    ]
-    telling = expansion.telling_for([*causes, *inherited])
-    assert telling[0] == ""
-    assert {frozenset(text.split()) for text in telling[1:]} == {
-        frozenset({"due", "gene"}), frozenset({"dominant", "pattern"})
-    }  # fmt: skip

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.gpu.__main__ import ROWS, line, main, parse
+from bench.gpu.__main__ import ROWS, main, parse
 from bench.gpu.made import (
     FULL,
-    PEAK_FLOPS,
     QWEN_7B,
     TINY,
     layer_weights,
@@ -52,20 +51,6 @@ def test_episodes_are_spread_from_the_shortest_to_the_longest_and_groups_share_p
         assert first.setdefault(episode.question_id, episode.ids[:600]) == episode.ids[:600]
         assert episode.mask[:1000] == (0,) * 600 + (1,) * 150 + (0,) * 250
     assert len(set(first.values())) == 8
-
-
-def test_a_line_of_the_table():
-    assert PEAK_FLOPS["NVIDIA H100 PCIe"] < PEAK_FLOPS["NVIDIA H100 80GB HBM3"]
-    said = line("update NF4", {"tokens_per_second": 3100.4, "mfu": 0.31, "peak_gib": 22.51, "loss": 0.01234567})
-    assert said == "| update NF4 | 3,100 | 31.0% | 22.5 | loss 0.01235 |"
-    assert line("update", {"failed": "out of memory", "trace": "..."}) == "| update |  |  |  | failed out of memory |"
-
-
-def test_without_time_nothing_is_measured_and_all_rows_say_so(tmp_path):
-    with pytest.raises(SystemExit, match="nothing was measured"):
-        main(parse(["--tiny", "--minutes", "0", "--only", "update", "--json", str(tmp_path / "gpu.json")]))
-    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
-    assert rows == {name: {"failed": "no time left"} for name in ROWS if name.startswith("update")}
 
 
 @pytest.mark.slow

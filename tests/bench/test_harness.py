@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench import harness, table
-from bench.harness import BARS, Bar, alone, finish, in_turns, output_of, ratios, serving, trl
-from bench.table import ROWS, Options, Result, Row, lines_of, measured, result_of
+from bench.harness import BARS, Bar, alone, finish, output_of, serving, trl
+from bench.table import ROWS, Options, Row, measured, result_of
 from forage.errors import UserError
 from tests import ROOT
 
@@ -27,13 +27,6 @@ def test_bars_decide_the_exit_status(capsys, tmp_path, monkeypatch):
         "speed 2.5 (bar 2) ok; quality 0.5 (stated)", "speed 2.5 (2 to 3) (bar 2) ok; quality 0.99 (bar 1) SHORT"
     ]  # fmt: skip
     assert json.loads((tmp_path / "bars.json").read_text())[1] == {"name": "quality", "figures": [0.99], "least": 1}
-
-
-def test_ways_take_turns():
-    calls = []
-    found = in_turns({name: lambda name=name: calls.append(name) or len(calls) for name in ("a", "b")}, 2)
-    assert (calls, found) == (["a", "b", "a", "b"], {"a": [1, 3], "b": [2, 4]})
-    assert ratios([4, 9], [2, 3]) == (2, 3)
 
 
 def killed():
@@ -90,13 +83,3 @@ def test_what_a_row_needs_and_is_not_there_is_short(monkeypatch, tmp_path):
     assert result_of(replace(retrieval, needs=(table.MEDQUAD,)), Path("none")).why == "left out: needs --medquad FILE"
     with pytest.raises(UserError, match="--only updates: choose among local_engine, "):
         Options(only=("updates",)).check()
-
-
-def test_a_row_has_a_line_for_each_bar():
-    result = Result(Row("made", "--k 1"), (Bar("a", (2,), 1), Bar("b", (0.5, 0.7, 0.6), 1), Bar("c", (0.5,))), 7.4)
-    assert lines_of(result) == [
-        "| `python -m bench.made --k 1` (7 s) | a | 2 | 1 | ok |", "|  | b | 0.6 (0.5 to 0.7) | 1 | **short** |",
-        "|  | c | 0.5 | | stated |",
-    ]  # fmt: skip
-    failed = replace(result, bars=(), why="left out")
-    assert lines_of(failed) == ["| `python -m bench.made --k 1` | left out | | | **short** |"]

@@ -1,13 +1,12 @@
 """Beside TRL: which of its batch sizes and of our ways counts, and that both train the same adapter."""
 
 import os
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from bench import step, update
-from bench.step import Played, seconds_between
+from bench import update
+from bench.step import seconds_between
 from bench.update import Figures, lengthened
 from forage.agent.episode import Turn, write_episodes
 from forage.errors import UserError
@@ -55,21 +54,6 @@ def test_a_lengthened_prompt_repeats_itself():
     assert longer.logprobs == (0.0,) * 2 + EPISODE.logprobs
     assert longer.turns == (Turn(5, 7), Turn(10, 12))
     assert lengthened(EPISODE, 2) == EPISODE
-
-
-def test_the_best_batch_size_of_trl_counts(tiny, monkeypatch, capsys):
-    monkeypatch.setattr(step, "play_ours", lambda *_: Played([10.0, 6.0], [3000, 1000], [1.0, 2.0]))
-    monkeypatch.setattr(step, "store_server", nullcontext)
-    monkeypatch.setattr(
-        step, "play_theirs", lambda _, store, batch, folder: Played([1.0], [{1: 40, 8: 100}[batch]], [1.0])
-    )
-    ends_with(1, step.main, step.Options(policy=tiny / "policy", batches=(1, 8)))
-    assert capsys.readouterr().out.splitlines()[-2:] == [
-        "ours                       250.0 tokens/s:   8.0 s and  2,000 tokens a step, 1.50 searches an episode",
-        "whole step, ours / TRL tokens/s 2.5 (bar 3) SHORT",
-    ]
-    with pytest.raises(UserError, match="--steps 1: the first step only warms up; give 2 or more"):
-        step.Options(steps=1).check()
 
 
 def test_a_step_lasts_until_its_statistics_are_written(tmp_path):

@@ -85,10 +85,7 @@ def test_judgements_and_back(tmp_path):
     ("text", "told"),
     [
         (f"{HEADER}q1\td1\n", r":2: not query<tab>document<tab>whole number; fix"),
-        (f"{HEADER}q1 d1 1\n", r":2: not query"),
-        ("q1 0 d1 2\n", r":1: not query"),
         ("q1\td1\thigh\n", r":1: not query"),
-        ("q1\td1\t1.5\n", r":1: not query"),
         ("q1\td1\t1\nq1\td1\t1\nq1\td1\t2\n", r":3: q1 and d1 have another grade on an earlier line"),
     ],
 )
@@ -101,9 +98,7 @@ def test_broken_judgements_are_told_by_their_line(tmp_path, text, told):
     ("text", "told"),
     [
         ('{"_id": "a", "text": "x"}\n{"_id": \n', r":2: not JSON"),
-        ('["a"]\n', r":1: no _id"),
         ('{"text": "x"}\n', r":1: no _id"),
-        ('{"_id": " ", "text": "x"}\n', r":1: no _id"),
         ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', r":2: _id a is on an earlier line"),
         ("\n", r" has no line"),
     ],
@@ -113,16 +108,6 @@ def test_a_broken_corpus_or_query_is_told_by_its_line(tmp_path, text, told):
     for read in (read_corpus, read_queries):
         with pytest.raises(UserError, match=told):
             read(path)
-
-
-def test_more_that_cannot_be_read(tmp_path, beir):
-    with pytest.raises(UserError, match=r"q.jsonl:1: query a has no text"):
-        read_queries(write(tmp_path / "q.jsonl", '{"_id": "a", "text": null}\n'))
-    with pytest.raises(UserError, match=r"qrels/dev.tsv: no such file; qrels has test, train"):
-        read_beir(beir, "dev")
-    write(beir / "qrels" / "test.tsv", f"{HEADER}q1\td9\t1\n")
-    with pytest.raises(UserError, match=r"no query has a document that answers it \(.*document d9 is not there"):
-        read_beir(beir, "test")
 
 
 def prepare(beir, out, **changes):
@@ -154,15 +139,3 @@ def test_a_training_query_that_is_held_out_is_left_out(beir, tmp_path, capsys):
     assert [question.id for question in read_questions(tmp_path / "data" / "train.jsonl")] == ["q2"]
     rewriter = (tmp_path / "data" / "rewriter" / "train.jsonl").read_text()
     assert "gout" not in rewriter
-
-
-def test_without_training_queries_that_file_is_empty(beir, tmp_path):
-    (beir / "qrels" / "train.tsv").unlink()
-    prepare(beir, tmp_path / "data")
-    assert read_questions(tmp_path / "data" / "train.jsonl") == []
-    assert not (tmp_path / "data" / "qrels" / "train.tsv").exists()
-
-
-def test_nothing_would_be_held_out(beir, tmp_path):
-    with pytest.raises(UserError, match="nothing would be held out"):
-        prepare(beir, tmp_path / "data", eval_split="train")

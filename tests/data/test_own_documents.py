@@ -1,13 +1,12 @@
 """A folder of files of every kind, good and bad: each becomes a document or is told."""
 
 import os
-from collections import Counter
 
 import pytest
 
 from forage.data.own_documents import paragraphs, read_folder, read_markdown, site_of, title_of_name
 from forage.errors import UserError
-from tests.own_files import pdf, write_files
+from tests.own_files import pdf
 
 
 @pytest.fixture
@@ -36,12 +35,6 @@ def test_the_four_kinds(folder):
     assert {document.source for document in own.documents} == {"file"}
     assert causes(own) == dict.fromkeys(["care-of_bees.txt", "clock.pdf", "rye.HTML", "sub/nets.md"], "ok")
     assert {record.document_id for record in own.records} == {document.id for document in own.documents}
-
-
-def test_a_pdf_without_a_title_has_its_files_name(folder):
-    (folder / "old_clocks.pdf").write_bytes(pdf(["Wind it daily."]))
-    [document] = read_folder(folder).documents
-    assert document.title == "old clocks"
 
 
 def test_what_gives_no_document_is_told(folder):
@@ -96,22 +89,6 @@ def test_links_pipes_and_odd_names(folder):
         "caf\\xe8.txt": "ok",
     }  # fmt: skip
     assert len({document.id for document in own.documents}) == 3
-
-
-def test_a_file_that_may_not_be_read_is_told(folder, monkeypatch):
-    (folder / "good.txt").write_text("Tea.")
-    (folder / "locked.txt").write_text("Coffee.")
-    (folder / "huge.txt").write_text("x" * 101)
-    monkeypatch.setattr("forage.data.own_documents.MAX_BYTES", 100)
-    plain = type(folder).read_bytes
-
-    def read_bytes(path):
-        if path.name == "locked.txt":
-            raise PermissionError(13, "Permission denied")
-        return plain(path)
-
-    monkeypatch.setattr(type(folder), "read_bytes", read_bytes)
-    assert causes(read_folder(folder)) == {"good.txt": "ok", "locked.txt": "can't be read", "huge.txt": "over 0 MiB"}
 
 
 @pytest.mark.parametrize("names", [[], ["a.docx"]])
@@ -193,12 +170,3 @@ def test_no_damage_to_a_pdf_is_a_crash(folder):
         found = causes(read_folder(folder))
         known = {"ok", "damaged PDF", "encrypted PDF", "PDF without text (scanned?)", "no text", "empty"}
         assert {found["flipped.pdf"], found["cut.pdf"]} <= known
-
-
-def test_the_tests_own_files_are_all_read(folder):
-    names = write_files(folder)
-    own = read_folder(folder)
-    assert Counter(causes(own).values()) == {"ok": 20}
-    assert sorted(causes(own)) == sorted(names)
-    assert Counter(record.detail for record in own.records) == {"txt": 5, "md": 5, "html": 5, "pdf": 5}
-    assert any("1820" in document.text for document in own.documents)

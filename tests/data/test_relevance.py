@@ -77,15 +77,6 @@ def test_the_share_is_kept_and_the_seed_moves_the_split():
     assert held_out != split_by_document(questions, 0.2, 1)[1]
 
 
-def test_documents_that_share_a_question_stay_together_through_others():
-    chain = [("d1", "d2"), ("d2", "d3"), ("d4",), ("d3", "d1")]
-    questions = [Question(f"q{i}", "?", "!", relevant_doc_ids=ids) for i, ids in enumerate(chain)]
-    for seed in range(4):
-        train, held_out = split_by_document(questions, 0.5, seed)
-        assert {q.id for q in train} in ({"q0", "q1", "q3"}, {"q2"})
-        assert len(train) + len(held_out) == 4
-
-
 def test_a_question_asked_twice_in_other_spellings_stays_on_one_side():
     """As in a rewriter's train.jsonl, whose lines are not merged."""
     twice = [("What is gout?", "a"), ("what is GOUT", "b"), ("What is flu?", "c"), ("Is flu hot?", "d")]

@@ -6,11 +6,10 @@ import pytest
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
-from forage.agent.prompts import MEDICAL_TASK, TASK
-from forage.agent.protocol import Protocol, write_answer, write_call
+from forage.agent.protocol import write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import EngineError
-from forage.evaluation.baselines import hyde, no_retrieval, plain_rag, rewrite, shortened, single
+from forage.evaluation.baselines import hyde, no_retrieval, plain_rag, rewrite, single
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
 
@@ -99,12 +98,6 @@ def test_an_answer_that_a_limit_cuts_off_counts_as_far_as_it_goes(protocol):
     assert (outcome.episode.stop, outcome.episode.answer[:8]) == ("turn_tokens", "Crystals")
 
 
-def test_no_room_is_no_answer_as_it_is_for_the_agent(protocol):
-    engine, outcome, _ = play(plain_rag, protocol, max_tokens=20)
-    assert (outcome.episode.stop, outcome.episode.answer, outcome.episode.turns) == ("tokens", "", ())
-    assert engine.requests == []
-
-
 def test_without_retrieval_the_task_says_so_and_nothing_is_searched(protocol):
     engine, outcome, asked = play(no_retrieval, protocol, write_answer("A disease."))
     [request] = engine.requests
@@ -120,32 +113,11 @@ def test_without_retrieval_the_task_says_so_and_nothing_is_searched(protocol):
     assert not outcome.episode.well_formed
 
 
-def test_a_trained_policy_that_calls_all_the_same_is_made_to_answer(protocol):
-    _, outcome, asked = play(no_retrieval, protocol, write_call("gout"), "A disease.</answer>")
-    assert (asked, outcome.episode.answer, outcome.episode.faults) == ([], "A disease.", ("answer_forced",))
-
-
 HYDE = "system\nWrite a short passage of a {}text that answers the question.<|im_end|>"
 REWRITE = (
     "system\nWrite a search query for the question: the {}words that a text with the answer contains. Only words."
     "<|im_end|>"
 )
-FROM_MEMORY = (
-    "system\nAnswer the {}question from what you know, without a search: write the answer between <answer> and "
-    "</answer>.\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "told"), [(no_retrieval, FROM_MEMORY), (hyde, HYDE), (rewrite, REWRITE)], ids=lambda name: ""
-)
-@pytest.mark.parametrize(
-    ("task", "subject"), [(TASK, ""), ("Answer the gardening question", ""), (MEDICAL_TASK, "medical ")]
-)
-def test_a_policy_of_an_earlier_version_is_told_what_it_was_told_then(protocol, strategy, told, task, subject):
-    protocol = Protocol(protocol.tokenizer, task=task)
-    engine, _, _ = play(strategy, protocol, write_answer("x"), write_answer("x"), task=task)
-    assert told.format(subject) in text_of(protocol, engine.requests[0].ids)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +144,6 @@ def test_a_long_passage_is_searched_whole_and_shown_in_part(protocol):
     engine, _, asked = play(hyde, protocol, "word " * 40, write_answer("x"), max_query=30)
     assert asked == ["What is gout? " + " ".join(["word"] * 40)]
     assert '{"query": "What is gout? word word word"}' in text_of(protocol, engine.requests[1].ids)
-
-
-def test_shortened_by_hand():
-    assert [shortened("sore red toe", most) for most in (12, 11, 9, 8, 7, 2)] == [
-        "sore red toe", "sore red", "sore red", "sore red", "sore", "so",
-    ]  # fmt: skip
 
 
 def test_a_question_cannot_forge_a_call(protocol):

@@ -8,12 +8,11 @@ from forage.agent.agent import BatchedSearch
 from forage.data.records import Question
 from forage.engines.base import EngineError
 from forage.evaluation.baselines import single
-from forage.evaluation.player import CachingAgent, Stopwatch
+from forage.evaluation.player import CachingAgent
 from forage.testtime.best_of import BestOf
 from forage.testtime.s1 import BudgetForcing
 from forage.testtime.scorers import agreement
 from forage.testtime.self_consistency import SelfConsistency
-from forage.testtime.tpo import TPO
 from tests.factories import Clock
 from tests.scripted_engine import QUESTION, Scripted, library, turns
 
@@ -89,22 +88,6 @@ def test_saved_seconds_are_counted(protocol, monkeypatch):
     asyncio.run(go())
 
 
-def test_rounds_of_tpo_begin_with_those_of_fewer_rounds(protocol):
-    samples = turns({str(n): ("gout", f"answer {n}") for n in range(6)})
-    agent, engine = caching(protocol, lambda name, *seen: "More." if "critique" in name else samples(name, *seen))
-
-    async def go():
-        one = await TPO(agreement, n=2, rounds=1)(agent, QUESTION, 1)
-        before = len(engine.requests)
-        assert before == 2 * 2 + 1 + 2 * 2  # two samples of two turns, a critique, and two revisions
-        two = await TPO(agreement, n=2, rounds=2)(agent, QUESTION, 1)
-        assert two.tried[:4] == one.tried
-        assert len(engine.requests) - before == 1 + 2 * 2
-        assert two.sampled == engine.given  # charged as if it were alone
-
-    asyncio.run(go())
-
-
 def test_only_what_a_policy_says_by_itself_is_a_plain_sample(protocol, monkeypatch):
     """Each sample takes 2 seconds. Revised and forced episodes have the ids of plain ones, and are none."""
     agent, _ = slow_caching(protocol, monkeypatch)
@@ -148,11 +131,3 @@ def test_an_episode_that_the_engine_gave_up_on_is_played_again(protocol):
         assert (await agent.play(QUESTION)).stop == "answer"
 
     asyncio.run(go())
-
-
-def test_laps_by_hand(monkeypatch):
-    now = iter([10.0, 12.0, 15.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    stopwatch = Stopwatch()
-    stopwatch.start()
-    assert [stopwatch.lap(), stopwatch.lap()] == [2, 3]

@@ -115,8 +115,3 @@ def test_by_document():
 def test_intervals_leave_out_what_has_no_value():
     assert interval(np.array([1.0, math.nan, 1.0])) == {"mean": 1, "low": 1, "high": 1}
     assert interval(np.array([math.nan])) is None
-
-
-def test_an_outcome_whose_episode_was_not_tried_is_refused():
-    with pytest.raises(ValueError, match="is not among those"):
-        Cost.of(Outcome(EXAMPLE, (replace(EXAMPLE, id="other"),)), 0, 0)

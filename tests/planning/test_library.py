@@ -6,14 +6,14 @@ import pytest
 
 import grpo_rollout
 import sft_train
-from forage.agent.episode import Search, append_episodes, episode_files, read_episodes, write_episodes
+from forage.agent.episode import Search, append_episodes, episode_files, read_episodes
 from forage.agent.options import SearchOptions, read_agent
 from forage.agent.protocol import Protocol
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.planning import teaching
-from forage.planning.library import Options, cover, earnings, main, merged, named, played_in, shares_of, worth
+from forage.planning.library import Options, cover, earnings, main, merged, shares_of, worth
 from forage.planning.tool import planner, read_library
 from forage.policy.adapters import weights_digest
 from forage.sft.options import SFTOptions
@@ -48,24 +48,6 @@ def test_a_query_earns_what_its_episode_did_if_it_found_the_answer():
     assert shares_of([GOUT, unknown, nameless]) == {"causes": 0.5, "What causes [topic]?": 0.5}
 
 
-def test_queries_of_an_evaluation_earn_1_where_they_found_the_answer():
-    unknown = replace(GOUT, id="unknown", relevant_chunk_ids=())
-    unscored = [
-        played(GOUT, 0.0, Search(0, "gout", ("right",)), Search(1, "why gout", ("wrong",)), rewards={}),
-        played(unknown, 0.0, Search(0, "gout", ("a",)), rewards={}),
-    ]
-    assert list(earnings(unscored, [GOUT, unknown])) == [("[topic]", "causes", 1.0), ("why [topic]", "causes", 0.0)]
-
-
-def test_samples_that_systems_of_an_evaluation_share_count_once(tmp_path):
-    folder = tmp_path / "episodes" / "policy"
-    write_episodes(folder / "best_of_2" / "a.jsonl", [EXAMPLE, replace(EXAMPLE, id="q/1")])
-    write_episodes(folder / "single" / "a.jsonl", [EXAMPLE])
-    longer = replace(EXAMPLE, ids=(*EXAMPLE.ids, 7), mask=(*EXAMPLE.mask, 0), logprobs=(*EXAMPLE.logprobs, 0.0))
-    write_episodes(folder / "tpo" / "a.jsonl", [longer])  # another episode, whatever its name
-    assert [len(episode.ids) for episode in played_in(tmp_path)] == [10, 10, 11]
-
-
 def test_shapes_that_say_the_same_are_one():
     earned = [
         ("symptoms of [topic]", "a", 1.0), ("[topic] Symptoms", "a", 0.5), ("[topic] Symptoms", "b", 0.0),
@@ -89,19 +71,6 @@ def test_a_library_serves_all_kinds():
     assert cover(shapes, {"a": 0.25, "b": 0.75}, 12) == ["z", "x"]  # .15 against .1; then x adds .25 * .1
     assert cover(shapes, {"a": 0.5, "b": 0.5}, 1) == ["x"]
     assert cover({"w": {"a": [0.0]}}, {"a": 1.0}, 12) == cover({}, {"a": 1.0}, 12) == []
-
-
-def test_names():
-    queries = [
-        "[topic] Symptoms",
-        "[topic] symptoms signs",
-        "what is [topic]?",
-        "[topic]",
-        "is [topic]",
-        "[topic] Ursache",
-    ]
-    names = ["symptoms", "symptoms_signs", "topic", "topic_2", "topic_3", "ursache"]
-    assert list(named(queries)) == names
 
 
 def test_the_command(tmp_path, capsys):

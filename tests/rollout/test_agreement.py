@@ -162,7 +162,7 @@ def test_overridden_rewards_are_not_compared_in_the_end(run, capsys):
     shutil.copytree(run / "run" / "episodes" / "000000", old)
     resume(run, changed_low, override_rewards=True, weights=(1.0, 2.0))
     said = capsys.readouterr().out
-    assert "another rewards.low; another weights.low: its figures before and after can't be compared" in said
+    assert "another rewards.low; another weights.low: figures before and after can't be compared" in said
     assert "not compared, as the rewards were changed during the run: overall, low" in said
     table = said[said.index("held-out questions    before") :]
     assert "even " in table

@@ -4,8 +4,6 @@ import base64
 import gzip
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -19,7 +17,6 @@ from forage.runs.page_data import (
     contents,
     curves,
     distribution,
-    distributions,
     leads,
     notes,
     passages_of,
@@ -30,7 +27,6 @@ from forage.runs.page_data import (
 from forage.runs.report import Options, write_page
 from forage.runs.stats import write_stats
 from forage.text import encodable, printable
-from tests import ROOT
 from tests.attacks.hostile import hostile_documents
 from tests.chromium import Chromium, chromium_path
 from tests.factories import EPISODE, STATS
@@ -101,16 +97,6 @@ def test_curves_have_the_means_of_rewards_and_the_figures_of_the_update():
     assert not [name for name in drawn if name.startswith(("seconds", "tokens/s"))]
 
 
-def test_curves_show_which_side_waits_and_who_plays_how_fast():
-    figures = {"episodes": 8, "tokens_per_s": 120.5}
-    seconds = {"rollout": 9.0, "rollout_wait": 5.0, "backpressure": 0.0, "tail": 1.0}
-    drawn = curves([replace(STATS, seconds=seconds, workers={"a": figures}, servers={"gpu1:8100": figures})], {})
-    assert drawn["seconds: rollout_wait"] == [(7, 5.0)]
-    assert drawn["seconds: backpressure"] == [(7, 0.0)]
-    assert drawn["tokens/s of a"] == drawn["tokens/s of gpu1:8100"] == [(7, 120.5)]
-    assert "seconds: rollout" not in drawn
-
-
 def test_a_distribution_counts_each_reward_in_its_bin():
     stats = [replace(STATS, step=n, rewards={"overall": values}) for n, values in ((4, [0, 1, 1]), (5, [0.4, 0.6, 1]))]
     assert distribution(stats, "overall", 0, 1, levels=2) == {
@@ -118,13 +104,6 @@ def test_a_distribution_counts_each_reward_in_its_bin():
     }  # fmt: skip
     assert distribution(stats, "overall", 0, 1, levels=2, columns=1)["counts"] == [[2, 4]]
     assert distribution(stats, "overall", 1, 1, levels=2, columns=1)["counts"] == [[6, 0]]
-
-
-def test_two_runs_have_the_same_bins():
-    first, second = ([replace(STATS, rewards={"overall": values})] for values in ([0.0, 0.5], [0.5, 2.0]))
-    spreads = [run["overall"] for run in distributions([first, second])]
-    assert [(spread["low"], spread["high"]) for spread in spreads] == [(0.0, 2.0)] * 2
-    assert [spread["counts"][0].index(1) for spread in spreads] == [0, 5]
 
 
 def test_tokens_come_with_their_texts_parts_and_figures():
@@ -168,15 +147,6 @@ def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
         contents([first, empty], 10, 0)
     with pytest.raises(UserError, match="--max-tokens must be at least 0, got -1"):
         Options(first, max_tokens=-1)
-
-
-def test_the_module_writes_the_page_and_says_where(tmp_path):
-    a_run(tmp_path, 0, 1)
-    command = [sys.executable, "-m", "forage.runs.report", str(tmp_path), "--max-episodes", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'run.html'} shows its curves and 1 of its episodes\n")
-    done = subprocess.run([*command[:3], str(tmp_path / "gone")], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
 def test_the_last_step_is_in_tables_and_its_notes_are_there():
@@ -374,71 +344,3 @@ def test_keys_choose_open_compare_search_and_close(page):
     page.press("Escape")
     assert page.evaluate("document.getElementById('shown').children.length") == 0
     assert quiet(page)
-
-
-@pytest.mark.slow
-def test_tokens_are_coloured_by_who_wrote_them_their_advantage_and_probability(page):
-    page.press("Enter")
-    text = make_tokenizer().decode(make_tokenizer().encode("gout hurts"))
-    assert text_of(page, "#shown .text") == text
-    own = page.evaluate("document.querySelectorAll('#shown .mine').length")
-    assert own == len(make_tokenizer().encode("gout hurts")) - 1
-    colour = "document.querySelector('.mine').style.backgroundColor"
-    seen = []
-    for by, said in (("who wrote it", "log-probability -0.5, probability 0.607"), ("advantage", "group's mean 0"),
-                     ("log-probability", "probability 0.607")):  # fmt: skip
-        page.evaluate(f"(() => {{ const by = document.querySelector('.by'); by.value = '{by}'; by.onchange(); }})()")
-        assert said in page.evaluate("document.querySelector('.mine').title")
-        seen.append(page.evaluate(colour))
-    assert len(set(seen)) == 3
-    assert quiet(page)
-
-
-@pytest.mark.slow
-def test_curves_of_two_runs_lie_over_each_other(page):
-    script = """[...document.querySelectorAll("figure")]
-      .filter((f) => f.querySelector("b").textContent === "reward overall")
-      .map((f) => [...f.querySelectorAll("polyline")].map((line) => line.getAttribute("points").split(" ").length))"""
-    assert page.evaluate(script) == [[2, 3]]
-    names = "[...document.querySelectorAll('details:nth-of-type(3) b')].map((name) => name.textContent)"
-    assert page.evaluate(names) == ["overall, run", "overall, other"]
-    page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    assert page.evaluate("document.querySelectorAll('rect').length") == 2 * 2 + 2 * 3  # two bins in each step
-    assert quiet(page)
-
-
-@pytest.mark.slow
-def test_a_phone_needs_no_scrolling_to_the_side(page):
-    page.resize(390, 844)
-    page.press("Enter")
-    page.press("b")
-    page.press("?")
-    page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    widest = "Math.max(...[...document.querySelectorAll('body *')].map((e) => e.getBoundingClientRect().right))"
-    assert page.evaluate(widest) <= 390
-
-
-@pytest.mark.slow
-def test_dark_follows_the_system_and_the_switch(tmp_path, chromium):
-    write_page(a_run(tmp_path, 0))
-    ground = "getComputedStyle(document.body).backgroundColor"
-    colours = []
-    for scheme in ("light", "dark"):
-        page = chromium.open(tmp_path / "run.html", scheme=scheme)
-        before = page.evaluate(ground)
-        page.evaluate("document.getElementById('theme').click()")
-        colours.append((before, page.evaluate(ground)))
-    assert colours == [("rgb(255, 255, 255)", "rgb(21, 24, 28)"), ("rgb(21, 24, 28)", "rgb(255, 255, 255)")]
-
-
-@pytest.mark.slow
-def test_of_many_episodes_only_those_in_view_are_drawn(tmp_path, chromium):
-    played = [replace(EPISODE, id=f"q/{n}", question_id=f"q{n}") for n in range(3000)]
-    write_page(a_run(tmp_path, 0, episodes=played))
-    page = chromium.open(tmp_path / "run.html")
-    last = "document.querySelector('.row:last-child span:last-child').textContent"
-    page.evaluate("new Promise((done) => { const list = document.getElementById('list'); list.scrollTop = 1e9;"
-                  "requestAnimationFrame(() => requestAnimationFrame(done)); })")  # fmt: skip
-    assert page.evaluate(last) == "q2999"
-    assert page.evaluate("document.querySelectorAll('.row').length") < 60

@@ -6,18 +6,12 @@ import numpy as np
 import pytest
 
 from forage.runs.plots import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY,
     draw_plots,
     phase_seconds,
     reach_of,
     rewards_figure,
     running_mean,
     shares,
-    training_figure,
 )
 from tests.factories import STATS, run_of
 
@@ -60,37 +54,14 @@ def test_every_reward_has_a_panel_with_its_means_and_evaluations():
     assert figure.axes[2].get_xlim()[1] > 30
 
 
-def test_all_rewards_stand_in_one_panel_each_in_its_colour():
-    rewards = {"overall": [0.5], "mrr": [0.25], "answer_similarity": [0.75], "format": [1.0], "brevity": [0.0]}
-    figure = rewards_figure([replace(STATS, step=step, rewards=rewards) for step in range(3)], {})
-    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    assert {name: line.get_color() for name, line in lines.items()} == {
-        "overall": BLUE, "mrr": SKY, "answer_similarity": ORANGE, "format": GREEN, "brevity": PURPLE,
-    }  # fmt: skip
-    assert {name: line.get_ydata().tolist() for name, line in lines.items()} == {
-        name: values * 3 for name, values in rewards.items()
-    }
-    for name, axes in zip(rewards, figure.axes[1:], strict=True):
-        assert axes.get_lines()[0].get_color() == lines[name].get_color()
-
-
-def test_panels_of_what_no_step_reports_are_left_out():
-    titles = [axes.get_title() for axes in training_figure(run_of(3, training={"kl": 0.1})).axes]
-    assert titles == ["KL to the reference", "episodes and groups", "an episode has", "seconds of a step"]
-
-
 AWKWARD = {
     "one step": run_of(1),
-    "one episode": [replace(STATS, rewards={"overall": [0.5]}, evaluation=None)],
-    "nothing varies": [replace(STATS, step=n, rewards={"overall": [0.0, 0.0]}) for n in range(3)],
-    "negative rewards": [replace(STATS, step=n, rewards={"overall": [-3.0, 2.0 + n]}) for n in range(3)],
     "a reward that came later": [*run_of(8), replace(STATS, step=8, rewards={"overall": [1.0], "new": [0.5]})],
     "many rewards, odd names": [
         replace(STATS, rewards={"overall": [1.0]} | {f"$x_{n}^$ <b>": [0.1] for n in range(6)})
     ],
     "no figures": run_of(2, training={}, seconds={}, stops={}, faults={}),
     "a huge ratio": run_of(12, training={"ratio_min": 1e-4, "ratio_mean": 1.0, "ratio_max": 1e4}),
-    "lacking steps": [step for step in run_of(30) if step.step % 7],
 }  # fmt: skip
 
 

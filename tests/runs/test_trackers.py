@@ -27,23 +27,10 @@ def test_flat_names_by_hand():
     }  # fmt: skip
 
 
-def test_workers_and_servers_have_names_of_their_own():
-    figures = {"episodes": 8, "tokens_per_s": 120.5}
-    flat = flatten(replace(STATS, workers={"host-2": figures}, servers={"gpu1:8100": figures}))
-    assert flat["worker/host-2/episodes"] == 8
-    assert flat["server/gpu1_8100/tokens_per_s"] == 120.5
-
-
 def test_names_are_such_as_every_tracker_takes():
     rewards = {"overall": [1.0], "my reward (β=2)": [0.5]}
     stats = replace(STATS, rewards=rewards, evaluation=None)
     assert flatten(stats)["reward/my_reward_β_2_"] == 0.5
-
-
-def test_none_does_nothing(tmp_path):
-    with open_tracker("none", tmp_path / "run", {}) as log:
-        log(0, {"reward/mrr": 0.5})
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_library_is_told(tmp_path, monkeypatch):

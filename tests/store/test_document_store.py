@@ -52,15 +52,6 @@ def test_each_mode_finds_what_was_asked_for(store, mode, fusion):
     assert [hit.score for hit in hits[0]] == sorted((hit.score for hit in hits[0]), reverse=True)
 
 
-def test_a_text_is_one_query_and_not_a_list_of_letters(store):
-    hits = store.search("swollen toe", 2)
-    assert [hits] == store.search(["swollen toe"], 2)
-    assert (hits[0].doc_id, store.search(" "), store.search([])) == ("gout", [], [])
-    assert store.search("night", 1, "sparse", fusion=Fusion("rrf")) == store.search(["night"], 1, "sparse")[0]
-    with pytest.raises(UserError, match=r"rank takes a list of queries; give \[query\]"):
-        store.rank("toe", 1)
-
-
 def test_texts_and_dictionaries_are_documents(tmp_path):
     plain = ["Sow carrots in May.", {"text": "Plant garlic in October.", "title": "Garlic", "url": "u", "price": 3}]
     named = [{"id": 7, "text": "Water tomatoes daily."}, Document("own", "Beans", "Beans climb.")]
@@ -83,11 +74,6 @@ def test_what_is_no_document_is_told_by_its_place(tmp_path, documents, says):
     with pytest.raises(UserError, match=says):
         DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder="none"))
     assert not (tmp_path / "store" / "store.json").exists()
-
-
-def test_dense_understands_words_that_are_not_there(store):
-    assert store.search(["wheezing"], 1, "sparse") == [[]]
-    assert ids(store.search(["wheezing"], 1, "dense")) == [["asthma"]]
 
 
 def test_dense_weight_moves_hybrid_from_one_part_to_the_other(store):
@@ -281,14 +267,6 @@ def test_another_embedder_of_the_same_name_is_refused_by_its_vectors(store, tmp_
         DocumentStore.open(path).search(["toe"], 1)
 
 
-def test_missing_vectors_are_told(store, tmp_path):
-    path = copy_of(store, tmp_path)
-    collection = VectorCollection(store.card.collection, path / "chroma")
-    collection.remove(sorted(collection.keys())[:1])
-    with pytest.raises(UserError, match="lacks 1 of 4 vectors"):
-        DocumentStore.open(path).search(["toe"], 1)
-
-
 def test_a_store_of_words_only_says_so(tmp_path):
     store = DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
     assert ids(DocumentStore.open(store.path).search(["crystals"], 1, "sparse")) == [["gout"]]
@@ -347,14 +325,6 @@ def answers(url):
         return httpx.get(f"{url}/api/v2/heartbeat").status_code == 200
     except httpx.TransportError:
         return False
-
-
-@pytest.mark.parametrize("line", ['{"doc_id": "a", "title": "t"}', '["a"]', '{"more": 1}', "7"])
-def test_a_broken_chunk_is_told_by_its_line(tmp_path, line):
-    DocumentStore.build(tmp_path / "store", [Document("a", "t", "one two")], StoreOptions(embedder="none"))
-    (tmp_path / "store" / "chunks.jsonl").write_text(f"{line}\n")
-    with pytest.raises(UserError, match=r"chunks.jsonl:1: not a chunk \(.*\); re-run the build"):
-        DocumentStore.open(tmp_path / "store")
 
 
 def test_a_data_folder_in_place_of_its_store_is_told(tmp_path):

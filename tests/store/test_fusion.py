@@ -83,17 +83,6 @@ def test_words_get_the_weight_that_no_title_earns():
     assert dict(zip(fused.ids.tolist(), fused.scores.tolist(), strict=True)) == pytest.approx({1: 0.6, 2: 0.45, 3: 0.4})
 
 
-def test_without_shares_the_weights_stay():
-    fused = fuse(Fusion(dense_weight=0.5, title_weight=0.4, title_share=False), DENSE, SPARSE, TITLE)
-    # d1: .5 * 1 + .4 * .25; d2: .5 * .5 + .1 * 4 / 8; d3: .1 * 1
-    assert dict(zip(fused.ids.tolist(), fused.scores.tolist(), strict=True)) == pytest.approx({1: 0.6, 2: 0.3, 3: 0.1})
-
-
-def test_a_ranking_of_nothing_but_its_floor_adds_nothing():
-    fused = weighted_score_fusion([ranking(d1=0, d2=0), ranking(d2=3)], (0.5, 0.5), ranges=((0, None), (None, None)))
-    assert (fused.ids.tolist(), fused.scores.tolist()) == ([2, 1], [0.5, 0.0])
-
-
 def test_fusion_breaks_ties_by_id_and_takes_empty_rankings():
     empty = Ranking(np.zeros(0, np.int64), np.zeros(0))
     assert weighted_score_fusion([ranking(d4=1, d2=1), empty], (0.5, 0.5), ((0, None), (0, 1))).ids.tolist() == [2, 4]

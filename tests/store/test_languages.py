@@ -1,21 +1,15 @@
 """Search by words in other languages, and English as it always was."""
 
-import re
 import unicodedata
 
 import pytest
-import Stemmer
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forage.data.chunking import sentence_spans
 from forage.data.records import Document
-from forage.data.relevance import relevant_chunks
-from forage.errors import UserError
-from forage.store.bm25 import STOP_WORDS, Tokenizer
+from forage.store.bm25 import Tokenizer
 from forage.store.document_store import DocumentStore
 from forage.store.opening import card_at
-from forage.store.options import LANGUAGES, StoreOptions, StorePlace
+from forage.store.options import StoreOptions, StorePlace
 
 RUSSIAN = {
     "Подагра": "При подагре болит большой палец ноги. Причина в мочевой кислоте.",
@@ -82,18 +76,6 @@ def test_words_by_hand(language, text, words):
     assert Tokenizer(language=language)(text) == words
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8") | st.sampled_from("the ofa'é中")))
-def test_english_is_what_it_was(text):
-    words = [word for word in re.findall(r"\w+", text.lower()) if word not in STOP_WORDS]
-    assert Tokenizer()(text) == Stemmer.Stemmer("english").stemWords(words)
-
-
-def test_the_languages_are_the_stemmers():
-    assert {*LANGUAGES} - {"other"} == {*Stemmer.algorithms()} - {"porter", "dutch_porter"}
-    with pytest.raises(UserError, match="--language klingon has no rules here; give one of english, arabic"):
-        DocumentStore.build("nowhere", ["a"], StoreOptions("none", language="klingon"))
-
-
 @pytest.mark.parametrize(
     ("text", "sentences"),
     [
@@ -113,13 +95,6 @@ def test_chunks_of_a_script_without_spaces_are_not_endless(tmp_path):
     store = DocumentStore.build(tmp_path / "store", [document], options)
     assert len(store.chunks) == 10
     assert {len(chunk.text) for chunk in store.chunks} == {50}
-
-
-def test_the_chunk_with_the_answer_is_found(tmp_path):
-    documents = [Document(str(n), title, text) for n, (title, text) in enumerate(CHINESE.items())]
-    options = StoreOptions("none", chunk_tokens=14, chunk_overlap=0, language="other")
-    store = DocumentStore.build(tmp_path / "store", documents, options)
-    assert relevant_chunks("大脚趾在夜里会很痛", store.chunks) == ["0#1"]
 
 
 def test_another_language_is_another_store(tmp_path):

@@ -14,13 +14,9 @@ import uvicorn
 from mcp import Client, StdioServerParameters
 
 import data_prep
-import document_store
-from document_store import Serve
 from forage.data.options import DatasetOptions
-from forage.errors import UserError
 from forage.store import mcp_server
 from forage.store.document_store import DocumentStore
-from forage.store.hit import Hit
 from forage.store.mcp_server import listen, make_mcp_server
 from forage.store.options import StoreOptions
 from tests import ROOT
@@ -96,12 +92,6 @@ def test_nothing_found_is_no_error(store):
     )
 
 
-def test_a_passage_stays_on_its_line(store):
-    hit = Hit("x#0", "x", "T\n[2]", "one\n[3] two", 0.5, 1)
-    server = make_mcp_server(lambda queries, k: [[hit]], 3, "a library")
-    assert asked(server, {"query": "x"}).content[0].text == "[1] T [2]: one [3] two"
-
-
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
@@ -114,14 +104,6 @@ def test_a_bad_call_is_told_what_is_wrong(arguments, wrong):
     result = asked(make_mcp_server(search_many, 3, "a library"), arguments)
     assert result.is_error
     assert result.content[0].text.splitlines()[1] == wrong
-
-
-def test_another_tool_is_no_tool():
-    async def ask():
-        async with Client(make_mcp_server(search_many, 3, "a library")) as client:
-            return await client.call_tool("find", {"query": "x"})
-
-    assert "Unknown tool: find" in asyncio.run(ask()).content[0].text
 
 
 def test_searches_at_once_run_one_after_the_other_in_the_same_thread():
@@ -173,14 +155,6 @@ def test_a_page_of_another_site_is_refused(url):
     accepts = {"Accept": "application/json, text/event-stream"}
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
         assert httpx.post(url, json=call, headers=accepts | headers).status_code in (403, 421)
-
-
-def test_a_busy_port_is_refused_in_one_line(url, store):
-    port = int(url.split(":")[2].split("/")[0])
-    with pytest.raises(
-        UserError, match=rf"can't listen on 127.0.0.1:{port} \(Address already in use\); choose another --port"
-    ):
-        document_store.main(Serve(store.path, "mcp", port=port, mode="sparse"))
 
 
 # The command, as clients start it

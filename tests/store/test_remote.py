@@ -150,14 +150,6 @@ def test_another_model_under_the_embedders_name_is_refused(store):
             assert remote.embedder
 
 
-def test_where_the_vectors_are_kept_is_not_told(store):
-    card = replace(store.card, options=replace(store.options, chroma_url="http://secret:8000"))
-    with running(make_server(store.search, "127.0.0.1", 0, served=Served(card, store.chunks_digest))) as url:
-        remote = RemoteStore(url)
-        assert remote.options.chroma_url == ""
-        assert remote.fingerprint == store.fingerprint
-
-
 def test_another_store_than_the_datas_is_noted(url, tmp_path, capsys):
     DocumentStore.build(tmp_path / "store", DOCUMENTS[:1], StoreOptions(embedder="none"))
     open_place(StorePlace(url), tmp_path)
@@ -175,16 +167,6 @@ def test_a_search_that_the_store_refuses_is_refused_in_its_words(tmp_path):
             RemoteStore(url).search(["toe"], 1001, "sparse")
         with pytest.raises(UserError, match="list of queries"):
             RemoteStore(url).search("toe", 1, "sparse")
-
-
-def test_a_reranker_orders_here_what_was_found_there(url, store):
-    class Longest:
-        def scores(self, query, texts):
-            return np.array([float(len(text)) for text in texts])
-
-    mine = RemoteStore(url).search(["hurts", "cough"], 2, "sparse", reranker=Longest())
-    assert mine == store.search(["hurts", "cough"], 2, "sparse", reranker=Longest())
-    assert [hit.chunk_id for hit in mine[0]] == ["gout#0", "asthma#0"]
 
 
 def test_query_rewriting_searches_a_server_as_a_folder(url, store, data, tmp_path):
@@ -221,23 +203,6 @@ def test_a_server_of_search_r1_is_taken_by_its_ids(data):
         assert remote.fingerprint == RemoteStore(f"{url}/retrieve").fingerprint
         with foreign(reply) as second:
             assert RemoteStore(second).fingerprint != remote.fingerprint
-
-
-def test_passages_without_ids_have_no_labels(data):
-    with foreign(replying({"contents": "Rome\nA city."})) as url:
-        with pytest.raises(UserError, match=r"passages without ids \('Rome'\), and labels need ids: let"):
-            RemoteStore(url, data / "store" / "chunks.jsonl")
-        [[hit]] = RemoteStore(url).search(["toe"], 1)  # as for chat.py, where nobody compares ids
-        assert (hit.chunk_id, hit.title, hit.text) == ("Rome A city.", "Rome", "A city.")
-
-
-def test_a_server_that_leaves_out_scores_ranks_all_the_same(data):
-    documents = [{"id": "a", "contents": "no title"}, {"id": "b", "text": "text alone"}]
-    with foreign(lambda request: (200, {"result": [documents for _ in request["queries"]]}), no_card=501) as url:
-        [hits] = RemoteStore(url).search(["toe"], 2)
-        assert [(hit.chunk_id, hit.title, hit.text, hit.score) for hit in hits] == [
-            ("a", "", "no title", 1.0), ("b", "", "text alone", 0.5)
-        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -298,14 +263,6 @@ def test_a_dead_server_is_one_line_after_the_patience():
             RemoteStore(url, patience=0.6)
 
 
-def test_a_server_that_never_answers_is_given_up():
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(UserError, match="gives no answer \\(ReadTimeout"):
-            RemoteStore(f"http://127.0.0.1:{silent.getsockname()[1]}", patience=0.1, timeout=0.3)
-
-
 @pytest.mark.parametrize(
     ("place", "says"),
     [
@@ -317,9 +274,3 @@ def test_options_that_cannot_be(place, says):
     with pytest.raises(UserError) as error:
         place.check()
     assert str(error.value).startswith(says)
-
-
-@pytest.mark.parametrize("address", ["http://host:port", "http://"])
-def test_an_address_that_is_none_is_told_at_once(address):
-    with pytest.raises(UserError, match=f"--store {address}.*http://HOST:PORT"):
-        RemoteStore(address)

@@ -51,26 +51,11 @@ def test_the_request_and_response_of_search_r1(url, store):
     assert first["score"] == pytest.approx(hits[0][0].score, abs=1e-5)
 
 
-def test_without_scores_the_documents_alone_and_topk_by_default(url):
-    result = httpx.post(f"{url}/retrieve", json={"queries": ["cough"]}).json()["result"]
-    contents = "Influenza\nFever and a dry cough."
-    assert result == [[{"id": "flu#0", "doc_id": "flu", "title": "Influenza", "contents": contents}]]
-
-
 def test_one_connection_carries_many_requests(url):
     with httpx.Client() as client:
         for _ in range(3):
             assert client.post(f"{url}/retrieve", json={"queries": ["toe"]}).status_code == 200
         assert client.get(f"{url}/health").json() == {"status": "ok"}
-
-
-def test_a_connection_that_ends_with_its_answer_says_so(url):
-    """What is left of a refused request's body would be read as the next request."""
-    with httpx.Client() as client:
-        for _ in range(20):  # a client that is not told may send the next one before it sees the end
-            refused = client.post(f"{url}/retrieve", content=b"{")
-            assert (refused.status_code, refused.headers["connection"]) == (400, "close")
-            assert client.post(f"{url}/retrieve", json={"queries": ["toe"]}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -87,11 +72,6 @@ def test_bad_requests_are_answered_with_what_is_wrong(url, body, says):
     answer = httpx.post(f"{url}/retrieve", content=body)
     assert answer.status_code == 400
     assert says in answer.json()["detail"]
-
-
-def test_other_paths_are_refused(url):
-    assert httpx.get(f"{url}/").status_code == 404
-    assert httpx.post(f"{url}/other", json={}).status_code == 400
 
 
 @pytest.mark.slow

@@ -371,21 +371,6 @@ def test_a_full_disk_ends_in_one_line_with_nothing_half_written(server, tmp_path
     assert all(row["cause"] != "ok" for row in manifest(tmp_path))
 
 
-def test_a_folder_that_is_none_and_one_in_use(server, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file"):
-        scrape([], tmp_path / "file", ScrapeOptions())
-
-    url = "http://a.test/good/1"
-    options = options_for([url], server)
-
-    def scrape_within(record: PageRecord) -> None:
-        scrape([url], tmp_path / "used", options)
-
-    with pytest.raises(UserError, match="another run"):
-        scrape([url], tmp_path / "used", options, on_page=scrape_within)
-
-
 # Politeness
 
 
@@ -403,24 +388,6 @@ def test_delay_and_connections_per_host_are_kept(server, starts, tmp_path):
         assert server.log.asked(host) == len(starts[host]) == 9  # with robots.txt
         assert min(gaps(starts[host])) > 0.299
     assert server.log.peak[""] == 4  # both hosts at once
-
-
-def test_redirects_from_many_hosts_are_as_polite(server, tmp_path):
-    server.answer_after = 0.1
-    server.until = lambda log: log.peak["target.test"] >= 2
-    hosts = [f"http://host{n}.test" for n in range(6)]
-    urls = [redirect(f"http://target.test/good/{n}").replace("http://redirecting.test", hosts[n]) for n in range(6)]
-    options = options_for([*hosts, "http://target.test"], server)
-    assert {record.cause for record in scrape(urls, tmp_path, options).values()} == {"ok"}
-    assert server.log.peak["target.test"] == 2
-
-
-def test_batch_size_is_kept_over_all_hosts(server, tmp_path):
-    server.answer_after = 0.05
-    server.until = lambda log: log.peak[""] >= 3
-    urls = [f"http://host{n}.test/good/{n}" for n in range(8)]
-    scrape(urls, tmp_path, options_for(urls, server, batch_size=3))
-    assert server.log.peak[""] == 3
 
 
 def test_crawl_delay_and_retry_after_hold_the_whole_host(server, starts, tmp_path):
