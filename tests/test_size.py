@@ -46,7 +46,7 @@ BUDGETS = {
 ROAD = {"files": 73, "functions": 445, "lines": 3_900}
 OPTIONS = {"grpo_train": 77}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_950  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_600  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
