@@ -167,15 +167,18 @@ def own_documents(folder: Path, options: Options) -> Source:
     """A folder of files, from which questions are made."""
     from forage.data.own_documents import read_folder
     from forage.questions.making import make_from
-    from forage.questions.report import print_read
 
     own = read_folder(folder)
-    print_read(own.records)
+    told = {"files": f"{len(own.records):,}" + _causes(Counter(record.cause for record in own.records))}
 
     def split(store: DocumentStore) -> Split:
-        return halves(make_from(store, options.making, options.output_dir, options.seed), options)
+        questions, kept, reasons = make_from(store, options.making, options.output_dir, options.seed)
+        told["questions dropped"] = f"{sum(reasons.values()):,}" + _causes(reasons)
+        found = sum(1 / one.rank for one in kept) / len(kept)
+        told["MRR, searched with the question"] = f"{found:.2f}"
+        return halves(questions, options)
 
-    return Source(own.documents, split, {}, own.records)
+    return Source(own.documents, split, told, own.records)
 
 
 def rewriter_data(folder: Path, options: Options) -> Source:

@@ -33,7 +33,7 @@ BUDGETS = {
     "forage/planning": (2_900, 3),
     "forage/policy": (15_700, 14),
     "forage/publishing": (4_500, 4),
-    "forage/questions": (5_300, 8),
+    "forage/questions": (2_900, 6),
     "forage/rewriter": (13_100, 10),
     "forage/rollout": (8_300, 9),
     "forage/runs": (11_000, 10),

@@ -1,64 +1,74 @@
-"""Questions written by a chat model: each passage is asked about once, and the reply kept on disk."""
+"""Questions written by a chat model: each passage is asked about once, and the reply kept on disk as it comes."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
-from forage.data.chunking import Chunk, sentence_spans
+from forage.data.chunking import Chunk
 from forage.engines.chat_endpoint import Endpoint, RefusedError, all_of
 from forage.errors import UserError
-from forage.questions.candidates import Candidate, Dropped
-from forage.questions.replies import ReplyFile, prompt_of, read_reply
-from forage.questions.vetting import words_between
-from forage.text import encodable
+from forage.files import append, json_lines
+from forage.questions.candidates import Candidate
+from forage.text import encodable, titled
 
+INSTRUCTION = (
+    "You write questions for a search engine's users. Read the passage and write one question that it answers, as "
+    "somebody would ask who has not seen the passage: name what it is about, and never say 'the passage'. Then give "
+    "the answer in the words of the passage, in one sentence. The question must not contain the answer. Reply "
+    'with JSON and nothing else: {"question": "...", "answer": "..."}'
+)
+REPLY_TOKENS = 400
+THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+OBJECT = re.compile(r"\{[^{}]*\}")
+LONGEST = 2000  # characters of a question or an answer
 MALFORMED = "no question and answer in the model's reply"
 REFUSED = "the model refused the passage"
-SHORT = 3  # words up to which an answer is a term, completed by its sentence
 
 
 class ChatWriter:
-    """Makes a question for each passage."""
+    """Makes a question for each passage. After a kill, no passage that was answered is asked about twice."""
 
-    def __init__(self, model: Endpoint, replies: ReplyFile) -> None:
-        self.model, self.replies = model, replies
+    def __init__(self, model: Endpoint, path: Path) -> None:
+        self.model, self.path = model, path
+        append(path, b"")  # whose writer may have been killed in the middle of a line
+        rows = (row for _, row in json_lines(path, []) if isinstance(row, dict))
+        self.replies = {row.get("key"): str(row.get("reply")) for row in rows}
 
-    async def made(self, passages: Sequence[Chunk]) -> list[Candidate | Dropped]:
-        made = await all_of(self._made(passage) for passage in passages)
-        if made and not self.replies.replies:
-            said = next(one.answer for one in made if isinstance(one, Dropped))
+    async def __call__(self, passages: Sequence[Chunk]) -> list[Candidate]:
+        made = await all_of(map(self._made, passages))
+        if not self.replies:
             raise UserError(
-                f"--make-questions {self.replies.model} refused all of the first {len(made)} passages ({said}); give a "
-                "model that takes them, or --chunk-tokens for shorter ones"
+                f"--make-questions {self.model.model} refused all of the first {len(made)} passages "
+                f"({made[0].answer}); give a model that takes them, or --chunk-tokens for shorter ones"
             )
         return made
 
-    async def _made(self, passage: Chunk) -> Candidate | Dropped:
-        prompt = encodable(prompt_of(passage))
-        reply = self.replies.get(prompt)
-        if reply is None:
+    async def _made(self, passage: Chunk) -> Candidate:
+        prompt = encodable(titled(passage.title, passage.text.strip()))
+        asked = json.dumps([self.model.model, INSTRUCTION, REPLY_TOKENS, prompt])
+        key = hashlib.sha256(asked.encode()).hexdigest()
+        if key not in self.replies:
             try:
-                reply = await self.model.reply(prompt)
+                reply = encodable(await self.model.reply(prompt))
             except RefusedError as error:
-                return Dropped(REFUSED, "model", passage, "", str(error))
-            self.replies.put(prompt, reply)
-        return candidate_of(passage, reply)
+                return Candidate("model", passage, "", str(error), REFUSED)
+            append(self.path, (json.dumps({"key": key, "reply": reply}, ensure_ascii=False) + "\n").encode())
+            self.replies[key] = reply
+        return candidate_of(passage, self.replies[key])
 
 
-def candidate_of(passage: Chunk, reply: str) -> Candidate | Dropped:
-    written = read_reply(reply)
-    if written is None:
-        return Dropped(MALFORMED, "model", passage, "", " ".join(reply.split())[:200])
-    if len(words_between(written.answer).split()) > SHORT:
-        return Candidate("model", passage, written.question, written.answer)
-    return Candidate("model", passage, written.question, completed(written.answer, passage.text), written.answer)
-
-
-def completed(term: str, text: str) -> str:
-    """A short answer with the sentence that says it. Example: ("ice", "Heat harms. Ice helps.") gives "ice: Ice helps."
-
-    Where no sentence does, the term alone, which the vetting will drop.
-    """
-    sentences = (" ".join(text[start:end].split()) for start, end in sentence_spans(text))
-    said = next((sentence for sentence in sentences if words_between(term) in words_between(sentence)), "")
-    return f"{term}: {said}" if said else term
+def candidate_of(passage: Chunk, reply: str) -> Candidate:
+    """By the first JSON object with a question and an answer, each a text with a word in it."""
+    for found in OBJECT.findall(THOUGHTS.sub("", reply)):
+        try:
+            value = json.loads(found)
+        except ValueError:
+            continue
+        question, answer = (" ".join(encodable(str(value.get(name, ""))).split()) for name in ("question", "answer"))
+        if all(re.search(r"\w", text) and len(text) <= LONGEST for text in (question, answer)):
+            return Candidate("model", passage, question, answer)
+    return Candidate("model", passage, "", " ".join(reply.split())[:200], MALFORMED)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Protocol
 
 from forage.data.chunking import Chunk
 from forage.data.qa_rows import QARow
@@ -16,93 +16,76 @@ from forage.data.relevance import make_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.progress import Counting
-from forage.questions.candidates import Candidate, Dropped, Kept, Made, in_turn
+from forage.questions.candidates import Candidate, in_turn
 from forage.questions.options import MakingOptions
-from forage.questions.phrasing import Phraser, Vocabulary
-from forage.questions.report import print_made
+from forage.questions.phrasing import Phraser
 from forage.questions.vetting import Vetter
-from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
 
 BATCH = 64  # passages between two looks at whether there are enough questions
 DROPPED, ASKED = "questions_dropped.jsonl", "questions_asked.jsonl"
 
-
-class Writer(Protocol):
-    async def made(self, passages: Sequence[Chunk]) -> list[Candidate | Dropped]: ...
+Writer = Callable[[Sequence[Chunk]], Awaitable[list[Candidate]]]
 
 
-def make_from(store: DocumentStore, options: MakingOptions, folder: Path, seed: int) -> Sequence[Question]:
-    """Questions with the ids of what answers them. Writes what was dropped into `folder`, and prints a table."""
-    made = asyncio.run(_make(store, options, folder, seed))
-    write_jsonl(folder / DROPPED, map(dropped_row, made.dropped))
-    print_made(made)
-    questions = questions_of(made.kept, store)
+def make_from(
+    store: DocumentStore, options: MakingOptions, folder: Path, seed: int
+) -> tuple[list[Question], list[Candidate], Counter[str]]:
+    """Questions with the ids of what answers them, their candidates, and the number of those dropped, by reason.
+
+    Writes what was dropped into `folder`.
+    """
+    judged = asyncio.run(_judged(store, options, folder, seed))
+    dropped = [one for one in judged if one.fault]
+    kept = [one for one in judged if not one.fault][: options.max_questions]
+    write_jsonl(folder / DROPPED, map(dropped_row, dropped))
+    reasons = Counter(one.fault for one in dropped)
+    questions = questions_of(kept, store)
     if len(questions) < options.min_questions:
-        why = ", ".join(f"{reason}: {count:,}" for reason, count in made.reasons.most_common())
+        why = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common())
         raise UserError(
             f"--documents {options.documents}: {len(questions)} questions were kept, and --min-questions wants "
-            f"{options.min_questions} ({made.passages} passages; {why or 'nothing was dropped'}); add documents"
-            + ("" if options.make_questions else ", let a model write them with --make-questions,")
-            + f" or see {folder / DROPPED}"
+            f"{options.min_questions} ({why or 'nothing was dropped'}); add documents, let a model write them with "
+            f"--make-questions, or see {folder / DROPPED}"
         )
-    return questions
+    return questions, kept, reasons
 
 
-async def _make(store: DocumentStore, options: MakingOptions, folder: Path, seed: int) -> Made:
-    made = Made(options.found_within, len(store.chunks))
-    vetter = Vetter(store, "sparse" if store.options.embedder == NO_EMBEDDER else "hybrid", options.found_within)
+async def _judged(store: DocumentStore, options: MakingOptions, folder: Path, seed: int) -> list[Candidate]:
+    vetter, judged, wanted = Vetter(store, options.found_within), list[Candidate](), options.max_questions
     passages = in_turn(store.chunks, seed)
     async with AsyncExitStack() as stack:
-        writer = await _writer(options, folder, store, seed, stack)
+        write = await _writer(options, folder, store, stack)
         bar = stack.enter_context(Counting("making questions", len(passages)))
-        for first in range(0, len(passages), BATCH):
-            batch = passages[first : first + BATCH]
-            found = await writer.made(batch)
-            made.read += len(batch)
-            made.fruitless += len({passage.id for passage in batch} - {one.passage.id for one in found})
-            made.dropped += [one for one in found if isinstance(one, Dropped)]
-            judged = list(vetter.judged([one for one in found if isinstance(one, Candidate)]))
-            made.kept += [one for one in judged if isinstance(one, Kept)]
-            made.dropped += [one for one in judged if isinstance(one, Dropped)]
+        while passages and sum(not one.fault for one in judged) < wanted:
+            batch, passages = passages[:BATCH], passages[BATCH:]
+            judged += vetter.judged(await write(batch))
             bar.update(len(batch))
-            if len(made.kept) >= options.max_questions:
-                del made.kept[options.max_questions :]
-                break
-    return made
+    return judged
 
 
-async def _writer(
-    options: MakingOptions, folder: Path, store: DocumentStore, seed: int, stack: AsyncExitStack
-) -> Writer:  # fmt: skip
+async def _writer(options: MakingOptions, folder: Path, store: DocumentStore, stack: AsyncExitStack) -> Writer:
     if not options.make_questions:
-        return Phraser(Vocabulary.of(store.chunks), seed)
+        return Phraser(store.chunks)
     from forage.engines.chat_endpoint import Endpoint
-    from forage.questions.chat_writer import ChatWriter
-    from forage.questions.replies import INSTRUCTION, REPLY_TOKENS, ReplyFile
+    from forage.questions.chat_writer import INSTRUCTION, REPLY_TOKENS, ChatWriter
 
-    replies = ReplyFile(folder / ASKED, options.make_questions)
-    stack.callback(replies.close)
     url, name = options.make_questions_url, options.make_questions
     model = Endpoint(url, name, INSTRUCTION, REPLY_TOKENS, "--make-questions-url")
-    return ChatWriter(await stack.enter_async_context(model), replies)
+    return ChatWriter(await stack.enter_async_context(model), folder / ASKED)
 
 
-def questions_of(kept: Sequence[Kept], store: DocumentStore) -> Sequence[Question]:
+def questions_of(kept: Sequence[Candidate], store: DocumentStore) -> list[Question]:
     """The kept candidates as a data set's rows: every chunk of the document that has the answer is relevant."""
-    rows, doc_of_row = [], []
+    rows = []
     for one in kept:
-        made, passage = one.candidate, one.candidate.passage
-        digest = hashlib.sha256(f"{passage.id}\n{made.question}".encode()).hexdigest()
-        row_id = f"{made.kind}-{digest[:12]}"
-        rows.append(QARow(row_id, made.question, made.answer, "", passage.title, made.kind))
-        doc_of_row.append(passage.doc_id)
-    questions, _ = make_questions(rows, doc_of_row, store.chunks)
-    return questions
+        digest = hashlib.sha256(f"{one.passage.id}\n{one.question}".encode()).hexdigest()
+        rows.append(QARow(f"{one.kind}-{digest[:12]}", one.question, one.answer, "", one.passage.title, one.kind))
+    return make_questions(rows, [one.passage.doc_id for one in kept], store.chunks)[0]
 
 
-def dropped_row(one: Dropped) -> dict[str, str]:
+def dropped_row(one: Candidate) -> dict[str, str]:
     return {
-        "reason": one.reason, "kind": one.kind, "question": one.question, "answer": one.answer,
-        "title": one.passage.title, "doc_id": one.passage.doc_id, "chunk_id": one.passage.id,
+        "reason": one.fault, "question": one.question, "answer": one.answer,
+        "title": one.passage.title, "chunk_id": one.passage.id,
     }  # fmt: skip

@@ -29,18 +29,8 @@ class MakingOptions:
     def check(self) -> None:
         """Fail before anything is read."""
         check_at_least_one(self, "found_within", "max_questions", "min_questions")
-        if self.documents is None:
-            given = "--make-questions" if self.make_questions else "--make-questions-url"
-            if self.make_questions or self.make_questions_url:
-                raise UserError(f"{given} makes questions for --documents; give that folder too")
-            return
-        if self.max_questions < self.min_questions:
-            raise UserError(
-                f"--max-questions {self.max_questions} is less than --min-questions {self.min_questions}; raise one or "
-                "lower the other"
-            )
+        if self.documents is None and (self.make_questions or self.make_questions_url):
+            raise UserError("--make-questions makes questions for --documents; give that folder too")
         if bool(self.make_questions_url) != bool(self.make_questions):
             raise UserError("a model that writes questions needs its name and address: give both --make-questions and "
                             "--make-questions-url")  # fmt: skip
-        if self.make_questions_url and not self.make_questions_url.startswith(("http://", "https://")):
-            raise UserError(f"--make-questions-url {self.make_questions_url} must begin with http:// or https://")

@@ -61,13 +61,12 @@ def test_the_data_folder_is_whole(prepared):
     assert len(train) >= 16
     assert len(held_out) >= 4
     for question in [*train, *held_out]:
-        assert question.question_type in ("title", "cloze")
+        assert question.question_type == "title"
         [doc_id] = question.relevant_doc_ids
         texts = [store.chunk_by_id[chunk_id].text for chunk_id in question.relevant_chunk_ids]
         assert all(store.chunk_by_id[chunk_id].doc_id == doc_id for chunk_id in question.relevant_chunk_ids)
         said = " ".join(" ".join(texts).split())
-        answer = question.answer
-        assert (answer.partition(": ")[2] if question.question_type == "cloze" else answer) in said
+        assert question.answer in said
         found = [hit.chunk_id for hit in store.search(question.question, 10, "sparse")]
         assert set(found) & set(question.relevant_chunk_ids)
     trained = {doc_id for question in train for doc_id in question.relevant_doc_ids}
@@ -76,14 +75,12 @@ def test_the_data_folder_is_whole(prepared):
     assert json.loads((prepared / "rewriter" / "pubmed_corpus.json").read_text())
 
 
-def test_a_second_run_writes_the_same_and_another_seed_does_not(files, prepared, tmp_path):
+def test_a_second_run_writes_the_same_and_no_more_than_are_wanted(files, prepared, tmp_path):
     before = {name: (prepared / name).read_bytes() for name in DATA}
     prepare(files, prepared)
     assert {name: (prepared / name).read_bytes() for name in DATA} == before
-    prepare(files, tmp_path / "data", "--seed", "1", "--max-questions", "24")
-    other = questions(tmp_path / "data")
-    assert len(other) == 24
-    assert {q.question for q in other} - {q.question for q in questions(prepared)}
+    prepare(files, tmp_path / "data", "--max-questions", "12", "--min-questions", "5")
+    assert len(questions(tmp_path / "data")) == 12
 
 
 def test_too_few_questions_are_one_line_and_no_questions_are_written(files, tmp_path):
@@ -94,7 +91,7 @@ def test_too_few_questions_are_one_line_and_no_questions_are_written(files, tmp_
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
     assert re.fullmatch(
-        rf"error: --documents {few}: \d questions were kept, and --min-questions wants 20 \(\d+ passages; .*\); add "
+        rf"error: --documents {few}: \d questions were kept, and --min-questions wants 20 \(.*\); add "
         rf"documents, let a model write them with --make-questions, or see {out}/questions_dropped.jsonl",
         error,
     )
@@ -133,7 +130,7 @@ def test_a_model_writes_the_questions(files, tmp_path):
         assert reasons["no question and answer in the model's reply"]["answer"] == "I would rather not."
         assert reasons["the model refused the passage"]["answer"] == "status 400: too long"
         assert reasons["the answer is not in the passage"]["question"] == "What burns in paradise?"
-        assert "dropped: the model refused the" in said
+        assert "the model refused the" in " ".join(said.replace("│", " ").split())
         before = (tmp_path / "train.jsonl").read_bytes()
         refused = sum(row["reason"] == "the model refused the passage" for row in lost)
         prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))
