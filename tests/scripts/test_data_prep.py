@@ -42,15 +42,6 @@ def test_every_page_is_fetched_and_is_a_document(prepared):
     assert {document.source for document in documents.values()} == {"page"}
 
 
-def test_no_eval_document_is_trained_on(prepared):
-    train, held_out = read_questions(prepared / "train.jsonl"), read_questions(prepared / "eval.jsonl")
-    assert len(train) + len(held_out) == len(SAMPLE_ROWS)
-    assert 0.1 < len(held_out) / len(SAMPLE_ROWS) < 0.3
-    trained = {doc_id for question in train for doc_id in question.relevant_doc_ids}
-    assert not trained & {doc_id for question in held_out for doc_id in question.relevant_doc_ids}
-    assert not {q.question for q in train} & {q.question for q in held_out}
-
-
 def test_relevant_chunks_are_in_the_store_and_hold_the_answer(prepared):
     store = DocumentStore.open(prepared / "store")
     for question in read_questions(prepared / "train.jsonl"):

@@ -25,7 +25,7 @@ from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.report import SystemScores, summary
 from forage.evaluation.setting import choose
-from forage.evaluation.tables import print_table, tables_of
+from forage.evaluation.tables import tables_of
 from forage.files import write_jsonl
 from forage.policy.card import PolicyCard
 from forage.testtime.features import PRODUCTS, SCALARS
@@ -199,11 +199,8 @@ def policies_with(tmp_path, **settings):
 def test_each_policy_plays_as_its_agent_json_says(tmp_path):
     trained = policies_with(tmp_path / "same", plain=None, warm={"k": 5}, trained={"k": 5})
     assert settle_agent(SearchOptions(), trained) == AgentSettings(k=5)  # the plain model as well
-    assert settle_agent(SearchOptions(), trained[:1]) == AgentSettings()
-    assert settle_agent(SearchOptions(k=7), trained[:1]) == AgentSettings(k=7)
     with pytest.raises(UserError, match=r"--k 7: the policy was trained with 5, as .*/agent.json says"):
         settle_agent(SearchOptions(k=7), trained)
-    assert settle_agent(SearchOptions(k=7, override_agent=True), trained) == AgentSettings(k=7)
     others = policies_with(tmp_path / "others", warm={"k": 5}, trained={"k": 3})
     with pytest.raises(UserError, match="warm plays with --k 5 and trained with 3, so they can't be compared"):
         settle_agent(SearchOptions(), others)
@@ -280,7 +277,6 @@ def test_learned_systems_choose_by_the_scorer_given(tiny, tmp_path, scorer):
         ({"systems": ("plain", "single")}, "--systems plain: choose among plain_rag, no_retrieval"),
         ({"policy": ("a/warm",), "beside": ("b/warm",)}, "give each policy its own name, as name=folder"),
         ({"cutoffs": (3, 0)}, "--cutoffs must be one or more numbers of at least 1"),
-        ({"concurrency": 0}, "--concurrency 0 must be at least 1"),
         ({"systems": ("single", "tree:learned")}, "--systems tree:learned needs --scorer; make one with python -m"),
         ({"systems": ("tree:learned",), "scorer": Path("no/scorer")}, "--scorer no/scorer holds no scorer.json"),
         ({"systems": ("best_of:x",)}, r"--systems best_of:x: best_of takes .setting, n=8, ., learned=False. "),
@@ -297,13 +293,12 @@ def test_a_greater_number_of_questions_adds_to_a_smaller_one():
     few, many = choose(questions, 10, 1), choose(questions, 30, 1)
     assert many[:10] == few
     assert choose(questions, 20, 1, skip=10) == many[10:]
-    assert choose(questions, 0, 1, skip=48) == choose(questions, 0, 1)[48:]
     assert choose(questions[::-1], 10, 1) == few  # whatever the order of the file
     assert choose(questions, 10, 2) != few
     assert sorted(q.id for q in choose(questions, 0, 1)) == sorted(q.id for q in questions)
 
 
-def test_figures_by_hand(capsys):
+def test_figures_by_hand():
     questions = [Question(str(n), "?", "", kind) for n, kind in enumerate(["a", "a", "b", ""])]
     cost = {name: np.ones(4) for name in COSTS}
     one = SystemScores("warm", "plain_rag", "v000000", {"mrr": np.array([1.0, 0, 0, 0]), **cost})
@@ -313,9 +308,6 @@ def test_figures_by_hand(capsys):
     assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
     found = {kind: (row["questions"], row["over_reference"]["mrr"]["mean"]) for kind, row in rows[1]["by_type"].items()}
     assert found == {"a": (2, 0.5), "b": (1, 0), "(none)": (1, 1)}
-    for table in tables_of(rows, "4 questions", whole=False):
-        print_table(table)
-    assert "+0.500" in capsys.readouterr().out
     page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
     assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
     assert "| warm/single | 1.000 (1.000 to 1.000) |" in page.partition("## (none)")[2]

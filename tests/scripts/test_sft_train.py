@@ -3,7 +3,6 @@
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes
 from forage.agent.options import SearchOptions
 from forage.data.records import Document, Question
-from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.card import AdapterOptions
@@ -228,17 +226,3 @@ def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(groun
     monkeypatch.setattr(training, "save_checkpoint", real)
     main(options(ground, tmp_path / "warm"))
     assert [path.name for path in (best / "adapters").iterdir()] == ["v000004"]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"max_steps": 0}, "--max-steps 0"),
-        ({"num_demonstrations": 0}, "nothing to learn from"),
-        ({"demonstrations": (Path("200"),)}, "--demonstrations 200 does not exist.*--num-demonstrations"),
-    ],
-)
-def test_bad_options_are_told_before_anything_is_loaded(tmp_path, wrong, says):
-    with pytest.raises(UserError, match=says):
-        main(replace(SFTOptions(output_dir=tmp_path / "x"), **wrong))
-    assert list(tmp_path.iterdir()) == []

@@ -57,8 +57,3 @@ def test_training_asks_as_the_warm_start_did(tiny, garden, tmp_path):
         UserError, match=f'--task "Answer all": the policy was trained with "{GARDEN}", as .*/run/agent'
     ):
         train(with_options(options, task="Answer all"))
-
-
-def test_demonstrations_for_another_task_are_refused(tiny, garden, tmp_path):
-    with pytest.raises(UserError, match="does not begin with this policy's prompt; it has another chat template or ta"):
-        warm(tiny, tmp_path / "other", num_demonstrations=0, demonstrations=(garden / "demonstrations.jsonl",))
