@@ -1,8 +1,5 @@
 """What .env may set: unknown names and impossible values are refused."""
 
-import os
-import subprocess
-import sys
 from itertools import product
 from typing import get_args
 
@@ -16,7 +13,6 @@ from forage.stack_settings import (
     known_names,
     lines_of,
 )
-from tests import ROOT
 
 
 def test_lines_are_read_as_docker_reads_them(tmp_path):
@@ -76,19 +72,3 @@ def test_an_offload_works_with_the_same_shardings_in_the_stack_and_in_the_traine
                 continue
             with pytest.raises(UserError, match=f"{offload} does not work with .*{sharding}"):
                 check()
-
-
-def test_the_environment_of_a_container_is_checked_without_the_images_own_names(tmp_path):
-    (tmp_path / "names").write_text("PATH\nGPG_KEY\nHEARTBEAT\n")
-    command = [
-        sys.executable,
-        "-m",
-        "forage.stack_settings",
-        "--image-names",
-        str(tmp_path / "names"),
-    ]
-    plain = {"PATH": os.environ["PATH"], "GPG_KEY": "x", "HEARTBEAT": "y", "HOSTNAME": "z"}
-    fine = subprocess.run(command, env=plain, cwd=ROOT, capture_output=True, text=True)
-    assert (fine.returncode, fine.stderr) == (0, "")
-    typo = subprocess.run(command, env=plain | {"MAX_STEP": "9"}, cwd=ROOT, capture_output=True, text=True)
-    assert (typo.returncode, typo.stderr) == (1, "error: .env: nothing reads MAX_STEP; is it MAX_STEPS?\n")

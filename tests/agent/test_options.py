@@ -97,12 +97,3 @@ def test_hybrid_search_weighs_as_the_policy_does(searcher):
 
     searcher.search(SimpleNamespace(store=Store(), settings=settings, agent=settings), ["gout"])
     assert asked == [(["gout"], 3, "hybrid", {"fusion": Fusion(dense_weight=0.7, title_weight=0.1, title_share=False)})]
-
-
-def test_weights_are_kept_with_the_policy_and_checked(tmp_path):
-    write_agent(SearchOptions(dense_weight=0.2).settle(tmp_path), tmp_path)
-    assert SearchOptions().settle(tmp_path).fusion.weights == pytest.approx((0.2, 0.5, 0.3))
-    with pytest.raises(UserError, match=r"--dense-weight 0\.5: the policy was trained with 0\.2"):
-        SearchOptions(dense_weight=0.5).settle(tmp_path)
-    with pytest.raises(UserError, match=r"--dense-weight 0\.8 and --title-weight 0\.3 must be at least 0 and together"):
-        SearchOptions(dense_weight=0.8).settle(tmp_path / "new")

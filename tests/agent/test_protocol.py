@@ -107,29 +107,6 @@ def test_a_template_that_describes_the_tool_gets_it_in_the_words_of_the_task(fam
     assert "medical" not in text.replace(f"the {subject} from", "").replace(library, "")
 
 
-def test_llama3_gets_our_text_as_its_own_tools_are_no_hermes_calls(family):
-    tokenizer = family("llama3")
-    protocol = Protocol(tokenizer)
-    text = tokenizer.decode(protocol.prompt("What is gout?"))
-    assert "To search, write <tool_call>" in text
-    assert "parameters" not in text
-    assert text.endswith(
-        "<|start_header_id|>user<|end_header_id|>\n\nWhat is gout?<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-    assert protocol.end_of_turn == tokenizer.convert_tokens_to_ids("<|eot_id|>")
-    assert set(protocol.stop_ids) == {protocol.end_of_turn, tokenizer.eos_token_id}
-
-
-def test_without_a_system_role_the_question_says_it(family):
-    tokenizer = family("no_system")
-    protocol = Protocol(tokenizer)
-    text = tokenizer.decode(protocol.prompt("What is gout?"))
-    assert "[INST] Answer the question from a library" in text
-    assert text.endswith("What is gout? [/INST]")
-    assert protocol.end_of_turn == tokenizer.convert_tokens_to_ids("</s>")
-
-
 @pytest.mark.parametrize("name", ["smollm2", "hermes", "llama3"])
 def test_a_played_conversation_equals_the_rendered_one(family, name):
     tokenizer = family(name)

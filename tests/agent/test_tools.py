@@ -133,15 +133,6 @@ def test_the_policy_reads_why_a_tool_can_not_answer(tiny_protocol):
     assert "<tool_response>\nerror: division by zero\n</tool_response>" in episode.transcript
 
 
-def test_any_other_error_of_a_tool_is_not_hidden(tiny_protocol):
-    def broken(text: str) -> str:
-        """Breaks."""
-        raise KeyError(text)
-
-    with pytest.raises(KeyError, match="gout"):
-        played(tiny_protocol, {"broken": broken}, use("broken", text="gout"), write_answer("no"))
-
-
 def test_a_result_is_cut_and_forges_no_turn(tiny_protocol):
     def recite(times: int) -> str:
         """Says a word often."""

@@ -216,13 +216,15 @@ def targets(given, arena, address):
             ("-m", "tests.tiny_training", "train", "--data", given / "data", "--policy", given / "policy", "--run-dir",
              arena / "run", *TINY, "--max-steps", "3")
         ),
-        "ppo": Target(
+        **{f"ppo_{backend}": Target(
             ("train_ppo.py", "--data", arena / "data", "--base-model", given / "ppo" / "model", "--run-dir",
              arena / "run", "--output-dir", arena / "model", "--max-steps", "3", "--max-new-tokens", "6",
-             "--pseudo-answer-tokens", "8", "--learning-rate", "0.001", "--save-every", "1", "--backend", "own",
+             "--pseudo-answer-tokens", "8", "--learning-rate", "0.001", "--save-every", "1", "--backend", backend,
              "--warm-steps", "2", "--report-to", "none"),
             inputs=(given / "ppo" / "data",),
-        ),
+            # TRL imports wandb, which leaves empty folders of random names in arena/tmp.
+            look=lambda arena: {part: contents(arena / part) for part in ("data", "run", "model")},
+        ) for backend in ("own", "trl")},
         "evaluate": Target(
             ("evaluate.py", "--data", given / "data", "--policy", f"tiny={given / 'policy'}", "--output-dir",
              arena / "eval", "--engine", "local", "--mode", "sparse", "--max-turns", "2",

@@ -44,7 +44,7 @@ def only(folder, room):
     ballast.unlink()
 
 
-@pytest.mark.parametrize("name", ["collection", "merge", "sft", "grpo", "ppo", "evaluate"])
+@pytest.mark.parametrize("name", ["collection", "merge", "sft", "grpo", "ppo_own", "evaluate"])
 def test_a_disk_that_fills_up(ground, name):
     _, arena, scripts = ground
     script, draw = scripts[name], random.Random(0)

@@ -52,8 +52,8 @@ def attack(script, arena, undisturbed, kills, seed):
 
 
 KILLS = {
-    "data_prep": 3, "store": 3, "collection": 3, "create": 3, "merge": 3, "sft": 3, "grpo": 10, "ppo": 3,
-    "evaluate": 3,
+    "data_prep": 3, "store": 3, "collection": 3, "create": 3, "merge": 3, "sft": 3, "grpo": 10, "ppo_own": 3,
+    "ppo_trl": 1, "evaluate": 3,
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_a_careless_writer_is_found_out(tmp_path):
     (name, *how)
     for names, how in (
         (("data_prep", "grpo"), ((signal.SIGTERM,), 143)),
-        (("merge", "ppo"), ((signal.SIGINT, signal.SIGINT), 130)),
+        (("merge", "ppo_own"), ((signal.SIGINT, signal.SIGINT), 130)),
     )
     for name in names
 ])  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forage.data.chunking import Chunk, _pack, chunk_document, chunk_spans
+from forage.data.chunking import _pack, chunk_document, chunk_spans
 from forage.data.records import Document
 from forage.errors import UserError
 
@@ -81,13 +81,6 @@ def test_pack_by_hand():
     assert list(_pack([4, 4, 4], 4, 2)) == [(0, 0), (1, 1), (2, 2)]  # an overlap would leave no room
     assert list(_pack([1, 1, 1, 4], 4, 3)) == [(0, 2), (3, 3)]
     assert list(_pack([1], 4, 0)) == [(0, 0)]
-
-
-def test_a_chunk_knows_its_neighbours():
-    first, middle, last = (Chunk("d", "t", "x", 0, 1, index, 3) for index in range(3))
-    assert (first.previous, first.next) == (None, "d#1")
-    assert (middle.previous, middle.next) == ("d#0", "d#2")
-    assert (last.previous, last.next) == ("d#1", None)
 
 
 def test_overlap_must_be_under_size():

@@ -1,6 +1,5 @@
 """Documents out of rows and pages."""
 
-from forage.data import documents
 from forage.data.documents import PageText, assemble, document_id, page_text
 from forage.data.qa_rows import QARow
 from forage.data.scraping.page_text import Block, Page
@@ -55,16 +54,6 @@ def test_equal_texts_are_kept_once_and_rows_point_to_the_kept_one():
 def test_a_place_without_any_text_makes_no_document():
     library = assemble([row(1, "")], {})
     assert (library.documents, library.doc_of_row, library.places) == ([], [""], {URL: ("", "nothing")})
-
-
-def test_two_addresses_whose_hashes_begin_alike_have_two_ids(monkeypatch):
-    def alike(place, url, digits=8):
-        return f"page-{digits}-{place[-1] * (digits > 8)}"
-
-    monkeypatch.setattr(documents, "document_id", alike)
-    library = assemble([row(n, f"A{n}", f"http://x.example/{n}") for n in range(3)], {})
-    assert [document.id for document in library.documents] == ["page-8-", "page-16-1", "page-16-2"]
-    assert library.doc_of_row == ["page-8-", "page-16-1", "page-16-2"]
 
 
 def test_ids_are_readable_and_stay():

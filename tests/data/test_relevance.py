@@ -70,13 +70,6 @@ def test_no_document_is_on_both_sides(questions, share, seed):
     assert (train, held_out) == split_by_document(questions, share, seed)
 
 
-def test_the_share_is_kept_and_the_seed_moves_the_split():
-    questions = [Question(f"q{i}", "?", "!", relevant_doc_ids=(f"d{i // 4}",)) for i in range(400)]
-    train, held_out = split_by_document(questions, 0.2, 0)
-    assert (len(train), len(held_out)) == (320, 80)
-    assert held_out != split_by_document(questions, 0.2, 1)[1]
-
-
 def test_a_question_asked_twice_in_other_spellings_stays_on_one_side():
     """As in a rewriter's train.jsonl, whose lines are not merged."""
     twice = [("What is gout?", "a"), ("what is GOUT", "b"), ("What is flu?", "c"), ("Is flu hot?", "d")]

@@ -1,6 +1,5 @@
 """Evaluation: measures and differences by hand, and the table."""
 
-import json
 import math
 
 import pytest
@@ -13,8 +12,6 @@ from forage.rewriter.evaluation import (
     difference,
     load_measurements,
     measure,
-    print_measurements,
-    result_rows,
     save_measurements,
 )
 
@@ -45,14 +42,3 @@ def test_measurements_are_saved_and_loaded(tmp_path):
     (tmp_path / "ways.json").write_text('[{"way": 1}]')
     with pytest.raises(UserError, match=r"ways.json is damaged"):
         load_measurements(tmp_path / "ways.json")
-
-
-def test_results_and_their_table(capsys):
-    rows = result_rows(ways())
-    assert json.loads(json.dumps(rows))[1]["over_raw"]["mean"] == 0.5
-    assert [(row["way"], row["questions"], row["mrr"]) for row in rows] == [(RAW, 2, 0.25), ("better, append", 2, 1.0)]
-    print_measurements(ways(), 2, 3)
-    said = capsys.readouterr().out
-    assert "better, append" in said
-    assert "+0.500" in said
-    assert "append: for 3 x the question, then what it wrote" in said

@@ -49,15 +49,13 @@ def close(ours, theirs):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "more", [("--micro-batch-size", "3", "--dtype", "float32"), ("--lora-rank", "0", "--warm-steps", "3")]
-)
-def test_two_processes_equal_one(tmp_path, more):
+def test_two_processes_equal_one(tmp_path):
     """Batches of 6, so that a share is 3 rows, or of a micro-batch one row and two; stopped after 2 updates of 4."""
     make_tiny(tmp_path, lm=ending_lm)
     one, two = tmp_path / "one", tmp_path / "two"
     reward = ("--reward", "tests.rewriter.test_processes:Spread")
-    settings = ("--batch-size", "6", "--warm-batch-size", "3", *reward, *more)
+    settings = ("--batch-size", "6", "--warm-batch-size", "3", "--micro-batch-size", "3", "--lora-rank", "0",
+                "--warm-steps", "3", *reward)  # fmt: skip
     run(tiny_args(tmp_path, one, "--backend", "own", *settings))
     for steps in ("2", "4"):
         args = tiny_args(tmp_path, two, "--report-to", "tensorboard", *settings)

@@ -23,13 +23,6 @@ def test_final_queries_by_hand():
     assert final_query("gout", "", "replace", 1) == ""
 
 
-def test_a_chat_template_tells_instruction_and_query(tokenizer):
-    text = tokenizer.decode(prompt_tokens(tokenizer, "Rewrite.", "What is gout?"))
-    assert text == (
-        "<|im_start|>system\nRewrite.<|im_end|>\n<|im_start|>user\nWhat is gout?<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 @pytest.mark.parametrize(
     "template",
     [

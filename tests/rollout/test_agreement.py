@@ -1,6 +1,5 @@
 """run.json: what every start and every worker of a run must agree on; what differs is told in one line."""
 
-import asyncio
 import shutil
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from forage.policy.adapters import adapter_path
 from forage.rollout.agreement import read_run, write_run
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, plan_path, write_plan
-from forage.rollout.worker import as_in_run, follow_trainer, refuse_change
+from forage.rollout.worker import as_in_run, refuse_change
 from forage.runs.stats import read_stats
 from forage.store.embedder import PACKAGED_EMBEDDER
 from tests.options import with_options
@@ -221,18 +220,3 @@ def test_a_worker_notices_when_the_trainer_goes_on_with_other_rewards(run):
     write_run(run / "run", replace(known, rewards={**known.rewards, "low": "other"}))
     with pytest.raises(UserError, match=r"run.json has changed since this worker started; start the worker again"):
         refuse_change(run / "run", known)
-
-
-def test_a_worker_that_is_there_first_waits_for_the_trainer(begun, tmp_path, capsys):
-    given = RolloutOptions(begun / "data", begun / "policy", EngineOptions(engine="local"))
-
-    async def start_late():
-        await asyncio.sleep(0.05)
-        shutil.copytree(begun / "run", tmp_path / "run", dirs_exist_ok=True)
-
-    async def both():
-        worker = WorkerOptions(tmp_path / "run", follow=True)
-        await asyncio.gather(start_late(), follow_trainer(given, worker, rewards_of_tokens))
-
-    asyncio.run(asyncio.wait_for(both(), 60))
-    assert "waiting for grpo_train.py to start" in capsys.readouterr().out

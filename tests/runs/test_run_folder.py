@@ -97,14 +97,3 @@ def test_a_start_that_made_nothing_does_not_refuse_the_corrected_command(tmp_pat
         assert list(tmp_path.iterdir()) == []
     with run_folder(tmp_path, Options(max_steps=4)):
         (tmp_path / "plans").mkdir()
-
-
-def test_a_stopped_run_that_holds_something_keeps_its_options(tmp_path):
-    (tmp_path / "plans").mkdir()
-    with pytest.raises(KeyboardInterrupt), run_folder(tmp_path, Options(max_steps=2)):
-        raise KeyboardInterrupt
-    with (
-        pytest.raises(UserError, match="was begun with --max-steps 2, not 4"),
-        run_folder(tmp_path, Options(max_steps=4)),
-    ):
-        pass

@@ -1,10 +1,6 @@
 """The whole stage on a tiny model: a run, a kill, a resumed run, and a user's reward."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,7 +9,6 @@ from transformers import AutoModelForCausalLM
 from forage.errors import UserError
 from forage.rewriter.options import Options
 from forage.rewriter.rewards import CustomRewardModel
-from tests import ROOT
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 
 
@@ -49,37 +44,6 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     # Of the layers that the adapter is on, and by more than the rounding of a model that was saved in bf16.
     before, after = (model.model.layers[0].mlp.down_proj.weight for model in (source, trained))
     assert (after - before).abs().max() > 2 * before.abs().max() * torch.finfo(torch.bfloat16).eps
-
-
-def start(args):
-    """train_ppo.py in another process, which is killed as it writes the fourth update's episodes."""
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.dying", '[["/episodes/.*000004", 1, 0]]', "train_ppo.py", *args],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-def test_a_killed_run_of_trl_resumes_to_the_same_result(tiny, tmp_path):
-    """That of our own loop is among those of tests/attacks/test_kills.py."""
-    backend = "trl"
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = start(tiny_args(tiny, killed, "--backend", backend, "--save-every", "2", "--max-steps", "8"))
-    _, said = process.communicate()
-    assert process.returncode == -signal.SIGKILL, said
-    assert [path.name for path in (killed / "state").glob("0*")] == ["000002"]
-    assert not (killed / "model").exists()
-    run(tiny_args(tiny, killed, "--backend", backend, "--save-every", "2", "--max-steps", "8"))
-    run(tiny_args(tiny, whole, "--backend", backend, "--max-steps", "8"))
-    assert len(metrics(whole)) == 8
-    assert metrics(killed) == metrics(whole)
-    for name in ("evaluation.jsonl", "episodes/000008.jsonl", "model/model.safetensors"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_run_resumes_only_with_its_own_options(tiny, tmp_path, capsys):

@@ -14,8 +14,7 @@ import pytest
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.store.card import build_lock
-from forage.store.document_store import DocumentStore, embed_texts
+from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, Reranker
 from forage.store.options import Fusion, StoreOptions
 from forage.store.vectors import VectorCollection
@@ -134,28 +133,6 @@ def test_reranker_reorders(store, tmp_path):
     texts = [store.options.searched_text(hit.title, hit.text) for hit in reranked]
     scores = reranker.scores("night cough", texts)
     assert [hit.score for hit in reranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
-
-
-def test_long_titles_are_cut_and_chunks_are_not(store):
-    options = replace(OPTIONS, chunk_tokens=230)
-    chunk = replace(store.chunks[0], title="word " * 100, text="sore " * 230)
-    [text] = embed_texts([chunk], options, store.embedder)
-    assert text.endswith("sore " * 229 + "sore")
-    assert text.startswith("word")
-    [text] = embed_texts(
-        [replace(chunk, title="Pneumonoultramicroscopicsilicovolcanoconiosis " * 3)], options, store.embedder
-    )
-    assert text.startswith("Pneumo")
-    assert store.embedder.count_tokens([text])[0] <= store.embedder.max_tokens
-    assert store.embedder.count_tokens([text])[0] <= store.embedder.max_tokens
-
-
-def test_title_in_chunk_is_an_option(tmp_path):
-    without = replace(OPTIONS, title_in_chunk=False, embedder="none")
-    store = DocumentStore.build(tmp_path / "store", DOCUMENTS, without)
-    assert store.search(["gout"], 1, "sparse") == [[]]
-    store = DocumentStore.build(tmp_path / "store", DOCUMENTS, replace(without, title_in_chunk=True))
-    assert ids(store.search(["gout"], 1, "sparse")) == [["gout"]]
 
 
 def test_a_second_build_embeds_only_what_is_new_or_changed(tmp_path):
@@ -290,12 +267,6 @@ def test_build_refuses_bad_input_in_one_line(tmp_path, documents, options, says)
     with pytest.raises(UserError, match=says) as error:
         DocumentStore.build(tmp_path / "store", documents, options)
     assert "\n" not in str(error.value)
-
-
-def test_one_build_at_a_time(tmp_path):
-    DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
-    with build_lock(tmp_path / "store"), pytest.raises(UserError, match="another process"):
-        DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
 
 
 @pytest.mark.slow

@@ -24,30 +24,6 @@ def test_vectors_have_length_one_and_mean_something(embedder):
     assert embedder.encode_queries([]).shape == (0, 384)
 
 
-def test_equal_texts_are_embedded_once(embedder, monkeypatch):
-    given = []
-
-    def encode(texts, **options):
-        given.append(list(texts))
-        return plainly(texts, **options)
-
-    long = "Gout makes the big toe swell overnight, and it may come back."
-    for model, encoded in (
-        (embedder.model, embedder.encode_queries),
-        (embedder._passage_model, embedder.encode_passages),
-    ):
-        plainly = model.encode
-        monkeypatch.setattr(model, "encode", encode)
-        vectors = encoded(["rest", long, "rest", "ice", long])
-        assert given.pop() == ["rest", long, "ice"]
-        assert vectors.shape == (5, 384)
-        assert (vectors[0] == vectors[2]).all()
-        assert (vectors[1] == vectors[4]).all()
-        monkeypatch.undo()
-        for vector, text in zip(vectors, ["rest", long, "rest", "ice", long], strict=True):
-            np.testing.assert_allclose(vector, encoded([text])[0], atol=1e-2)
-
-
 def test_tokens_are_counted_without_special_ones(embedder):
     assert embedder.count_tokens(["big toe", "", "fever"]) == [2, 0, 1]
     assert embedder.count_tokens([]) == []

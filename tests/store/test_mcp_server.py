@@ -1,8 +1,6 @@
 """The store as a tool of MCP clients, asked by the mcp package's own client: in memory, over HTTP and over pipes."""
 
 import asyncio
-import re
-import subprocess
 import sys
 import threading
 import time
@@ -169,18 +167,3 @@ def command(store, protocol, *more):
 def test_a_client_starts_the_command_and_speaks_over_pipes(store, mode):
     start = StdioServerParameters(command=sys.executable, args=command(store.path, "mcp-stdio"), cwd=ROOT)
     check_found(asked(start, {"query": QUERY, "k": 2}, mode=mode), store, 2)
-
-
-@pytest.mark.slow
-def test_the_command_serves_over_http_and_stops_when_told(store):
-    arguments = [sys.executable, *command(store.path, "mcp", "--port", "0")]
-    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        address = re.search(r"http://\S+/mcp", process.stdout.readline())[0]
-        check_found(asked(address, {"query": QUERY, "k": 2}), store, 2)
-        process.terminate()
-        _, said = process.communicate(timeout=120)
-    finally:
-        process.kill()
-        process.wait()
-    assert (process.returncode, said) == (143, "stopped; re-run the same command to resume\n")

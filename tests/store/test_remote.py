@@ -15,8 +15,6 @@ import pytest
 
 from forage.data.records import Document
 from forage.errors import UserError
-from forage.rewriter.data import Data, open_search
-from forage.rewriter.options import Options
 from forage.store.card import read_card
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
@@ -156,31 +154,6 @@ def test_another_store_than_the_datas_is_noted(url, tmp_path, capsys):
     assert f"serves other chunks than {tmp_path}/store has" in capsys.readouterr().out
     open_place(StorePlace(url), tmp_path, labels=False)
     assert capsys.readouterr().out == ""
-
-
-def test_a_search_that_the_store_refuses_is_refused_in_its_words(tmp_path):
-    store = DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
-    with serving(store) as url:
-        with pytest.raises(UserError, match=r"/retrieve refuses the search \(status 400: .* has no vectors"):
-            RemoteStore(url).search(["toe"], 1, "hybrid")
-        with pytest.raises(UserError, match="topk must be a whole number from 1 to 1000"):
-            RemoteStore(url).search(["toe"], 1001, "sparse")
-        with pytest.raises(UserError, match="list of queries"):
-            RemoteStore(url).search("toe", 1, "sparse")
-
-
-def test_query_rewriting_searches_a_server_as_a_folder(url, store, data, tmp_path):
-    documents = [Document(chunk.id, chunk.title, chunk.text) for chunk in store.chunks]
-    (tmp_path / "pubmed_corpus.json").write_text("{}")
-    given = Data(tmp_path, documents, [], [])
-    for place in (url, data / "store"):
-        assert open_search(Options(store=place, k=2), given)(["hurts"]) == [["asthma#0", "gout#0"]]
-    with pytest.raises(UserError, match=r"lacks 2 of the 5 documents"):
-        open_search(Options(store=url), Data(tmp_path, documents + extra(2), [], []))
-
-
-def extra(count):
-    return [Document(f"x{number}", "", "more") for number in range(count)]
 
 
 # Servers of others

@@ -1,9 +1,5 @@
 """/retrieve over real HTTP, in Search-R1's shape."""
 
-import json
-import re
-import subprocess
-import sys
 from threading import Thread
 
 import httpx
@@ -14,7 +10,6 @@ from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
 from forage.store.server import make_server
-from tests import ROOT
 
 DOCUMENTS = [
     Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe."),
@@ -72,27 +67,3 @@ def test_bad_requests_are_answered_with_what_is_wrong(url, body, says):
     answer = httpx.post(f"{url}/retrieve", content=body)
     assert answer.status_code == 400
     assert says in answer.json()["detail"]
-
-
-@pytest.mark.slow
-def test_the_command_serves_and_searches(store):
-    command = [sys.executable, "document_store.py", "serve", "--store", str(store.path), "--port", "0"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        address = re.search(r"http://\S+", process.stdout.readline())[0]
-        assert httpx.post(address, json={"queries": ["toe"]}).json()["result"][0][0]["id"] == "gout#0"
-        port = address.split(":")[2].split("/")[0]
-        taken = subprocess.run([*command[:-1], port], cwd=ROOT, capture_output=True, text=True, timeout=120)
-        assert taken.returncode == 1
-        assert "choose another --port" in taken.stderr
-    finally:
-        process.kill()
-        process.wait()
-    search = [sys.executable, "document_store.py", "search", "--store", str(store.path), "dry cough", "--mode", "dense"]
-    printed = subprocess.run(search, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert printed.returncode == 0
-    assert "flu#0" in printed.stdout
-    missing = subprocess.run([*search[:4], "nowhere", "x"], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert missing.returncode == 1
-    assert missing.stderr == "error: nowhere holds no document store (no store.json); make one with data_prep.py\n"
-    assert json.loads((store.path / "store.json").read_text())["complete"] is True

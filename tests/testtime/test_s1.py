@@ -77,16 +77,6 @@ def test_a_turn_that_searches_is_left_alone(protocol):
     assert said(outcome.episode, protocol)[1] == ""
 
 
-def test_the_limit_of_a_turn_holds_for_forced_tokens_too(protocol):
-    long = "on and on and on and on and on and on and on and on and on and on and on and on"
-    limits = AgentSettings(max_turn_tokens=24)
-    outcome, _ = run(
-        BudgetForcing(min_thinking=0, max_thinking=23), protocol, script(long, "rest"), FOUND, limits=limits
-    )
-    turn = outcome.episode.turns[-1]
-    assert (turn.end - turn.start, outcome.episode.stop) == (24, "turn_tokens")
-
-
 def test_a_thought_that_ends_too_early_goes_on_behind_wait_on_its_line(protocol):
     """Five tokens go beyond the thought: the line break and four of the answer are cut."""
     thought = length(protocol, THOUGHT)

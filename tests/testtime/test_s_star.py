@@ -54,19 +54,6 @@ def test_a_candidate_is_told_what_the_search_lacked_until_it_finds_it(protocol):
     check_books(outcome, engine)
 
 
-def test_a_revision_that_finds_less_is_dropped_and_the_next_one_starts_from_the_candidate(protocol):
-    def say(name, turn, text):
-        if turn == 0:
-            assert name == "0" or "An earlier answer was: magic ice No passage supports" in text
-            return write_call("gout" if name == "0" else "nothing")
-        return write_answer("magic ice" if name == "0" else "magic spells")
-
-    outcome, engine = run(SStar(n=1, rounds=2), protocol, say, PASSAGES)
-    assert [episode.id for episode in outcome.tried] == ["q1/2", "q1/1", "q1/0"]
-    assert (outcome.episode.id, outcome.episode.answer) == ("q1/0", "magic ice")
-    check_books(outcome, engine)
-
-
 def test_the_parts_by_hand():
     assert [[e.id for e in group] for group in clusters(answering("Rest.", "ice", "the rest"))] == [
         ["q/0", "q/2"], ["q/1"],

@@ -328,17 +328,6 @@ def test_skip_existing_asks_again_only_for_what_may_have_changed(server, tmp_pat
     assert sum(seen.path.startswith("/good/") for seen in server.log.requests) == 4
 
 
-def test_a_cause_that_an_option_lifts_is_tried_again(server, tmp_path):
-    local, large = f"http://{server.address}/good/1", "http://a.test/endless"
-    assert scrape([local], tmp_path, options_for([], server))[local].cause == "private_address"
-    assert scrape([local], tmp_path, options_for([], server, allow_local=True))[local].cause == "ok"
-    scrape([large], tmp_path, options_for([large], server, max_bytes=1000))
-    scrape([large], tmp_path, options_for([large], server, max_bytes=1000))
-    assert server.log.count("/endless") == 1
-    scrape([large], tmp_path, options_for([large], server, max_bytes=500_000))
-    assert server.log.count("/endless") == 2
-
-
 def test_a_torn_last_row_is_cut_and_a_broken_one_named(server, tmp_path):
     urls = mixed_urls(4)
     options = options_for(urls, server)
