@@ -15,7 +15,7 @@ from forage.agent.protocol import CALL_OPENING, Protocol
 from forage.errors import UserError
 from forage.evaluation.output import MANIFEST
 from forage.evaluation.tables import score_names
-from forage.manifest import flat
+from forage.manifest import flat, read_manifest
 from forage.metrics import Interval
 from forage.policy.adapters import version_name, weights_digest
 from forage.policy.lora import Adapter
@@ -264,10 +264,13 @@ def licence_of(base: Path) -> str:
 
 
 def run_config(run: Path) -> dict[str, Any]:
-    """All options of the adapter's run by their own names; empty if it is of no run."""
-    known = read_run(run)
-    options = flat(known.options) if known else {}
-    return {name.rpartition(".")[2]: value for name, value in options.items()}
+    """All options of the adapter's run, or of its warm start, by their own names; empty if it is of neither."""
+    known, warm_start = read_run(run), run / "config.json"
+    if known:
+        options = known.options
+    else:
+        options = read_manifest(warm_start, "put it back")["options"] if warm_start.exists() else {}
+    return {name.rpartition(".")[2]: value for name, value in flat(options).items()}
 
 
 def table(rows: dict[str, Any]) -> str:

@@ -57,6 +57,17 @@ def test_what_the_server_refuses_is_told_at_once(fake):
     assert len(fake.bodies) == 1
 
 
+def test_no_server_at_all():
+    async def run():
+        async with VLLMEngine(EngineOptions(urls=("http://127.0.0.1:9",), patience=0.1)):
+            pass
+
+    with pytest.raises(
+        UserError, match=r"no vLLM server answers at http://127\.0\.0\.1:9 .*; start one: make vllm-cpu"
+    ):
+        asyncio.run(run())
+
+
 def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tmp_path):
     async def act(engine):
         for version in (1, 2):

@@ -149,7 +149,7 @@ def test_the_card_holds_the_proof_and_how_it_was_made(base, adapter, tmp_path, c
     run = tmp_path / "run"
     for version in ("v000000", "v000012", "v000003"):
         shutil.copytree(adapter, run / "adapters" / version)
-    (run / "config.json").write_text('{"lr": 1e-05, "data": "/home/someone/plants"}')
+    (run / "config.json").write_text('{"options": {"data": "/home/someone/plants"}}')
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\nthe base's card")
     main(Options(lora_model=run, output_path=tmp_path / "merged"))
     printed = capsys.readouterr().out

@@ -13,7 +13,9 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call
 from forage.publishing.model_card import usage
+from forage.rollout.agreement import write_run
 from merge_lora import Options, main
+from tests.factories import MANIFEST
 
 # Quotes and a backslash, which the code must not trip over.
 GARDEN = AgentSettings(task="Answer the question about '''gardening''' \\n\"x\"", k=2, max_turns=3, max_turn_tokens=8)
@@ -33,7 +35,7 @@ def merged(tiny, tmp_path_factory):
     rows = {0: {"overall": scores, "mrr": scores}, 8: {"overall": better, "mrr": better}, 9: {"overall": scores}}
     (run / "evaluations.json").write_text(json.dumps(rows))
     options = {"rollout": {"data": "/home/someone/plants"}, "eval_questions": 32, "eval_temperature": 0.0}
-    (run / "config.json").write_text(json.dumps(options))
+    write_run(run, replace(MANIFEST, options=options))
     main(Options(lora_model=run, output_path=folder / "garden", base_model=str(tiny / "base"), dtype="float32",
                  prove=False))  # fmt: skip
     return folder / "garden"

@@ -75,8 +75,6 @@ def test_a_policy_and_a_run_and_a_merged_model(tiny, tmp_path):
     [
         (["--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--data", "{tiny}/data", "--question", "a"],
          "start the server, or check --base-url"),
-        (["--policy", "{tiny}/policy", "--data", "{tiny}/data", "--question", "a", "--engine", "vllm", "--urls",
-          "http://127.0.0.1:9", "--patience", "0.1"], "no vLLM server answers at http://127.0.0.1:9"),
         (["--policy", "{tiny}/policy", "--data", "{tiny}/data", *TINY], "no question came on standard input"),
     ],
 )  # fmt: skip
