@@ -83,11 +83,11 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
     from forage.engines.vllm import fall_asleep
     from forage.policy.room import fitted
 
-    if world() > 1 or not torch.cuda.is_available():
-        return options
     engine = options.rollout.engine
     if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
         asyncio.run(fall_asleep(with_key(engine)))
+    if world() > 1 or not torch.cuda.is_available():
+        return options
     plays = options.rollouts == "own" and not uses_servers(engine)
     memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays, offload=options.offload)
     return replace(options, update=replace(options.update, memory=memory))

@@ -108,8 +108,9 @@ class OwnPlay(Play):
 
     def give_back_memory(self) -> None:
         """Leave the GPU all memory that this process has no use for now, as a server is about to wake there."""
-        if self.sleeps and torch.cuda.is_available():
-            gc.collect()  # takes a second, so not for nothing
+        if self.sleeps:
+            if torch.cuda.is_available():
+                gc.collect()  # takes a second, so not for nothing
             torch.cuda.empty_cache()
 
 

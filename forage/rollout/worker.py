@@ -15,6 +15,7 @@ from forage.errors import UserError
 from forage.files import GONE
 from forage.heartbeat import beat
 from forage.policy.adapters import versions
+from forage.policy.card import read_policy_card
 from forage.rollout.agreement import RUN_FILE, RunManifest, disagreements, manifest_now, read_run, run_options
 from forage.rollout.claims import Claims, named_worker
 from forage.rollout.options import RolloutOptions, WorkerOptions
@@ -94,6 +95,7 @@ async def open_worker(
     options = as_in_run(given, known, run_dir)
     options.check()
     settings = options.search.settle(run_dir, options.policy)
+    read_policy_card(options.policy)
     own = manifest_now(options, settings, make_rewards, known)  # before anything is written
     if known and (words := disagreements(known, own)):
         raise UserError(
