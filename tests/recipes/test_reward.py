@@ -63,7 +63,7 @@ def test_the_command_and_what_is_resumed(here):
     mean = episodes[0]
     assert mean.reward == pytest.approx((mean.rewards["mrr"] + 2 * mean.rewards["judge"] + mean.rewards["format"]) / 4)
     assert [stats.step for stats in read_stats(here / "runs/judged")] == [0, 1]
-    with chat_server(grade) as other, pytest.raises(UserError, match="another rewards.judge"):
+    with chat_server(grade) as other, pytest.raises(UserError, match=r"another rewards\.judge"):
         run(command, *QUICK, make_rewards=page(other, ("qwen2.5:7b", "qwen2.5:14b")))
 
 
