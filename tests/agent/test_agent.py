@@ -145,25 +145,6 @@ def test_an_engine_that_gives_up_ends_the_episode_with_its_cause(protocol):
     assert (episode.stop, episode.cause, len(episode.turns)) == ("engine", "no server answered", 1)
 
 
-def test_searches_that_wait_together_are_one_batch():
-    batches = []
-
-    def search(queries):
-        batches.append(list(queries))
-        return search_many(queries)
-
-    async def run():
-        batched = BatchedSearch(search)
-        first = await asyncio.gather(*(batched(f"q{number}") for number in range(8)))
-        second = await asyncio.gather(batched("a"), batched("b"))
-        return first, second
-
-    first, second = asyncio.run(run())
-    assert batches == [[f"q{number}" for number in range(8)], ["a", "b"]]
-    assert [hits[0].chunk_id for hits in first] == [f"q{number}#0" for number in range(8)]
-    assert [hits[0].chunk_id for hits in second] == ["a#0", "b#0"]
-
-
 def test_no_episode_waits_for_anothers_search(protocol):
     """The slow question's search blocks until the fast one's whole episode is over."""
     import threading

@@ -4,18 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.episode import Turn, append_episodes, from_json, read_episodes, to_json
+from forage.agent.episode import append_episodes, from_json, read_episodes, to_json
 from forage.errors import UserError
 from tests.factories import EPISODE
-
-
-def test_what_it_says_of_itself():
-    assert EPISODE.sampled == 4
-    assert EPISODE.hits == ("a", "b", "c")
-    assert EPISODE.well_formed
-    assert not replace(EPISODE, searches=()).well_formed
-    assert not replace(EPISODE, stop="turns").well_formed
-    assert not replace(EPISODE, turns=(Turn(3, 5, ("bad_json",)), Turn(8, 10))).well_formed
 
 
 def test_a_line_and_back():

@@ -136,19 +136,6 @@ def test_log_probabilities_of_another_distribution_are_refused_at_the_start(serv
     assert not server.bodies  # nothing was sampled
 
 
-def test_a_server_started_again_with_other_settings_is_probed_again(server, tmp_path):
-    async def run():
-        async with VLLMEngine(EngineOptions(urls=(server.url,))) as engine:
-            await engine.load_adapter("run-v000001", tmp_path)
-            assert await engine.generate(REQUEST) == RIGHT
-            server.adapters.clear()  # as after a restart
-            server.mode = "raw_logprobs"
-            await engine.generate(REQUEST)
-
-    with pytest.raises(UserError, match="start it with --logprobs-mode processed_logprobs"):
-        asyncio.run(run())
-
-
 # Adapters
 
 

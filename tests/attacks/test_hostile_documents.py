@@ -29,7 +29,7 @@ from forage.data.scraping.page_text import read_page
 from forage.engines.base import Sample
 from forage.evaluation.measures import COSTS
 from forage.evaluation.tables import print_table, tables_of
-from forage.files import json_lines, write_jsonl
+from forage.files import json_lines
 from forage.rollout.view import RolloutView
 from forage.runs.progress import print_step
 from forage.sft.teacher import TeacherOptions, demonstrate
@@ -236,30 +236,6 @@ def documents_of(hostile):
     return [
         Document(f"d{n}", h.payload, h.text, f"http://example.org/{h.payload[:200]}") for n, h in enumerate(hostile)
     ]
-
-
-def test_files_and_chunks_keep_every_text(tmp_path):
-    """A line of documents.jsonl as other programs write it, with halves of emoji escaped, becomes its chunks."""
-    rows = [{"id": d.id, "title": d.title, "text": d.text, "url": d.url} for d in documents_of(HOSTILE)]
-    path = tmp_path / "documents.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    documents = read_documents(path)
-    write_jsonl(tmp_path / "again.jsonl", documents)
-    assert read_documents(tmp_path / "again.jsonl") == documents
-    store = DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder="none"))
-    by_document = {}
-    for chunk in DocumentStore.open(tmp_path / "store").chunks:
-        by_document.setdefault(chunk.doc_id, []).append(chunk)
-    failed = [
-        row["id"]
-        for row in rows
-        if row["text"].strip() and text_of(row, by_document.get(row["id"], [])) != encodable(row["text"])
-    ]
-    survived("files and chunks, text unchanged", failed, COUNT)
-    hits = store.search([hostile.text for hostile in HOSTILE], 3, "sparse")
-    known = {chunk.id for chunk in store.chunks}
-    failed = [h.name for h, found in zip(HOSTILE, hits, strict=True) if not {hit.chunk_id for hit in found} <= known]
-    survived("queries, sparse", failed, COUNT)
 
 
 # What people look at

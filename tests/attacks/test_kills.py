@@ -91,30 +91,6 @@ def test_a_careless_writer_is_found_out(tmp_path):
 # Stopped, interrupted, started twice
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "sent", "status"), [
-    (name, *how)
-    for names, how in (
-        (("data_prep", "grpo"), ((signal.SIGTERM,), 143)),
-        (("merge", "ppo_own"), ((signal.SIGINT, signal.SIGINT), 130)),
-    )
-    for name in names
-])  # fmt: skip
-def test_a_stopped_script_says_so_and_leaves_nothing_half_written(ground, undisturbed, name, sent, status):
-    """`docker stop`, and Ctrl-C by someone impatient: the second comes at the next change, while the first unwinds."""
-    _, arena, scripts = ground
-    script, (whole, changes, _) = scripts[name], undisturbed(name)
-    first = changes // 2
-    started = script.start(script.fresh(arena), dict(enumerate(sent, first)))
-    assert started.wait() == status, started.said[-3000:]
-    assert started.said.splitlines()[-1] == "stopped; re-run the same command to resume"
-    assert "Traceback" not in started.said
-    if len(sent) == 1:
-        assert [name for name in contents(arena) if name.endswith(".part")] == []
-    complete(script, arena)
-    assert differences(whole, script.look(arena)) == []
-
-
 def wait_until_stopped(started):
     while (state := Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
         assert state != "Z", started.said[-3000:]

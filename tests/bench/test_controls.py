@@ -1,13 +1,12 @@
 """The comparison of ways to train a query writer: its split, its table by hand, and all of it on a tiny model."""
 
 import json
-import subprocess
 from dataclasses import replace
 
 import pytest
 
 from bench import controls
-from bench.controls import CONTROLS, Arm, Options, Row, draw, kept, main, prepare, table
+from bench.controls import Options, Row, draw, kept, prepare, table
 from forage.data.records import Document, Question, read_questions
 from forage.errors import UserError
 from forage.evaluation.setting import choose
@@ -99,28 +98,3 @@ def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
     assert [(row["split"], row["temperature"]) for row in rows] == [("dev", 0.0), ("held-out", 0.0), ("dev", 1.0)]
     with pytest.raises(UserError, match="was measured on other questions; give another file as --rows"):
         kept(options, [Question("r", "What?", "That.")], "GRPO", 1, 0.0, dict)
-
-
-@pytest.mark.slow
-def test_all_of_it_on_a_tiny_model(data, tiny, tmp_path, monkeypatch, capsys):
-    """Each script for real, with three arms of few updates; a second call runs none and makes the same table."""
-    short = {"--num-demonstrations": "60", "--max-steps": "30", "--eval-every": "30"}
-    teacher = [*controls.TEACHER, *(part for item in short.items() for part in item)]
-    group = ("--engine", "local", "--temperature", "1", "--eval-every", "0", "--batch-size", "2", "--num-rollouts", "4")
-    arms = {
-        "warm": Arm("", "sft_train", (*controls.AGENT, *teacher, "--learning-rate", "0.01"), seeded=False),
-        "imitation": Arm("warm", "sft_train", tuple(teacher)),
-        "GRPO": Arm("imitation", "bench.search_gain", (*group, "--max-steps", "2", "--on-collapse", "warn")),
-    }
-    monkeypatch.setattr(controls, "ARMS", arms)
-    options = Options(data, tmp_path / "work", str(tiny / "base"), tmp_path / "rows.jsonl", seeds=(1,))
-    main(options)
-    first = capsys.readouterr().out
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in first.splitlines() if line.startswith("|")]
-    by_name = {(cells[0], cells[2]): cells for cells in rows}
-    assert {*((name, "") for name in CONTROLS), *((name, t) for name in arms for t in "01")} <= by_name.keys()
-    tokens = [int(by_name[name, "0"][rows[0].index("tokens")].replace(",", "")) for name in arms]
-    assert 0 < tokens[0] < tokens[1] < tokens[2]
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("everything is there"))
-    main(options)
-    assert capsys.readouterr().out == first

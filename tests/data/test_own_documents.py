@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from forage.data.own_documents import paragraphs, read_folder, read_markdown, site_of, title_of_name
+from forage.data.own_documents import read_folder, read_markdown, site_of
 from forage.errors import UserError
 from tests.own_files import pdf
 
@@ -109,11 +109,6 @@ def test_what_recurs_on_a_sites_pages_goes(folder):
     assert "bees\nAbout bees." in texts
     assert "Of bees.\nCall us." in texts
     assert site_of("site/bees.html") == site_of("site/wasps/index.html") == "site"
-
-
-def test_names_and_paragraphs():
-    assert title_of_name("notes/care_of-bees.txt") == "care of bees"
-    assert [p.text for p in paragraphs("cro-\ncuses\nand X-\nRays\n \nnext")] == ["crocuses and X- Rays", "next"]
 
 
 MARKDOWN = """---

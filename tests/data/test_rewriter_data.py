@@ -37,31 +37,6 @@ CORPUS = [{"doc_id": "a", "text": "A"}, {"doc_id": "b", "text": "B"}]
 GOOD = {"query": "q", "relevant_doc_ids": ["a"]}
 
 
-def test_every_bad_row_is_named_by_its_line(tmp_path):
-    corpus = [*CORPUS, {"doc_id": "a", "text": "again"}, {"doc_id": "c"}, "no object"]
-    rows = [
-        GOOD, {"query": " ", "relevant_doc_ids": ["a"]}, {"query": "q"}, {"query": "q", "relevant_doc_ids": ["z"]},
-        {"query": "q", "relevant_doc_ids": ["b", "z", "b"]}, [1], '{"query": ',
-    ]  # fmt: skip
-    data = import_rewriter_data(*write(tmp_path, corpus, rows))
-    assert [q.relevant_doc_ids for q in data.questions] == [("a",), ("b",)]
-    said = "\n".join(data.problems)
-    expected = (
-        "entry 3 repeats doc_id 'a'",
-        "entry 4 has no doc_id or no text",
-        "entry 5 has no doc_id or no text",
-        "t.jsonl:2: no query or no relevant_doc_ids",
-        "t.jsonl:3: no query or no relevant_doc_ids",
-        "t.jsonl:4: none of its",
-        "t.jsonl:5: 1 relevant_doc_ids",
-        "t.jsonl:6: no query",
-        "t.jsonl:7: not JSON",
-    )
-    for words in expected:
-        assert words in said
-    assert len(data.problems) == 9
-
-
 @pytest.mark.parametrize(
     ("corpus", "rows", "says"),
     [

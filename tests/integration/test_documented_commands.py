@@ -1,9 +1,7 @@
 """The README's commands as they stand, in an empty folder, on a tiny model: each stage finds what the last one left."""
 
-import json
 import re
 import shlex
-import shutil
 import sys
 
 import pytest
@@ -76,16 +74,3 @@ def test_query_rewriting_starts_on_what_data_prep_made(folder, tiny_base):
     for way in ("append", "replace"):
         assert re.search(rf"^trained, {way} +\d\.\d{{3}} \(", said, re.MULTILINE), said
     assert (folder / "models" / "query_augmentation_ppo" / "config.json").is_file()
-
-
-def test_a_data_set_and_a_model_of_ones_own(tiny_base, tmp_path):
-    rows = [{"ask": f"What mends disease {n}?", "answer": f"Remedy {n} mends disease {n}."} for n in range(8)]
-    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shutil.copytree(tiny_base, tmp_path / "my_model")
-    own = commands("README.md", "qa.jsonl")
-    assert [command[1] for command in own] == ["data_prep.py", "create_lora_model.py"]
-    for command in own:
-        run(tmp_path, command)
-    prepared = [q for name in ("train", "eval") for q in read_questions(tmp_path / "data" / "mine" / f"{name}.jsonl")]
-    assert {question.question for question in prepared} == {row["ask"] for row in rows}
-    assert '"r": 32' in (tmp_path / "models/mine/adapters/v000000/adapter_config.json").read_text()

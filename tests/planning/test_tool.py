@@ -11,9 +11,8 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol, write_answer, write_call
 from forage.agent.rewards import get_mrr
 from forage.agent.tools import specs_of
-from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.planning.tool import planner, read_library, write_plan
+from forage.planning.tool import planner, write_plan
 from forage.policy.packing import pack
 from tests.factories import QUESTION
 from tests.scripted_engine import Hit, InOrder, check_tokens
@@ -98,26 +97,3 @@ def test_the_policy_reads_what_is_wrong_and_may_plan_again(tiny_protocol, tools,
     episode, *_ = played(tiny_protocol, tools, *said, max_turn_tokens=400, max_query=400)
     assert f"<tool_response>\nerror: {says}" in episode.transcript
     assert episode.searches == (Search(1, "zebra cure of gout", ("a", "b")),)  # named twice, searched for once
-
-
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
-        ("", "the library {path} has no templates"),
-        ("x\n", "{path}:1: not JSON"),
-        ('["signs"]\n', "{path}:1: a template needs a name"),
-        ('{"name": "a", "query": "[topic]"}\n{"name": "b"}\n', "{path}:2: a template needs"),
-        ('{"name": "a", "query": "gout"}\n', "{path}:1: a template needs"),
-        ('{"name": "<b>", "query": "[topic]"}\n', "{path}:1: a template needs"),
-        ('{"name": "a", "query": "[topic]"}\n' * 2, "{path}:2: a template needs"),
-    ],
-)
-def test_a_file_that_is_no_library(lines, says, tmp_path):
-    path = tmp_path / "library.jsonl"
-    path.write_text(lines)
-    with pytest.raises(UserError) as caught:
-        read_library(path)
-    assert str(caught.value).startswith(says.format(path=path))
-    path.unlink()
-    with pytest.raises(UserError, match=r"does not exist; python -m forage.planning.library writes one"):
-        planner(path)

@@ -1,15 +1,12 @@
 """docs/recipes/reward.md: its rewards in a run of its own command, resumed, and at the bound."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from forage.agent.combination import reward_matrix
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.runs.stats import read_stats
-from tests.factories import QUESTION, answering
 from tests.questions.chat_server import chat_server
 from tests.recipes.run import calls_of, module_of, run
 
@@ -37,15 +34,6 @@ def grade(prompt, number):
     return "9" if prompt.endswith("Rest.") else "2"
 
 
-def test_the_rewards(here):
-    with chat_server(grade) as chat:
-        functions = page(chat)(None, None)
-        episodes = answering("Rest.", "Run.", "")
-        assert reward_matrix(functions, episodes, [QUESTION] * 3)[:, 1].tolist() == [0.9, 0.2, 0]
-    assert chat.bodies[0].model == "qwen2.5:7b"
-    assert len((here / "runs/judged.jsonl").read_text().splitlines()) == 4
-
-
 def test_the_command_and_what_is_resumed(here):
     [command] = calls_of("reward.md")
     with chat_server(grade) as chat:
@@ -65,17 +53,6 @@ def test_the_command_and_what_is_resumed(here):
     assert [stats.step for stats in read_stats(here / "runs/judged")] == [0, 1]
     with chat_server(grade) as other, pytest.raises(UserError, match=r"another rewards\.judge"):
         run(command, *QUICK, make_rewards=page(other, ("qwen2.5:7b", "qwen2.5:14b")))
-
-
-def test_at_the_bound_the_other_rewards_go_on(here, capsys):
-    with chat_server(grade) as chat:
-        functions = page(chat, ("5000", "1"))(None, None)
-        first, second = answering("Rest.", "Run.")
-        others = [replace(second, question_id="other")]
-        matrix = reward_matrix(functions, [first, *others], [QUESTION, replace(QUESTION, id="other")])
-        assert [row.tolist()[1] == pytest.approx(0.9) for row in matrix] == [True, False]
-        assert matrix[1, 1] != matrix[1, 1]  # it does not exist
-        assert "max_judged is 1" in capsys.readouterr().out
 
 
 def test_a_judge_that_is_not_there_stops_the_run_before_it_plays(here):

@@ -9,7 +9,6 @@ from forage.runs.plots import (
     draw_plots,
     phase_seconds,
     reach_of,
-    rewards_figure,
     running_mean,
     shares,
 )
@@ -39,19 +38,6 @@ def test_phases_add_up_to_the_step():
         "rollout": [20, 10], "backward": [8, 0], "mine": [0, 1], "other": [3, 0],
     }  # fmt: skip
     assert list(phase_seconds(stats)) == ["rollout", "backward", "mine", "other"]
-
-
-def test_every_reward_has_a_panel_with_its_means_and_evaluations():
-    evaluations = {30: {"mrr": {"mean": 0.9, "low": 0.8, "high": 1.0}}}  # after the last step
-    figure = rewards_figure(run_of(30), evaluations)
-    titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
-    assert titles == ["all rewards, mean of 3 steps", "overall", "mrr"]
-    by_label = {line.get_label(): line for line in figure.axes[2].get_lines()}
-    means = [np.mean(step.rewards["mrr"]) for step in run_of(30)]
-    assert by_label["mean"].get_ydata().tolist() == running_mean(means, 1).tolist()
-    assert [bar.get_label() for bar in figure.axes[2].containers] == ["evaluation, 95 % interval"]
-    assert not figure.axes[1].containers
-    assert figure.axes[2].get_xlim()[1] > 30
 
 
 AWKWARD = {

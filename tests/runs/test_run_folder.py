@@ -82,7 +82,7 @@ def test_broken_options_are_told(tmp_path):
     content = "{"
     (tmp_path / "config.json").write_text(content)
     with (
-        pytest.raises(UserError, match=r"config.json is damaged \(.*put it back, or another"),
+        pytest.raises(UserError, match=r"config.json is damaged \(.*give another --run-dir"),
         run_folder(tmp_path, Options()),
     ):
         pass

@@ -51,15 +51,6 @@ def test_each_mode_finds_what_was_asked_for(store, mode, fusion):
     assert [hit.score for hit in hits[0]] == sorted((hit.score for hit in hits[0]), reverse=True)
 
 
-def test_texts_and_dictionaries_are_documents(tmp_path):
-    plain = ["Sow carrots in May.", {"text": "Plant garlic in October.", "title": "Garlic", "url": "u", "price": 3}]
-    named = [{"id": 7, "text": "Water tomatoes daily."}, Document("own", "Beans", "Beans climb.")]
-    store = DocumentStore.build(tmp_path, iter([*plain, *named]), StoreOptions(embedder="none"))
-    found = [store.search(word, 1, "sparse")[0] for word in ("carrots", "garlic", "tomatoes", "beans")]
-    assert [(hit.doc_id, hit.title) for hit in found] == [("0", ""), ("1", "Garlic"), ("7", ""), ("own", "Beans")]
-    assert found[0].text == "Sow carrots in May."
-
-
 @pytest.mark.parametrize(
     ("documents", "says"),
     [

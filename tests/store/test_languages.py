@@ -4,7 +4,6 @@ import unicodedata
 
 import pytest
 
-from forage.data.chunking import sentence_spans
 from forage.data.records import Document
 from forage.store.bm25 import Tokenizer
 from forage.store.document_store import DocumentStore
@@ -74,19 +73,6 @@ def test_a_language_finds_what_english_does_not(tmp_path, language, texts, queri
 )
 def test_words_by_hand(language, text, words):
     assert Tokenizer(language=language)(text) == words
-
-
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ("痛风很痛。要休息！“好。”他说", ["痛风很痛。", "要休息！", "“好。”", "他说"]),
-        ("Болит палец. Нужен покой.", ["Болит палец. ", "Нужен покой."]),
-        ("दर्द होता है। आराम करें।", ["दर्द होता है। ", "आराम करें।"]),
-        ("He saw Dr. Lee. It helped.", ["He saw Dr. Lee. ", "It helped."]),
-    ],
-)
-def test_sentences(text, sentences):
-    assert [text[start:end] for start, end in sentence_spans(text)] == sentences
 
 
 def test_chunks_of_a_script_without_spaces_are_not_endless(tmp_path):

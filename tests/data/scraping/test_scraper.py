@@ -357,7 +357,8 @@ def test_a_full_disk_ends_in_one_line_with_nothing_half_written(server, tmp_path
         scrape(urls, tmp_path, options_for(urls, server))
     assert "\n" not in str(caught.value)
     assert pages(tmp_path) == {}
-    assert all(row["cause"] != "ok" for row in manifest(tmp_path))
+    if (tmp_path / "manifest.jsonl").exists():  # whichever page was first to fail
+        assert all(row["cause"] != "ok" for row in manifest(tmp_path))
 
 
 # Politeness
