@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ documents, a broken one and a plain file.
 |---|---|
 """
 # In the order of HEAD's sentence. {w} is the folder `work`.
-CASES: dict[str, tuple[str, ...]] = {
+CASES = {
     "data_prep.py": (
         "--dataset-nam sample --output-dir {w}/out",
         "--dataset-name sample --output-dir {w}/out --eval-share 2",
@@ -101,18 +100,18 @@ class Said(NamedTuple):
     out: str
 
 
-def command(script: str, arguments: str) -> str:
+def command(script, arguments):
     """As a person types it."""
     return f"python {script} {arguments.format(w='work')}"
 
 
-def said(script: str, arguments: str, work: Path) -> Said:
+def said(script, arguments, work):
     done = run_here([sys.executable, script, *shlex.split(arguments.format(w=work))])
     errors = [line for line in done.stderr.splitlines() if line.strip()]
     return Said(done.returncode, [line.replace(str(work), "work") for line in errors], done.stdout + done.stderr)
 
 
-def make_work(folder: Path) -> Path:
+def make_work(folder):
     """What the inputs name."""
     from tests.tiny import make_tiny
 
@@ -123,18 +122,18 @@ def make_work(folder: Path) -> Path:
     return work
 
 
-def rows(work: Path) -> Iterator[tuple[str, str]]:
+def rows(work):
     for script, inputs in CASES.items():
         for arguments in inputs:
             yield command(script, arguments), said(script, arguments, work).lines[-1]
 
 
-def shown(typed: str, line: str) -> str:
+def shown(typed, line):
     """A row of the page."""
     return f"| `{typed.replace('|', '&#124;')}` | {line.replace('|', '&#124;')} |\n"
 
 
-def main() -> None:
+def main():
     with tempfile.TemporaryDirectory() as folder:
         Path(sys.argv[1]).write_text(HEAD + "".join(shown(*row) for row in rows(make_work(Path(folder)))))
 

@@ -14,11 +14,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 PATIENCE = 120.0  # seconds for an answer
 FLAGS = [
@@ -33,7 +30,7 @@ FLAGS = [
 FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
 
 
-def chromium_path() -> str | None:
+def chromium_path():
     """Where Chromium is, if it is installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -41,14 +38,14 @@ def chromium_path() -> str | None:
 class Chromium:
     """A browser process. It reads commands from its file descriptor 3 and answers on 4, each ended by a NUL."""
 
-    def __init__(self, commands: int, answers: int) -> None:
+    def __init__(self, commands, answers):
         self._commands, self._answers = commands, answers
         self._number, self._unread = 0, b""
-        self.events: list[dict[str, Any]] = []
+        self.events = []
 
     @classmethod
     @contextmanager
-    def start(cls, path: str) -> Iterator[Chromium]:
+    def start(cls, path):
         theirs_in, commands = os.pipe()
         answers, theirs_out = os.pipe()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -68,7 +65,7 @@ class Chromium:
                 os.close(commands)
                 os.close(answers)
 
-    def send(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
+    def send(self, method, session="", **params):
         """Send a command and return its result; events that come before it are kept."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params} | ({"sessionId": session} if session else {})
@@ -81,11 +78,10 @@ class Chromium:
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
-                result: dict[str, Any] = answer["result"]
-                return result
+                return answer["result"]
             self.events.append(answer)
 
-    def _read(self, until: float) -> dict[str, Any]:
+    def _read(self, until):
         while b"\0" not in self._unread:
             ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
             part = os.read(self._answers, 1 << 20) if ready else b""
@@ -93,10 +89,9 @@ class Chromium:
                 raise RuntimeError("Chromium ended" if ready else f"Chromium gave no answer in {PATIENCE:g} s")
             self._unread += part
         message, self._unread = self._unread.split(b"\0", 1)
-        answer: dict[str, Any] = json.loads(message)
-        return answer
+        return json.loads(message)
 
-    def open(self, path: Path, width: int = 1280, height: int = 900, scheme: str = "light") -> Page:
+    def open(self, path, width=1280, height=900, scheme="light"):
         """Open a file in a new tab, and wait until its script has drawn the list."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         page = Page(self, self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
@@ -116,24 +111,24 @@ class Page:
     chromium: Chromium
     session: str
 
-    def send(self, method: str, **params: Any) -> dict[str, Any]:
+    def send(self, method, **params):
         return self.chromium.send(method, self.session, **params)
 
-    def evaluate(self, script: str) -> Any:
+    def evaluate(self, script):
         """The value of an expression, or of the promise it gives."""
         done = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in done:
             raise RuntimeError(f"{script}: {done['exceptionDetails']}")
         return done["result"].get("value")
 
-    def wait(self, script: str) -> None:
+    def wait(self, script):
         until = time.monotonic() + PATIENCE
         while not self.evaluate(script):
             if time.monotonic() > until:
                 raise RuntimeError(f"{script} did not become true in {PATIENCE:g} s")
             time.sleep(0.02)
 
-    def press(self, key: str) -> None:
+    def press(self, key):
         """Press and release a key, as a keyboard does: the page's handlers and the browser's own act on it."""
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         code = {"Enter": 13, "Escape": 27}.get(key, 0)
@@ -141,18 +136,18 @@ class Page:
         self.send("Input.dispatchKeyEvent", **down)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
-    def resize(self, width: int, height: int) -> None:
+    def resize(self, width, height):
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def said(self) -> list[dict[str, Any]]:
+    def said(self):
         """What the page wrote to the console, its exceptions, and the log's entries, since the browser started."""
         self.evaluate("0")  # what was said before has come by now
         names = {"Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"}
         return [event for event in self.chromium.events if event["method"] in names]
 
-    def asked(self) -> list[str]:
+    def asked(self):
         """Addresses that were asked for."""
         self.evaluate("0")
         sent = [event for event in self.chromium.events if event["method"] == "Network.requestWillBeSent"]

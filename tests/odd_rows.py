@@ -3,16 +3,16 @@
 WORDS = "gout toe night crystals joint rest water acid red sore swells cold heat drug diet pain".split()
 
 
-def sentence(number: int, length: int = 9) -> str:
+def sentence(number, length=9):
     """Example: 0 gives "Gout toe night crystals joint rest water acid red."."""
     return " ".join(WORDS[(number * 7 + place * (1 + number % 5)) % len(WORDS)] for place in range(length)) + "."
 
 
-def odd_rows(count: int) -> list[dict]:
+def odd_rows(count):
     return [odd_row(number) for number in range(count)]
 
 
-def odd_row(number: int) -> dict:
+def odd_row(number):
     row = {"id": f"q{number}", "question": f"What is {sentence(number, 3)[:-1]} {number % 40}?", "focus": "Gout"}
     row |= {
         "answer": f"{sentence(number)} {sentence(number + 1)} Case {number % 60}.",

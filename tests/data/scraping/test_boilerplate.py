@@ -6,7 +6,7 @@ from forage.data.scraping.page_text import Block, Page, drop_boilerplate
 
 
 def test_drop_boilerplate():
-    def page(*lines: str) -> Page:
+    def page(*lines):
         return Page("T", (Block("See also", is_heading=True), *map(Block, lines)))
 
     pages = {

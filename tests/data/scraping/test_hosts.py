@@ -16,30 +16,30 @@ from forage.data.scraping.hosts import Host
 class Clock:
     now: float = 100.0
 
-    def read(self) -> float:
+    def read(self):
         return self.now
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds):
         self.now += seconds
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(hosts, "time", SimpleNamespace(monotonic=clock.read))
     monkeypatch.setattr(hosts, "asyncio", SimpleNamespace(sleep=clock.sleep))
     return clock
 
 
-def starts(host: Host, clock: Clock, requests: int) -> list[float]:
+def starts(host, clock, requests):
     """When each request started, in seconds from now."""
     begin, started = clock.now, []
 
-    async def request(in_flight: asyncio.Semaphore) -> None:
+    async def request(in_flight):
         async with host.turn(in_flight):
             started.append(clock.now - begin)
 
-    async def all_requests() -> None:
+    async def all_requests():
         in_flight = asyncio.Semaphore(8)
         await asyncio.gather(*(request(in_flight) for _ in range(requests)))
 

@@ -10,7 +10,7 @@ from forage.data.scraping.bodies import decode_html
 from forage.data.scraping.page_text import Block, read_page
 
 
-def texts(html: str) -> list[str]:
+def texts(html):
     return [block.text for block in read_page(html.encode(), "utf-8").blocks]
 
 

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from forage.data.scraping.content_folder import PageRecord
 from forage.data.scraping.fetcher import Fetcher
 from forage.data.scraping.hosts import host_of
 from forage.data.scraping.options import ScrapeOptions
@@ -89,26 +88,26 @@ def closed_port():
         yield unused.getsockname()[1]
 
 
-def options_for(urls, server: MisbehavingServer, **changes) -> ScrapeOptions:
+def options_for(urls, server, **changes):
     """Options that send the .test hosts of the URLs to the server."""
     hosts = {host for url in urls if (host := urlsplit(url).hostname or "").endswith(".test")}
     resolve = dict.fromkeys(hosts, server.address) | changes.pop("resolve", {})
     return ScrapeOptions(**{**QUICK, **changes, "resolve": resolve})
 
 
-def manifest(folder: Path) -> list[dict]:
+def manifest(folder):
     return [json.loads(line) for line in (folder / "manifest.jsonl").read_text().splitlines()]
 
 
-def without_times(folder: Path) -> list[dict]:
+def without_times(folder):
     return [{name: value for name, value in row.items() if name != "time"} for row in manifest(folder)]
 
 
-def pages(folder: Path) -> dict[str, bytes]:
+def pages(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.glob("*/*")}
 
 
-def redirect(target: str) -> str:
+def redirect(target):
     return f"http://redirecting.test/redirect/{target.encode('latin-1').hex()}"
 
 
@@ -214,7 +213,7 @@ def test_every_misbehaviour_has_its_cause(server, closed_port, tmp_path, monkeyp
         unreachable_after=3,
         resolve={"closed.test": f"127.0.0.1:{closed_port}"},
     )
-    seen: list[PageRecord] = []
+    seen = []
     records = scrape([*expected, *expected], tmp_path, options, on_page=seen.append)
 
     assert {url: record.cause for url, record in records.items()} == expected
@@ -227,7 +226,7 @@ def test_every_misbehaviour_has_its_cause(server, closed_port, tmp_path, monkeyp
     assert server.log.count("/status/503") == server.log.count("/silent") == 3
     assert server.log.count("/status/404") == 1
 
-    def title(url: str) -> str:
+    def title(url):
         body = (tmp_path / str(records[url].path)).read_bytes()
         assert len(body) == records[url].bytes
         return read_page(body, records[url].charset).title
@@ -253,12 +252,12 @@ def test_a_gzip_bomb_takes_little_memory(server, tmp_path):
 # Resuming
 
 
-def mixed_urls(count: int) -> list[str]:
+def mixed_urls(count):
     kinds = ("good/{}", "good/{}", "good/{}", "status/404?{}", "pdf/{}")
     return [f"http://host{n % 2}.test/{kinds[n % 5].format(n)}" for n in range(count)]
 
 
-def start_worker(folder: Path, server: MisbehavingServer, urls: list[str]) -> subprocess.Popen[str]:
+def start_worker(folder, server, urls):
     worker = subprocess.Popen(
         [sys.executable, str(ROOT / "tests/scrape_worker.py"), str(folder), server.address],
         stdin=subprocess.PIPE,
@@ -312,7 +311,7 @@ def test_skip_existing_asks_again_only_for_what_may_have_changed(server, tmp_pat
     (tmp_path / str(first[good[2]].path)).write_bytes(b"half a pa")
     server.log.clear()
 
-    seen: list[PageRecord] = []
+    seen = []
     second = scrape(urls, tmp_path, options, on_page=seen.append)
     asked = sorted(seen.path for seen in server.log.requests)
     assert asked == ["/good/1", "/good/2", "/robots.txt", "/silent", "/status/503"]
@@ -364,7 +363,7 @@ def test_a_full_disk_ends_in_one_line_with_nothing_half_written(server, tmp_path
 # Politeness
 
 
-def gaps(times: list[float]) -> list[float]:
+def gaps(times):
     return [later - earlier for earlier, later in pairwise(times)]
 
 
@@ -394,14 +393,14 @@ def test_crawl_delay_and_retry_after_hold_the_whole_host(server, starts, tmp_pat
 # Addresses
 
 
-def answers_of(*addresses: str):
+def answers_of(*addresses):
     return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
 
 
 @pytest.fixture
 def connections(server, monkeypatch):
     """The addresses that were connected to; the connections themselves go to the server."""
-    made: list[str] = []
+    made = []
     real = anyio.connect_tcp
 
     async def connect_tcp(remote_host, remote_port, **options):
