@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.expansion import ANY, RM3, Table, best_table, key_of, keys_of
+from bench.expansion import ANY, RM3, key_of, keys_of
 from forage.data.records import Question
 
 
@@ -43,17 +43,3 @@ def test_keys_are_what_enough_questions_share(questions):
     sizes = {key: len(several) for key, several in keys_of(questions).items()}
     # The number of the disease, which is its third or fourth word, is another in each.
     assert sizes == {"what causes disease": 20, "is disease": 20, ANY: 41}
-
-
-def test_each_key_gets_what_finds_best_for_it(questions):
-    def search(texts):
-        """Behind the question twice, "pattern" finds inherited ones, "due" those of causes, second of two."""
-        return [
-            ["other"] if text.endswith(" pattern") else ["x", "right"] if text.endswith(" due") else []
-            for text in texts
-        ]
-
-    table = best_table(questions, ["", "pattern", "due"], search, 2)
-    assert table == Table({"what causes disease": "due", "is disease": "pattern", ANY: "pattern"})
-    assert table.query(asked(0, "Is disease 77 inherited?")) == "pattern"
-    assert table.query(asked(0, "What causes disease 77?")) == "due"

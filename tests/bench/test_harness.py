@@ -3,14 +3,12 @@
 import json
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from bench import harness, table
+from bench import harness
 from bench.harness import BARS, Bar, alone, finish, output_of, serving, trl
-from bench.table import ROWS, Options, Row, measured, result_of
+from bench.table import Row, measured
 from forage.errors import UserError
 from tests import ROOT
 
@@ -73,13 +71,3 @@ def test_a_row_is_run_and_its_bars_decide(monkeypatch):
     assert (short.reached, short.why) == (False, "")
     failed = run("raise SystemExit(3)")
     assert (failed.bars, failed.reached, failed.why) == ((), False, "failed with status 3, as it says above")
-
-
-def test_what_a_row_needs_and_is_not_there_is_short(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    result = result_of(ROWS[0], Path("none"))
-    assert (result.reached, result.why) == (False, "left out: needs make demo")
-    retrieval = next(row for row in ROWS if row.name == "retrieval")
-    assert result_of(replace(retrieval, needs=(table.MEDQUAD,)), Path("none")).why == "left out: needs --medquad FILE"
-    with pytest.raises(UserError, match="--only updates: choose among local_engine, "):
-        Options(only=("updates",)).check()

@@ -106,11 +106,6 @@ def test_a_missing_file_names_the_ways_on(tmp_path):
         read_records(str(tmp_path / "gone.jsonl"), tmp_path)
 
 
-def test_no_rows_is_an_error():
-    with pytest.raises(UserError, match="no rows"):
-        to_rows([], Columns())
-
-
 def test_a_hub_out_of_reach_gives_one_line_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(qa_rows, "hub_reachable", lambda: False)
     with pytest.raises(UserError, match=r"'lavita/MedQuAD' is not in the cache.*--dataset-name sample") as error:

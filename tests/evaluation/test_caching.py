@@ -5,7 +5,6 @@ import time
 from dataclasses import replace
 
 from forage.agent.agent import BatchedSearch
-from forage.data.records import Question
 from forage.engines.base import EngineError
 from forage.evaluation.baselines import single
 from forage.evaluation.player import CachingAgent
@@ -67,25 +66,6 @@ def taken(agent):
     saved = sum(agent.saved)
     agent.saved.clear()
     return saved
-
-
-def test_saved_seconds_are_counted(protocol, monkeypatch):
-    """Each request takes a second, and an episode has two."""
-    agent, clock = slow_caching(protocol, monkeypatch)
-
-    async def go():
-        agent.stopwatch.start()
-        for name in "ab":
-            await single(agent, Question(name, "What is gout?", ""), 0)
-        assert clock.seconds == 4
-        assert taken(agent) == 0
-        for name in "ba":
-            await single(agent, Question(name, "What is gout?", ""), 0)
-        assert clock.seconds == 4  # nothing was played again
-        assert taken(agent) == 4
-        assert taken(agent) == 0
-
-    asyncio.run(go())
 
 
 def test_only_what_a_policy_says_by_itself_is_a_plain_sample(protocol, monkeypatch):

@@ -1,6 +1,5 @@
 """A judge behind a real HTTP server: what it costs, what survives a kill, and what happens when it does not answer."""
 
-import asyncio
 import json
 import re
 import signal
@@ -154,16 +153,6 @@ def test_a_damaged_cache_is_one_line(tmp_path):
     (tmp_path / "judged.jsonl").write_text('{"key": "a"}\n{"key": "a", "score": "high"}\n')
     with pytest.raises(UserError, match=r"judged.jsonl:2: not a judgement .*; delete that line"):
         Judgements(tmp_path / "judged.jsonl").take_on([], 1)
-
-
-def test_it_can_be_asked_where_a_loop_runs(tmp_path):
-    """As a rollout's rewards are, when they are tried and with --engine local."""
-
-    async def play(judge):
-        return judged(judge, "abc")
-
-    with chat_server(by_length) as chat:
-        assert asyncio.run(play(judge_of(chat, tmp_path))) == [0.3]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from forage.rewriter.options import Options
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
-from tests.factories import tiny_cross_encoder
 from tests.tiny_rewriter import make_tiny, write_data
 
 
@@ -23,23 +22,6 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tokenizer(model_folder):
     return AutoTokenizer.from_pretrained(model_folder)
-
-
-@pytest.mark.parametrize(
-    ("mode", "reranked"),
-    [("sparse", False), ("hybrid", False), ("dense", True)],
-)
-def test_every_mode_finds_documents_once(tiny, tmp_path, tokenizer, mode, reranked):
-    reranker = str(tiny_cross_encoder(tmp_path / "cross")) if reranked else ""
-    options = Options(data=tiny / "data", mode=mode, embedder=PACKAGED_EMBEDDER, reranker=reranker, k=3)
-    options.check()
-    data = read_data(options, tokenizer)
-    search = open_search(options, data)
-    found = search(["remedy4 disease", "What mends disease 7?"])
-    assert [len(set(ids)) for ids in found] == [3, 3]
-    if not reranked:  # the cross-encoder's weights are random
-        assert (found[0][0], found[1][0]) == ("d4", "d7")
-    assert open_search(options, data)(["remedy4 disease"]) == [found[0]]  # opens the same store
 
 
 def test_a_document_counts_by_its_best_chunk(tmp_path, tokenizer):

@@ -1,7 +1,5 @@
 """Stopwatches by name, by hand."""
 
-import asyncio
-
 import pytest
 
 from forage.runs.phases import Phases
@@ -60,27 +58,6 @@ def test_a_phase_has_the_work_that_it_left_to_the_gpu():
     with pytest.raises(KeyError), phases("update"):
         raise KeyError  # a GPU that failed can't be waited for
     assert len(waits) == 3
-
-
-def test_asyncio_tasks_share_a_stop_watch():
-    clock = Clock()
-    phases = Phases(clock)
-
-    async def one(name, until):
-        with phases(name):
-            while clock.seconds < until:
-                await asyncio.sleep(0)
-
-    async def all_of_them():
-        tasks = [asyncio.create_task(one(*args)) for args in (("a", 3), ("a", 5), ("b", 4))]
-        for second in range(1, 6):
-            await asyncio.sleep(0)
-            clock.seconds = second
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks)
-
-    asyncio.run(all_of_them())
-    assert phases.take() == {"a": 5, "b": 4}
 
 
 def test_what_still_runs_is_taken_up_to_now_and_an_error_stops_the_watch():

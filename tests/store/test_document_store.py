@@ -51,21 +51,6 @@ def test_each_mode_finds_what_was_asked_for(store, mode, fusion):
     assert [hit.score for hit in hits[0]] == sorted((hit.score for hit in hits[0]), reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("documents", "says"),
-    [
-        (["a", 3], "document 1 is neither a text, nor a dictionary with a text under 'text', nor a Document: int"),
-        ([{"title": "Garlic"}], "document 0 is neither a text, nor a dictionary"),
-        ("one text", r"build takes a list of documents; give \[document\] for a single one"),
-        (["a", {"id": "0", "text": "b"}], "document id '0' occurs twice"),
-    ],
-)
-def test_what_is_no_document_is_told_by_its_place(tmp_path, documents, says):
-    with pytest.raises(UserError, match=says):
-        DocumentStore.build(tmp_path / "store", documents, StoreOptions(embedder="none"))
-    assert not (tmp_path / "store" / "store.json").exists()
-
-
 def test_dense_weight_moves_hybrid_from_one_part_to_the_other(store):
     query = ["pale and short of breath"]
     only_dense = store.search(query, 4, fusion=Fusion(dense_weight=1, title_weight=0))

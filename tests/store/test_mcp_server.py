@@ -81,15 +81,6 @@ def test_what_is_found_comes_as_text_and_structured(store, mode):
     check_found(asked(server_of(store), {"query": QUERY}, mode=mode), store)
 
 
-def test_nothing_found_is_no_error(store):
-    result = asked(server_of(store), {"query": "xyzzy"})
-    assert (result.is_error, result.structured_content, result.content[0].text) == (
-        False,
-        {"hits": []},
-        "nothing found",
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [

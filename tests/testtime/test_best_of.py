@@ -1,10 +1,7 @@
 """Best of n: the scorer's favourite, wherever it stands; what it cost; failures; equal seeds."""
 
-from dataclasses import replace
-
 import pytest
 
-from forage.agent.options import AgentSettings
 from forage.engines.base import EngineError
 from forage.testtime.best_of import BestOf
 from forage.testtime.scorers import Oracle, agreement, confidence
@@ -42,17 +39,3 @@ def test_an_engine_error_ends_only_its_own_candidate(protocol):
     assert [episode.stop for episode in outcome.tried] == ["answer", "answer", "engine", "answer"]
     assert outcome.episode.id == "q1/3"
     check_books(outcome, engine)
-
-
-def test_equal_seeds_give_equal_outcomes_and_others_other_seeds(protocol):
-    def clockless(outcome):
-        return [replace(episode, seconds={}) for episode in (outcome.episode, *outcome.tried)]
-
-    (one, first), (two, second), (_, third) = (
-        run(BestOf(agreement, n=3), protocol, turns(SAMPLES), seed=seed, limits=AgentSettings()) for seed in (5, 5, 6)
-    )
-    assert clockless(one) == clockless(two)
-    seeds = [{request.seed for request in engine.requests} for engine in (first, second, third)]
-    assert seeds[0] == seeds[1]
-    assert len(seeds[0]) == 6  # no two turns draw alike
-    assert not seeds[0] & seeds[2]
