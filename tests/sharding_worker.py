@@ -68,12 +68,6 @@ def micro_batches(step):
     return batches
 
 
-def one_row():
-    """Three sequences behind one another; the cut goes through the second."""
-    rows = [Tokens((5, 6, 7, 8), (0, 0, 1, 1)), Tokens((9, 3, 4, 2, 8), (0, 1, 1, 1, 1)), Tokens((7, 7), (0, 1))]
-    return pack(rows, budget=100, padding_free=True)[0]
-
-
 def update(learner, step):
     """One update; its norm."""
     share = learner.shard(micro_batches(step))
@@ -183,7 +177,6 @@ def put_split_through(sharding, offload, folder):
     assert len(learner.shard(batches)) == len(batches)
     tensors = {"before": learner.score(batches[0], 1.0).logprobs_BT.detach()}
     tensors["entropy"] = learner.score(batches[0], 1.0).entropy_BT
-    tensors["one row"] = learner.score(one_row(), 1.0).logprobs_BT.detach()
     norms = [update(learner, step) for step in (1, 2)]
     tensors |= {f"second.{name}": weight for name, weight in learner.adapter_state().items()}
     found = {"norms": norms, "sums": learner.sums({"tokens": torch.tensor(3.0)})["tokens"].item()}

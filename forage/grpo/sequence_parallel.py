@@ -50,7 +50,6 @@ class SequenceParallelPolicy:
 
         self.policy, self.group = policy, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.mask: Tensor | None = None
         self.hidden_BTD: Tensor = torch.empty(0)
         # Not in transformers' registry of masks, so that it builds none: it would mask this process's tokens only.
         AttentionInterface.register(NAME, self.attention)
@@ -73,18 +72,11 @@ class SequenceParallelPolicy:
         """
         width = -(-batch.ids_BT.shape[1] // self.size)
         missing, first = width * self.size + 1 - batch.ids_BT.shape[1], self.rank * width
-        ids_BT, positions_BT, sampled_BT, sequence_BT = (
-            nn.functional.pad(tensor_BT, (0, missing))[:, first : first + width + 1]
-            for tensor_BT in (batch.ids_BT, batch.positions_BT, batch.sampled_BT, batch.sequence_BT)
+        wholes = (batch.ids_BT, batch.positions_BT, batch.sampled_BT, batch.sequence_BT, batch.attention_BT)
+        ids_BT, positions_BT, sampled_BT, sequence_BT, attention_BT = (
+            nn.functional.pad(whole_BT, (0, missing))[:, first : first + width + 1] for whole_BT in wholes
         )
-        self.mask = None if batch.attention_BT is not None else self._sequence_mask(batch.positions_BT, missing - 1)
-        return TokenBatch(ids_BT, positions_BT, sampled_BT, sequence_BT)
-
-    def _sequence_mask(self, positions_BT: Tensor, missing: int) -> Tensor:
-        """(B, 1, T, T): what each token sees in a row of several sequences. Padded rows are simply causal."""
-        sequence_BT = (nn.functional.pad(positions_BT, (0, missing)) == 0).cumsum(dim=1)
-        seen_BTT = sequence_BT[:, :, None] == sequence_BT[:, None, :]
-        return seen_BTT.tril()[:, None]
+        return TokenBatch(ids_BT, positions_BT, sampled_BT, sequence_BT, attention_BT)
 
     def decode(self, *, input_ids: Tensor, position_ids: Tensor, **_: Any) -> Any:
         decoder = self.policy.get_base_model().get_decoder()
@@ -99,7 +91,7 @@ class SequenceParallelPolicy:
 
         del mask
         query, key, value = (self._all_tokens(part_BHTD) for part_BHTD in (query, key, value))
-        seen_BTHD, _ = sdpa_attention_forward(module, query, key, value, self.mask, **options)
+        seen_BTHD, _ = sdpa_attention_forward(module, query, key, value, None, **options)
         return self._all_heads(seen_BTHD), None
 
     def _all_tokens(self, part_BHTD: Tensor) -> Tensor:

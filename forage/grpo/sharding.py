@@ -292,7 +292,7 @@ class LockstepScorer(Scorer):
     def _score_dummy_tokens(self, batch: TokenBatch, temperature: float) -> TokenScores:
         positions_BT = torch.tensor([[0, 1]], device=batch.ids_BT.device)
         zeros_BT, sampled_BT = torch.zeros_like(positions_BT), positions_BT  # the second token counts as sampled
-        dummy = TokenBatch(zeros_BT, positions_BT, sampled_BT, zeros_BT)
+        dummy = TokenBatch(zeros_BT, positions_BT, sampled_BT, zeros_BT, torch.ones_like(zeros_BT))
         nothing_BT = torch.zeros(batch.ids_BT.shape, device=batch.ids_BT.device)
         through = token_scores(self.policy, dummy, self.chunk, temperature).logprobs_BT.sum() * 0
         return TokenScores(nothing_BT + through, nothing_BT)

@@ -179,7 +179,7 @@ class FullyShardedDataParallel(Replicated):
     def drop_gradients(self) -> None:
         if self.unreduced:  # FSDP2 frees what earlier micro-batches left only when it reduces it
             empty_BT = torch.zeros(1, 1, dtype=torch.long, device=process_device())
-            scores = self.scorer(TokenBatch(empty_BT, empty_BT, empty_BT, empty_BT), 1.0)
+            scores = self.scorer(TokenBatch(empty_BT, empty_BT, empty_BT, empty_BT, torch.ones_like(empty_BT)), 1.0)
             self.backward(scores.logprobs_BT.sum(), last=True)
         self.optimizer.zero_grad()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +17,12 @@ from forage.errors import UserError
 from forage.policy.card import read_policy_card
 
 Precision = Literal["bf16", "nf4"]
-Device = Literal["cuda", "cpu"]
 GIB = 2**30
 BF16, FP32 = 2, 4
 
 # Assumed, not measured.
 CONTEXT = GIB // 2  # what CUDA takes for a process: context, kernels, cuBLAS's workspace
 GRAPHS = GIB // 2  # vLLM's CUDA graphs
-ASLEEP = 3 * GIB // 2  # what a sleeping vLLM keeps; others report 0.9 to 1.7 GB
 
 # NF4 packs two weights into a byte; each block of 64 has a scale.
 BLOCK, BLOCKS_PER_SCALE = 64, 256
@@ -152,30 +150,6 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """Bytes at a stage's peak."""
-
-    weights: float = 0
-    adapters: float = 0
-    gradients: float = 0
-    optimizer: float = 0
-    activations: float = 0
-    dequantized: float = 0
-    """A 4-bit weight unpacked for a product."""
-    logits: float = 0
-    kv_cache: float = 0
-    context: float = 0
-    """CUDA's context, vLLM's graphs, and what a sleeping process keeps."""
-
-    @property
-    def total(self) -> float:
-        return float(sum(getattr(self, field.name) for field in fields(self)))
-
-    def __add__(self, other: Footprint) -> Footprint:
-        return Footprint(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
-
-
-@dataclass(frozen=True)
 class Batch:
     """The largest micro-batch: padded rows, or the nodes of a tree in one row."""
 
@@ -268,18 +242,13 @@ def layer_bytes(shape: ModelShape, lora: Lora, batch: Batch) -> float:
     return kept + batch.computed * width + mask
 
 
-def working_bytes(shape: ModelShape, precision: Precision, batch: Batch, device: Device) -> tuple[float, float]:
-    """(activations, unpacked weight) beyond what a layer keeps, at the worst moment of its forward or backward pass.
+def working_bytes(shape: ModelShape, precision: Precision, batch: Batch) -> float:
+    """Beyond what a layer keeps, at the worst moment of its forward or backward pass.
 
-    That is either where the MLP's LoRA path has two fp32 tensors of its width, or where a 4-bit weight is unpacked. A
-    CPU widens the bf16 side of a mixed sum into one more fp32 tensor; a GPU does it on the fly.
+    That is either where the MLP's LoRA path has two fp32 tensors of its width, or where a 4-bit weight is unpacked.
     """
-    hidden = batch.computed * shape.hidden
-    widened = FP32 if device == "cpu" and precision == "bf16" else 0
-    wide = (FP32 + widened) * batch.computed * shape.intermediate + 5 * BF16 * hidden
-    unpacked = unpacked_bytes(shape, precision)
-    narrow = 2 * BF16 * hidden
-    return (wide, 0.0) if wide > narrow + unpacked else (narrow, unpacked)
+    hidden = BF16 * batch.computed * shape.hidden
+    return max(FP32 * batch.computed * shape.intermediate + 5 * hidden, 2 * hidden + unpacked_bytes(shape, precision))
 
 
 def logit_bytes(shape: ModelShape, batch: Batch) -> float:
@@ -287,74 +256,51 @@ def logit_bytes(shape: ModelShape, batch: Batch) -> float:
 
 
 def training(
-    shape: ModelShape, lora: Lora, precision: Precision, batch: Batch, *, checkpointing: bool,
-    device: Device = "cuda", processes: int = 1,
-) -> Footprint:  # fmt: skip
+    shape: ModelShape, lora: Lora, precision: Precision, batch: Batch, *, checkpointing: bool, processes: int = 1
+) -> float:
     """One update: the policy, its gradients and AdamW, and a micro-batch's forward and backward pass.
 
     With several `processes` (ZeRO-3, FSDP2) each keeps its part of weights, gradients and optimizer state.
     """
-    adapter = lora.parameters(shape) * FP32
-    held = Footprint(
-        weight_bytes(shape, precision) / processes, adapter / processes, adapter / processes, 2 * adapter / processes,
-        context=CONTEXT if device == "cuda" else 0,
-    )  # fmt: skip
+    weights, tokens, layer = weight_bytes(shape, precision), batch.computed, layer_bytes(shape, lora, batch)
+    held = (weights + 4 * FP32 * lora.parameters(shape)) / processes + CONTEXT
     if processes > 1:  # a layer is whole while it is computed
-        held += Footprint(weights=weight_bytes(shape, precision) / shape.layers)
-    tokens, layer = batch.computed, layer_bytes(shape, lora, batch)
+        held += weights / shape.layers
     # The last norm, its output, the positions scored.
     ends = tokens * (FP32 + 3 * BF16) * shape.hidden + batch.mask_bytes
     kept = shape.layers * (BF16 * tokens * shape.hidden if checkpointing else layer) + ends
-    work, unpacked = working_bytes(shape, precision, batch, device)
-    in_layer = Footprint(activations=kept + work + (layer if checkpointing else 0), dequantized=unpacked)
-    in_head = Footprint(activations=kept, logits=logit_bytes(shape, batch))
-    return held + max(in_layer, in_head, key=lambda moment: moment.total)
+    in_layer = working_bytes(shape, precision, batch) + (layer if checkpointing else 0)
+    return held + kept + max(in_layer, logit_bytes(shape, batch))
 
 
-def resident(shape: ModelShape, lora: Lora, precision: Precision) -> Footprint:
-    """What a trainer keeps on the GPU between updates."""
-    adapter = lora.parameters(shape) * FP32
-    return Footprint(weight_bytes(shape, precision), adapter, optimizer=2 * adapter, context=CONTEXT)
+def optimizer_bytes(shape: ModelShape, lora: Lora) -> int:
+    """AdamW's two moments."""
+    return 2 * FP32 * lora.parameters(shape)
 
 
 # Sampling
 
 
-def local_sampling(
-    shape: ModelShape, lora: Lora, precision: Precision, *, slots: int, longest: int, merged: bool,
-) -> Footprint:  # fmt: skip
-    """LocalEngine on a GPU. `merged`: the adapter is merged into bf16 weights; the originals wait on the host."""
-    weights = weight_bytes(shape, "bf16" if merged else precision)
-    room = -(-longest // SLOT_STEP) * SLOT_STEP + 1
-    prefill = longest * (BF16 * 4 * shape.intermediate + BF16 * 6 * shape.hidden) + longest**2
-    return Footprint(
-        weights, lora.parameters(shape) * FP32, activations=prefill,
-        dequantized=0 if merged else unpacked_bytes(shape, precision),
-        logits=SAMPLING_LOGIT_BYTES * slots * shape.vocabulary, kv_cache=kv_bytes(shape) * slots * room,
-        context=CONTEXT,
-    )  # fmt: skip
-
-
 def slots_within(
     room: float, shape: ModelShape, lora: Lora, precision: Precision, *, wanted: int, longest: int, merged: bool,
 ) -> int:  # fmt: skip
-    """How many of the `wanted` sequences LocalEngine can sample at once where its loaded base leaves so much room."""
-    none, one = (
-        local_sampling(shape, lora, precision, slots=slots, longest=longest, merged=merged) for slots in (0, 1)
-    )
-    left = room - (none.total - none.weights - none.context)
-    return max(0, min(wanted, int(left // (one.total - none.total))))
+    """How many of the `wanted` sequences LocalEngine can sample at once where its loaded base leaves so much room.
+
+    `merged`: the adapter is merged into bf16 weights; the originals wait on the host.
+    """
+    prefill = longest * (BF16 * 4 * shape.intermediate + BF16 * 6 * shape.hidden) + longest**2
+    fixed = FP32 * lora.parameters(shape) + prefill + (0 if merged else unpacked_bytes(shape, precision))
+    tokens = -(-longest // SLOT_STEP) * SLOT_STEP + 1
+    each = SAMPLING_LOGIT_BYTES * shape.vocabulary + kv_bytes(shape) * tokens
+    return max(0, min(wanted, int((room - fixed) // each)))
 
 
 def serving(
-    shape: ModelShape, lora: Lora, precision: Precision, *, kv_tokens: int, sequences: int, batched_tokens: int,
-    adapters: int = 2,
-) -> Footprint:  # fmt: skip
+    shape: ModelShape, lora: Lora, precision: Precision, *, kv_tokens: int, sequences: int, batched_tokens: int
+) -> float:
     """A vLLM server, which makes room for as many sequences and batched tokens as its flags allow when it starts."""
-    return Footprint(
-        weight_bytes(shape, precision, SERVED_NF4), adapters * lora.parameters(shape) * BF16,
-        activations=batched_tokens * BF16 * (4 * shape.intermediate + 6 * shape.hidden),
-        dequantized=2 * unpacked_bytes(shape, precision),  # gate and up are one weight there
-        logits=SAMPLING_LOGIT_BYTES * sequences * shape.vocabulary,
-        kv_cache=kv_bytes(shape) * kv_tokens, context=CONTEXT + GRAPHS,
-    )  # fmt: skip
+    weights = weight_bytes(shape, precision, SERVED_NF4) + 2 * lora.parameters(shape) * BF16  # two adapters at a time
+    unpacked = 2 * unpacked_bytes(shape, precision)  # gate and up are one weight there
+    work = batched_tokens * BF16 * (4 * shape.intermediate + 6 * shape.hidden)
+    logits = SAMPLING_LOGIT_BYTES * sequences * shape.vocabulary
+    return weights + unpacked + work + logits + kv_bytes(shape) * kv_tokens + CONTEXT + GRAPHS

@@ -4,7 +4,7 @@
 
 Prints lines NAME=VALUE, which `scripts/stack.sh prepare` keeps for its services, and on stderr how trainer and vLLM
 server share the cards. What is set stays. In the stack the two are separate processes, so on one card both must fit
-awake; where they only fit in turns, the refusal says with which flags. Training is counted as the code does it and was
+at the same time. Training is counted as the code does it and was
 checked against measured peaks on CPUs; what vLLM and CUDA take is counted from vLLM's code and partly assumed. Nothing
 is loaded: no weights, no torch.
 """
@@ -20,21 +20,9 @@ from typing import Literal
 
 from forage.cli import run_script
 from forage.errors import UserError, check_at_least_one
-from forage.policy.footprint import (
-    ASLEEP,
-    GIB,
-    Batch,
-    Lora,
-    ModelShape,
-    Precision,
-    resident,
-    serving,
-    shape_of,
-    training,
-)
+from forage.policy.footprint import GIB, Batch, Lora, ModelShape, Precision, serving, shape_of, training
 
 Serve = Literal["auto", "nf4", "bf16"]
-Arrangement = Literal["awake", "asleep", "apart"]
 # Kept free of each card: the allocators' fragments, and errors of what is assumed about vLLM and CUDA.
 RESERVE = 0.08
 APART = 0.9  # share of a card of its own that vLLM takes, its default
@@ -94,52 +82,33 @@ class Server:
         return math.ceil(100 * self.bytes / (gib * GIB)) / 100
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How trainer and server share cards of one size."""
+def plan(
+    shape: ModelShape, gib: float, work: Work, serve: Serve = "auto", *, shared: bool
+) -> tuple[Trainer, Server] | None:
+    """What fits one card for both, or a card each; in bf16 if possible, which vLLM serves faster.
 
-    arrangement: Arrangement
-    """awake: one card, both at once. asleep: one card, the server sleeps during updates. apart: a card each."""
-    trainer: Trainer
-    server: Server
-
-
-def plan(shape: ModelShape, gib: float, work: Work, serve: Serve = "auto", *, apart: bool = False) -> Plan:
-    """One card for both if they fit, without sleep if possible; in bf16 if possible, which vLLM serves faster.
-
-    `apart`: a card each, whatever would fit. A base that is trained in bf16 is served as it is.
+    With as many episodes at once as possible: playing takes most of a step. A base that is trained in bf16 is served as
+    it is.
     """
-    kinds: tuple[Precision, ...] = ("bf16",) if work.precision == "bf16" or serve == "bf16" else ("nf4",)
-    kinds = ("bf16", "nf4") if work.precision == "nf4" and serve == "auto" else kinds
-    ways: tuple[Arrangement, ...] = ("apart",) if apart else ("awake", "asleep", "apart")
-    for way, kind in product(ways, kinds):
-        if found := arranged(way, shape, gib, work, kind):
-            return found
-    least = training(shape, work.lora, work.precision, Batch(1, work.max_tokens), checkpointing=True)
-    raise UserError(
-        f"no plan fits cards of {gib:g} GiB: training takes {least.total / GIB:.1f} GiB at one episode of "
-        f"{work.max_tokens} tokens, a server {server_of(shape, gib, work, kinds[-1], 1).bytes / GIB:.1f}; lower "
-        "--max-tokens, or take a smaller model or larger cards"
-    )
+    room, fewest = usable(gib), min(work.sequences, MIN_SEQUENCES) if shared else 1
+    for kind, sequences in product(served_as(work, serve), halves(work.sequences, fewest)):
+        server = server_of(shape, gib, work, kind, sequences)
+        left = room - (server.bytes if shared else 0)
+        fitting = (trainer_within(shape, work, left, cards) for cards in ((1,) if shared else CARDS))
+        if server.bytes <= room and (trainer := next(filter(None, fitting), None)):
+            return trainer, server
+    return None
+
+
+def served_as(work: Work, serve: Serve) -> tuple[Precision, ...]:
+    if work.precision == "bf16" or serve == "bf16":
+        return ("bf16",)
+    return ("bf16", "nf4") if serve == "auto" else ("nf4",)
 
 
 def usable(gib: float) -> float:
     """Bytes of a card that a plan may use."""
     return gib * GIB * (1 - RESERVE)
-
-
-def arranged(way: Arrangement, shape: ModelShape, gib: float, work: Work, serve: Precision) -> Plan | None:
-    """The plan of this kind that fits, with as many episodes at once as possible: playing takes most of a step."""
-    room, fewest = usable(gib), 1 if way == "apart" else min(work.sequences, MIN_SEQUENCES)
-    # In turns, the trainer keeps its weights while episodes are played, and the server a little during updates.
-    idle, asleep = (resident(shape, work.lora, work.precision).total, ASLEEP) if way == "asleep" else (0.0, 0)
-    for sequences in halves(work.sequences, fewest):
-        server = server_of(shape, gib, work, serve, sequences)
-        left = room - (server.bytes if way == "awake" else asleep)
-        fitting = (trainer_within(shape, work, left, cards) for cards in (CARDS if way == "apart" else (1,)))
-        if server.bytes <= room - idle and (trainer := next(filter(None, fitting), None)):
-            return Plan(way, trainer, server)
-    return None
 
 
 def trainer_within(
@@ -154,7 +123,7 @@ def trainer_within(
     for again, tokens in product((False, True) if checkpointing is None else (checkpointing,), budgets):
         batches = (Batch.of(tokens, work.max_tokens, shared=shared) for shared in (False, True))
         taken = max(
-            training(shape, work.lora, work.precision, batch, checkpointing=again, processes=processes).total
+            training(shape, work.lora, work.precision, batch, checkpointing=again, processes=processes)
             for batch in batches
         )
         if taken <= room:
@@ -166,7 +135,7 @@ def server_of(shape: ModelShape, gib: float, work: Work, serve: Precision, seque
     batched = 8192 if gib >= 70 else 2048  # vLLM's defaults, said so that the card's name doesn't matter
     tokens = max(work.max_tokens, int(FILLED * sequences * work.max_tokens))  # vLLM refuses room for less than one
     taken = serving(shape, work.lora, serve, kv_tokens=tokens, sequences=sequences, batched_tokens=batched)
-    return Server(serve, sequences, batched, taken.total)
+    return Server(serve, sequences, batched, taken)
 
 
 def halves(most: int, fewest: int) -> Iterator[int]:
@@ -247,23 +216,18 @@ def share_out(options: Options, needed: int) -> Cards:
     return Cards(vllm, train, shared=bool(set(vllm) & set(train)))
 
 
-def planned(options: Options, cards: Cards) -> tuple[Plan, float]:
-    """What to do with the cards, and their GiB; refuses cards that hold the two only in turns."""
+def planned(options: Options, cards: Cards) -> tuple[Trainer, Server, float]:
+    """What to do with the cards, and their GiB."""
     work = Work(Lora(options.r), "nf4" if options.quantize else "bf16", options.max_tokens, options.concurrency)
     gib = round(min(options.mib[number] for number in (*cards.vllm, *cards.train)) / 1024, 2)
-    found = plan(shape_of(options.base), gib, work, options.serve, apart=not cards.shared)
-    if cards.shared and found.arrangement != "awake":
-        in_turns = (
-            f"grpo_train.py --engine vllm --vllm-sleep {found.trainer.flags}, and vLLM with VLLM_SERVER_DEV_MODE=1, "
-            f"--enable-sleep-mode {found.server.flags} --gpu-memory-utilization {found.server.share(gib):.2f} for a "
-            f"base in {found.server.serve}"
-        )  # fmt: skip
+    found = plan(shape_of(options.base), gib, work, options.serve, shared=cards.shared)
+    if found is None:
+        what = "do not hold both vLLM and trainer" if cards.shared else "hold vLLM or the trainer not even alone"
         raise UserError(
-            f"a card of {gib:.1f} GiB does not hold vLLM and trainer of {options.base} at the same time; take a second "
-            "GPU or a smaller BASE_MODEL or MAX_TOKENS"
-            + (f", or train in turns without the stack ({in_turns})" if found.arrangement == "asleep" else "")
+            f"{options.base}: cards of {gib:.1f} GiB {what}; take more or larger ones, or a smaller BASE_MODEL or "
+            "MAX_TOKENS, or let the two take turns (docs/operations.md)"
         )
-    return found, gib
+    return *found, gib
 
 
 def settings(options: Options) -> tuple[dict[str, str], list[str]]:
@@ -274,10 +238,9 @@ def settings(options: Options) -> tuple[dict[str, str], list[str]]:
         serve = ("nf4" if options.quantize else "bf16") if serve == "auto" else serve
     else:
         try:
-            found, gib = planned(options, cards)
+            trainer, server, gib = planned(options, cards)
         except UserError as error:
             raise UserError(f"{error}; or set VLLM_GPU_MEMORY and VLLM_ARGS to go without a plan") from error
-        trainer, server = found.trainer, found.server
         cards, serve = share_out(options, trainer.processes), server.serve
         if (has := len(cards.train) * max(1, options.train_nodes)) < trainer.processes:
             raise UserError(

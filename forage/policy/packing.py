@@ -61,25 +61,23 @@ class TokenTree:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Sequences as rows padded at the end, or padding-free: one after the other in a single row.
+    """Sequences as rows padded at the end.
 
     Example: prompt 5 6 with sampled 7 8, and prompt 5 with sampled 9:
 
-        padded      ids [[5, 6, 7, 8], [5, 9, 0, 0]]   attention [[1, 1, 1, 1], [1, 1, 0, 0]]
-                    sampled [[0, 0, 1, 1], [0, 1, 0, 0]]   sequence [[0, 0, 0, 0], [1, 1, 1, 1]]
-        one row     ids [[5, 6, 7, 8, 5, 9]]   positions [[0, 1, 2, 3, 0, 1]]   no attention
-                    sampled [[0, 0, 1, 1, 0, 1]]   sequence [[0, 0, 0, 0, 1, 1]]
+        ids [[5, 6, 7, 8], [5, 9, 0, 0]]   attention [[1, 1, 1, 1], [1, 1, 0, 0]]
+        sampled [[0, 0, 1, 1], [0, 1, 0, 0]]   sequence [[0, 0, 0, 0], [1, 1, 1, 1]]
     """
 
     ids_BT: Tensor
     positions_BT: Tensor
-    """A token's place in its sequence; attention starts over where it returns to 0."""
+    """A token's place in its sequence."""
     sampled_BT: Tensor
     """1 = sampled by the policy: its log-probability is wanted."""
     sequence_BT: Tensor
     """Index of the token's sequence among those given to `pack`."""
-    attention_BT: Tensor | None = None
-    """1 = a token, 0 = padding; None for a single row, which has no padding."""
+    attention_BT: Tensor
+    """1 = a token, 0 = padding."""
     tree: TokenTree | None = None
     """What is computed in the place of the rows, each token that several of them share once."""
     filler: bool = False
@@ -88,7 +86,7 @@ class TokenBatch:
     def to(self, device: torch.device | str) -> TokenBatch:
         return TokenBatch(
             self.ids_BT.to(device), self.positions_BT.to(device), self.sampled_BT.to(device),
-            self.sequence_BT.to(device), None if self.attention_BT is None else self.attention_BT.to(device),
+            self.sequence_BT.to(device), self.attention_BT.to(device),
             None if self.tree is None else self.tree.to(device), self.filler,
         )  # fmt: skip
 
@@ -112,15 +110,13 @@ class TokenBatch:
         return len(torch.unique(self.tree.node_BT[self.predicted_BT]))
 
 
-def pack(sequences: Sequence[Tokens], budget: int, *, padding_free: bool = False) -> list[TokenBatch]:
+def pack(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
     """Batches of at most `budget` tokens including padding; a longer sequence gets a batch of its own.
 
-    Padded, the longest sequences come first and similar lengths share a batch, so that there is little padding, and
-    memory runs out right away or never. `padding_free` needs attention that respects `positions` (flash attention, or
-    transformers' sdpa and eager for models with full attention); it saves time where kernels skip masked tokens.
+    The longest sequences come first and similar lengths share a batch, so that there is little padding, and memory runs
+    out right away or never.
     """
-    make = _join if padding_free else _pad
-    return [make(sequences, group) for group in _groups([len(s.ids) for s in sequences], budget, padding_free)]
+    return [_pad(sequences, group) for group in _groups([len(s.ids) for s in sequences], budget)]
 
 
 def pack_trees(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
@@ -186,14 +182,12 @@ def values_like(batch: TokenBatch, rows: Sequence[Sequence[float]]) -> Tensor:
     return table_NT[batch.sequence_BT, batch.positions_BT]
 
 
-def _groups(lengths: Sequence[int], budget: int, padding_free: bool) -> list[list[int]]:
+def _groups(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Group the sequences' indices: longest first, each into the first group with room for it."""
     groups: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         for group in groups:
-            # The first of a group is its longest; padded, every row costs as much.
-            cost = sum(lengths[n] for n in group) if padding_free else len(group) * lengths[group[0]]
-            if cost + (lengths[number] if padding_free else lengths[group[0]]) <= budget:
+            if (len(group) + 1) * lengths[group[0]] <= budget:  # the first is the longest, and every row costs as much
                 group.append(number)
                 break
         else:
@@ -209,16 +203,6 @@ def _pad(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:
         _rows([sequences[number].mask for number in group]),
         torch.tensor(group)[:, None].expand_as(ids_BT),
         _rows([[1] * len(sequences[number].ids) for number in group]),
-    )
-
-
-def _join(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:
-    lengths = torch.tensor([len(sequences[number].ids) for number in group])
-    return TokenBatch(
-        torch.cat([torch.tensor(sequences[number].ids) for number in group])[None],
-        torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
-        torch.cat([torch.tensor(sequences[number].mask) for number in group])[None],
-        torch.tensor(group).repeat_interleave(lengths)[None],
     )
 
 

@@ -20,7 +20,7 @@ from forage.policy.footprint import (
     Lora,
     ModelShape,
     Precision,
-    resident,
+    optimizer_bytes,
     shape_of,
     slots_within,
     weight_bytes,
@@ -59,9 +59,8 @@ def fitted(
 
 def offloaded(shape: ModelShape, work: Work, offload: Offload) -> float:
     """What of a policy and its optimizer is not on the GPU."""
-    kept = resident(shape, work.lora, work.precision)
-    weights = max(0.0, kept.weights - BF16 * LIVE) if offload == "all" else 0.0
-    return weights + (kept.optimizer if offload != "none" else 0.0)
+    weights = max(0.0, weight_bytes(shape, work.precision) - BF16 * LIVE) if offload == "all" else 0.0
+    return weights + (optimizer_bytes(shape, work.lora) if offload != "none" else 0.0)
 
 
 def engine_weights(shape: ModelShape, work: Work) -> float:

@@ -274,9 +274,9 @@ OPTIONS = st.builds(
 
 
 @settings(max_examples=200)
-@given(EPISODES, OPTIONS, st.integers(1, 30), st.booleans(), st.integers(0, 1000), st.data())
-def test_micro_batches_add_up_to_the_whole(masks, options, budget, padding_free, seed, data):
-    """Loss, gradient and summary, for any packing into micro-batches, padded or not, some of them empty."""
+@given(EPISODES, OPTIONS, st.integers(1, 30), st.integers(0, 1000), st.data())
+def test_micro_batches_add_up_to_the_whole(masks, options, budget, seed, data):
+    """Loss, gradient and summary, for any packing into micro-batches, some of them empty."""
     sequences = [Sequence((1,) * (len(mask) + 1), (0, *mask)) for mask in masks]
     keep = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=len(masks), max_size=len(masks))))
     width = max(len(s.ids) for s in sequences)
@@ -285,10 +285,10 @@ def test_micro_batches_add_up_to_the_whole(masks, options, budget, padding_free,
     advantage = torch.randn(len(masks), generator=random, dtype=torch.float64)
     totals = count_totals(sequences, keep)
 
-    def run(budget, padding_free):
+    def run(budget):
         leaf = kinds[0].clone().requires_grad_()
         losses, stats = [], []
-        for batch in pack(sequences, budget, padding_free=padding_free):
+        for batch in pack(sequences, budget):
             place = (batch.sequence_BT, batch.positions_BT)
             current, old, sampler, reference, entropy = (
                 values[place] * batch.sampled_BT for values in (leaf, *kinds[1:])
@@ -301,7 +301,7 @@ def test_micro_batches_add_up_to_the_whole(masks, options, budget, padding_free,
             stats.append(loss_sums(terms))
         return torch.stack(losses).sum().item(), leaf.grad, summary(add_stats(stats))
 
-    whole, parts = run(10_000, False), run(budget, padding_free)
+    whole, parts = run(10_000), run(budget)
     assert parts[0] == pytest.approx(whole[0], abs=1e-5, rel=1e-5)
     torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-5)
     assert parts[2] == pytest.approx(whole[2], abs=1e-5, rel=1e-5)

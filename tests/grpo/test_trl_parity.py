@@ -154,12 +154,12 @@ def trl_updates(folder, kind, settings):
     return trainer.updates, reference
 
 
-def our_update(model, update, first, reference, options, method, keep, padding_free):
+def our_update(model, update, first, reference, options, method, keep):
     """Loss, gradients and summary by our code, for the weights that TRL had at an update."""
     keep_N = None if keep is None else torch.tensor(keep)
     rewards, groups = [e.reward for e in EPISODES], [e.question for e in EPISODES]
     advantages_N, totals = advantages(rewards, groups, method), count_totals(EPISODES, keep_N)
-    batches = pack(EPISODES, 40, padding_free=padding_free)
+    batches = pack(EPISODES, 40)
     assert len(batches) > 2
     old = logprobs_of(model, first["weights"], batches)
     references = logprobs_of(model, reference, batches) if reference else [None] * len(batches)
@@ -252,11 +252,9 @@ def compare(folder, kind, settings, options, keep=None):
     assert [update["micro_batches"] for update in updates] == [2, 2]
     model = tiny_model(kind, folder / "ours")
     found = []
-    for number, update in enumerate(updates):
+    for update in updates:
         method = "dr_grpo" if settings.get("scale_rewards") == "none" else "grpo"
-        loss, gradients, stats = our_update(
-            model, update, updates[0], reference, options, method, keep, padding_free=number == 1
-        )
+        loss, gradients, stats = our_update(model, update, updates[0], reference, options, method, keep)
         assert loss == pytest.approx(update["loss"], abs=1e-5, rel=1e-5)
         assert gradients.keys() == update["gradients"].keys()
         for name, gradient in gradients.items():

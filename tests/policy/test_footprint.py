@@ -1,6 +1,7 @@
 """Bytes of each stage, counted by hand for a model of two layers; adapters against peft's own."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,18 +54,14 @@ def test_what_a_layer_keeps_by_hand():
     assert fp.layer_bytes(SMALL, Lora(16, ("q_proj", "v_proj")), Batch(1, 10)) == 10 * (512 + 128 + 128 + 400 + 768)
 
 
-def test_an_update_holds_its_parts():
-    found = training(SMALL, Lora(), "bf16", Batch(1, 10), checkpointing=False, device="cpu")
-    adapter = 4 * Lora().parameters(SMALL)
-    assert (found.weights, found.adapters, found.gradients) == (213_632, adapter, adapter)
-    assert (found.optimizer, found.context) == (2 * adapter, 0)
-    kept, ends, work = 2 * 10 * 2_768, 10 * 10 * 64, 10 * (8 * 128 + 10 * 64)
-    logits = 16 * 256 * 10  # larger than `work`, so the peak is in the head
-    assert (found.activations, found.logits) == (kept + ends, logits)
-    assert work < logits
-    small_head = ModelShape(2, 64, 128, 4, 2, 16, 32, False)
-    found = training(small_head, Lora(), "bf16", Batch(1, 10), checkpointing=False, device="cpu")
-    assert (found.activations, found.logits) == (kept + ends + work, 0)
+@pytest.mark.parametrize("vocabulary", [256, 32])
+def test_an_update_holds_its_parts(vocabulary):
+    shape = replace(SMALL, vocabulary=vocabulary)
+    held = fp.weight_bytes(shape, "bf16") + 16 * Lora().parameters(SMALL) + fp.CONTEXT
+    kept, ends, work = 2 * 10 * 2_768, 10 * 10 * 64, 10 * (4 * 128 + 10 * 64)
+    logits = 16 * vocabulary * 10  # at 256 more than `work`, so the peak is in the head
+    assert training(shape, Lora(), "bf16", Batch(1, 10), checkpointing=False) == held + kept + ends + max(work, logits)
+    assert (work < logits) == (vocabulary == 256)
 
 
 # Shapes
@@ -92,5 +89,10 @@ def test_the_shape_of_a_folder(tmp_path):
     (tmp_path / "config.json").write_text("{}")  # a script's options
     (tmp_path / "model.json").write_text(json.dumps({"base": "base", "full_base": "full", "quantized": True}))
     assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "base")) == ModelShape(2, 32, 48, 4, 2, 8, 96, False)
+    (tmp_path / "base" / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json can't be read .* get it again"):
+        shape_of(str(tmp_path / "base"))
     with pytest.raises(UserError, match="m is a mixtral model; memory can be planned for llama, qwen2"):
         shape_from_config({"model_type": "mixtral"}, "m")
+    with pytest.raises(UserError, match=r"no folder, and its config\.json can't be had from the hub; name a folder"):
+        shape_of("not a name/of a model")

