@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bench.curves import Options, Point, at, main
-from forage.errors import UserError
 
 CURVE = [
     Point("single", 100, np.array([0.2, 0])), Point("best_of_2", 200, np.array([0.6, 0])),
@@ -43,14 +42,3 @@ def test_systems_beside_the_curve_by_hand(tmp_path, capsys):
         "| warm/tree | 150 | 0.700 | 0.200 | **+0.500** (+0.500 to +0.500) |",
         "| warm/tpo | 300 | 0.000 | 0.300 (n at its most) | -0.300 (-0.600 to +0.000) |",
     ]  # fmt: skip
-
-
-def test_what_is_missing_is_told(tmp_path):
-    with pytest.raises(UserError, match=r"per_question.jsonl is missing; name the --output-dir"):
-        main(Options(tmp_path))
-    with pytest.raises(UserError, match="has no best-of-n of warm beside single"):
-        main(Options(evaluation(tmp_path, single=SINGLE, tree=BEST), "f1"))
-    with pytest.raises(UserError, match="no question with mrr of all systems; --score takes f1, sampled_tokens"):
-        main(Options(tmp_path, "mrr"))
-    with pytest.raises(UserError, match="--curve warm/best: choose among warm/single, warm/tree"):
-        main(Options(tmp_path, "f1", ("warm/best",)))

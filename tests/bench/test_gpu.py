@@ -9,12 +9,10 @@ import torch
 
 from bench.gpu.__main__ import ROWS, main, parse
 from bench.gpu.made import (
-    FULL,
     QWEN_7B,
     TINY,
     layer_weights,
     made_episode,
-    made_episodes,
     random_model,
     update_flops,
 )  # fmt: skip
@@ -40,17 +38,6 @@ def test_operations_of_an_update_by_hand():
     assert update_flops(settings, [episode], trained=5) == 4 * 118 + 24 + 12 * 16
     # a second one computes only the 2 tokens after the prompt, and 16 - 4 pairs
     assert update_flops(settings, [episode, episode], 5, prompt=2) == 6 * 118 + 48 + 12 * 28
-
-
-def test_episodes_are_spread_from_the_shortest_to_the_longest_and_groups_share_prompts():
-    episodes = made_episodes(FULL)
-    lengths = sorted(len(episode.ids) for episode in episodes)
-    assert (len(episodes), lengths[0], lengths[-1], sum(lengths)) == (64, 1000, 4000, 64 * 2500)
-    first = {}
-    for episode in episodes:
-        assert first.setdefault(episode.question_id, episode.ids[:600]) == episode.ids[:600]
-        assert episode.mask[:1000] == (0,) * 600 + (1,) * 150 + (0,) * 250
-    assert len(set(first.values())) == 8
 
 
 @pytest.mark.slow

@@ -1,18 +1,15 @@
 """Beside TRL: which of its batch sizes and of our ways counts, and that both train the same adapter."""
 
-import os
 from dataclasses import replace
 
 import pytest
 
 from bench import update
-from bench.step import seconds_between
 from bench.update import Figures, lengthened
 from forage.agent.episode import Turn, write_episodes
 from forage.errors import UserError
 from forage.policy.adapters import newest_adapter
-from forage.runs.stats import read_stats, stats_path, write_stats
-from tests.factories import EPISODE, STATS
+from tests.factories import EPISODE
 
 
 def ends_with(status, main, options):
@@ -54,10 +51,3 @@ def test_a_lengthened_prompt_repeats_itself():
     assert longer.logprobs == (0.0,) * 2 + EPISODE.logprobs
     assert longer.turns == (Turn(5, 7), Turn(10, 12))
     assert lengthened(EPISODE, 2) == EPISODE
-
-
-def test_a_step_lasts_until_its_statistics_are_written(tmp_path):
-    for number, ended in enumerate((100, 130, 170)):
-        write_stats(tmp_path, replace(STATS, step=number))
-        os.utime(stats_path(tmp_path, number), (ended, ended))
-    assert seconds_between(tmp_path, read_stats(tmp_path)[1:]) == [30, 40]

@@ -12,7 +12,7 @@ import pytest
 
 from forage.agent.combination import reward_matrix
 from forage.errors import UserError
-from forage.judge.judge import Judge, Judgements, prompt_of, read_grade
+from forage.judge.judge import Judge, prompt_of, read_grade
 from tests import ROOT
 from tests.factories import QUESTION, answering
 from tests.questions.chat_server import chat_server
@@ -147,12 +147,6 @@ def test_a_server_in_trouble_is_one_line(tmp_path, reply, says):
     timeout = 60 if reply else 0.3  # a reply is waited for, however slow this machine is
     with chat_server(lambda prompt, number: reply) as chat:
         assert re.search(says, one_line(judge_of(chat, tmp_path, patience=0.4, timeout=timeout), "a"))
-
-
-def test_a_damaged_cache_is_one_line(tmp_path):
-    (tmp_path / "judged.jsonl").write_text('{"key": "a"}\n{"key": "a", "score": "high"}\n')
-    with pytest.raises(UserError, match=r"judged.jsonl:2: not a judgement .*; delete that line"):
-        Judgements(tmp_path / "judged.jsonl").take_on([], 1)
 
 
 @pytest.mark.parametrize(

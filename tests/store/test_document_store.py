@@ -81,14 +81,6 @@ def test_equal_queries_are_embedded_once_and_blank_ones_find_nothing(store, monk
     assert store.search([], 3) == []
 
 
-def test_given_query_vectors_stand_for_their_own_query(store):
-    queries = ["cough", "sore toe", "cough"]
-    vectors = store.embed_queries(queries)
-    assert [row.ids.tolist() for row in store.rank(queries, 3, "dense", query_vectors=vectors)] == [
-        row.ids.tolist() for row in store.rank(queries, 3, "dense")
-    ]
-
-
 def test_results_are_the_same_alone_in_a_batch_and_after_reopening(store):
     queries = ["night", "cough at night", "tired", "fever and aching muscles"]
     together = store.search(queries, 4)
