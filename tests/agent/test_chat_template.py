@@ -111,25 +111,6 @@ def test_the_policy_is_still_played_as_before(protocol_of, name):
         before.tokenizer.chat_template = base
 
 
-@pytest.mark.parametrize("name", ["smollm2", "llama3", "no_system"])
-def test_a_client_that_gives_its_own_system_prompt_is_told_how_to_call(protocol_of, name):
-    """As chat.py --base-url does: it says the task, and gives the tool."""
-    protocol = protocol_of(name)
-    task = {"role": "system", "content": protocol.system_prompt.partition("\n")[0]}
-    assert rendered(protocol, [task, ASKED]) == protocol.prompt(QUESTION)
-    whole = {"role": "system", "content": protocol.system_prompt}
-    assert (
-        rendered(protocol, [whole, ASKED])
-        == rendered(protocol, [whole, ASKED], tools=False)
-        == protocol.prompt(QUESTION)
-    )
-    own = protocol.tokenizer.decode(
-        rendered(protocol, [{"role": "system", "content": "Be brief."}, ASKED], tools=False)
-    )
-    assert "Be brief." in own
-    assert "<tool_call>" not in own
-
-
 def test_a_base_whose_template_drops_what_is_said_is_left_as_it_is(tiny_tokenizer, tmp_path):
     """Its turns would not be those of the episode."""
     protocol = Protocol(tiny_tokenizer)

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from bench import harness
-from bench.harness import BARS, Bar, alone, finish, output_of, serving, trl
+from bench.harness import BARS, Bar, alone, finish
 from bench.table import Row, measured
 from forage.errors import UserError
 from tests import ROOT
@@ -35,25 +34,6 @@ def test_a_process_has_a_peak_of_its_own_and_may_be_killed():
     assert alone(len, "abc") == 3
     with pytest.raises(UserError, match="the process of killed was killed; is memory enough"):
         alone(killed)
-
-
-def test_what_is_missing_or_fails_is_told(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="ours failed: out of luck"):
-        output_of("ours", ["sh", "-c", "echo out of luck >&2; exit 3"])
-    monkeypatch.setattr(harness, "PEERS", tmp_path / "python")
-    with pytest.raises(UserError, match="python is missing, which has TRL; run: make bench-env"):
-        trl("update")
-    with serving("http://there", tmp_path / "log") as url:
-        assert url == "http://there"
-    monkeypatch.setattr(harness, "ROOT", tmp_path)
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "vllm_cpu.sh").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "scripts" / "vllm_cpu.sh").chmod(0o755)
-    with (
-        pytest.raises(UserError, match="the vLLM server did not start; its last words"),
-        serving("", tmp_path / "log"),
-    ):
-        pass
 
 
 # The table

@@ -71,11 +71,6 @@ def test_abbreviations_and_decimals_do_not_end_a_sentence():
     assert [text[s:e] for s, e in chunk_spans(text, count_words, 5, 0)] == ["Dr. Abel gave 1.5 mg. ", "It helped."]
 
 
-def test_an_overlong_sentence_is_cut_at_spaces():
-    text = "one two three four five six seven"
-    assert [text[s:e] for s, e in chunk_spans(text, count_words, 4, 0)] == ["one two three four ", "five six seven"]
-
-
 def test_pack_by_hand():
     assert list(_pack([2, 2, 2], 4, 2)) == [(0, 1), (1, 2)]
     assert list(_pack([4, 4, 4], 4, 2)) == [(0, 0), (1, 1), (2, 2)]  # an overlap would leave no room

@@ -9,7 +9,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import Question
 from forage.engines.base import EngineError
-from forage.evaluation.baselines import hyde, no_retrieval, plain_rag, rewrite, single
+from forage.evaluation.baselines import hyde, no_retrieval, plain_rag, rewrite
 from tests.factories import QUESTION
 from tests.scripted_engine import InOrder, check_tokens, search_many
 
@@ -93,11 +93,6 @@ def test_a_turn_without_an_answer_is_dropped_and_one_is_forced(protocol, turn, f
     )
 
 
-def test_an_answer_that_a_limit_cuts_off_counts_as_far_as_it_goes(protocol):
-    _, outcome, _ = play(plain_rag, protocol, "<answer>Crystals in a joint and so on", max_turn_tokens=6)
-    assert (outcome.episode.stop, outcome.episode.answer[:8]) == ("turn_tokens", "Crystals")
-
-
 def test_without_retrieval_the_task_says_so_and_nothing_is_searched(protocol):
     engine, outcome, asked = play(no_retrieval, protocol, write_answer("A disease."))
     [request] = engine.requests
@@ -152,11 +147,6 @@ def test_a_question_cannot_forge_a_call(protocol):
     after_system = text_of(protocol, engine.requests[0].ids).partition("<|im_start|>user")[2]
     assert after_system.count("</tool_call>") == 1
     assert after_system.count("<|im_end|>") == 3  # of the question, the call and the result
-
-
-def test_the_agent_itself(protocol):
-    _, outcome, asked = play(single, protocol, write_call("gout"), write_answer("Crystals."))
-    assert (asked, outcome.episode.answer, outcome.extra_sampled) == (["gout"], "Crystals.", 0)
 
 
 def test_equal_seeds_ask_equally_and_others_do_not(protocol):

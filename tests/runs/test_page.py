@@ -18,10 +18,8 @@ from forage.runs.page_data import (
     curves,
     distribution,
     leads,
-    notes,
     passages_of,
     row,
-    tables,
     tokens,
 )  # fmt: skip
 from forage.runs.report import Options, write_page
@@ -147,21 +145,6 @@ def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
         contents([first, empty], 10, 0)
     with pytest.raises(UserError, match="--max-tokens must be at least 0, got -1"):
         Options(first, max_tokens=-1)
-
-
-def test_the_last_step_is_in_tables_and_its_notes_are_there():
-    interval = {"mean": 0.25, "low": 0.125, "high": 0.5}
-    found = tables(STATS, {0: {"mrr": interval}, 4: {"mrr": interval}, 9: {"mrr": interval | {"mean": 0.375}}})
-    assert found["Rewards (step 7)"]["mrr"]["mean"] == 0.5
-    assert found["Protocol faults"] == {"bad_json: The call is not valid JSON": 1}
-    evaluated = {caption: rows["mrr"]["mean"] for caption, rows in found.items() if caption.startswith("Evaluation")}
-    assert evaluated == {
-        "Evaluation of v000000, 95 % interval": 0.25, "Evaluation of v000009, 95 % interval": 0.375,
-    }  # fmt: skip
-    assert "Workers" not in found
-    seconds = {"rollout_wait": 20.0, "step": 31.0}
-    waits = [replace(STATS, seconds=seconds, workers={"a": {"episodes": 8, "tokens_per_s": 120.0}})] * 2
-    assert notes(waits) == [*STATS.notes, "the trainer waits 65 % of the time for episodes: add a rollout worker"]
 
 
 def test_the_passages_that_answer_are_read_from_the_data(tiny_data, tmp_path):
