@@ -2,12 +2,11 @@
 
     python chat.py --policy models/warm                          a policy folder, or a merged model's
     python chat.py --policy runs/a --question "What is gout?"    a run's newest adapter, once; good for scripts
-    python chat.py --policy models/warm runs/a                   the same question to two, side by side
     python chat.py --base-url http://127.0.0.1:8000/v1 --model NAME    any server with tool calling
 
-Shows each search with what it found, then the answer with the passages that hold its words; /why shows where each
-ranking of the store has them. Plays by the same loop as training and evaluate.py. Reads --data (the store); writes
-nothing. Where standard input is no terminal, each of its lines is a question.
+Shows each search with what it found, then the answer with the passages that hold its words. Plays by the same loop as
+training and evaluate.py. Reads --data (the store); writes nothing. Where standard input is no terminal, each of its
+lines is a question.
 """
 
 from __future__ import annotations

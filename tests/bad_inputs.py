@@ -86,7 +86,6 @@ CASES = {
         "--policy {w}/policy --data {w}/data --temperature -1 --question a",
         "--policy {w}/none --data {w}/data --question a",
         "--policy {w}/policy --data {w}/base --question a",
-        "--policy {w}/policy {w}/none --data {w}/data --question a",
     ),
 }
 

@@ -23,7 +23,7 @@ BUDGETS = {
     "scripts": (8_900, 11),  # those in the root
     "forage": (12_300, 20),  # the modules of forage/ itself
     "forage/agent": (14_200, 12),
-    "forage/chat": (5_700, 4),
+    "forage/chat": (3_200, 4),
     "forage/data": (17_000, 12),
     "forage/doctor": (1_500, 2),
     "forage/engines": (10_900, 9),

@@ -36,6 +36,7 @@ TOOL_TEXT = (
 INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff"
 TAG = re.compile(rf"[<＜﹤](?=[{INVISIBLE}]*[|/!｜／A-Za-z])")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 NO_TOOLS: Mapping[str, Spec] = {}
 QUESTION_SLOT, TURN_SLOT, RESULT_SLOT = "QUESTION-GOES-HERE", "TURN-GOES-HERE", "RESULT-GOES-HERE"
 

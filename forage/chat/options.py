@@ -16,9 +16,8 @@ from forage.store.options import StorePlace
 class ChatOptions:
     """The chat."""
 
-    policy: tuple[str, ...] = ("models/warm",)
-    """Whom to ask: a policy or run folder (its newest adapter), the folder that `make demo` left, a merged model's
-    folder, or a hub name. Two of them answer the same questions side by side."""
+    policy: str = "models/warm"
+    """Whom to ask: a policy or run folder (its newest adapter), a merged model's folder, or a hub name."""
     base_url: str = ""
     """Ask a model with tool calling behind this OpenAI-compatible address instead, http://HOST:PORT/v1; its key is read
     from the environment, OPENAI_API_KEY."""
@@ -39,38 +38,9 @@ class ChatOptions:
         """Fail before anything is loaded."""
         self.sampling.check()
         self.place.check()
-        if len(self.policy) not in (1, 2):
-            raise UserError(f"--policy {' '.join(self.policy)}: give one policy, or two to compare")
         if bool(self.base_url) != bool(self.model):
             raise UserError("--base-url and --model go together: an address, and the name of a model there")
-        if self.base_url and not self.base_url.startswith(("http://", "https://")):
-            raise UserError(f"--base-url {self.base_url}: give an address as http://HOST:PORT/v1")
         if self.question is not None and not self.question.strip():
             raise UserError('--question is empty; write one, as in --question "What is gout?", or leave it out')
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The folders or hub names of the policies to ask; none with --base-url."""
-        return () if self.base_url else tuple(map(run_of, self.policy))
-
-    @property
-    def searched(self) -> Path:
-        """The folder whose store is searched, unless --store names another."""
-        return self.data or data_of(Path(self.policy[0]))
-
-
-def run_of(source: str) -> str:
-    """The run that a demo's folder holds; any other source as it is. Example: runs/demo gives runs/demo/run."""
-    folder = Path(source)
-    return str(folder / "run") if (folder / "run" / "model.json").is_file() else source
-
-
-def data_of(folder: Path) -> Path:
-    """The data of a demo's folder, or that a run learns from, if it is on this machine; else the default."""
-    from forage.rollout.agreement import read_run
-
-    if (folder / "run" / "model.json").is_file() and (folder / "data").is_dir():
-        return folder / "data"
-    run = read_run(folder)
-    named = Path(run.options["rollout"]["data"]) if run else Path("data")
-    return named if named.is_dir() else Path("data")
+        if self.base_url and self.search.force_search:
+            raise UserError("--force-search begins a turn token by token, which --base-url can't; leave it out")

@@ -1,11 +1,11 @@
-"""A chat model behind an OpenAI-compatible address, asked about one thing at a time: an instruction, then a prompt."""
+"""A chat model behind an OpenAI-compatible address: asked an instruction with a prompt, or a whole conversation."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import httpx
@@ -58,27 +58,32 @@ class Endpoint:
         await self._client.aclose()
 
     async def reply(self, prompt: str) -> str:
-        """The model's text; RefusedError for this prompt alone, UserError where all would fail."""
+        """The model's text, which may be empty."""
+        messages = [{"role": "system", "content": self.instruction}, {"role": "user", "content": prompt}]
+        choice = await self.choice({"messages": messages, "max_tokens": self.reply_tokens, "temperature": 0})
+        content = choice["message"].get("content")
+        return content if isinstance(content, str) else ""
+
+    async def choice(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A chat's first choice; RefusedError for this request alone, UserError where all would fail."""
         async with self._free:
             deadline, pause = time.monotonic() + self.patience, 0.25
             while True:
                 try:
-                    return await self._asked(prompt)
+                    return await self._asked(body)
                 except NotNowError as error:
                     if time.monotonic() + pause > deadline:
                         raise UserError(
                             f"{self.url} gave no reply within {self.patience:g} s ({error}); start the server, "
-                            "then re-run the same command: what it has answered is kept"
+                            "then re-run the same command"
                         ) from error
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _asked(self, prompt: str) -> str:
-        messages = [{"role": "system", "content": self.instruction}, {"role": "user", "content": prompt}]
-        body = {"model": self.model, "messages": messages, "max_tokens": self.reply_tokens, "temperature": 0}
+    async def _asked(self, body: Mapping[str, Any]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self.timeout):  # httpx itself times each piece of an answer
-                answer = await self._client.post(self.url, json=body)
+                answer = await self._client.post(self.url, json={"model": self.model, **body})
         except (httpx.RequestError, TimeoutError) as error:
             raise NotNowError(f"{type(error).__name__} {error}".strip()) from error
         status = answer.status_code
@@ -93,7 +98,7 @@ class Endpoint:
                 f"{self.url} answers with status {status} ({message_of(answer)}); check {self.option}, and that it "
                 f"has a model {self.model}"
             )
-        return text_of(answer)
+        return choice_of(answer)
 
 
 async def all_of(asking: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -116,13 +121,12 @@ def chat_address(url: str) -> str:
     return f"{url}/chat/completions" if path else f"{url}/v1/chat/completions"
 
 
-def text_of(answer: httpx.Response) -> str:
-    """The text of a chat's first choice, which may be empty."""
+def choice_of(answer: httpx.Response) -> dict[str, Any]:
     try:
-        content = answer.json()["choices"][0]["message"]["content"]
+        choice = dict(answer.json()["choices"][0])
+        return choice | {"message": dict(choice["message"])}
     except (ValueError, KeyError, TypeError, IndexError) as error:  # a proxy's page, for one
         raise NotNowError(f"status 200, but no chat completion: {answer.text[:60]!r}") from error
-    return content if isinstance(content, str) else ""
 
 
 def message_of(answer: httpx.Response) -> str:

@@ -13,7 +13,6 @@ evidence, not what is missing; `well_formed` hardly ever tells a trained policy'
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,14 +21,13 @@ import numpy as np
 from forage.agent.agent import Agent
 from forage.agent.combination import RewardFunction
 from forage.agent.episode import Episode
-from forage.agent.protocol import Protocol
+from forage.agent.protocol import RESPONSE, Protocol
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.metrics import reciprocal_rank, token_f1
 from forage.store.bm25 import Tokenizer
 
 Scorer = Callable[[Protocol, Question, Sequence[Episode]], Sequence[float]]
-RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 WORDS = Tokenizer()
 
 

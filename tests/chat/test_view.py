@@ -1,22 +1,30 @@
-"""What a terminal is sent: markup as letters, no control character, lines that fit, two answers where there is room."""
+"""What a terminal is sent: markup as letters, no control character, lines that fit, the passages an answer rests on."""
 
 import io
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
-from forage.chat.view import Ranks, SearchSeen, Trace, answer_seen, ranks_seen, search_seen, side_by_side, whole
+from forage.agent.episode import Use
+from forage.chat.view import View, passages_with
 from forage.store.hit import Hit
 from tests.factories import EPISODE
 
 HOSTILE = "[bold]loud[/bold] [/nothing] :smile: \x1b[2J\x1b]0;owned\x07 a\rb \u202etxt \x9b31m"
 
 
-def sent(part, width=80, terminal=False):
+def sent(episode, *searches, width=80, terminal=False, uses=()):
+    """What one episode shows; a search is (query, its hits)."""
     file = io.StringIO()
-    Console(file=file, width=width, force_terminal=terminal, highlight=False, color_system=None).print(part)
+    console = Console(file=file, width=width, force_terminal=terminal, highlight=False, color_system=None)
+    view = View(console, None)
+    for query, hits in searches:
+        view.found(None, query, hits)
+    for use in uses:
+        view.used(None, use)
+    view.finished(replace(EPISODE, **episode))
+    assert (view.searches, view.hits) == (0, {})
     return file.getvalue()
 
 
@@ -24,36 +32,46 @@ def hit(rank, text, title="Gout", score=0.5):
     return Hit(f"d{rank}#0", f"d{rank}", title, text, score, rank)
 
 
-def trace_of(*searches):
-    return Trace(list(searches))
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_hostile_text_is_shown_and_does_nothing(terminal):
-    search = SearchSeen(HOSTILE, (hit(1, HOSTILE, HOSTILE),))
-    episode = replace(EPISODE, answer=HOSTILE)
-    parts = [search_seen(1, search), answer_seen(episode, trace_of(search)), whole(episode, trace_of(search)),
-             ranks_seen(1, Ranks(HOSTILE, 9, {"sparse": (1,)}), search.hits, "sparse"),
-             side_by_side([(HOSTILE, Text("x")), (HOSTILE, Text("y"))], 120)]  # fmt: skip
-    for part in parts:
-        text = sent(part, 240, terminal)
-        assert "[bold]loud[/bold] [/nothing] :smile: \\x1b[2J\\x1b]0;owned\\x07" in text
-        assert not [letter for letter in text if letter != "\n" and (ord(letter) < 32 or 127 <= ord(letter) < 160)]
-        assert "\u202e" not in text
+    use = Use(0, "plan", {"topic": HOSTILE}, HOSTILE)
+    text = sent({"answer": HOSTILE}, (HOSTILE, [hit(1, HOSTILE, HOSTILE)]), width=400, terminal=terminal, uses=[use])
+    assert text.count("[bold]loud[/bold] [/nothing] :smile: \\x1b[2J\\x1b]0;owned\\x07") >= 5
+    assert not [letter for letter in text if letter != "\n" and (ord(letter) < 32 or 127 <= ord(letter) < 160)]
+    assert "\u202e" not in text
+
+
+def test_a_search_with_its_hits_and_the_passages_that_hold_the_answers_words():
+    hits = [hit(1, "Rest\nthen.", score=0.75), hit(2, "Ice and rest.", "", 0.25)]
+    text = sent({"answer": "Rest, ice."}, ("toe", hits), ("b", []))
+    assert [" ".join(line.split()) for line in text.splitlines()] == [
+        "search 1: toe", "1 Gout: Rest then. 0.750", "2 Ice and rest. 0.250", "search 2: b", "nothing found",
+        "answer", "Rest, ice.", "passages that hold the answer's words", "100% Ice and rest.", "50% Gout: Rest then.",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_lines_fit(width):
-    search = SearchSeen("toe " * 60, (hit(1, "crystal " * 100),))
-    episode = replace(EPISODE, answer="crystal " * 100)
-    for part in (whole(episode, trace_of(search)), side_by_side([("a", whole(episode, trace_of(search)))] * 2, width)):
-        assert max(map(len, sent(part, width).splitlines())) <= width
+    text = sent({"answer": "crystal " * 100}, ("toe " * 60, [hit(1, "crystal " * 100)]), width=width)
+    assert max(map(len, text.splitlines())) <= width
 
 
-def test_ranks_with_a_star_for_the_agents_own_search_and_the_depth_for_what_is_beyond():
-    ranks = Ranks("toe", 100, {"dense": (2, None), "sparse": (1, 7), "hybrid": (1, 2)})
-    text = sent(ranks_seen(2, ranks, (hit(1, "A."), hit(2, "B.")), "hybrid"))
-    assert [line.split() for line in text.splitlines()] == [
-        ["search", "2:", "toe"], ["dense", "BM25", "fused*"], ["Gout:", "A.", "2", "1", "1"],
-        ["Gout:", "B.", ">100", "7", "2"],
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "searches", "says"),
+    [
+        ({"answer": "Sleep."}, True, "no passage that was found holds half of the answer's words"),
+        ({"answer": "Rest."}, False, "it did not search"),
+        ({"answer": "", "stop": "turns"}, True, "no answer: the last turn allowed (--max-turns) did not answer"),
+        ({"answer": "", "stop": "search"}, True, "no answer: the policy searched, and no more was asked of it"),
+    ],
+)
+def test_what_is_said_where_there_is_nothing_to_name(change, searches, says):
+    assert says in sent(change, *[("a", [hit(1, "Rest.")])] * searches)
+
+
+def test_passages_that_hold_half_of_the_answers_words_most_first():
+    hits = [hit(1, "Only ice.", ""), hit(2, "Sleep.", ""), hit(3, "Resting, with ices.", ""), hit(4, "", "Rest")]
+    found = passages_with("Rest and the ice.", hits)
+    assert [(one.rank, share) for one, share in found] == [(3, 1.0), (1, 0.5), (4, 0.5)]
+    assert passages_with("Rest, ice, pills.", [hit(1, "Ice.")]) == []
+    assert passages_with("the", [hit(1, "the")]) == []
