@@ -3,7 +3,6 @@
 import zlib
 
 import pytest
-import torch
 
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
@@ -53,23 +52,21 @@ def test_a_run_in_turns_is_that_of_a_server_that_stays_awake(tiny, tmp_path, fak
         return real(*given)
 
     monkeypatch.setattr(training, "update", watched)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: fake.turns.append("memory given back"))
     in_turns = options_of(tiny, tmp_path / "turns" / "run", fake)
     train(in_turns)
     assert during == [True] * 3
     assert not fake.asleep
-    back, play = "memory given back", ["load", "completion"]
+    play = ["load", "completion"]
     assert turns_of(fake) == [
-        SLEEP, back, WAKE,  # the room is measured, the policy loaded, the server probed
-        back, *play, SLEEP,  # step 0, with the evaluation before it
-        back, WAKE, "load", "unload", "completion", SLEEP,
-        back, WAKE, "load", "unload", "completion", SLEEP,  # step 2, with an evaluation
-        back, WAKE, "load", "unload", "completion", back,  # the last evaluation; then awake for whoever comes next
+        *play, SLEEP,  # step 0, with the evaluation before it
+        WAKE, "load", "unload", "completion", SLEEP,
+        WAKE, "load", "unload", "completion", SLEEP,  # step 2, with an evaluation
+        WAKE, "load", "unload", "completion",  # the last evaluation; then awake for whoever comes next
     ]  # fmt: skip
     awake = options_of(tiny, tmp_path / "awake" / "run", fake, vllm_sleep=False)
     train(awake)
     assert during[3:] == [False] * 3
-    assert not {SLEEP, WAKE, back} & set(fake.turns)
+    assert not {SLEEP, WAKE} & set(fake.turns)
     assert stats_of(in_turns.run_dir) == stats_of(awake.run_dir)
     assert adapter_bytes(in_turns.run_dir, 3) == adapter_bytes(awake.run_dir, 3)
     assert adapter_bytes(in_turns.run_dir, 3) != adapter_bytes(in_turns.run_dir, 0)
