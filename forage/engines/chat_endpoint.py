@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import httpx
 
+from forage.engines.completion import RETRIED, message_of
 from forage.errors import UserError
 
 T = TypeVar("T")
 PATIENCE = 120.0  # seconds to keep trying one prompt while the server does not answer
 TIMEOUT = 300.0  # seconds one request may take
 AT_ONCE = 8
-RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 REFUSING = {400, 413, 422}  # this prompt, for example because it is too long
 LONGEST_PAUSE = 10.0
 
@@ -127,15 +127,3 @@ def choice_of(answer: httpx.Response) -> dict[str, Any]:
         return choice | {"message": dict(choice["message"])}
     except (ValueError, KeyError, TypeError, IndexError) as error:  # a proxy's page, for one
         raise NotNowError(f"status 200, but no chat completion: {answer.text[:60]!r}") from error
-
-
-def message_of(answer: httpx.Response) -> str:
-    """What the server says of its refusal, in one line."""
-    try:
-        body: Any = answer.json()
-    except ValueError:
-        body = answer.text
-    if isinstance(body, dict):
-        error = body.get("error", body)
-        body = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(body).split())[:200]

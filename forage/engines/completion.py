@@ -10,6 +10,7 @@ import httpx
 from forage.engines.base import Request, Sample
 from forage.errors import UserError
 
+RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}  # statuses after which asking again may help
 ROUNDING = 1e-3  # a probability of 1 may come out this much above 1
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from forage.engines.base import Engine, EngineError, Request, Sample
-from forage.engines.completion import UnreadyError, body_of, choice_of, message_of, read_sample
+from forage.engines.completion import RETRIED, UnreadyError, body_of, choice_of, message_of, read_sample
 from forage.engines.options import EngineOptions
 from forage.engines.server_checks import (
     COLD,
@@ -45,7 +45,6 @@ SLEEP = "/sleep?level=1&mode=wait"  # wait: what is being sampled is finished fi
 WAKE = "/wake_up"
 IS_SLEEPING = "/is_sleeping"
 CONFIGURATION = "/server_info?config_format=json"
-RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 NO_ROUTE = "{'detail': 'Not Found'}"  # FastAPI's answer where a route doesn't exist
 ROUNDING = 0.05  # nats; in bf16 a token's log-probability differs by about .03 from one batch to another
 

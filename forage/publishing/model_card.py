@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
-from forage.agent.protocol import CALL_OPENING, Protocol
+from forage.agent.protocol import Protocol
 from forage.errors import UserError
 from forage.evaluation.output import MANIFEST
 from forage.evaluation.tables import score_names
@@ -62,12 +62,14 @@ $system
 
 It searches by writing `<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>`. What was found comes
 in a user turn, between `<tool_response>` and `</tool_response>`. It was trained with a $mode search that shows $k
-passages of up to $passage_tokens tokens, each as `[1] title: text`.$begun$described$others$served
+passages of up to $passage_tokens tokens, each as `[1] title: text`.$described$others$served
 
 ```python
 $code
 ```""")
-BEGUN = " Its first turn was begun for it with a call, up to the query."
+BEGUN = """## How to ask it
+
+Its first turn was begun for it with a call, up to the query, which no server does: ask it by chat.py."""
 OTHERS = " It was trained with other tools as well, {}; `respond` must run them."
 DESCRIBED = " The chat template describes the tool beside the system prompt, so give it `tools`."
 SERVED = Template("""
@@ -109,10 +111,10 @@ tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.fr
 question = "When is garlic planted?"
 messages = [$opening]
 for turn in range($max_turns):
-${begins}    prompt = tokenizer.apply_chat_template(messages, ${given}add_generation_prompt=True, tokenize=False)$then
+    prompt = tokenizer.apply_chat_template(messages, ${given}add_generation_prompt=True, tokenize=False)
     ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
     said = model.generate(ids, max_new_tokens=$max_turn_tokens, do_sample=False)[0, ids.shape[1] :]
-    text = ${first}tokenizer.decode(said, skip_special_tokens=True)
+    text = tokenizer.decode(said, skip_special_tokens=True)
     print(text)
     calls = re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)
     if "<answer>" in text or not calls:
@@ -123,6 +125,8 @@ ${begins}    prompt = tokenizer.apply_chat_template(messages, ${given}add_genera
 
 def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
     """The system prompt, and code that asks the model as training did."""
+    if settings.force_search:
+        return BEGUN
     tools = f"TOOLS = {json.dumps(protocol.described_tools)}\n" if protocol.describes_tools else ""
     has_system = [message["role"] for message in protocol.opening("")] == ["system", "user"]
     opening = '{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}'
@@ -133,13 +137,11 @@ def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
         k=settings.k, searched=searched,
         opening=opening if has_system else merged, given="tools=TOOLS, " if tools else "",
         max_turns=settings.max_turns, max_turn_tokens=settings.max_turn_tokens,
-        begins=f"    begun = {CALL_OPENING!r} if turn == 0 else ''\n" if settings.force_search else "",
-        then=" + begun" if settings.force_search else "", first="begun + " if settings.force_search else "",
     )  # fmt: skip
-    served = says_prompt(protocol.tokenizer.chat_template) and not settings.force_search  # which no server begins
+    served = says_prompt(protocol.tokenizer.chat_template)
     return USAGE.substitute(
         system=protocol.system_prompt, mode=settings.mode, k=settings.k, passage_tokens=settings.passage_tokens,
-        begun=BEGUN if settings.force_search else "", described=DESCRIBED if tools else "",
+        described=DESCRIBED if tools else "",
         code=code, others=OTHERS.format(", ".join(map(repr, settings.tools))) if settings.tools else "",
         served=SERVED.substitute(tools=json.dumps(protocol.described_tools)) if served else "",
     )  # fmt: skip

@@ -2,8 +2,7 @@
 
 rewards.png shows all rewards over the steps in one panel, then each in its own: mean, middle half of the episodes,
 evaluations with their interval.
-reward_distribution.png shows how the distribution of the overall reward changes, training.png what the updates did and
-where the time went.
+training.png shows what the updates did and where the time went. How rewards are distributed is in run.html.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -32,7 +30,6 @@ Evaluations = Mapping[int, Mapping[str, Interval]]
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, YELLOW, GREY = "#CC79A7", "#56B4E9", "#F0E442", "#9A9A9A"
-SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#cfe3f1", "#7fb6d9", BLUE, "#06304d"])
 STYLE: Any = {
     "font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left", "axes.titlepad": 8, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#777777", "axes.axisbelow": True,
@@ -44,7 +41,6 @@ STYLE: Any = {
 REWARD_COLORS = {"overall": BLUE, "mrr": SKY, "answer_similarity": ORANGE, "format": GREEN}
 OTHER_COLORS = (PURPLE, VERMILION, YELLOW, GREY)
 WIDTH = 12  # inches
-COLUMNS, LEVELS = 100, 20  # of the distribution
 
 
 def running_mean(values: Sequence[float] | Floats, reach: int) -> Floats:
@@ -113,36 +109,6 @@ def _evaluated(axes: Axes, tested: Sequence[tuple[int, Interval]]) -> None:
             color=VERMILION, markersize=7, markerfacecolor="white", markeredgewidth=1.6, capsize=3, elinewidth=1.6,
             zorder=1.5, label="evaluation, 95 % interval",
         )  # fmt: skip
-
-
-def distribution_figure(stats: Sequence[StepStats]) -> Figure:
-    """The distribution of the overall reward by step: the darker, the more episodes; its quantiles over it."""
-    columns = np.array_split(np.arange(len(stats)), min(COLUMNS, len(stats)))
-    values = [np.concatenate([stats[place].rewards["overall"] for place in column]) for column in columns]
-    low, high = min(0.0, *map(np.min, values)), max(1.0, *map(np.max, values))
-    levels, edges = np.linspace(low, high, LEVELS + 1), [stats[column[0]].step - 0.5 for column in columns]
-    shares_LC = np.array([shares(column, levels) for column in values]).T
-    figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
-    axes = figure.subplots()
-    # A column with everything in one level must not make all the others look pale.
-    mesh = axes.pcolormesh([*edges, stats[-1].step + 0.5], levels, shares_LC, cmap=SHARES, vmin=0, vmax=0.4)
-    bar = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=30, extend="max")
-    bar.set_label("share of the episodes")
-    quantiles_QC = np.array([np.quantile(column, (0.1, 0.25, 0.5, 0.75, 0.9)) for column in values]).T
-    middles = [np.mean([stats[place].step for place in column]) for column in columns]
-    drawn = {"median": ([2], 2.4, "-"), "quartiles": ([1, 3], 1.5, "-"), "10 % and 90 %": ([0, 4], 1.2, "--")}
-    for label, (rows, width, dashes) in drawn.items():
-        lines = axes.plot(middles, quantiles_QC[rows].T, color=VERMILION, lw=width, ls=dashes)
-        lines[0].set_label(label)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, borderaxespad=0.2)
-    axes.grid(visible=False)
-    axes.set(ylabel="overall reward", xlabel="step")
-    return figure
-
-
-def shares(values: Floats, levels: Floats) -> Floats:
-    """Share of the values in each level. Example: [0, .6, 1] with edges 0, .5, 1 gives [1/3, 2/3]."""
-    return np.asarray(np.histogram(values, levels)[0] / len(values))
 
 
 RATIO = "ratio to the sampler"
@@ -240,7 +206,6 @@ def draw_plots(run_dir: Path, stats: Sequence[StepStats], evaluations: Evaluatio
     """Write the plots into the run folder."""
     draw: dict[str, Callable[[], Figure]] = {
         "rewards.png": lambda: rewards_figure(stats, evaluations),
-        "reward_distribution.png": lambda: distribution_figure(stats),
         "training.png": lambda: training_figure(stats),
     }
     for name, figure in draw.items():

@@ -92,28 +92,10 @@ def test_a_server_asks_it_as_training_did(merged, tiny_tokenizer):
     assert json.loads(card.partition("```json\n")[2].partition("\n")[0]) == trained.described_tools
 
 
-def test_a_call_that_was_begun_in_training_is_begun_by_the_code(merged, monkeypatch):
-    protocol = Protocol(AutoTokenizer.from_pretrained(merged), GARDEN.passage_tokens, GARDEN.task)
-    text = usage(str(merged), protocol, replace(GARDEN, force_search=True))
-    assert "was begun for it with a call" in text
-    assert "vllm serve" not in text
-    asked, rest = [], protocol.call_rest_ids(TURNS[0])
-
-    def generate(self, ids, max_new_tokens, do_sample):
-        asked.append(ids[0].tolist())
-        said = rest if len(asked) == 1 else protocol.turn_ids(TURNS[2])
-        return torch.cat([ids, torch.tensor([said])], dim=1)
-
-    monkeypatch.setattr(LlamaForCausalLM, "generate", generate)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(code_of(text), "card", "exec"), {})
-    assert printed.getvalue() == f"{TURNS[0]}\n{TURNS[2]}\n"
-    begun = [*protocol.prompt("When is garlic planted?"), *protocol.call_opening]
-    garlic, carrots = (
-        Passage("Garlic", "plant the cloves in October."), Passage("Carrots", "sow them from March on."),
-    )  # fmt: skip
-    second = begun + rest + protocol.join([protocol.show([garlic, carrots])], rest[-1])
-    assert asked == [begun, second]
+def test_a_policy_whose_first_call_is_begun_is_asked_by_chat(tiny_tokenizer):
+    text = usage("garden", Protocol(tiny_tokenizer), replace(GARDEN, force_search=True))
+    assert "ask it by chat.py" in text
+    assert "```python" not in text
 
 
 def test_the_card_shows_the_held_out_evaluations_of_its_adapter(merged):

@@ -10,12 +10,11 @@ from forage.runs.plots import (
     phase_seconds,
     reach_of,
     running_mean,
-    shares,
 )
 from tests.factories import STATS, run_of
 
 NAN = float("nan")
-NAMES = ["reward_distribution.png", "rewards.png", "training.png"]
+NAMES = ["rewards.png", "training.png"]
 
 
 def test_running_mean_by_hand():
@@ -23,10 +22,6 @@ def test_running_mean_by_hand():
     assert running_mean([1, 3], 0).tolist() == [1, 3]
     assert np.isnan(running_mean([NAN, NAN, NAN, 4], 1)).tolist() == [True, True, False, False]
     assert [reach_of(steps) for steps in (1, 5, 6, 100, 10_000)] == [0, 0, 1, 5, 20]
-
-
-def test_shares_by_hand():
-    assert shares(np.array([0, 0.6, 1.0]), np.array([0, 0.5, 1])).tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_phases_add_up_to_the_step():
