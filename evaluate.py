@@ -27,11 +27,10 @@ from forage.agent.combination import MakeRewards
 from forage.cli import run_script
 from forage.evaluation import baselines
 from forage.evaluation.options import EvaluationOptions, Systems
-from forage.testtime.best_of import BestOf
+from forage.testtime.best_of import BestOf, SelfConsistency
 from forage.testtime.s1 import BudgetForcing
 from forage.testtime.s_star import SStar
 from forage.testtime.scorers import Oracle, Scorer, looks_good
-from forage.testtime.self_consistency import SelfConsistency
 from forage.testtime.tpo import TPO
 from forage.testtime.tree import TreeSearch
 from grpo_rollout import get_reward_functions

@@ -39,7 +39,7 @@ BUDGETS = {
     "forage/runs": (10_450, 10),
     "forage/sft": (6_500, 7),
     "forage/store": (12_000, 12),
-    "forage/testtime": (14_100, 14),
+    "forage/testtime": (13_800, 12),
     "bench": (21_000, 14),
     "tests": (219_500, 58),
 }

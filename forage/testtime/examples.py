@@ -12,16 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forage.agent.combination import RewardFunction, combine_rewards, reward_matrix
-from forage.agent.episode import Episode
+from forage.agent.episode import Episode, episode_files, is_written, read_episodes
 from forage.agent.protocol import Protocol
+from forage.data.records import Question
+from forage.data.splits import read_train
+from forage.errors import UserError
 from forage.testtime.features import Floats, Rows, features
-from forage.testtime.played import Played
 from forage.testtime.preference import Pairs
 from forage.testtime.scorers import unanswered
 
@@ -30,6 +33,48 @@ if TYPE_CHECKING:
 
 Integers = NDArray[np.int64]
 MARGIN = 0.05  # two Q-values less than this apart are too near to learn from
+
+
+@dataclass(frozen=True)
+class Played:
+    """A training question and its episodes."""
+
+    question: Question
+    episodes: tuple[Episode, ...]
+
+
+def read_played(paths: Sequence[Path], data: Path, protocol: Protocol) -> list[Played]:
+    """The episodes by question, in the order of train.jsonl, each once; not what the engine gave up on.
+
+    Held-out questions are refused: what learns from episodes learns from the reference answers by which they are
+    rewarded.
+    """
+    known = {question.id: question for question in read_train(data)}
+    by_question: dict[str, dict[tuple[object, ...], Episode]] = {}
+    for path in files_of(paths):
+        episodes = list(read_episodes(path))
+        if foreign := [episode.question_id for episode in episodes if episode.question_id not in known]:
+            raise UserError(
+                f"{path}: {len(set(foreign))} of its questions are not in {data / 'train.jsonl'}, such as "
+                f"{foreign[0]}; give episodes of training questions, as evaluate.py --split train plays them"
+            )
+        if any(e.transcript and e.transcript != protocol.tokenizer.decode(e.ids) for e in episodes[:1]):
+            raise UserError(f"{path}: its tokens are of another tokenizer; name the --policy that played it")
+        for episode in episodes:
+            if episode.stop != "engine":
+                by_question.setdefault(episode.question_id, {}).setdefault((episode.id, episode.ids), episode)
+    several = [Played(known[name], tuple(by_question[name].values())) for name in known if name in by_question]
+    if not several:
+        raise UserError("no episode is left to learn from; give files of whole episodes")
+    return several
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """The files of episodes, those in folders included."""
+    files = [file for path in paths for file in (episode_files(path) if path.is_dir() else [path])]
+    if missing := [path for path in files if not is_written(path)] or (not files and [Path("no file of episodes")]):
+        raise UserError(f"{missing[0]} is missing; name files or folders of episodes, such as those evaluate.py writes")
+    return files
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,9 +35,8 @@ from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.asides import Aside, ask
 from forage.evaluation.outcomes import Outcome
-from forage.testtime.best_of import candidates
+from forage.testtime.best_of import candidates, plain
 from forage.testtime.scorers import WORDS, covered, relevance, shown, support
-from forage.testtime.self_consistency import plain
 
 DISTINGUISH = (
     "Two answers to a {subject}question differ. Write one search query, a few words, that finds a text which tells "

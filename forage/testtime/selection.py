@@ -10,7 +10,7 @@ Expert iteration, as in https://arxiv.org/abs/1705.08439 and STaR, https://arxiv
 better episodes than the policy, and the policy learns to do without the search. self_evolve.py runs it in each round.
 
 Kept is the episode of the highest reward among those that are well-formed and found a chunk with the answer, if its
-reward is at least --min-reward and higher than that of the policy's first sample (--beat): what the policy says by
+reward is higher than that of the policy's first sample (--beat): what the policy says by
 itself it need not learn. Rewards are those of get_reward_functions in grpo_rollout.py, computed anew.
 
 A prompt that a strategy changed (critiques, revisions) is replaced by the question's plain prompt, so the policy learns
@@ -55,7 +55,7 @@ from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.store.opening import card_at, open_place
 from forage.store.options import StorePlace
-from forage.testtime.played import Played, read_played
+from forage.testtime.examples import Played, read_played
 
 CAUSES = KEPT, NOT_BETTER, UNFIT = "kept", "not good enough", "without a fit episode"
 
@@ -74,8 +74,6 @@ class Options:
     """Policy that will learn from the episodes; its tokenizer is needed."""
     out: Path = Path("best.jsonl")
     """File to write."""
-    min_reward: float = 0.0
-    """Lowest reward to keep."""
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
 
@@ -92,10 +90,7 @@ def main(options: Options) -> None:
     several = [played for played in several if played.question.id in first or not options.beat]
     functions = open_rewards(options.place, options.data, settings)
     vetting = Vetting.over(options.data, protocol, settings)
-    found = [
-        (one.question, *choose(one, first.get(one.question.id), functions, vetting, options.min_reward))
-        for one in several
-    ]
+    found = [(one.question, *choose(one, first.get(one.question.id), functions, vetting)) for one in several]
     counts = Counter(cause for _, _, cause in found)
     counted = f"of {len(several)} questions, " + ", ".join(f"{counts[name]} {name}" for name in CAUSES)
     kept = [demonstration(episode, question, protocol) for question, episode, _ in found if episode]
@@ -112,7 +107,7 @@ def open_rewards(place: StorePlace, data: Path, settings: AgentSettings) -> Mapp
 
 
 def choose(
-    played: Played, first: Episode | None, functions: Mapping[str, RewardFunction], vetting: Vetting, least: float
+    played: Played, first: Episode | None, functions: Mapping[str, RewardFunction], vetting: Vetting
 ) -> tuple[Episode | None, str]:
     """(the episode to keep, or None; why)."""
     episodes = [*played.episodes, *([first] if first else [])]
@@ -121,7 +116,7 @@ def choose(
     candidates = rewarded[: len(played.episodes)]
     fit = [is_fit(episode, played.question, vetting) for episode in candidates]
     # A lead over the first sample that rounding could have made is none: an answer may be embedded in two batches.
-    least = max(least, rewarded[-1].reward + ROUNDING) if first else least
+    least = rewarded[-1].reward + ROUNDING if first else 0.0
     place = best([episode.reward for episode in candidates], fit, least)
     return (None, NOT_BETTER if any(fit) else UNFIT) if place is None else (candidates[place], KEPT)
 

@@ -49,9 +49,8 @@ from forage.rollout.agreement import open_embedder
 from forage.store.embedder import Embedder
 from forage.store.opening import card_at
 from forage.store.options import StorePlace
-from forage.testtime.examples import MARGIN, Examples, examples_of, pairs_of, right_shares
+from forage.testtime.examples import MARGIN, Examples, examples_of, pairs_of, read_played, right_shares
 from forage.testtime.features import SCALARS, Floats
-from forage.testtime.played import read_played
 from forage.testtime.preference import CARD, Head, Pairs, fit, write_scorer
 
 WRITTEN = ("well_formed", "relevance", "support")  # what looks_good is the mean of; each is a feature too

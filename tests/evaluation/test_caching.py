@@ -8,10 +8,9 @@ from forage.agent.agent import BatchedSearch
 from forage.engines.base import EngineError
 from forage.evaluation.baselines import single
 from forage.evaluation.player import CachingAgent
-from forage.testtime.best_of import BestOf
+from forage.testtime.best_of import BestOf, SelfConsistency
 from forage.testtime.s1 import BudgetForcing
 from forage.testtime.scorers import agreement
-from forage.testtime.self_consistency import SelfConsistency
 from tests.factories import Clock
 from tests.scripted_engine import QUESTION, Scripted, library, turns
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forage.testtime.self_consistency import SelfConsistency, agreed
+from forage.testtime.best_of import SelfConsistency, agreed
 from tests.scripted_engine import check_books, run, turns
 
 
