@@ -118,7 +118,7 @@ def score(questions: Sequence[Question], rankings: Sequence[Ranking], store: Doc
 
 def sparse_bars(store: DocumentStore, texts: Sequence[str], rounds: int) -> list[Bar]:
     """From words to the best ten, with the same words for all."""
-    tokenize = Tokenizer(store.options.stem, store.options.stop_words)
+    tokenize = Tokenizer()
     corpus = [tokenize(store.options.searched_text(chunk.title, chunk.text)) for chunk in store.chunks]
     queries = [tokenize(text) for text in texts]
     few, peer = queries[:SLOW], bm25s.BM25()
@@ -177,7 +177,7 @@ def make_ensemble(
     store: DocumentStore, queries: Sequence[str], vectors: NDArray[np.float32], folder: str
 ) -> EnsembleRetriever:
     """LangChain's BM25Retriever and Chroma over our chunks, with our tokens, our vectors and equal weights."""
-    tokenize = Tokenizer(store.options.stem, store.options.stop_words)
+    tokenize = Tokenizer()
     texts = [store.options.searched_text(chunk.title, chunk.text) for chunk in store.chunks]
     known = KnownVectors([*texts, *queries], np.concatenate([store.vectors_ND, vectors]))
     words = BM25Retriever.from_texts(texts, preprocess_func=tokenize, k=K)

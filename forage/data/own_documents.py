@@ -10,10 +10,8 @@ import io
 import logging
 import os
 import re
-import stat
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,16 +26,11 @@ TYPES = {".txt": "txt", ".text": "txt", ".md": "md", ".markdown": "md", ".html":
 TYPES |= {".xhtml": "html", ".pdf": "pdf"}
 MAX_BYTES = 64 * 2**20  # of one file; a book has one or two megabytes of text
 BEFORE_MARKDOWN = re.compile(r"\A---[ \t]*\n.*?^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 HYPHENATED = re.compile(r"(?<=[a-z])-\n(?=[a-z])")
 
 
 class Unreadable(Exception):
-    """Why a file gives no document, and more about it."""
-
-    def __init__(self, cause: str, detail: str = "") -> None:
-        super().__init__(cause, detail)
-        self.cause, self.detail = cause, detail
+    """Why a file gives no document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,6 @@ class FileRecord:
     """Relative to the folder."""
     cause: str = "ok"
     """Why it is no document, or ok."""
-    detail: str = ""
     bytes: int = 0
     sha256: str = ""
     document_id: str = ""
@@ -63,20 +55,23 @@ class OwnDocuments:
 
 
 def read_folder(folder: Path) -> OwnDocuments:
-    """Read every file, one at a time: besides the documents' text, no more than one file is in memory."""
+    """Read every file that is not hidden, one at a time: besides the documents' text, one file is in memory."""
+    if not folder.is_dir():
+        raise UserError(f"--documents {folder}: no such folder; name the folder that holds your files")
     records: dict[str, FileRecord] = {}
     pages: dict[str, Page] = {}
-    files = list(walk(folder))
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
     with Counting("reading files", len(files)) as bar:
-        for path, refused in files:
+        for path in files:
             # Bytes of a name that are not UTF-8 are shown as \xe9, so that two such names stay two.
-            name = os.fsencode(path.relative_to(folder)).decode("utf-8", "backslashreplace")
-            records[name], page = _read(path, name, refused)
+            name = os.fsencode(path).decode("utf-8", "backslashreplace")
+            records[name], page = _read(folder / path, name)
             if page:
                 pages[name] = page
             bar.update()
-    html = {name: page for name, page in pages.items() if records[name].detail == "html"}
-    pages |= drop_boilerplate(html, site_of)
+    html = {name: page for name, page in pages.items() if TYPES[Path(name).suffix.lower()] == "html"}
+    pages |= drop_boilerplate(html, lambda name: str(Path(name).parent))
     documents, kept = [], dict[str, str]()  # kept: text -> id of its document
     for name, page in pages.items():
         text = page_text(page)
@@ -96,73 +91,26 @@ def read_folder(folder: Path) -> OwnDocuments:
     return OwnDocuments(documents, list(records.values()))
 
 
-def site_of(name: str) -> str:
-    """The folder whose pages are taken for one site's.
-
-    Example: site/bees.html and site/wasps/index.html are in site.
-    """
-    path = Path(name)
-    return str(path.parent.parent if path.stem.lower() == "index" else path.parent)
-
-
-def walk(folder: Path) -> Iterator[tuple[Path, Unreadable | None]]:
-    """What is in a folder and its sub-folders, by name, and why not to read it.
-
-    Links are followed, but no folder is entered twice. Of a hidden folder, and of one that can't be read, only the
-    folder itself is told.
-    """
-    if not folder.is_dir():
-        raise UserError(f"--documents {folder}: no such folder; name the folder that holds your files")
-    seen: set[tuple[int, int]] = set()
-    closed: list[OSError] = []
-    for here, folders, names in os.walk(folder, followlinks=True, onerror=closed.append):
-        place, entry = Path(here), os.stat(here)
-        if (entry.st_dev, entry.st_ino) in seen:
-            folders.clear()
-            yield place, Unreadable("link to a folder read before")
-            continue
-        seen.add((entry.st_dev, entry.st_ino))
-        hidden = [name for name in folders if name.startswith(".")]
-        folders[:] = sorted(set(folders).difference(hidden), key=os.fsencode)
-        for name in sorted(names + hidden, key=os.fsencode):
-            yield place / name, _refused(place / name)
-    for error in closed:
-        yield Path(error.filename), Unreadable("can't be read", error.strerror or "")
-
-
-def _refused(path: Path) -> Unreadable | None:
-    if path.name.startswith("."):
-        return Unreadable("hidden")
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:  # ELOOP: a link to itself
-        return Unreadable("link to nothing" if path.is_symlink() else "can't be read", error.strerror or "")
-    if not stat.S_ISREG(mode):
-        return Unreadable("not a file")  # a pipe would be waited for
-    return None if path.suffix.lower() in TYPES else Unreadable("other type", path.suffix.lower() or "no suffix")
-
-
-def _read(path: Path, name: str, refused: Unreadable | None) -> tuple[FileRecord, Page | None]:
+def _read(path: Path, name: str) -> tuple[FileRecord, Page | None]:
     record = FileRecord(name)
     try:
-        if refused:
-            raise refused
-        record = replace(record, detail=TYPES[path.suffix.lower()], bytes=path.stat().st_size)
-        if record.bytes > MAX_BYTES:
+        if not path.is_file():
+            raise Unreadable("not a file")  # a pipe would be waited for
+        if path.suffix.lower() not in TYPES:
+            raise Unreadable("other type")
+        if path.stat().st_size > MAX_BYTES:
             raise Unreadable(f"over {MAX_BYTES // 2**20} MiB")
         body = path.read_bytes()
-        record = replace(record, sha256=hashlib.sha256(body).hexdigest())
-        return record, read_document(name, record.detail, body)
-    except OSError as error:
-        return replace(record, cause="can't be read", detail=error.strerror or ""), None
+        record = replace(record, bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+        return record, read_document(name, TYPES[path.suffix.lower()], body)
+    except OSError:
+        return replace(record, cause="can't be read"), None
     except Unreadable as why:
-        return replace(record, cause=why.cause, detail=why.detail or record.detail), None
+        return replace(record, cause=str(why)), None
 
 
 def read_document(name: str, kind: str, body: bytes) -> Page:
     """Title and blocks of one file; Unreadable where it has no text."""
-    if not body.strip():
-        raise Unreadable("empty")
     if kind == "pdf":
         page = read_pdf(body)
     elif kind == "html":
@@ -180,12 +128,9 @@ def read_document(name: str, kind: str, body: bytes) -> Page:
 def _decoded(body: bytes) -> str:
     """Text in UTF-8, with or without its mark. Another encoding can't be told from noise, so it is refused."""
     try:
-        text = body.decode("utf-8-sig")
+        return body.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise Unreadable("not UTF-8") from error
-    if "\0" in text:
-        raise Unreadable("not text")
-    return text.replace("\r\n", "\n")
 
 
 def title_of_name(name: str) -> str:
@@ -195,12 +140,11 @@ def title_of_name(name: str) -> str:
 
 
 def read_markdown(text: str) -> Page:
-    """By way of HTML, without front matter and comments. The title is the first heading."""
+    """By way of HTML, without front matter. The title is the first heading of the first level."""
     from markdown_it import MarkdownIt
 
-    html = MarkdownIt("commonmark").enable("table").render(COMMENT.sub("", BEFORE_MARKDOWN.sub("", text)))
-    blocks = read_page(html.encode("utf-8", "replace"), "utf-8").blocks
-    return Page(next((block.text for block in blocks if block.is_heading), ""), blocks)
+    html = MarkdownIt("commonmark").enable("table").render(BEFORE_MARKDOWN.sub("", text))
+    return read_page(html.encode("utf-8", "replace"), "utf-8")
 
 
 def read_pdf(body: bytes) -> Page:

@@ -2,9 +2,9 @@
 
     python -m forage.planning.library runs/a --data data --out library.jsonl
 
-Reads the episodes of a run, or those that evaluate.py --split train played, and the focus and type of their questions
-in --data/train.jsonl; episodes of other questions are left out. Writes one template per line: a name, the query with a
-slot in place of the focus, the number of episodes that searched for it and what it earned in them.
+Reads the episodes of a run, and the focus and type of their questions in --data/train.jsonl; other questions' episodes
+are left out. Writes one template per line: a name, the query with a slot in place of the focus, the number of episodes
+that searched for it and what it earned in them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Options:
     """The library of query templates."""
 
     run_dir: Annotated[Path, POSITIONAL]
-    """Run folder of grpo_train.py, or output folder of evaluate.py --split train."""
+    """Run folder of grpo_train.py."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     out: Path = Path("library.jsonl")
@@ -52,20 +52,20 @@ def main(options: Options) -> None:
     check_at_least_one(options, "most", "min_episodes")
     check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
     questions = read_train(options.data)
-    shapes = merged(earnings(played_in(options.run_dir), questions))
-    known = {query: earned for query, earned in shapes.items() if len(all_of(earned)) >= options.min_episodes}
-    library = named(cover(known, shares_of(questions), options.most))
-    if not library:
+    wordings, earned = merged(earnings(played_in(options.run_dir), questions))
+    known = {name: rewards for name, rewards in earned.items() if len(all_of(rewards)) >= options.min_episodes}
+    names = cover(known, shares_of(questions), options.most)
+    if not names:
         raise UserError(
             f"no query of {options.run_dir} gives a template; lower --min-episodes, or give a run whose queries found "
             "something and whose questions have a focus in train.jsonl"
         )
-    print(f"{len(library)} templates in {options.out}, the most useful first:")
+    print(f"{len(names)} templates in {options.out}, the most useful first:")
     rows = []
-    for name, query in library.items():
-        earned = all_of(known[query])
-        rows.append({"name": name, "query": query, "episodes": len(earned), "reward": sum(earned) / len(earned)})
-        print(f"  {name}: {one_line(query)} ({rows[-1]['reward']:.2f}, {len(earned)})")
+    for name in names:
+        [(query, _)], rewards = wordings[name].most_common(1), all_of(known[name])
+        rows.append({"name": name, "query": query, "episodes": len(rewards), "reward": sum(rewards) / len(rewards)})
+        print(f"  {name}: {one_line(query)} ({rows[-1]['reward']:.2f}, {len(rewards)})")
     write_jsonl(options.out, rows)
 
 
@@ -74,39 +74,31 @@ def all_of(earned: Earned) -> list[float]:
 
 
 def played_in(run_dir: Path) -> Iterator[Episode]:
-    """All episodes of a run or an evaluation. Systems of an evaluation that share samples each list them: once."""
-    steps = sorted((run_dir / "episodes").glob("*/"))
-    files = [
-        (step, file) for step in steps for part in (step, *sorted(step.glob("*/"))) for file in episode_files(part)
-    ]
+    """All episodes of a run."""
+    files = [file for step in sorted((run_dir / "episodes").glob("*/")) for file in episode_files(step)]
     if not files:
         raise UserError(f"{run_dir}/episodes has no episodes; give the --run-dir of a training run")
-    seen: set[tuple[Path, str, str, tuple[int, ...]]] = set()
-    for step, file in files:
-        for episode in read_episodes(file):
-            if (key := (step, episode.question_id, episode.id, episode.ids)) not in seen:
-                seen.add(key)
-                yield episode
+    for file in files:
+        yield from read_episodes(file)
 
 
 def earnings(episodes: Iterable[Episode], questions: Sequence[Question]) -> Iterator[tuple[str, str, float]]:
     """(query shape, kind of question, what it earned) for each query shape of a well-formed episode.
 
     A query that did not find the answer earned nothing; one that did earned the episode's reward. Where it is not known
-    which chunks answer, all queries of the episode earned its reward. An evaluation's episodes have no rewards: their
-    queries earn 1 if they found the answer, and count only where that is known.
+    which chunks answer, all queries of the episode earned its reward.
     """
     by_id = {question.id: question for question in questions}
     for episode in episodes:
         question = by_id.get(episode.question_id)
         answers = set(question.relevant_chunk_ids) if question else set()
-        if not question or not question.focus or not episode.well_formed or not (episode.rewards or answers):
+        if not question or not question.focus or not episode.well_formed:
             continue
-        reward, earned = episode.reward if episode.rewards else 1.0, dict[str, float]()
+        earned: dict[str, float] = {}
         for search in episode.searches:
             found = not answers or not answers.isdisjoint(search.hits)
             shape = slotted(search.query, question.focus)
-            earned[shape] = max(earned.get(shape, 0.0), reward if found else 0.0)
+            earned[shape] = max(earned.get(shape, 0.0), episode.reward if found else 0.0)
         yield from ((shape, kind_of(question), reward) for shape, reward in earned.items() if SLOT in shape)
 
 
@@ -127,21 +119,18 @@ def shares_of(questions: Sequence[Question]) -> dict[str, float]:
     return {kind: count / kinds.total() for kind, count in kinds.items()}
 
 
-def merged(earned: Iterable[tuple[str, str, float]]) -> dict[str, Earned]:
-    """Shapes that differ in nothing but case, order and idle words become one, in the wording that was used most.
+def merged(earned: Iterable[tuple[str, str, float]]) -> tuple[dict[str, Counter[str]], dict[str, Earned]]:
+    """How often each wording was used, and what was earned, by name: shapes of the same telling words are one.
 
-    Example: "symptoms of [topic]" and "[Topic] Symptoms".
+    Example: "symptoms of [topic]" and "[Topic] Symptoms" are "symptoms"; "[topic]" alone is "topic".
     """
-    wordings: dict[frozenset[str], Counter[str]] = defaultdict(Counter)
-    rewards: dict[frozenset[str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    wordings: dict[str, Counter[str]] = defaultdict(Counter)
+    rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for shape, kind, reward in earned:
-        words = frozenset(telling(shape))
-        wordings[words][shape] += 1
-        rewards[words][kind].append(reward)
-    return {
-        min(several, key=lambda shape: (-several[shape], len(shape), shape)): rewards[words]
-        for words, several in wordings.items()
-    }
+        name = "_".join(telling(shape)) or "topic"
+        wordings[name][shape] += 1
+        rewards[name][kind].append(reward)
+    return wordings, dict(rewards)
 
 
 def telling(shape: str) -> list[str]:
@@ -170,20 +159,6 @@ def worth(earned: Earned, kind: str) -> float:
     """The mean for a kind as if one more episode had failed. Example: 1 and .5 give 1.5 / 3 = .5; none gives 0."""
     rewards = earned.get(kind, ())
     return sum(rewards) / (len(rewards) + 1)
-
-
-def named(queries: Iterable[str]) -> dict[str, str]:
-    """By name: the query's first telling word, and as many more, or a number, as tell it from the names before it.
-
-    Example: "[topic] symptoms signs" is "symptoms", or if that is taken, "symptoms_signs"; "[topic]" alone is "topic".
-    """
-    library: dict[str, str] = {}
-    for query in queries:
-        words = telling(query) or ["topic"]
-        names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
-        names += [f"{names[-1]}_{number}" for number in range(2, len(library) + 3)]
-        library[next(name for name in names if name not in library)] = query
-    return library
 
 
 if __name__ == "__main__":

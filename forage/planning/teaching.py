@@ -4,7 +4,6 @@
     python sft_train.py --data data --policy models/policy --num-demonstrations 0 --demonstrations plans.jsonl
 
 The teacher tries every template with each question's focus, and plays a plan with one that ranks the answer highest.
-For a tenth of the questions a plan that fails comes first, to show the policy that it may plan again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -33,8 +32,6 @@ from forage.policy.policy import load_tokenizer
 from forage.sft.teacher import TeacherOptions, first_relevant, leave_room, recited, search_candidates, write_turns
 from forage.store.opening import open_place
 from forage.store.options import StorePlace
-
-FAILS_FIRST = 0.1  # share of the questions
 
 
 @dataclass(frozen=True)
@@ -89,11 +86,12 @@ async def teach(
     hits_of = search_candidates(with_topic, queries, search_many, settings.question_weight)
     for question in with_topic:
         hits = dict(zip(library, (hits_of[question.id][query] for query in queries[question.id]), strict=True))
-        names = choose_templates({name: first_relevant(found, question) for name, found in hits.items()}, choose)
-        if names and leave_room(len(names), settings):
-            topic, found = topics[question.id], [hits[name] for name in names]
-            acts, sought = [write_plan(topic, name) for name in names], [f"{name} of {topic}" for name in names]
-            scripts[question] = write_turns(question, acts, sought, found, protocol, settings, teacher)
+        ranks = {name: rank for name, found in hits.items() if (rank := first_relevant(found, question)) is not None}
+        if ranks and leave_room(1, settings):
+            name = choose.choice([name for name, rank in ranks.items() if rank == min(ranks.values())])
+            topic = topics[question.id]
+            act, sought = write_plan(topic, name), f"{name} of {topic}"
+            scripts[question] = write_turns(question, [act], [sought], [hits[name]], protocol, settings, teacher)
     return await recited(scripts, search_many, protocol, settings)
 
 
@@ -105,19 +103,6 @@ def topic_of(question: Question) -> str:
     words = r"\s+".join(map(re.escape, question.focus.split()))
     said = re.search(rf"(?<!\w){words}(?!\w)", question.question, re.IGNORECASE) if words else None
     return " ".join((said[0] if said else question.focus).split())
-
-
-def choose_templates(ranks: Mapping[str, int | None], choose: random.Random) -> list[str]:
-    """The template of each turn's plan, of which the last one's finds the answer; none if no template does.
-
-    `ranks` are those at which the templates find it.
-    """
-    failing = [name for name, rank in ranks.items() if rank is None]
-    good = {name: rank for name, rank in ranks.items() if rank is not None}
-    if not good:
-        return []
-    best = choose.choice([name for name, rank in good.items() if rank == min(good.values())])
-    return [choose.choice(failing), best] if failing and choose.random() < FAILS_FIRST else [best]
 
 
 if __name__ == "__main__":

@@ -42,24 +42,20 @@ DENSE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """Lower-cased words, optionally without stop words (of English alone) and stemmed.
+    """Stems of lower-cased words, without stop words of English.
 
     Example: "What are the causes of Gout?" -> ["caus", "gout"]. Of other languages, scripts that put no spaces between
     words become pairs of characters, as in Lucene: "痛风的病因" -> ["痛风", "风的", "的病", "病因"].
     """
 
-    stem: bool = True
-    stop_words: bool = True
     language: str = "english"
 
     def __call__(self, text: str) -> list[str]:
-        if self.language != "english":
+        if self.language == "english":
+            words = [word for word in WORD.findall(text.lower()) if word not in STOP_WORDS]
+        else:
             words = _words_of_any_script(text)
-            return _stemmer(self.language).stemWords(words) if self.stem and self.language != "other" else words
-        words = WORD.findall(text.lower())
-        if self.stop_words:
-            words = [word for word in words if word not in STOP_WORDS]
-        return _stemmer("english").stemWords(words) if self.stem else words
+        return words if self.language == "other" else _stemmer(self.language).stemWords(words)
 
 
 @lru_cache
@@ -88,7 +84,7 @@ def _any_word() -> re.Pattern[str]:
     return re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}])[\w{marks}])+")
 
 
-@dataclass(frozen=True)
+@dataclass
 class BM25:
     """Scores in compressed rows: term t occurs in texts[starts[t]:starts[t+1]], with weights[starts[t]:starts[t+1]]."""
 

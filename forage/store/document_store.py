@@ -53,7 +53,11 @@ class DocumentStore:
         self.chunks = chunks
         self.embedded = 0  # chunks that its build had to embed
         self._bm25 = bm25
-        self._tokenize = tokenizer_of(card.options)
+        self._tokenize = Tokenizer(card.options.language)
+        if self.options.bm25 == "rank_bm25":
+            from rank_bm25 import BM25Okapi
+
+            bm25.scores = BM25Okapi(list(tokenized(chunks, self.options))).get_scores  # type: ignore[method-assign]
 
     @cached_property
     def chunk_by_id(self) -> dict[str, Chunk]:
@@ -110,8 +114,7 @@ class DocumentStore:
             name = _collection_name(path, options, embedder)
             card = StoreCard(False, name, options, documents=len(whole), chunks=len(chunks))
             write_card(path, card)
-            tokenize = tokenizer_of(options)
-            bm25 = BM25.build(tokenize(options.searched_text(chunk.title, chunk.text)) for chunk in chunks)
+            bm25 = BM25.build(tokenized(chunks, options))
             store = cls(path, card, chunks, bm25)
             write_jsonl(path / CHUNKS_FILE, chunks)
             bm25.save(path / BM25_FILE)
@@ -303,8 +306,8 @@ def _with_unique_ids(documents: Iterable[Document]) -> Iterator[Document]:
         yield document
 
 
-def tokenizer_of(options: StoreOptions) -> Tokenizer:
-    return Tokenizer(options.stem, options.stop_words, options.language)
+def tokenized(chunks: Iterable[Chunk], options: StoreOptions) -> Iterator[list[str]]:
+    return (Tokenizer(options.language)(options.searched_text(chunk.title, chunk.text)) for chunk in chunks)
 
 
 def _collection_name(path: Path, options: StoreOptions, embedder: Embedder | None) -> str:

@@ -53,10 +53,11 @@ def test_shapes_that_say_the_same_are_one():
         ("symptoms of [topic]", "a", 1.0), ("[topic] Symptoms", "a", 0.5), ("[topic] Symptoms", "b", 0.0),
         ("[topic] symptoms signs", "a", 0.25), ("what is [topic]?", "b", 0.5), ("[topic]", "b", 0.75),
     ]  # fmt: skip
-    assert merged(earned) == {
-        "[topic] Symptoms": {"a": [1.0, 0.5], "b": [0.0]}, "[topic] symptoms signs": {"a": [0.25]},
-        "[topic]": {"b": [0.5, 0.75]},
+    wordings, rewards = merged(earned)
+    assert rewards == {
+        "symptoms": {"a": [1.0, 0.5], "b": [0.0]}, "symptoms_signs": {"a": [0.25]}, "topic": {"b": [0.5, 0.75]},
     }  # fmt: skip
+    assert wordings["symptoms"].most_common(1) == [("[topic] Symptoms", 2)]
 
 
 def test_what_a_template_is_worth_by_hand():

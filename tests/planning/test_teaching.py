@@ -1,7 +1,6 @@
 """The teacher's plans by hand: which templates it tries, which it chooses, and what it then plays."""
 
 import asyncio
-import random
 from dataclasses import replace
 
 import pytest
@@ -12,27 +11,13 @@ from forage.agent.protocol import Protocol
 from forage.agent.tools import specs_of
 from forage.data.records import Question
 from forage.files import write_jsonl
-from forage.planning.teaching import choose_templates, teach, topic_of
+from forage.planning.teaching import teach, topic_of
 from forage.planning.tool import planner, write_plan
 from forage.sft.teacher import TeacherOptions
 from tests.scripted_engine import Hit
 
 LIBRARY = {"signs": "[topic] signs", "cure": "cure of [topic]", "rest": "[topic] rest"}
 GOUT = Question("g", "What are the symptoms of  gout?", "It hurts at night.", "symptoms", "Gout", ("d",), ("right",))
-
-
-class Draws(random.Random):
-    """Draws what it is given, and the first of a choice."""
-
-    def __init__(self, *drawn):
-        super().__init__(0)
-        self.drawn = list(drawn)
-
-    def random(self):
-        return self.drawn.pop(0) if self.drawn else 1.0
-
-    def choice(self, several):
-        return several[0]
 
 
 @pytest.mark.parametrize(
@@ -44,13 +29,6 @@ class Draws(random.Random):
 )  # fmt: skip
 def test_the_topic_is_said_as_in_the_question(question, focus, topic):
     assert topic_of(replace(GOUT, question=question, focus=focus)) == topic
-
-
-def test_templates_by_hand():
-    ranks = {"a": None, "b": 2, "c": 1, "d": 1, "e": 3}
-    assert choose_templates(ranks, Draws()) == ["c"]
-    assert choose_templates({"a": None}, Draws()) == choose_templates({}, Draws()) == []
-    assert choose_templates(ranks, Draws(0.05)) == ["a", "c"]
 
 
 @pytest.fixture
@@ -85,9 +63,7 @@ def test_the_teacher_plays_the_plan_that_finds_the_answer(taught):
     assert thinking == f"The question asks about symptoms, gout. I search for: signs of gout\n{plan}"
 
 
-def test_the_teacher_may_plan_twice(taught):
-    """With many seeds a plan that fails comes first now and then, and each finds the answer at the end."""
-    finds = {"gout signs": ("wrong", "right"), "cure of gout": ("wrong", "other", "right")}
-    seen = {tuple(turns[:-1]) for seed in range(60) for turns in taught(finds, seed)}
-    signs = write_plan("gout", "signs")
-    assert seen == {(signs,), (write_plan("gout", "rest"), signs)}
+def test_the_teacher_plays_a_plan_that_ranks_the_answer_highest(taught):
+    finds = {"gout signs": ("wrong", "right"), "cure of gout": ("wrong", "other", "right"), "gout rest": ("x", "right")}
+    seen = {turns[0] for seed in range(20) for turns in taught(finds, seed)}
+    assert seen == {write_plan("gout", "signs"), write_plan("gout", "rest")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 
@@ -48,62 +48,33 @@ async def read_robots_body(response: httpx.Response) -> bytes:
 async def _decoded(response: httpx.Response) -> AsyncIterator[bytes]:
     """The body, decompressed in pieces, so that a gigabyte of zeros in a megabyte of gzip never exists as a whole."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
+    if encoding not in ("identity", "", "gzip"):
         raise Unfetchable("bad_encoding", f"Content-Encoding {encoding}")
-    inflater = None if encoding in ("identity", "") else _Inflater()
+    stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS) if encoding == "gzip" else None
     try:
         async for data in response.aiter_raw():
-            for piece in inflater.feed(data) if inflater else (data,):
-                yield piece
-            if inflater and inflater.ended:  # what follows, perhaps endlessly, is not part of it
+            if not stream:
+                yield data
+                continue
+            while data and not stream.eof:
+                yield stream.decompress(data, PIECE)
+                data = stream.unconsumed_tail
+            if stream.eof:  # what follows, perhaps endlessly, is not part of it
                 return
     except httpx.RemoteProtocolError as error:
         raise Unfetchable("truncated", str(error)) from error
-    if inflater and inflater.started:
-        raise Unfetchable("truncated", f"the {encoding} stream has no end")
-
-
-class _Inflater:
-    """Decompresses gzip or zlib, told apart by their first bytes, or the raw deflate some servers send as 'deflate'."""
-
-    def __init__(self) -> None:
-        self.stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
-        self.started = False
-
-    @property
-    def ended(self) -> bool:
-        return self.stream.eof
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        try:
-            piece = self._inflate(data)
-            while piece:
-                yield piece
-                piece = self.stream.decompress(self.stream.unconsumed_tail, PIECE)
-        except zlib.error as error:
-            raise Unfetchable("bad_encoding", f"broken compressed data: {error}") from error
-
-    def _inflate(self, data: bytes) -> bytes:
-        first, self.started = not self.started, True
-        try:
-            return self.stream.decompress(data, PIECE)
-        except zlib.error:
-            if not first:
-                raise
-            self.stream = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
-            return self.stream.decompress(data, PIECE)
+    except zlib.error as error:
+        raise Unfetchable("bad_encoding", f"broken compressed data: {error}") from error
+    if stream:
+        raise Unfetchable("truncated", "the gzip stream has no end")
 
 
 META_CHARSET = re.compile(rb"<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose little-endian mark it starts with
-    (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-# Charsets that use 7-bit bytes only, so that their text looks like valid UTF-8.
-STATEFUL = {"iso2022_jp", "iso2022_jp_1", "iso2022_jp_2", "iso2022_jp_3", "iso2022_kr", "hz"}
 # Browsers read these charsets as their supersets, and pages rely on it.
 SUPERSETS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "gbk": "gb18030"}
 SUPERSETS |= {"shift_jis": "cp932", "euc_kr": "cp949"}
@@ -116,20 +87,13 @@ def decode_html(body: bytes, charset: str | None) -> str:
 
     Valid UTF-8 comes before the declarations: they are wrong more often than other text is valid UTF-8 by chance.
     """
-    for mark, codec in BYTE_ORDER_MARKS:
-        if body.startswith(mark):
-            return body.decode(codec, "replace").replace("\0", "")
+    marked = next((codec for mark, codec in BYTE_ORDER_MARKS if body.startswith(mark)), "")
     meta = META_CHARSET.search(body[:4096])
-    declared = [_codec(charset or ""), _codec(meta[1].decode("ascii", "replace") if meta else "")]
-    stateful = [codec for codec in declared if codec in STATEFUL]
-    for codec in (*stateful, "utf-8", *declared):
-        text = _decode(body, codec)
-        if text is not None:
-            return text.replace("\0", "")  # libxml2 would end the page there
-    broken = body.decode("utf-8", "replace")
-    if "utf-8" in declared and _is_mostly_utf8(broken):
-        return broken.replace("\0", "")
-    return body.decode("cp1252", "replace").replace("\0", "")
+    declared = (_codec(charset or ""), _codec(meta[1].decode("ascii", "replace") if meta else ""))
+    texts = (_decode(body, codec) for codec in (marked, "utf-8", *declared))
+    text = next((text for text in texts if text is not None), None)
+    # libxml2 would end the page at a NUL.
+    return (body.decode("cp1252", "replace") if text is None else text).replace("\0", "")
 
 
 def _codec(charset: str) -> str:
@@ -146,8 +110,3 @@ def _decode(body: bytes, codec: str) -> str | None:
         return body.decode(codec)
     except (UnicodeError, LookupError):  # LookupError: '', or 'hex', which is not a text encoding
         return None
-
-
-def _is_mostly_utf8(text: str) -> bool:
-    """Whether this is UTF-8 with a few broken characters, rather than another charset declared as UTF-8."""
-    return sum(character > "\x7f" for character in text) > 2 * text.count("\ufffd")

@@ -13,7 +13,7 @@ A manifest row's `cause` is 'ok', or why there is no page. Permanent causes are 
     too_many_redirects  more than max_redirects
     not_html            another content type by its header, or PDF by its first bytes
     too_large           over max_bytes (permanent until max_bytes is raised)
-    bad_encoding        a Content-Encoding other than gzip and deflate, or broken compressed data
+    bad_encoding        a Content-Encoding other than gzip, or broken compressed data
     empty               no text in the page
 
 Transient causes are retried by the next run; those marked * also up to `retries` times in the same run:
@@ -25,17 +25,16 @@ Transient causes are retried by the next run; those marked * also up to `retries
     truncated *           the body ended before its announced length, or in the middle of its compression
     robots_unavailable *  robots.txt could not be fetched (5xx, 429, timeout ...), which forbids for now (RFC 9309)
     dns *                 the host's name has no address
-    connect *             no connection: refused, unreachable, timed out
-    tls                   no encrypted connection, for example because of an expired certificate
-    host_unreachable      not tried: `unreachable_after` dns, connect, tls or robots.txt failures came in a row
+    connect *             no connection: refused, unreachable, timed out, or not encrypted as https asks
+    host_unreachable      not tried: UNREACHABLE_AFTER dns, connect or robots.txt failures came in a row
 """
 
 from __future__ import annotations
 
 RETRIED = {"rate_limited", "server_error", "timeout", "broken_connection", "truncated", "robots_unavailable"}
 RETRIED |= {"dns", "connect"}
-TRANSIENT = RETRIED | {"tls", "host_unreachable"}
-HOST_FAILURES = {"dns", "connect", "tls"}
+TRANSIENT = RETRIED | {"host_unreachable"}
+HOST_FAILURES = {"dns", "connect"}
 
 
 class Unfetchable(Exception):

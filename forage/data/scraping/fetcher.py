@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import re
-import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -165,7 +163,7 @@ class Fetcher:
             except httpx.TransportError as error:
                 raise Unfetchable("broken_connection", str(error) or "the connection broke") from error
         host.addresses = ()
-        raise Unfetchable("tls" if _is_tls(refusal) else "connect", str(refusal) or "timed out") from refusal
+        raise Unfetchable("connect", str(refusal) or "timed out") from refusal
 
     async def _addresses(self, host: Host, url: httpx.URL) -> list[tuple[str, int]]:
         """Where a URL's host is.
@@ -189,7 +187,7 @@ class Fetcher:
                 "Host": url.netloc.decode("ascii"),
                 "User-Agent": self.options.user_agent,
                 "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8, */*;q=0.1",
-                "Accept-Encoding": "gzip, deflate",
+                "Accept-Encoding": "gzip",
                 "Connection": "close",
             },
             extensions={
@@ -207,9 +205,7 @@ class Fetcher:
             return _Answer(url, status, location=response.headers["location"])
         cause = cause_of_status(status)
         if cause in ("rate_limited", "server_error"):
-            longest = self.options.max_wait
-            wait = _retry_after(response.headers.get("retry-after", ""), longest)
-            host.hold(min(wait, longest))  # all pages of the host wait
+            host.hold(_retry_after(response.headers.get("retry-after", ""), self.options.max_wait))
         if cause:
             raise Unfetchable(cause, f"HTTP {status}", status)
         try:
@@ -219,11 +215,9 @@ class Fetcher:
             raise
 
 
-def _retry_after(value: str, otherwise: float) -> float:
-    """Seconds of a Retry-After; a date, or anything else that says to wait, is answered by a wait of `otherwise`."""
-    if re.fullmatch(r"[0-9]{1,9}", value):
-        return float(value)
-    return otherwise if value else 0.0
+def _retry_after(value: str, longest: float) -> float:
+    """Seconds for which all pages of the host wait; a date, or anything else that says to wait, is the longest wait."""
+    return min(float(value), longest) if value.isdecimal() else longest * bool(value)
 
 
 def _join(url: httpx.URL, location: str) -> httpx.URL:
@@ -235,13 +229,6 @@ def _join(url: httpx.URL, location: str) -> httpx.URL:
     except Unfetchable as failure:
         failure.detail = f"redirect to {location!r}: {failure.detail}"
         raise
-
-
-def _is_tls(error: BaseException | None) -> bool:
-    """Whether a connection failed at its encryption; httpx says so only in the chain of causes."""
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _record(url: str, cause: str, detail: str, status: int | None, size: int) -> PageRecord:

@@ -49,16 +49,9 @@ def drop_furniture(soup: BeautifulSoup) -> None:
 
 def _drop(soup: BeautifulSoup, unwanted: Callable[[Tag], bool]) -> None:
     """Remove the unwanted elements after the walk: bs4 loses track of the neighbours of removed elements."""
-    dropped: set[int] = set()
-    outermost: list[Tag] = []
-    for tag in soup.find_all(True):
-        if id(tag.parent) in dropped:
-            dropped.add(id(tag))
-        elif unwanted(tag):
-            dropped.add(id(tag))
-            outermost.append(tag)
-    for tag in outermost:
-        tag.decompose()
+    for tag in soup.find_all(unwanted):
+        if not tag.decomposed:  # with one around it
+            tag.decompose()
 
 
 def text_sizes(soup: BeautifulSoup) -> Counter[int]:
