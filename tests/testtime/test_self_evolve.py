@@ -1,7 +1,6 @@
-"""The launcher: what it refuses, what it starts and skips, how it ends; and a real evolution, killed and resumed."""
+"""The launcher: what it refuses, what it starts and skips, and how it ends."""
 
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from forage.agent.episode import write_episodes
-from forage.agent.options import AgentSettings, write_agent
-from forage.data.records import read_questions
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
@@ -20,7 +17,6 @@ from forage.testtime import self_evolve
 from forage.testtime.self_evolve import EvolveOptions, as_flags, cost_of, main, stages_of
 from tests.factories import EPISODE
 from tests.pages import parsed
-from tests.tiny import make_data, make_policy, make_taught_base, teach
 
 OPTIONS = EvolveOptions(Path("d"), Path("warm"), Path("out"), questions=50, eval_questions=20)
 SHORT = replace(EPISODE, id="q/1", ids=(1, 2, 3, 4), mask=(0, 0, 1, 1), logprobs=(0.0,) * 4, turns=())
@@ -175,28 +171,3 @@ def test_bad_options_are_told_before_anything_is_written(options, stages, change
         main(replace(options, **changed))
     assert not options.output_dir.exists()
     assert stages.started == []
-
-
-COUNT, PER_ROUND = 18, 8
-
-
-@pytest.fixture(scope="module")
-def able(tmp_path_factory):
-    """Data with sixteen training questions, and a policy that searches and answers, not always well."""
-    folder = tmp_path_factory.mktemp("able")
-    make_data(folder / "data", COUNT)
-    questions = read_questions(folder / "data" / "train.jsonl")
-    make_policy(folder / "policy", make_taught_base(folder / "base", teach(folder, questions), steps=STEPS))
-    write_agent(AgentSettings(mode="sparse", max_turns=3, max_turn_tokens=40), folder / "policy")
-    return folder
-
-
-STEPS = 82  # of teaching: with fewer it finds nothing, with many more its first samples are all right
-
-
-def command(able, out, *more):
-    return [
-        sys.executable, "-m", "forage.testtime.self_evolve", "--data", able / "data", "--policy", able / "policy",
-        "--output-dir", out, "--questions", str(PER_ROUND), "--eval-questions", "0", "--engine", "local",
-        "--temperature", "1", "--concurrency", "4", "--max-steps", "20", "--learning-rate", "0.005", *more,
-    ]  # fmt: skip
