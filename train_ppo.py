@@ -3,28 +3,23 @@
     python train_ppo.py                                             a first look, on the sample data
     python train_ppo.py --data data/rewriter --max-steps 500        on what data_prep.py prepared
     python train_ppo.py --data data/rewriter --warm-steps 150       with a supervised start before PPO
-    python train_ppo.py --base-model gpt2 --rewrite replace --mode hybrid --reward ndcg
-    torchrun --nproc-per-node 2 train_ppo.py --data data/rewriter   two processes that share each update's batch
+    python train_ppo.py --base-model gpt2 --rewrite replace --reward ndcg
 
 Reads from --data: train.jsonl, with lines {"query": ..., "relevant_doc_ids": [...]}; pubmed_corpus.json, a list of
 {"doc_id": ..., "text": ...}; and eval.jsonl, like train.jsonl (without it, a fifth of train.jsonl is held out).
 Each update rewrites --batch-size queries, searches with the rewrites, and rewards them for what they find.
 
 Writes the trained model to --output-dir, for plain transformers, and to --run-dir: metrics.jsonl, training.png,
-episodes/ (rewrites and rewards), evaluation.jsonl (held-out queries: raw, rewritten by the untrained model, with its
-pseudo-answers, rewritten after the warm start and after PPO), warm/ (the warm-started model), config.json, code.diff
-and state/.
+episodes/ (rewrites and rewards), evaluation.jsonl (held-out queries: raw, rewritten by the untrained model, after the
+warm start and after PPO), warm/ (the warm-started model), config.json, code.diff and state/.
 Re-run the same command to resume a killed run from its last checkpoint, with the same result.
 
 --backend trl uses TRL's PPO trainer; --backend own, which is faster, a short loop of our own (forage/rewriter/ppo.py).
-By default it is TRL's for one process and our own for several. By default an adapter is trained (--lora-rank).
+By default an adapter is trained (--lora-rank).
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
-from forage import processes
 from forage.cli import run_script
 from forage.rewriter.options import Options
 
@@ -37,44 +32,36 @@ MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir")  # options t
 
 def main(options: Options) -> None:
     options.check()
-    options.check_processes(processes.world())
     from forage.policy.base_models import resolve_model
     from forage.rewriter.actors import describe, make_actors
     from forage.rewriter.data import open_search, read_data
     from forage.rewriter.evaluation import Evaluation
-    from forage.rewriter.models import GPU_MODEL, check_length, load_policy, load_tokenizer, save_lm
+    from forage.rewriter.models import GPU_MODEL, load_policy, load_tokenizer, save_lm
     from forage.rewriter.rewards import Scorer, load_reward
     from forage.rewriter.training import train
     from forage.rewriter.warm_start import warm_start
     from forage.runs.run_folder import run_folder
 
-    if processes.world() > 1:
-        processes.join_processes()
-    lead = processes.is_first()  # the first process alone writes, prints and measures; all of them train
-    holding = run_folder(options.run_dir, options, MAY_CHANGE) if lead else nullcontext()
-    with processes.first_alone_prints(), holding:
-        with processes.first_process_first():
-            model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
-            check_length(model, options)
-            tokenizer = load_tokenizer(model)
-            data = read_data(options, tokenizer)
-            search = open_search(options, data)
+    with run_folder(options.run_dir, options, MAY_CHANGE):
+        model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
+        tokenizer = load_tokenizer(model)
+        data = read_data(options, tokenizer)
+        search = open_search(options, data)
         scorer = Scorer(load_reward(options.reward, search, options.k), options.query, tokenizer)
         evaluation = Evaluation(options, data.held_out, search, tokenizer)
 
         policy = load_policy(model, tokenizer, options)
-        measured = evaluation.before(policy) if lead else []
+        measured = evaluation.rewritten("untrained", policy, evaluation.raw())
         if options.warm.warm_steps:
             policy = load_policy(warm_start(options, data, model, tokenizer), tokenizer, options)
-            measured = evaluation.after_warm_start(policy, measured) if lead else []
+            measured = evaluation.rewritten("warm", policy, measured)
 
         actors = make_actors(policy, options.actor, options.seed)
         print(describe(actors))
         updates = train(options, data.train, actors, tokenizer, scorer)
-        if lead:
-            save_lm(actors.policy, model, tokenizer, options.output_dir)
-            print(f"the trained model is in {options.output_dir}")
-            evaluation.after(actors.policy, measured, updates)
+        save_lm(actors.policy, model, tokenizer, options.output_dir)
+        print(f"the trained model is in {options.output_dir}")
+        evaluation.after(actors.policy, measured, updates)
 
 
 if __name__ == "__main__":

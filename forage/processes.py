@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from forage.errors import UserError
@@ -163,46 +162,6 @@ def sum_gradients(weights: Sequence[Tensor]) -> None:
         weight.grad = grad.view_as(weight).clone()
 
 
-# Rows of a batch
-
-
-def share(rows: int) -> slice:
-    """This process's part of so many rows. Example, the second of two processes: 5 rows give 2 to 4."""
-    return slice(rows * rank() // world(), rows * (rank() + 1) // world())
-
-
 def gathered(values: Sequence[T]) -> list[T]:
     """The values of all processes, in the order of their shares."""
     return [value for part in all_gather(list(values)) for value in part]
-
-
-def gathered_rows(tensor: Tensor) -> Tensor:
-    """The rows of all processes, in the order of their shares."""
-    if world() == 1:
-        return tensor
-    import torch
-
-    return torch.cat(gathered([tensor.cpu()])).to(tensor.device)
-
-
-# The first process
-
-
-@contextmanager
-def first_process_first() -> Iterator[None]:
-    """The first process runs the block before the others do, which then find what it wrote."""
-    if not is_first():
-        wait_for_all()
-    yield
-    if is_first():
-        wait_for_all()
-
-
-@contextmanager
-def first_alone_prints() -> Iterator[None]:
-    """The other processes would say the same."""
-    if is_first():
-        yield
-        return
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        yield

@@ -34,7 +34,7 @@ BUDGETS = {
     "forage/policy": (14_700, 14),
     "forage/publishing": (4_400, 4),
     "forage/questions": (2_900, 6),
-    "forage/rewriter": (13_100, 10),
+    "forage/rewriter": (11_300, 10),
     "forage/rollout": (8_300, 9),
     "forage/runs": (10_450, 10),
     "forage/sft": (6_500, 7),

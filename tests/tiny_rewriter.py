@@ -76,8 +76,8 @@ def tiny_args(folder, run_dir, *more):
     """Arguments of train_ppo.py for a short run."""
     return [
         "--data", str(folder / "data"), "--base-model", str(folder / "model"), "--run-dir", str(run_dir),
-        "--output-dir", str(run_dir / "model"), "--max-steps", "4", "--max-new-tokens", "6", "--pseudo-answer-tokens",
-        "8", "--learning-rate", "0.001", "--save-every", "1", "--report-to", "none", *more,
+        "--output-dir", str(run_dir / "model"), "--max-steps", "4", "--max-new-tokens", "6", "--learning-rate",
+        "0.001", "--save-every", "1", "--report-to", "none", *more,
     ]  # fmt: skip
 
 

@@ -33,7 +33,6 @@ QUERY_WORDS = (
 REWRITE = worded(QUERY_WORDS, TASK)
 # HyDE asks for a document that answers the question, and searches with it: https://arxiv.org/abs/2212.10496.
 PASSAGE = "Write a short passage of a {subject}text that answers the question."
-PSEUDO_ANSWER = worded(PASSAGE, TASK)
 
 
 def final_query(query: str, written: str, mode: RewriteMode, weight: int) -> str:

@@ -37,8 +37,8 @@ def choose_by(draws_BR: Tensor, width: int) -> Any:
     """A logits processor after which the likeliest token is the one that a number drawn beforehand chooses.
 
     The token is the first whose cumulative probability exceeds the number, so it has the model's probability. A row's
-    tokens then don't depend on the rows beside it, and processes that share a batch write what one would. `width` is
-    that of the prompts. Example: probabilities .2, .5, .3 and the number .6 choose the second token.
+    tokens then don't depend on the rows beside it. `width` is that of the prompts.
+    Example: probabilities .2, .5, .3 and the number .6 choose the second token.
     """
 
     def processor(ids_BT: Tensor, scores_BV: Tensor) -> Tensor:
@@ -79,13 +79,7 @@ class Policy(nn.Module):
         output.logits = output.logits.float()
         return output
 
-    def draws(self, rows: int) -> Tensor:
-        """(rows, R) random numbers, one for each token that may be sampled."""
-        return torch.rand(rows, self.sampling.max_new_tokens, dtype=torch.float64)
-
-    def sample(
-        self, ids_BT: Tensor, draws_BR: Tensor | None = None, *, greedy: bool = False, max_new_tokens: int = 0
-    ) -> Tensor:
+    def sample(self, ids_BT: Tensor, *, greedy: bool = False) -> Tensor:
         """(B, R) tokens for left-padded prompts; shorter responses are filled up with eos."""
         from transformers import GenerationConfig
         from transformers.generation.logits_process import (
@@ -98,7 +92,7 @@ class Policy(nn.Module):
         settings: dict[str, Any] = {"do_sample": False}
         processors = LogitsProcessorList()
         if not greedy:
-            draws_BR = self.draws(len(ids_BT)) if draws_BR is None else draws_BR
+            draws_BR = torch.rand(len(ids_BT), sampling.max_new_tokens, dtype=torch.float64)
             processors.append(TemperatureLogitsWarper(sampling.temperature))
             if sampling.top_p < 1:
                 processors.append(TopPLogitsWarper(sampling.top_p))
@@ -106,7 +100,7 @@ class Policy(nn.Module):
         if self.pad_id < self.config.vocab_size:  # a model may have more embeddings than tokens, e.g. Qwen2.5
             settings["suppress_tokens"] = [self.pad_id]
         config = GenerationConfig(
-            max_new_tokens=max_new_tokens or sampling.max_new_tokens, eos_token_id=self.eos_id,
+            max_new_tokens=sampling.max_new_tokens, eos_token_id=self.eos_id,
             pad_token_id=self.eos_id, **settings,
         )  # type: ignore[no-untyped-call]  # fmt: skip
         with torch.no_grad():
@@ -172,9 +166,9 @@ class ValueModel(nn.Module):
 
     base_model_prefix = "backbone"
 
-    def __init__(self, backbone: nn.Module, width: int, *, shared: bool) -> None:
+    def __init__(self, backbone: SharedBackbone, width: int) -> None:
         super().__init__()
-        self.backbone, self.shared = backbone.eval(), shared
+        self.backbone = backbone.eval()
         self.score = nn.Linear(width, 1)
         nn.init.zeros_(self.score.weight)
         nn.init.zeros_(self.score.bias)
@@ -182,18 +176,6 @@ class ValueModel(nn.Module):
     def train(self, mode: bool = True) -> ValueModel:
         """Stay in evaluation mode, like the policy."""
         return super().train(False)
-
-
-class SeparateBackbone(nn.Module):
-    """The value model's own backbone, which is trained too."""
-
-    def __init__(self, decoder: nn.Module) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(self, **given: Any) -> Any:
-        output = self.decoder(**{**given, "use_cache": False})
-        return SimpleNamespace(hidden_states=(output.last_hidden_state.float(),))
 
 
 class SharedBackbone(nn.Module):
@@ -227,14 +209,11 @@ def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
 
     With LoRA, one model is policy, reference (its adapter off) and the value model's backbone.
     """
-    decoder = getattr(policy.lm, policy.lm.base_model_prefix)
-    backbone = SharedBackbone(decoder) if options.shared else SeparateBackbone(copy.deepcopy(decoder))
+    backbone = SharedBackbone(getattr(policy.lm, policy.lm.base_model_prefix))
     frozen = None if options.lora_rank else copy.deepcopy(policy).requires_grad_(False)
     if options.lora_rank:
         policy.lm = with_adapter(policy.lm, options.lora_rank, seed)
-    value_model = ValueModel(backbone, policy.config.get_text_config().hidden_size, shared=options.shared).to(
-        policy.lm.device
-    )
+    value_model = ValueModel(backbone, policy.config.get_text_config().hidden_size).to(policy.lm.device)
     return Actors(policy, value_model, Reference(policy, frozen))
 
 
@@ -258,16 +237,14 @@ def describe(actors: Actors) -> str:
     return f"{trained:,} weights are trained, {of_value:,} of them the value model's"
 
 
-def write_texts(
-    policy: Policy, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int = 0, batch_size: int = 16
-) -> list[str]:
+def write_texts(policy: Policy, tokenizer: Any, prompts: Sequence[Sequence[int]], batch_size: int = 16) -> list[str]:
     """The policy's greedy response to each prompt; prompts of similar length share a batch."""
     by_length = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     texts = [""] * len(prompts)
     for first in range(0, len(by_length), batch_size):
         places = by_length[first : first + batch_size]
         ids_BT = left_padded([prompts[place] for place in places], policy.pad_id).to(policy.lm.device)
-        responses_BR = policy.sample(ids_BT, greedy=True, max_new_tokens=max_new_tokens)
+        responses_BR = policy.sample(ids_BT, greedy=True)
         for place, tokens in zip(places, responses_BR.tolist(), strict=True):
             texts[place] = text_of(tokenizer, tokens, policy.eos_id)
     return texts

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +17,10 @@ from forage.data.relevance import make_questions, question_key, split_by_documen
 from forage.data.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
 from forage.data.sample import QUESTIONS
 from forage.errors import UserError
+from forage.manifest import file_digest
 from forage.rewriter.options import Options, RewriteOptions
 from forage.store.card import NO_EMBEDDER, read_card
 from forage.store.document_store import DocumentStore
-from forage.store.embedder import Reranker
 from forage.store.opening import Store, open_place, open_store
 from forage.store.options import StoreOptions, StorePlace
 from forage.text import one_line
@@ -58,8 +56,8 @@ def make_rows(
         where = f"{source}:{question.id.removeprefix('q')}"
         prompt = tuple(prompt_tokens(tokenizer, options.instruction, question.question))
         if len(prompt) > options.max_prompt_tokens:
-            limit = f"--max-prompt-tokens {options.max_prompt_tokens}"
-            problems.append(f"{where}: left out, its prompt of {len(prompt)} tokens is longer than {limit}")
+            most = options.max_prompt_tokens
+            problems.append(f"{where}: left out, its prompt of {len(prompt)} tokens is longer than {most}")
         elif prompt in rows:
             problems.append(f"{where}: duplicate query; its relevant_doc_ids are added to the first one's")
             merged = dict.fromkeys(rows[prompt].relevant_doc_ids + question.relevant_doc_ids)
@@ -167,52 +165,37 @@ def report_problems(problems: Sequence[str]) -> None:
 
 
 def open_search(options: Options, data: Data) -> Search:
-    """Find the best k documents for each query; a document that was cut into chunks counts by its best one."""
-    store = store_of(options, data)
-    doc_ids = {document.id for document in data.documents}
-    by_chunk = options.store is not None
-    if missing := lacking(store, doc_ids) if by_chunk else 0:
-        raise UserError(
-            f"--store {options.store} lacks {missing} of the {len(doc_ids)} documents of {data.folder}; give the store "
-            "that --data was prepared with"
-        )
-    # The best k documents are among the best k x max_chunks chunks, because no document has more chunks.
-    max_chunks = 1
-    if isinstance(store, DocumentStore) and not by_chunk:
-        max_chunks = max(Counter(chunk.doc_id for chunk in store.chunks).values())
-    reranker = Reranker(options.reranker) if options.reranker else None
+    """Find the best k documents for each query."""
+    if options.store:
+        store, missing = store_with(options.store, data)
+        if missing:
+            raise UserError(
+                f"--store {options.store} lacks {missing} of the {len(data.documents)} documents of {data.folder}; "
+                "give the store that --data was prepared with"
+            )
+    else:
+        store = word_store(data)
 
     def search(queries: Sequence[str]) -> list[list[str]]:
-        hits = store.search(queries, options.k * max_chunks, options.mode, reranker=reranker)
-        ids = [[hit.chunk_id if by_chunk else hit.doc_id for hit in found] for found in hits]
-        return [list(dict.fromkeys(found))[: options.k] for found in ids]
+        hits = store.search(queries, options.k, options.mode)
+        return [[hit.chunk_id if options.store else hit.doc_id for hit in found] for found in hits]
 
     return search
 
 
-def lacking(store: Store, chunk_ids: set[str]) -> int:
-    """How many of these chunks the store has not. A server tells no more than how many it has, if that."""
+def store_with(place: str, data: Data) -> tuple[Store, int]:
+    """--store, and how many documents it lacks. A server tells no more than how many it has, if that."""
+    given = StorePlace(str(place))
+    given.check()
+    store = open_place(given, data.folder)
     if isinstance(store, DocumentStore):
-        return len(chunk_ids - store.chunk_by_id.keys())
-    return max(0, len(chunk_ids) - store.card.chunks) if store.card.chunks else 0
+        return store, len({document.id for document in data.documents} - store.chunk_by_id.keys())
+    return store, max(0, len(data.documents) - store.card.chunks) if store.card.chunks else 0
 
 
-def store_of(options: Options, data: Data) -> Store:
-    """--store, or a store built beside the corpus, whose folder name holds a hash of corpus and build options."""
-    if options.store:
-        place = StorePlace(str(options.store))
-        place.check()
-        return open_place(place, data.folder)
-    build = build_options(options)
-    digest = hashlib.sha256(f"{build}".encode() + (data.folder / CORPUS).read_bytes()).hexdigest()[:8]
-    path = data.folder / f"store-{'words' if build.embedder == NO_EMBEDDER else 'vectors'}-{digest}"
+def word_store(data: Data) -> Store:
+    """A store of whole documents for BM25, built once beside the corpus, whose digest names its folder."""
+    path = data.folder / f"store-words-{file_digest(data.folder / CORPUS)}"
     if (path / "store.json").exists() and read_card(path).complete:
         return open_store(path)
-    return DocumentStore.build(path, data.documents, build)
-
-
-def build_options(options: Options) -> StoreOptions:
-    """BM25 alone takes whole documents; embedders and rerankers have a token limit, so for them documents are cut."""
-    if options.mode != "sparse":
-        return StoreOptions(options.embedder)
-    return StoreOptions(NO_EMBEDDER) if options.reranker else StoreOptions(NO_EMBEDDER, chunk_tokens=10**9)
+    return DocumentStore.build(path, data.documents, StoreOptions(NO_EMBEDDER, chunk_tokens=10**9))

@@ -15,8 +15,8 @@ from forage.processes import process_device
 from forage.rewriter.actors import Policy, with_padding
 from forage.rewriter.options import MARK, Options
 
-# The largest Qwen2.5 that fits a card of 24 GB in each way of training: 17 GiB even with --lora-rank 0, which takes
-# three copies in fp32, two of them with gradients and Adam's moments. Its licence is Apache-2.0.
+# The largest Qwen2.5 that fits a card of 24 GB in each way of training, also with --lora-rank 0, which takes two copies
+# in fp32, one of them with gradients and Adam's moments. Its licence is Apache-2.0.
 GPU_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
@@ -27,20 +27,6 @@ def load_tokenizer(model: str) -> Any:
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {model} has no eos token, so a rewrite can't end; use another --base-model")
     return tokenizer
-
-
-def check_length(model: str, options: Options) -> None:
-    """Refuse prompts that are longer than the model's positions, where e.g. gpt2 would fail at the first such one."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model)
-    places = getattr(config.get_text_config(), "max_position_embeddings", None)
-    prompt, written = options.query.max_prompt_tokens, options.sampling.max_new_tokens
-    if places is not None and prompt + written > places:
-        raise UserError(
-            f"--max-prompt-tokens {prompt} and --max-new-tokens {written} are more than the {places} tokens that "
-            f"{options.base_model} can hold; lower one"
-        )
 
 
 def load_policy(model: str, tokenizer: Any, options: Options) -> Policy:

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forage import processes
-from forage.optimizer import OptimizerOptions
-from forage.rewriter.actors import Actors, model_inputs
+from forage.rewriter.actors import Actors
 from forage.rewriter.data import Row
 from forage.rewriter.options import PPOOptions
 
@@ -49,13 +47,16 @@ class Training:
     after_update: AfterUpdate
 
 
-def make_optimizer(actors: Actors, options: OptimizerOptions, norms: list[float]) -> torch.optim.Optimizer:
+MAX_NORM = 1.0  # gradients are clipped to this norm
+
+
+def make_optimizer(actors: Actors, learning_rate: float, norms: list[float]) -> torch.optim.Optimizer:
     """AdamW that clips gradients before each step, as TRL does not; the norm before clipping is added to `norms`."""
     weights = [weight for weight in actors.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=options.learning_rate, weight_decay=options.weight_decay)
+    optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
 
     def clip(*_: object) -> None:
-        norms.append(float(torch.nn.utils.clip_grad_norm_(weights, options.max_norm)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(weights, MAX_NORM)))
 
     optimizer.register_step_pre_hook(clip)
     return optimizer
@@ -108,9 +109,8 @@ def gae(rewards_BR: Tensor, values_BR: Tensor, gamma: float, lam: float) -> Tens
     return advantages_BR
 
 
-def masked_mean(values_BR: Tensor, mask_BR: Tensor, count: Tensor | None = None) -> Tensor:
-    """The mean over the mask; with the `count` of a larger batch, what these rows add to its mean."""
-    return (values_BR * mask_BR).sum() / (mask_BR.sum() if count is None else count)
+def masked_mean(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
+    return (values_BR * mask_BR).sum() / mask_BR.sum()
 
 
 def whitened(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
@@ -157,16 +157,8 @@ class Loss:
     """Half the mean squared difference from the log-probabilities at sampling time."""
 
 
-def ppo_loss(
-    logprobs_BR: Tensor,
-    values_BR: Tensor,
-    batch: TrainingBatch,
-    options: PPOOptions,
-    whole: TrainingBatch | None = None,
-) -> Loss:
+def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, options: PPOOptions) -> Loss:
     """Clipped surrogate plus value_coef times half the squared value error, which is clipped the same way.
-
-    Means are over the batch, or if it is some rows of a `whole` one, what these rows add to the means over that.
 
     Each is the larger (more pessimistic) of the unclipped and the clipped loss. Example for one token:
     old log-probability 0, new log 1.5, advantage 1, clip range .2 gives a policy loss of -1.2.
@@ -177,22 +169,21 @@ def ppo_loss(
     loss_BR = -batch.advantages_BR * ratio_BR
     clipped_loss_BR = -batch.advantages_BR * clipped_ratio_BR
 
-    tokens, places = ((whole or batch).mask_BR.sum(), (whole or batch).value_mask_BR.sum())
     reach = options.value_clip_range
     clipped_values_BR = torch.clamp(values_BR, batch.values_BR - reach, batch.values_BR + reach)
     error_BR = (values_BR - batch.returns_BR) ** 2
     clipped_error_BR = (clipped_values_BR - batch.returns_BR) ** 2
 
-    policy = masked_mean(torch.maximum(loss_BR, clipped_loss_BR), batch.mask_BR, tokens)
-    value = 0.5 * masked_mean(torch.maximum(error_BR, clipped_error_BR), batch.value_mask_BR, places)
+    policy = masked_mean(torch.maximum(loss_BR, clipped_loss_BR), batch.mask_BR)
+    value = 0.5 * masked_mean(torch.maximum(error_BR, clipped_error_BR), batch.value_mask_BR)
     return Loss(
         total=policy + options.value_coef * value,
         policy=policy.detach(),
         value=value.detach(),
-        ratio=masked_mean(ratio_BR.detach(), batch.mask_BR, tokens),
-        clipped=masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR, tokens),
-        value_clipped=masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR, places),
-        kl=0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR, tokens),
+        ratio=masked_mean(ratio_BR.detach(), batch.mask_BR),
+        clipped=masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR),
+        value_clipped=masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR),
+        kl=0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR),
     )
 
 
@@ -210,23 +201,15 @@ def train_own(training: Training, batches: Iterable[PromptBatch], updates: int) 
 def rollout(
     actors: Actors, prompts: PromptBatch, score: Score, options: PPOOptions
 ) -> tuple[TrainingBatch, dict[str, float]]:
-    """Sample responses, score them, and compute advantages; each process of several for its share of the rows."""
-    policy, mine = actors.policy, processes.share(len(prompts.rows))
-    ids_BT = prompts.ids_BT[mine].to(policy.lm.device)
-    responses_BR = policy.sample(ids_BT, policy.draws(len(prompts.rows))[mine])
-    width = max(processes.all_gather(responses_BR.shape[1]))  # shares may end at different places
-    responses_BR = torch.nn.functional.pad(responses_BR, (0, width - responses_BR.shape[1]), value=policy.eos_id)
+    """Sample responses, score them, and compute advantages."""
+    policy = actors.policy
+    ids_BT = prompts.ids_BT.to(policy.lm.device)
+    responses_BR = policy.sample(ids_BT)
     sequences_BT = torch.cat((ids_BT, responses_BR), 1)
-    shared = logprobs_and_values(actors, sequences_BT, responses_BR, options.micro_batch // processes.world())
-    sampled = [
-        tokens[: last + 1]
-        for tokens, last in zip(responses_BR.tolist(), last_places(responses_BR, policy.eos_id).tolist(), strict=True)
-    ]
-    scores_B = torch.tensor(score(prompts.rows[mine], sampled), device=responses_BR.device)
-
-    logprobs_BR, reference_BR, values_BR = map(processes.gathered_rows, shared)
-    sequences_BT, responses_BR, scores_B = map(processes.gathered_rows, (sequences_BT, responses_BR, scores_B))
+    logprobs_BR, reference_BR, values_BR = logprobs_and_values(actors, sequences_BT, responses_BR, options.micro_batch)
     last_B = last_places(responses_BR, policy.eos_id)
+    sampled = [tokens[: last + 1] for tokens, last in zip(responses_BR.tolist(), last_B.tolist(), strict=True)]
+    scores_B = torch.tensor(score(prompts.rows, sampled), device=responses_BR.device)
     positions_R = torch.arange(responses_BR.shape[1], device=last_B.device)
     mask_BR, value_mask_BR = positions_R <= last_B.unsqueeze(1), positions_R <= last_B.unsqueeze(1) + 1
     kl_BR = (logprobs_BR - reference_BR).masked_fill(~mask_BR, 0.0)
@@ -274,24 +257,22 @@ def rollout_figures(batch: TrainingBatch, kl_BR: Tensor, scores_B: Tensor, kl_co
 def learn(
     actors: Actors, optimizer: torch.optim.Optimizer, batch: TrainingBatch, options: PPOOptions
 ) -> dict[str, float]:
-    """A few epochs over the batch, each in a new order; each process of several takes its share of each micro-batch."""
+    """A few epochs over the batch, each in a new order."""
     size, rows = len(batch.sequences_BT), []
     for _ in range(options.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(size))  # from numpy, as in TRL
         for indices in torch.split(order, options.micro_batch):
-            whole = batch.select(indices)
-            part = whole.select(processes.share(len(indices)))
+            part = batch.select(indices)
             logits_BRV, values_BR = logits_and_values(actors, part.sequences_BT, part.responses_BR.shape[1])
             logprobs_BR = logprobs_of(logits_BRV, part.responses_BR)
-            loss = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options, whole)
+            loss = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options)
             (loss.total * options.micro_batch / size).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                entropy = masked_mean(entropy_of(logits_BRV), part.mask_BR, whole.mask_BR.sum())
+                entropy = masked_mean(entropy_of(logits_BRV), part.mask_BR)
             rows.append([loss.kl, loss.clipped, loss.policy, loss.value, loss.value_clipped, entropy, loss.ratio])
-        processes.sum_gradients([weight for group in optimizer.param_groups for weight in group["params"]])
         optimizer.step()
         optimizer.zero_grad()
-    table = processes.all_reduced(torch.tensor(rows))
+    table = torch.tensor(rows)
     names = ("policy/approxkl_avg", "policy/clipfrac_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg",
              "policy/entropy_avg", "val/ratio")  # fmt: skip
     variance = float(table[:, -1].var()) if len(rows) > 1 else 0.0
@@ -299,12 +280,7 @@ def learn(
 
 
 def logits_and_values(actors: Actors, sequences_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(B, R, V) logits of the response's tokens and (B, R) values before each; one pass if the backbone is shared."""
-    policy, value_model = actors.policy, actors.value_model
-    if value_model.shared:
-        logits_BRV, output = policy.response_logits(sequences_BT, count, output_hidden_states=True)
-        hidden_BTD = output.hidden_states[-1].detach().float()
-    else:
-        logits_BRV, _ = policy.response_logits(sequences_BT, count)
-        hidden_BTD = value_model.backbone(**model_inputs(sequences_BT, policy.pad_id)).hidden_states[-1]
-    return logits_BRV, value_model.score(hidden_BTD[:, -count - 1 : -1]).squeeze(-1)
+    """(B, R, V) logits of the response's tokens and (B, R) values before each, in one pass."""
+    logits_BRV, output = actors.policy.response_logits(sequences_BT, count, output_hidden_states=True)
+    hidden_BTD = output.hidden_states[-1].detach().float()
+    return logits_BRV, actors.value_model.score(hidden_BTD[:, -count - 1 : -1]).squeeze(-1)

@@ -49,7 +49,9 @@ class CustomRewardModel(ABC):
 class Measured(CustomRewardModel):
     """One of MEASURES among the best k, in [0, 1]."""
 
-    name: str
+    def __init__(self, search: Search, k: int, name: str) -> None:
+        super().__init__(search, k)
+        self.name = name
 
     def compute_reward(self, query: str, relevant_doc_ids: Sequence[str]) -> float:
         return MEASURES[self.name](self.search([query])[0], relevant_doc_ids, self.k)
@@ -58,9 +60,7 @@ class Measured(CustomRewardModel):
 def load_reward(name: str, search: Search, k: int) -> RewardModel:
     """A built-in reward by its name, or a user's class as module:Class."""
     if name in MEASURES:
-        built_in = Measured(search, k)
-        built_in.name = name
-        return built_in
+        return Measured(search, k, name)
     if not all(name.partition(":")):
         raise UserError(f"--reward {name} is unknown; choose {', '.join(MEASURES)}, or give module:Class")
     reward: Any = users_class("--reward", name)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from forage import processes
 from forage.data.splits import in_rounds
 from forage.errors import UserError
 from forage.files import write_jsonl
@@ -34,19 +33,18 @@ from forage.runs.trackers import Log, chosen, open_tracker
 def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, scorer: Scorer) -> int:
     """Run the updates that are left, after the newest checkpoint in state/; the number of all of them."""
     norms: list[float] = []
-    optimizer = make_optimizer(actors, options.optimizer.settled(options.actor), norms)
+    optimizer = make_optimizer(actors, options.actor.rate, norms)
     step, history = load_checkpoint(options.run_dir / "state", actors, optimizer) or (0, [])
     if step:
         print(f"resuming after update {step}")
     updates = options.max_steps - step
     if updates <= 0:
         return step
-    kind = chosen(options.report_to, trackers.REWRITER_ORDER) if processes.is_first() else "none"
-    with open_tracker(kind, options.run_dir, plain(options)) as log:
+    with open_tracker(chosen(options.report_to, trackers.REWRITER_ORDER), options.run_dir, plain(options)) as log:
         recorder = Recorder(options, actors, optimizer, scorer, log, norms, history)
         training = Training(actors, optimizer, options.ppo, scorer, recorder.after_update)
         batches = batches_from(step, rows, options.ppo.batch_size, actors.policy.pad_id, options.seed)
-        if options.backend == "own" or processes.world() > 1:
+        if options.backend == "own":
             train_own(training, batches, updates)
         else:
             padded = with_padding(tokenizer)
@@ -81,16 +79,14 @@ class Recorder:
     started: float = field(default_factory=time.perf_counter)
 
     def after_update(self, figures: dict[str, float]) -> None:
-        """Check, show and keep the figures of an update; save a checkpoint when one is due. The first process does."""
+        """Check, show and keep the figures of an update; save a checkpoint when one is due."""
         step = len(self.history) + 1
         metrics = self._metrics(step, figures)
         bad = next((name for name, value in metrics.items() if not math.isfinite(value)), None)
         if bad:
             raise UserError(f"update {step}: {bad} is {metrics[bad]}; training diverged, lower --learning-rate")
         self.history.append(metrics)
-        episodes = processes.gathered(self.scorer.episodes)
-        if processes.is_first():
-            self._keep(step, metrics, episodes)
+        self._keep(step, metrics, self.scorer.episodes)
         self.norms.clear()
         self.started = time.perf_counter()
 
@@ -106,10 +102,9 @@ class Recorder:
 
     def _metrics(self, step: int, figures: dict[str, float]) -> dict[str, float]:
         """The row of metrics.jsonl."""
-        adam = self.options.optimizer.settled(self.options.actor)
         return {"step": step} | figures | {
             "episode": step * self.options.ppo.batch_size, "policy/entropy": figures["policy/entropy_avg"],
-            "lr": adam.learning_rate, "grad_norm": sum(self.norms) / len(self.norms),
+            "lr": self.options.actor.rate, "grad_norm": sum(self.norms) / len(self.norms),
             "seconds": time.perf_counter() - self.started,
         }  # fmt: skip
 

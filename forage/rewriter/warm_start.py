@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from forage import processes
 from forage.agent.prompts import control_tokens
 from forage.optimizer import update_weights
 from forage.rewriter.actors import Policy, model_inputs, with_adapter
@@ -24,30 +23,29 @@ from forage.text import first_words
 
 IGNORED = -100  # label of tokens that are not learned
 MAX_NORM = 1.0
+WORDS = 12  # of a document, which the model learns to write
 
 Example = tuple[tuple[int, ...], str]
 """A prompt's tokens and the text to write after it."""
 
 
 def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
-    """The folder of the warm-started model, which is trained once per run folder, by all processes."""
+    """The folder of the warm-started model, which is trained once per run folder."""
     folder = options.run_dir / "warm"
-    if not processes.broadcast(folder.exists()):
+    if not folder.exists():
         policy = load_policy(model, tokenizer, options)
         if options.actor.lora_rank:
             policy.lm = with_adapter(policy.lm, options.actor.lora_rank, options.seed)
         texts = {document.id: document.text for document in data.documents}
-        examples = examples_of(data.train, texts, options.warm.warm_words)
-        train_warm(policy, tokenizer, examples, options.warm, options.warm.rate(options.actor), options.seed)
-        with processes.first_process_first():
-            if processes.is_first():
-                save_lm(policy, model, tokenizer, folder)
+        examples = examples_of(data.train, texts)
+        train_warm(policy, tokenizer, examples, options.warm, 5 * options.actor.usual_rate, options.seed)
+        save_lm(policy, model, tokenizer, folder)
     return str(folder)
 
 
-def examples_of(rows: Sequence[Row], texts: Mapping[str, str], words: int) -> list[Example]:
+def examples_of(rows: Sequence[Row], texts: Mapping[str, str]) -> list[Example]:
     """Each question's prompt, and the beginning of its first relevant document."""
-    return [(row.prompt, beginning_of(texts[row.relevant_doc_ids[0]], words)) for row in rows]
+    return [(row.prompt, beginning_of(texts[row.relevant_doc_ids[0]], WORDS)) for row in rows]
 
 
 def beginning_of(text: str, words: int) -> str:
@@ -70,18 +68,15 @@ def train_warm(
         batch = [draw.choice(examples) for _ in range(options.warm_batch_size)]
         loss = warm_loss(policy, tokenizer, batch)
         loss.backward()
-        processes.sum_gradients(weights)
         update_weights(optimizer, rate * (1 - step / options.warm_steps), MAX_NORM)
         if (step + 1) % 10 == 0 or step + 1 == options.warm_steps:
-            mean = processes.all_reduced(loss).item()
-            print(f"warm start, update {step + 1} of {options.warm_steps}: loss {mean:.3f}", flush=True)
+            print(f"warm start, update {step + 1} of {options.warm_steps}: loss {loss.item():.3f}", flush=True)
 
 
 def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> Any:
     """Mean cross-entropy of the texts' tokens and their eos; prompts and padding are not learned.
 
-    A text longer than --max-new-tokens is cut and gets no eos: the model should not learn to stop in mid-sentence. Of
-    several processes, each computes what its share of the examples adds to the mean.
+    A text longer than --max-new-tokens is cut and gets no eos: the model should not learn to stop in mid-sentence.
     """
     ids, labels = [], []
     for prompt, text in examples:
@@ -93,10 +88,9 @@ def warm_loss(policy: Policy, tokenizer: Any, examples: Sequence[Example]) -> An
     longest, device = max(map(len, ids)), policy.lm.device
     ids_BT = torch.tensor([row + [policy.pad_id] * (longest - len(row)) for row in ids], device=device)
     labels_BT = torch.tensor([row + [IGNORED] * (longest - len(row)) for row in labels], device=device)
-    count, mine = (labels_BT != IGNORED).sum(), processes.share(len(examples))
-    logits_BTV = policy(**model_inputs(ids_BT[mine], policy.pad_id), use_cache=False).logits[:, :-1]
-    wanted_BT = labels_BT[mine, 1:]
+    logits_BTV = policy(**model_inputs(ids_BT, policy.pad_id), use_cache=False).logits[:, :-1]
+    wanted_BT = labels_BT[:, 1:]
     total = torch.nn.functional.cross_entropy(
         logits_BTV.flatten(0, 1), wanted_BT.flatten(), ignore_index=IGNORED, reduction="sum"
     )
-    return total / count
+    return total / (wanted_BT != IGNORED).sum()

@@ -219,7 +219,7 @@ def targets(given, arena, address):
         **{f"ppo_{backend}": Target(
             ("train_ppo.py", "--data", arena / "data", "--base-model", given / "ppo" / "model", "--run-dir",
              arena / "run", "--output-dir", arena / "model", "--max-steps", "3", "--max-new-tokens", "6",
-             "--pseudo-answer-tokens", "8", "--learning-rate", "0.001", "--save-every", "1", "--backend", backend,
+             "--learning-rate", "0.001", "--save-every", "1", "--backend", backend,
              "--warm-steps", "2", "--report-to", "none"),
             inputs=(given / "ppo" / "data",),
             # TRL imports wandb, which leaves empty folders of random names in arena/tmp.

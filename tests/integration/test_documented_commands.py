@@ -20,7 +20,7 @@ FEWER = {
     "sft_train.py": "--max-steps 2 --num-demonstrations 8 --eval-questions 0",
     "grpo_train.py": "--max-steps 1 --batch-size 2 --num-rollouts 2 --eval-questions 2 --engine local",
     "evaluate.py": "--eval-questions 2 --engine local",
-    "train_ppo.py": "--max-steps 1 --eval-questions 2 --max-new-tokens 4 --pseudo-answer-tokens 4 --report-to none",
+    "train_ppo.py": "--max-steps 1 --eval-questions 2 --max-new-tokens 4 --report-to none",
 }
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from forage.errors import UserError
-from forage.rewriter.actors import Policy, choose_by, left_padded, make_actors, model_inputs, text_of
+from forage.rewriter.actors import Policy, choose_by, left_padded, make_actors, model_inputs, text_of, write_texts
+from forage.rewriter.models import save_lm
 from forage.rewriter.options import ActorOptions, SamplingOptions
 from forage.rewriter.ppo import logits_and_values, logprobs_of
 from tests.tiny_rewriter import tiny_actors, tiny_lm, tiny_rows
@@ -42,18 +43,6 @@ def test_a_number_chooses_a_token_by_hand():
         ).tolist() == [1]
 
 
-def test_a_row_is_sampled_the_same_whatever_rows_are_beside_it():
-    policy = tiny_actors()[0].policy
-    ids = left_padded([row.prompt for row in tiny_rows(4)], policy.pad_id)
-    torch.manual_seed(0)
-    draws = policy.draws(4)
-    together = policy.sample(ids, draws)
-    torch.manual_seed(0)
-    assert torch.equal(policy.sample(ids), together)  # as the random state alone would have it
-    for row in range(4):
-        assert torch.equal(policy.sample(ids[row : row + 1], draws[row : row + 1]), together[row : row + 1])
-
-
 def test_top_p_bounds_what_is_sampled_and_not_how_it_is_scored():
     actors, _ = tiny_actors(sampling=SamplingOptions(max_new_tokens=1, top_p=0.9))
     policy = actors.policy
@@ -82,24 +71,43 @@ def test_a_response_ends_at_eos_and_its_row_is_filled_up():
     assert responses[1, 0] != 2
 
 
-@pytest.mark.parametrize(("value", "lora_rank"), [("auto", 0), ("shared", 0), ("auto", 4)])
-def test_what_is_trained(value, lora_rank):
+def test_texts_come_back_in_order_whatever_batch_they_were_in():
+    actors, tokenizer = tiny_actors()
+    prompts = [row.prompt for row in tiny_rows(5)][::-1]
+    alone = [write_texts(actors.policy, tokenizer, [prompt])[0] for prompt in prompts]
+    assert write_texts(actors.policy, tokenizer, prompts, batch_size=2) == alone
+    assert len(set(alone)) > 1
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_what_is_trained(lora_rank):
     lm, tokenizer = tiny_lm()
     whole = sum(weight.numel() for weight in lm.parameters())
-    head = lm.lm_head.weight.numel()
     policy = Policy(lm, SamplingOptions(), 2, len(tokenizer))
-    actors = make_actors(policy, ActorOptions(value=value, lora_rank=lora_rank), seed=0)
+    actors = make_actors(policy, ActorOptions(lora_rank=lora_rank), seed=0)
     trained = sum(weight.numel() for weight in actors.parameters() if weight.requires_grad)
     if lora_rank:
         assert trained < whole / 10
         assert all("lora" in n or "score" in n for n, w in actors.named_parameters() if w.requires_grad)
     else:
-        assert trained == whole + 33 + (0 if value == "shared" else whole - head)
+        assert trained == whole + 33
     assert not any(weight.requires_grad for weight in actors.reference.parameters())
     sequences = torch.tensor([[5, 6, 7, 8]])
     logits, values = logits_and_values(actors, sequences, 2)
     assert values.tolist() == [[0, 0]]  # an untrained head gives 0
     torch.testing.assert_close(actors.reference.response_logits(sequences, 2), logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_reference_stays_what_it_was():
+    for options in (ActorOptions(lora_rank=0), ActorOptions()):
+        actors, _ = tiny_actors(options)
+        sequences = torch.tensor([[5, 6, 7, 8]])
+        before = actors.reference.response_logits(sequences, 2)
+        for weight in actors.policy.parameters():
+            if weight.requires_grad:
+                weight.data += 0.1
+        torch.testing.assert_close(actors.reference.response_logits(sequences, 2), before, rtol=0, atol=0)
+        assert not torch.allclose(actors.policy.response_logits(sequences, 2)[0], before)
 
 
 def test_no_dropout_whatever_mode_is_asked_for():
@@ -113,12 +121,32 @@ def test_no_dropout_whatever_mode_is_asked_for():
         actors.train()
 
 
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_plain_transformers_loads_what_was_trained(tmp_path, lora_rank):
+    actors, tokenizer = tiny_actors(ActorOptions(lora_rank=lora_rank))
+    tiny_lm()[0].save_pretrained(tmp_path / "source")
+    for weight in actors.policy.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.1)
+    sequences = torch.tensor([[5, 6, 7, 8]])
+    trained = actors.policy.response_logits(sequences, 2)[0] * 0.7
+    save_lm(actors.policy, str(tmp_path / "source"), tokenizer, tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.dtype == torch.float32
+    torch.testing.assert_close(loaded(input_ids=sequences).logits[:, 1:3], trained, rtol=1e-4, atol=1e-4)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == len(tokenizer)
+    assert loaded.generation_config.eos_token_id == 2
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (SamplingOptions(max_new_tokens=0), "--max-new-tokens"),
+        (SamplingOptions(temperature=0.0), "--temperature 0"),
+        (SamplingOptions(top_p=0.0), "--top-p"),
+        (SamplingOptions(top_p=1.1), "--top-p"),
         (ActorOptions(lora_rank=-1), "--lora-rank"),
-        (ActorOptions(value="separate"), "--value separate trains a second full model.* give --lora-rank 0 with it"),
+        (ActorOptions(learning_rate=-1.0), "--learning-rate"),
     ],
 )
 def test_options_that_can_not_be(options, says):

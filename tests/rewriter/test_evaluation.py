@@ -1,18 +1,19 @@
 """Evaluation: measures and differences by hand, and the table."""
 
+import json
 import math
 
 import pytest
 
-from forage.errors import UserError
 from forage.metrics import span
 from forage.rewriter.data import Row
 from forage.rewriter.evaluation import (
     RAW,
     difference,
-    load_measurements,
+    few_updates,
     measure,
-    save_measurements,
+    print_measurements,
+    result_rows,
 )
 
 ROWS = [Row("one", ("a", "b"), (1,)), Row("two", ("c",), (2,))]
@@ -23,7 +24,7 @@ def search(queries):
 
 
 def ways():
-    return [measure(RAW, ROWS, ["x", "x c"], search, 2), measure("better, append", ROWS, ["a b", "c"], search, 2)]
+    return [measure(RAW, ROWS, ["x", "x c"], search, 2), measure("better", ROWS, ["a b", "c"], search, 2)]
 
 
 def test_ways_by_hand():
@@ -36,9 +37,21 @@ def test_ways_by_hand():
     assert span({"mean": 0, "low": 0.1, "high": 0.25}) == "0.100 to 0.250"
 
 
-def test_measurements_are_saved_and_loaded(tmp_path):
-    save_measurements(tmp_path / "ways.json", ways())
-    assert load_measurements(tmp_path / "ways.json") == ways()
-    (tmp_path / "ways.json").write_text('[{"way": 1}]')
-    with pytest.raises(UserError, match=r"ways.json is damaged"):
-        load_measurements(tmp_path / "ways.json")
+def test_results_and_their_table(capsys):
+    rows = result_rows(ways())
+    assert json.loads(json.dumps(rows))[1]["over_raw"]["mean"] == 0.5
+    assert [(row["way"], row["questions"], row["mrr"]) for row in rows] == [(RAW, 2, 0.25), ("better", 2, 1.0)]
+    print_measurements(ways(), 2)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "raw query  recall@2 0.500 (0.000 to 1.000), nDCG 0.315",
+        "better     recall@2 1.000 (1.000 to 1.000), nDCG 1.000, over raw query +0.500 (0.000 to 1.000)",
+    ]
+
+
+def test_a_short_run_says_that_it_is_one():
+    gain = {"mean": -0.031, "low": -0.094, "high": 0.0}
+    assert few_updates(6, 4, gain) == (
+        "6 updates of 4 episodes: too few to mean anything, so take the change by PPO, -0.031 (-0.094 to 0.000), for "
+        "chance; runs that learn take hundreds (--max-steps)"
+    )
+    assert few_updates(1, 4, gain).startswith("1 update of")

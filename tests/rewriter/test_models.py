@@ -1,15 +1,17 @@
 """Base models: gpt2 and its kin beside Llama's, in full precision, and what is saved of them."""
 
+import re
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.errors import UserError
+from forage.policy.base_models import resolve_model
 from forage.rewriter.actors import make_actors
-from forage.rewriter.models import check_length, load_policy, save_lm
+from forage.rewriter.models import GPU_MODEL, load_policy, save_lm
 from forage.rewriter.options import ActorOptions, Options
 from forage.rewriter.ppo import logits_and_values
-from tests.tiny_rewriter import make_tiny, tiny_gpt2, tiny_lm
+from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_gpt2, tiny_lm
 
 SEQUENCES = torch.tensor([[5, 6, 7, 8, 9]])
 KINDS = {"llama": tiny_lm, "gpt2": tiny_gpt2}
@@ -46,16 +48,25 @@ def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path):
     torch.testing.assert_close(got, wanted.detach(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("more", [(), ("--warm-steps", "2", "--rewrite", "replace")])
+def test_a_run_by_default_trains_an_adapter(folder, tmp_path, capsys, more):
+    run(tiny_args(folder, tmp_path, "--backend", "own", "--max-steps", "2", *more))
+    said = capsys.readouterr().out
+    assert re.search(r", (33|65) of them the value model's", said)  # a head on 32 or 64 numbers, and its bias
+    state = next((tmp_path / "state").glob("*/model.safetensors"))
+    assert state.stat().st_size < (folder / "model" / "model.safetensors").stat().st_size
+    assert metrics(tmp_path)[0]["lr"] == 0.001
+    AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+
 @pytest.mark.parametrize(("given", "rates"), [((), (1e-4, 5e-4)), (("--lora-rank", "0"), (1e-5, 5e-5))])
 def test_rates_go_by_what_is_trained(given, rates):
     actor = ActorOptions(lora_rank=0) if given else ActorOptions()
-    options = Options(actor=actor)
-    assert (options.optimizer.settled(actor).learning_rate, options.warm.rate(actor)) == rates
+    assert (actor.rate, 5 * actor.usual_rate) == rates
 
 
-def test_more_than_the_models_positions_is_refused(tmp_path):
-    GPT2Config(n_positions=287).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="--max-prompt-tokens 256 and --max-new-tokens 32 are more than the 287 tokens"):
-        check_length(str(tmp_path), Options(base_model="gpt2"))
-    GPT2Config(n_positions=288).save_pretrained(tmp_path)
-    check_length(str(tmp_path), Options())
+def test_auto_takes_a_small_model_on_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("forage.policy.base_models.check_hub_model", lambda name: None)
+    assert resolve_model("auto", on_gpu=GPU_MODEL) == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert "model: Qwen/Qwen2.5-0.5B-Instruct, because there is a GPU" in capsys.readouterr().out

@@ -6,16 +6,20 @@ import pytest
 import torch
 
 from forage.errors import UserError
-from forage.rewriter.options import PPOOptions
+from forage.rewriter.options import ActorOptions, PPOOptions, SamplingOptions
 from forage.rewriter.ppo import (
+    MAX_NORM,
+    Training,
     TrainingBatch,
     entropy_of,
     gae,
     last_places,
     logprobs_of,
+    make_optimizer,
     ppo_loss,
     rollout,
     token_rewards,
+    train_own,
     whitened,
 )
 from tests.tiny_rewriter import batches_of, tiny_actors, tiny_rows
@@ -97,10 +101,40 @@ def test_a_batch_of_equal_rewards_is_not_whitened():
     assert flat.advantages_BR.std() != pytest.approx(1.0, abs=0.1)
 
 
+def test_rewards_raise_what_earns_them():
+    def even(rows, responses):
+        return [sum(token % 2 == 0 for token in tokens) / len(tokens) for tokens in responses]
+
+    actors, _ = tiny_actors(ActorOptions(lora_rank=0), SamplingOptions(max_new_tokens=4, top_p=1.0))
+    options = PPOOptions(batch_size=16, ppo_epochs=2, kl_coef=0.0)
+    figures = []
+    optimizer = make_optimizer(actors, 5e-3, [])
+    training = Training(actors, optimizer, options, even, figures.append)
+    train_own(training, batches_of(tiny_rows(), actors.policy.pad_id, 16), 16)
+    rewards = [row["objective/scores"] for row in figures]
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.15
+    assert figures[-1]["loss/value_avg"] < figures[0]["loss/value_avg"]
+
+
+def test_gradients_are_cut_to_the_norm():
+    actors, _ = tiny_actors()
+    norms = []
+    optimizer = make_optimizer(actors, 1e-3, norms)
+    for weight in actors.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    count = sum(weight.numel() for weight in actors.parameters())
+    assert norms == [pytest.approx(math.sqrt(count), rel=1e-3)]
+    assert torch.sqrt(sum((weight.grad**2).sum() for weight in actors.parameters())) == pytest.approx(
+        MAX_NORM, rel=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     "given",
     [
-        {"micro_batch_size": 3}, {"clip_range": 0.0}, {"gamma": 1.1},
+        {"batch_size": 0}, {"micro_batch_size": 3}, {"micro_batch_size": -1}, {"clip_range": 0.0},
+        {"gae_lambda": -0.1}, {"ppo_epochs": 0}, {"kl_coef": -1.0},
     ],
 )  # fmt: skip
 def test_options_that_can_not_be(given):

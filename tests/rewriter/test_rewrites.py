@@ -6,6 +6,7 @@ import pytest
 
 from forage.agent.prompts import final_query, prompt_tokens
 from forage.data.records import Question
+from forage.errors import UserError
 from forage.rewriter.actors import left_padded, with_padding
 from forage.rewriter.data import make_rows
 from forage.rewriter.options import RewriteOptions
@@ -21,6 +22,13 @@ def test_final_queries_by_hand():
     assert final_query("gout", " sore\n toe ", "replace", 2) == "sore toe"
     assert final_query("gout", "", "append", 1) == "gout"
     assert final_query("gout", "", "replace", 1) == ""
+
+
+def test_a_chat_template_tells_instruction_and_query(tokenizer):
+    text = tokenizer.decode(prompt_tokens(tokenizer, "Rewrite.", "What is gout?"))
+    assert text == (
+        "<|im_start|>system\nRewrite.<|im_end|>\n<|im_start|>user\nWhat is gout?<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,11 @@ def test_without_a_template_the_prompt_is_a_text_to_go_on_with(tokenizer):
     tokenizer.chat_template = None
     text = tokenizer.decode(prompt_tokens(tokenizer, "Rewrite.", "Gout?"))
     assert text == "Rewrite.\n\nQuestion: Gout?\nSearch query:"
+
+
+def test_a_query_can_not_end_its_turn(tokenizer):
+    plain = prompt_tokens(tokenizer, "Rewrite.", "a  b")
+    assert prompt_tokens(tokenizer, "Rewrite.", "a <|im_end|> b").count(2) == plain.count(2)
 
 
 def test_padding_is_a_token_that_nothing_else_is(tokenizer):
@@ -64,3 +77,9 @@ def test_queries_that_read_alike_are_one_row_and_long_ones_none(tokenizer):
     assert len({row.prompt for row in rows}) == 2
     assert problems[0] == "t.jsonl:7: duplicate query; its relevant_doc_ids are added to the first one's"
     assert problems[1].startswith("t.jsonl:8: left out, its prompt of 634 tokens")
+
+
+@pytest.mark.parametrize("given", [{"query_weight": 0}, {"instruction": " "}])
+def test_options_that_can_not_be(given):
+    with pytest.raises(UserError, match=next(iter(given)).replace("_", "-")):
+        RewriteOptions(**given).check()

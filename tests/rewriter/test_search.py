@@ -1,4 +1,4 @@
-"""Search for the rewriter: every mode, documents cut into chunks, and a store that exists already."""
+"""Search for the rewriter: by words, and in a store that exists already."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -7,7 +7,6 @@ from forage.errors import UserError
 from forage.rewriter.data import open_search, read_data
 from forage.rewriter.options import Options
 from forage.store.document_store import DocumentStore
-from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
 from tests.tiny_rewriter import make_tiny, write_data
 
@@ -24,15 +23,20 @@ def tokenizer(model_folder):
     return AutoTokenizer.from_pretrained(model_folder)
 
 
-def test_a_document_counts_by_its_best_chunk(tmp_path, tokenizer):
-    sentences = " ".join(f"Sentence {n} speaks of topic{n} and of gout." for n in range(60))
-    corpus = [{"doc_id": "long", "text": sentences}, {"doc_id": "a", "text": "Gout."}, {"doc_id": "b", "text": "Flu."}]
-    gout, flu = ({"query": f"{name}?", "relevant_doc_ids": [doc_id]} for name, doc_id in (("gout", "a"), ("flu", "b")))
-    folder = write_data(tmp_path, corpus, train=[gout, flu], eval=[{"query": "long?", "relevant_doc_ids": ["long"]}])
-    for mode in ("sparse", "hybrid"):
-        options = Options(data=folder, mode=mode, embedder=PACKAGED_EMBEDDER, k=2)
-        found = open_search(options, read_data(options, tokenizer))(["topic7 gout"])
-        assert sorted(found[0]) == ["a", "long"]
+def test_words_find_documents_once(tiny, tokenizer):
+    options = Options(data=tiny / "data", k=3)
+    data = read_data(options, tokenizer)
+    found = open_search(options, data)(["remedy4 disease", "What mends disease 7?"])
+    assert [len(set(ids)) for ids in found] == [3, 3]
+    assert (found[0][0], found[1][0]) == ("d4", "d7")
+    assert open_search(options, data)(["remedy4 disease"]) == [found[0]]  # opens the same store
+
+
+@pytest.mark.parametrize("mode", ["dense", "hybrid"])
+def test_embeddings_need_a_store_that_has_them(tmp_path, mode):
+    with pytest.raises(UserError, match=f"--mode {mode} needs a store with embeddings; give --store"):
+        Options(mode=mode).check()
+    Options(mode=mode, store="data/store").check()
 
 
 def test_an_existing_store_is_searched_by_its_chunks(tiny, tmp_path, tokenizer):

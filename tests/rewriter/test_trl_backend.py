@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from forage.optimizer import OptimizerOptions
 from forage.rewriter.actors import Policy, make_actors, with_padding
 from forage.rewriter.options import ActorOptions, PPOOptions, SamplingOptions
 from forage.rewriter.ppo import Training, make_optimizer, train_own
@@ -22,7 +21,7 @@ def odd(rows, responses):
 
 
 def adamw(actors, learning_rate):
-    return make_optimizer(actors, OptimizerOptions(learning_rate=learning_rate), [])
+    return make_optimizer(actors, learning_rate, [])
 
 
 def trained(backend, actors, tokenizer, options, optimizer, updates=2, first=0):
@@ -43,7 +42,9 @@ def trained(backend, actors, tokenizer, options, optimizer, updates=2, first=0):
 @pytest.mark.parametrize(
     ("actor", "top_p", "micro"),
     [
-        (ActorOptions(lora_rank=0, value="shared"), 0.5, 0),
+        (ActorOptions(lora_rank=0), 0.9, 0),
+        (ActorOptions(lora_rank=0), 1.0, 2),
+        (ActorOptions(lora_rank=0), 0.5, 0),
         (ActorOptions(), 0.9, 2),
     ],
 )
@@ -84,9 +85,7 @@ def ending_actors(actor):
     return make_actors(policy, actor, seed=0), tokenizer
 
 
-@pytest.mark.parametrize(
-    "actor", [ActorOptions(lora_rank=0), ActorOptions(lora_rank=0, value="shared"), ActorOptions()]
-)
+@pytest.mark.parametrize("actor", [ActorOptions(lora_rank=0), ActorOptions()])
 def test_our_updates_equal_trls(actor):
     options = PPOOptions(micro_batch_size=2, gae_lambda=0.9, gamma=0.95)
     figures, weights = {}, {}
