@@ -35,6 +35,8 @@ def walk(tiny, run_dir):
 def _note(tiny, run_dir, found):
     import grpo_train
     from forage.cli import run_script
+    from forage.grpo.options import TrainOptions
+    from tests.tiny import rewards_of_tokens
 
     called, package, scripts = set(), f"{ROOT}/forage/", {str(path) for path in ROOT.glob("*.py")}
 
@@ -47,7 +49,12 @@ def _note(tiny, run_dir, found):
     sys.argv = ["grpo_train.py", "--data", f"{tiny}/data", "--policy", f"{tiny}/policy", "--run-dir", run_dir, *OPTIONS]
     sys.setprofile(watch)
     threading.setprofile(watch)
-    run_script(grpo_train.main, grpo_train.__doc__, top=grpo_train.TOP, presets=grpo_train.PRESETS)
+
+    def main(options: TrainOptions) -> None:
+        grpo_train.main(options, rewards_of_tokens)  # its own ones find all of the tiny model's noise equally bad
+
+    main.__annotations__["options"] = TrainOptions
+    run_script(main, grpo_train.__doc__, top=grpo_train.TOP, presets=grpo_train.PRESETS)
     sys.setprofile(None)
     threading.setprofile(None)
     for file, first in called:

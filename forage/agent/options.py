@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from forage.agent.prompts import TASK
-from forage.agent.tools import Spec, chosen_tools, own_tools, specs_of
+from forage.agent.tools import Spec, own_tools, specs_of
 from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.files import replacing
@@ -92,8 +92,6 @@ class SearchOptions:
     title_share: bool | None = fixed(None)
     """With --mode hybrid: let a title count by the share of its words that the query says; the ranking by words gets
     the weight that no title earns (True)."""
-    tools: tuple[str, ...] | None = fixed(None)
-    """Tools beside search, by their names in get_tools of grpo_rollout.py (all of those)."""
     override_agent: bool = False
     """Let these options differ from the policy's agent.json instead of stopping."""
 
@@ -106,8 +104,6 @@ class SearchOptions:
         given = {name: value for name, value in asdict(self).items() if name != "override_agent" and value is not None}
         if self.task is not None:
             given["task"] = as_task(self.task)
-        if self.tools is not None:
-            given["tools"] = chosen_tools(self.tools)
         folder = next((folder for folder in folders if (folder / AGENT_FILE).is_file()), None)
         known = read_agent(folder) if folder else AgentSettings(tools=specs_of(own_tools()))
         differs = next((name for name, value in given.items() if value != getattr(known, name)), None)
@@ -117,6 +113,8 @@ class SearchOptions:
                 f"{option} {quoted(given[differs])}: the policy was trained with {quoted(getattr(known, differs))}, as "
                 f"{folder / AGENT_FILE} says; leave {option} out, or give --override-agent"
             )
+        if folder and (unknown := own_tools().keys() - known.tools.keys()):
+            print(f"{folder / AGENT_FILE} fixes the policy's tools, so it is not told of {', '.join(sorted(unknown))}")
         settings = replace(known, **given)
         settings.check()
         return settings

@@ -18,7 +18,7 @@ import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 from forage.errors import UserError
@@ -74,15 +74,6 @@ def spec_of(name: str, function: ToolFunction) -> Spec:
         "description": description,
         "parameters": {"type": "object", "properties": properties, "required": required},
     }
-
-
-def chosen_tools(names: Sequence[str]) -> dict[str, Spec]:
-    """The specs of some tools of `get_tools`."""
-    tools = own_tools()
-    if missing := [name for name in names if name not in tools]:
-        known = ", ".join(tools) or "none"
-        raise UserError(f"--tools {missing[0]}: get_tools of {SCRIPT}.py has only {known}; add it there")
-    return specs_of({name: tools[name] for name in names})
 
 
 def functions_for(specs: Mapping[str, Spec]) -> dict[str, ToolFunction]:

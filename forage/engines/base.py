@@ -79,7 +79,8 @@ class Engine:
         raise NotImplementedError
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Sample with this adapter, a PEFT folder, from now on."""
+        """Sample with this adapter, a PEFT folder, from now on. Episodes are signed with its name."""
+        self.adapter = name
 
     def release(self, episode: str) -> None:
         """The episode is over: free what is cached for it."""

@@ -374,6 +374,7 @@ def _sequence_ratio(logprobs_BT: Tensor, old_BT: Tensor, sequence_BT: Tensor, le
 
 
 def _policy_terms(logprobs_BT: Tensor, ratio_BT: Tensor, advantages_BT: Tensor, options: LossOptions) -> Tensor:
+    """Each token's loss: a loss of your own goes here, and what it clips into `_clipped`, which only counts."""
     clipped_BT = ratio_BT.clamp(1 - options.clip_low, 1 + options.clip_high)
     if options.loss == "cispo":
         return -clipped_BT.detach() * advantages_BT * logprobs_BT

@@ -94,7 +94,14 @@ class OwnPlay(Play):
                 self.runner.run(self.rollout.engine.wake())
 
     def play_alone(self, plan: Plan, phases: Phases) -> list[Episode]:
-        return self.runner.run(play_here(self.rollout, self.run_dir, plan))
+        played = Played(self.run_dir, plan)
+        if played.missing():
+            if self.rollout.engine.exact:  # half a plan would be sampled in different batches, so rounded differently
+                shutil.rmtree(played.folder, ignore_errors=True)
+                played = Played(self.run_dir, plan)
+            self.runner.run(load_newest(self.rollout, self.run_dir))
+            self.runner.run(play_plan(self.rollout, self.run_dir, plan, TRAINER))
+        return played.episodes()
 
     def sleep(self, phases: Phases) -> None:
         if self.sleeps:
@@ -112,14 +119,3 @@ class OwnPlay(Play):
             if torch.cuda.is_available():
                 gc.collect()  # takes a second, so not for nothing
             torch.cuda.empty_cache()
-
-
-async def play_here(rollout: Rollout, run_dir: Path, plan: Plan) -> list[Episode]:
-    played = Played(run_dir, plan)
-    if played.missing():
-        if rollout.engine.exact:  # half a plan would be sampled in different batches, so rounded differently
-            shutil.rmtree(played.folder, ignore_errors=True)
-            played = Played(run_dir, plan)
-        await load_newest(rollout, run_dir)
-        await play_plan(rollout, run_dir, plan, TRAINER)
-    return played.episodes()

@@ -22,10 +22,10 @@ from forage.data.records import read_answerable
 from forage.data.splits import read_training_questions
 from forage.errors import UserError, first_line
 from forage.files import remove_folder
+from forage.grpo.guidance import Guide, open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.run import KEPT, Run, plan_step
-from forage.grpo.update import Guide, open_guide
 from forage.manifest import contradictions, flat, plain
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.rollout.agreement import (

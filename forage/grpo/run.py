@@ -8,8 +8,8 @@ from typing import Any
 
 from forage.agent.episode import Episode
 from forage.data.splits import in_rounds
+from forage.grpo.guidance import Guide
 from forage.grpo.options import TrainOptions
-from forage.grpo.update import Guide
 from forage.policy.adapters import DIGITS, adapter_path, sampled_by, version_name, weights_digest
 from forage.rollout.agreement import RunManifest
 from forage.rollout.plans import Plan, plan_of, plan_path, read_plan, write_plan

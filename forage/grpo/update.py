@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from forage.agent.combination import Floats, combine_rewards, names_of_rewards
 from forage.agent.episode import Episode
-from forage.data.splits import in_rounds
 from forage.errors import UserError, first_line
+from forage.grpo.guidance import Demonstrations
 from forage.grpo.learner import Learner
 from forage.grpo.losses import (
     ScoredBatch,
@@ -31,7 +30,7 @@ from forage.grpo.losses import (
     summary,
     widest,
 )
-from forage.grpo.options import GuidanceOptions, LossOptions, UpdateOptions
+from forage.grpo.options import LossOptions, UpdateOptions
 from forage.policy.checkpoint import random_states, set_random_states
 from forage.policy.packing import TokenBatch, pack, pack_trees, values_like
 from forage.runs.phases import Phases
@@ -111,40 +110,6 @@ def scaled_credits(credits: Sequence[Sequence[float]]) -> list[Sequence[float]]:
     return [tuple(value / size for value in each) for each in credits]
 
 
-# Guidance: demonstrations that a policy keeps learning from while GRPO trains it. GRPO can only reinforce what the
-# policy samples, and a small policy never learns what it hardly ever samples. So a step may also train on a few
-# demonstrations, whose loss has a weight: CHORD, https://arxiv.org/abs/2508.11408, simplified: the two losses are added
-# instead of mixed by mu and 1 - mu, and tokens are not weighted by their probability.
-
-
-@dataclass(frozen=True)
-class Demonstrations:
-    """The demonstrations of one step, and the weight of their loss."""
-
-    episodes: Sequence[Episode] = ()
-    weight: float = 0.0
-
-
-@dataclass(frozen=True)
-class Guide:
-    """All demonstrations, and which step trains on which of them."""
-
-    options: GuidanceOptions
-    episodes: Sequence[Episode]
-    seed: int
-
-    def at(self, step: int) -> Demonstrations:
-        weight = self.options.demonstration_weight
-        if not self.episodes or not weight:
-            return Demonstrations()
-        return Demonstrations(in_rounds(self.episodes, step, self.options.demonstrations_per_step, self.seed), weight)
-
-
-def open_guide(options: GuidanceOptions, seed: int, read: Callable[[Path], Sequence[Episode]]) -> Guide:
-    """Read the demonstrations, if there are any, with a reader that knows which are fit to learn from."""
-    return Guide(options, read(options.demonstrations) if options.demonstrations else (), seed)
-
-
 @dataclass(frozen=True)
 class UpdateContext:
     """What an update needs beside the policy and its episodes."""
@@ -215,7 +180,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     old = OldLogprobs(taught.episodes, learner.device)
     for _ in range(context.options.epochs):
         sums, budget = learn_within_memory(budget, learner, taught, old, context)
-        norm = step(learner, context)
+        norm = change_weights(learner, context)
         old.known = True
     figures = summary(learner.sums(add_stats(sums.parts))) if sums.parts else {"tokens": 0.0}
     if sums.demonstrations is not None:
@@ -266,7 +231,7 @@ def learn_epoch(
     return EpochSums(sums, loss, len(parts) + len(demonstrated))
 
 
-def step(learner: Learner, context: UpdateContext) -> float:
+def change_weights(learner: Learner, context: UpdateContext) -> float:
     """Change the policy by the gradients; returns their norm. Without memory for that, the run can only stop.
 
     Some weights may have been changed and others not. The checkpoint is of before the step, so nothing is lost.

@@ -64,7 +64,7 @@ class Rollout:
         self.weights = weights_by_name(functions, options.weights)
         self.by_id = read_split_questions(options.data)
         self.tools = functions_for(settings.tools)
-        self.searches = BatchedSearch(self.search, in_line=engine.exact)
+        self.batched_search = BatchedSearch(self.search, in_line=engine.exact)
         self.try_rewards()
 
     def try_rewards(self) -> None:
@@ -91,10 +91,10 @@ class Rollout:
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
         return self.store.search(queries, self.settings.k, self.settings.mode, fusion=self.settings.fusion)
 
-    async def play(self, question: Question, plan: Plan, view: RolloutView) -> list[Episode]:
+    async def play_group(self, question: Question, plan: Plan, view: RolloutView) -> list[Episode]:
         """A question's group of episodes, rewarded."""
         sampling = replace(self.options.sampling, temperature=plan.temperature)
-        agent = Agent(self.engine, self.protocol, self.searches, self.settings, sampling, tools=self.tools)
+        agent = Agent(self.engine, self.protocol, self.batched_search, self.settings, sampling, tools=self.tools)
 
         async def one(sample: int) -> Episode:
             episode = await agent.play(question, sample, plan.seed)
@@ -105,15 +105,16 @@ class Rollout:
         if causes := [episode.cause for episode in episodes if episode.stop == "engine"]:
             # The server failed, which says nothing about the policy: not kept.
             raise UserError(f"{plan.name}: {causes[0]}; start it, then run the same command again to resume")
-        episodes = await self.searches.in_thread(self.reward, episodes, [question] * len(episodes))
+        episodes = await self.batched_search.in_thread(self.reward, episodes, [question] * len(episodes))
         if plan.credit == "words":
             credit = (episodes, question, self.searcher, self.protocol.tokenizer.decode, plan.word_cost)
-            episodes = await self.searches.in_thread(credited, *credit)
+            episodes = await self.batched_search.in_thread(credited, *credit)
         view.rewarded(episodes)
         return episodes
 
     def reward(self, episodes: Sequence[Episode], questions: Sequence[Question]) -> list[Episode]:
-        """Add each one's rewards and their weighted mean. Only people read the mean: training combines them itself."""
+        """Add each one's rewards and their weighted mean, by which flat groups are found and people read; the update
+        combines the rewards itself."""
         matrix_NR = reward_matrix(self.functions, episodes, questions)
         combined_N = combine_rewards(matrix_NR, "uniform", list(self.weights.values()))
         return scored(episodes, list(self.functions), matrix_NR, combined_N)
@@ -171,7 +172,7 @@ async def play_plan(
     with RolloutView(f"{plan.name}{part}, {rollout.engine.adapter}", total, waits.words, shown=shown) as view:
 
         async def play(name: str) -> None:
-            episodes = await rollout.play(rollout.question(plan, name), plan, view)
+            episodes = await rollout.play_group(rollout.question(plan, name), plan, view)
             check()
             write(name, episodes)
 

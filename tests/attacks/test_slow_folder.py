@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from forage.data.records import Question
+from forage.grpo.guidance import open_guide
 from forage.grpo.options import TrainOptions
 from forage.grpo.resume import foreign, tidy
 from forage.grpo.run import Run, usable, write_plans
-from forage.grpo.update import open_guide
 from forage.policy.adapters import publish_adapter, sampled_by, weights_digest
 from forage.rollout.agreement import write_run
 from forage.rollout.claims import Claims

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from forage.agent.episode import append_episodes, read_episodes
+from forage.grpo.guidance import Demonstrations, open_guide
 from forage.grpo.options import GuidanceOptions
-from forage.grpo.update import Demonstrations, open_guide
 from tests.factories import EPISODE
 
 

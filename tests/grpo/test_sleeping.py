@@ -66,6 +66,7 @@ def test_a_run_in_turns_is_that_of_a_server_that_stays_awake(tiny, tmp_path, fak
     assert not fake.asleep
     play = ["load", "completion"]
     assert turns_of(fake) == [
+        SLEEP, WAKE,  # the room is measured, the policy loaded, the server probed
         *play, SLEEP,  # step 0, with the evaluation before it
         WAKE, "load", "unload", "completion", SLEEP,
         WAKE, "load", "unload", "completion", SLEEP,  # step 2, with an evaluation

@@ -203,7 +203,7 @@ def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
 
 def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_path):
     folder = tmp_path / "episodes" / "000000"
-    real = rollout.play
+    real = rollout.play_group
 
     async def slow(question, plan, view):
         episodes = await real(question, plan, view)
@@ -213,7 +213,7 @@ def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_pat
             append_episodes(folder / "other.jsonl", episodes)
         return episodes
 
-    rollout.play = slow
+    rollout.play_group = slow
     asyncio.run(play_plan(rollout, tmp_path, first_plan(rollout), "w"))
     assert not (folder / "w.jsonl").exists()
     assert len(Played(tmp_path, first_plan(rollout)).episodes()) == 6

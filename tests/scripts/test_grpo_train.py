@@ -13,10 +13,11 @@ from forage.agent.episode import append_episodes, read_episodes
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.grpo import guards
+from forage.grpo.guidance import Demonstrations
 from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions, GuidanceOptions, LossOptions, UpdateOptions
 from forage.grpo.run import usable
-from forage.grpo.update import Demonstrations, UpdateContext, learning_rate, prepare, update
+from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import adapter_path, served_name, versions, weights_digest
 from forage.policy.card import read_policy_card
