@@ -15,8 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from forage.agent.agent import Agent, BatchedSearch, Speak
+from forage.agent.agent import Agent, BatchedSearch, Speak, searched_for
 from forage.agent.builder import Found
+from forage.agent.episode import Episode
 from forage.agent.options import AGENT_FILE, AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.tools import functions_for
@@ -34,8 +35,10 @@ from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import read_run
 from forage.store.card import NO_EMBEDDER
 from forage.store.opening import Store, open_place
+from forage.store.options import Mode
 from forage.text import encodable
 
+DEPTH = 100  # ranks that /why looks at
 # An endpoint's model reads more than a small policy in training.
 ROOMY = {"max_turns": 8, "max_turn_tokens": 1024, "max_tokens": 16384, "passage_tokens": 200}
 
@@ -51,13 +54,39 @@ def talk(options: ChatOptions) -> None:
         stack = AsyncExitStack()
         try:
             agent, speak, view = runner.run(open_agent(options, store, console, stack))
+            played: tuple[Question, Episode] | None = None
             for text in questions(options.question, store, console):
-                episode = runner.run(agent.play(Question("chat", encodable(text), ""), 0, options.seed, speak))
+                if text == "/why":
+                    for line in why(store, agent.settings, *played) if played else ["nothing was asked yet"]:
+                        console.print(in_line(line))
+                    continue
+                question = Question("chat", encodable(text), "")
+                episode = runner.run(agent.play(question, 0, options.seed, speak))
                 if episode.stop == "engine":
                     raise UserError(f"{episode.cause}; see that the server runs, and ask again")
                 view.finished(episode)
+                played = question, episode
         finally:
             runner.run(stack.aclose())
+
+
+def why(store: Store, settings: AgentSettings, question: Question, episode: Episode) -> list[str]:
+    """Where each ranking of the store has the passages that an episode's searches showed.
+
+    Example: 'gout diet' found d3#0 (dense 1, sparse 4, hybrid 2).
+    """
+    modes: tuple[Mode, ...] = ("sparse",) if store.options.embedder == NO_EMBEDDER else ("dense", "sparse", "hybrid")
+    lines = []
+    for search in episode.searches:
+        text = searched_for(question, search.query, settings.question_weight)
+        ranks = {
+            mode: {hit.chunk_id: hit.rank for hit in store.search([text], DEPTH, mode, fusion=settings.fusion)[0]}
+            for mode in modes
+        }
+        for chunk_id in search.hits:
+            places = ", ".join(f"{mode} {ranks[mode].get(chunk_id, f'beyond {DEPTH}')}" for mode in modes)
+            lines.append(f"{search.query!r} found {chunk_id} ({places})")
+    return lines or ["it did not search"]
 
 
 def data_of(policy: Path) -> Path:

@@ -45,13 +45,16 @@ def test_an_endpoint_answers_every_line_of_standard_input(tiny_data, model_folde
 
     with chat_server(reply) as server:
         done = chat("--base-url", server.url, "--model", "m", "--data", tiny_data, "--k", 2,
-                    said="What mends 3?\n\nAgain?\n")  # fmt: skip
+                    said="/why\nWhat mends 3?\n\nAgain?\n/why\n")  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert [len(body.messages) for body in server.bodies] == [2, 4, 2, 4]
         assert server.bodies[2].messages[1]["content"] == "Again?"
     assert plain(done.stdout)
     assert max(map(len, done.stdout.splitlines())) <= 80
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[:2] == ["> /why", "nothing was asked yet"]
+    assert "'remedy disease 3' found d3#0 (sparse 1)" in lines
+    lines = lines[2:]
     assert lines[:2] == ["> What mends 3?", "search 1: remedy disease 3"]
     assert re.fullmatch(r"1 Disease 3: Disease 3 is mended by rest and by remedy 3\. \d\.\d{3}", lines[2])
     assert lines[4:6] == ["answer", "Disease 3 is mended by [bold]remedy[/bold] 3."]
