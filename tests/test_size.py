@@ -20,31 +20,31 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (8_900, 11),  # those in the root
-    "forage": (12_300, 20),  # the modules of forage/ itself
-    "forage/agent": (14_200, 12),
-    "forage/chat": (3_200, 4),
+    "scripts": (8_800, 11),  # those in the root
+    "forage": (11_950, 14),  # the modules of forage/ itself
+    "forage/agent": (14_000, 12),
+    "forage/chat": (3_450, 4),
     "forage/data": (16_150, 12),
-    "forage/doctor": (1_500, 2),
-    "forage/engines": (10_700, 9),
-    "forage/evaluation": (9_900, 12),
-    "forage/grpo": (21_600, 17),
-    "forage/judge": (1_500, 1),
+    "forage/doctor": (1_450, 2),
+    "forage/engines": (10_750, 9),
+    "forage/evaluation": (9_850, 12),
+    "forage/grpo": (20_200, 14),
+    "forage/judge": (1_450, 1),
     "forage/planning": (2_500, 3),
-    "forage/policy": (14_700, 14),
+    "forage/policy": (14_650, 14),
     "forage/publishing": (4_400, 4),
     "forage/questions": (2_900, 6),
-    "forage/rewriter": (11_300, 10),
-    "forage/rollout": (8_300, 9),
-    "forage/runs": (10_450, 10),
-    "forage/sft": (6_500, 7),
-    "forage/store": (11_850, 12),
+    "forage/rewriter": (11_200, 10),
+    "forage/rollout": (8_250, 9),
+    "forage/runs": (10_400, 10),
+    "forage/sft": (6_450, 7),
+    "forage/store": (11_900, 12),
     "forage/testtime": (13_800, 12),
-    "bench": (21_000, 14),
-    "tests": (219_500, 58),
+    "bench": (20_800, 14),
+    "tests": (219_500, 55),
 }
-ROAD = {"files": 73, "functions": 445, "lines": 3_900}
-OPTIONS = {"grpo_train": 77}
+ROAD = {"files": 72, "functions": 475, "lines": 4_250}
+OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_600  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"

@@ -98,4 +98,4 @@ def usable(episodes: Sequence[Episode], step: int, max_staleness: int) -> tuple[
 
 def checkpoint_fields(run: Run, fixed: dict[str, Any]) -> dict[str, Any]:
     """What a checkpoint saves, with the options that may not change."""
-    return {name: getattr(run, name) for name in KEPT} | {"options": fixed}
+    return {name: getattr(run, name) for name in ("step", *KEPT)} | {"options": fixed}

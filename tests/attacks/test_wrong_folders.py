@@ -144,7 +144,6 @@ def test_what_is_missing_is_made_again(runs, harm):
 
 ASIDE = [
     ("remove state", {}, "adapters/v000001"),
-    ("move state/000002 state/000001", {}, "adapters/v000002"),
     ("remove state; remove adapters; remove training_stats_0.json; remove training_stats_1.json; "
      "remove training_stats_2.json", {}, "evaluations.json"),
     ("take training_stats_3.json", {}, "training_stats_3.json"),
@@ -184,6 +183,7 @@ def test_evaluations_of_another_run_are_not_taken_for_this_ones(runs):
 
 REFUSED = [
     ("take state", r"state is of a run with --seed 1, not 0; give another --run-dir, or move it away to start over"),
+    ("move state/000002 state/000001", r"state/000001 holds the checkpoint of step 2; give it its name back"),
     ("cut state/000002/model.safetensors", r"state is damaged .*; give another --run-dir, or move it away"),
     ("remove state/000002/optimizer.safetensors", r"state is damaged"),
     ("remove run.json", r"holds a run but no run.json; put that back, or give another --run-dir"),
