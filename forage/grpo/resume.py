@@ -117,8 +117,8 @@ def load_checkpoint(options: TrainOptions, learner: Learner) -> tuple[int, dict[
         step, saved = learner.load(state) or (0, {"guarded_from": 0, "rollbacks": 0})
     except (SafetensorError, ValueError, KeyError, FileNotFoundError) as error:
         raise UserError(f"{state} is damaged ({first_line(error)}); {start_over}") from error
-    if step and saved["step"] != step:
-        raise UserError(f"{state}/{step:06d} holds the checkpoint of step {saved['step']}; give it its name back")
+    if step and saved.get("step") != step:
+        raise UserError(f"{state}/{step:06d} holds the checkpoint of step {saved.get('step')}; give it its name back")
     if words := contradictions({"options": fixed_options(options)}, {"options": saved.get("options", {})}):
         raise UserError(f"{state} is of a run with {'; '.join(words)}; {start_over}")
     return step, saved

@@ -145,7 +145,8 @@ def evaluate(run: Run, play: Play) -> None:
     options = run.options
     due = options.eval_every and (run.step % options.eval_every == 0 or run.step == options.max_steps)
     known = evaluations_so_far(run)
-    if not due or run.step in known:
+    # The first process decides: when another one looks, the file may already hold what is to be played now.
+    if not play.learner.broadcast(bool(due and run.step not in known)):
         return
     plan = plan_evaluation(run)
     if run.lead:
