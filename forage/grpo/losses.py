@@ -378,6 +378,8 @@ def _policy_terms(logprobs_BT: Tensor, ratio_BT: Tensor, advantages_BT: Tensor, 
     clipped_BT = ratio_BT.clamp(1 - options.clip_low, 1 + options.clip_high)
     if options.loss == "cispo":
         return -clipped_BT.detach() * advantages_BT * logprobs_BT
+    if options.loss not in ("clip", "gspo"):
+        raise UserError(f"unknown loss {options.loss!r}; choose clip, gspo or cispo")
     # The smaller of the two: clipping may withhold a gain, never a loss.
     return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
 

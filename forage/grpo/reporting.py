@@ -172,7 +172,7 @@ def server_figures(episodes: Sequence[Episode]) -> Figures:
 
 
 def seconds_of(episodes: Sequence[Episode]) -> dict[str, float]:
-    """By worker, how long it played the plan; ."""
+    """By worker, how long it played the plan."""
     took: dict[str, float] = {}
     for episode in episodes:
         if "into_plan" in episode.seconds:

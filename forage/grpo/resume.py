@@ -94,7 +94,7 @@ def open_run(
 ) -> Run:
     """Resume the run from its last checkpoint, or start a new one."""
     step, saved = load_checkpoint(options, learner)
-    history = [stats for stats in read_stats(options.run_dir) if stats.step < step]
+    history = read_stats(options.run_dir, before=step)
     train_questions = [question.id for question in read_training_questions(options.rollout.data)]
     held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
     chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
@@ -103,6 +103,8 @@ def open_run(
     guide: Guide = open_guide(options.guidance, options.rollout.seed, read_demonstrations)
     if step:
         print(f"resuming from step {step}")
+    elif versions(options.run_dir)[1:]:
+        print(f"{options.run_dir}/state holds no checkpoint: the run starts over at step 0")
     return Run(
         options, step, lead=learner.rank == 0, **{name: saved[name] for name in KEPT if name in saved}, history=history,
         questions=train_questions, eval_questions=chosen, guide=guide, manifest=manifest,
@@ -199,7 +201,7 @@ def evaluations_so_far(run: Run) -> dict[int, Any]:
     known = read_evaluations(run.options.run_dir) if run.step else {}
     if any(known.get(version, row) != row for version, row in told.items()):
         known = {}  # another run's
-    return {version: row for version, row in known.items() if version <= run.step} | told
+    return dict(sorted(({version: row for version, row in known.items() if version <= run.step} | told).items()))
 
 
 # Keeping: which adapters of a run stay, and that finished steps' episodes are compressed

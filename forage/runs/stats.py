@@ -192,9 +192,9 @@ def write_stats(run_dir: Path, stats: StepStats) -> Path:
     return stats_path(run_dir, stats.step)
 
 
-def read_stats(run_dir: Path) -> list[StepStats]:
-    """All steps of a run, in numerical order."""
-    return [_read(stats_path(run_dir, step), step) for step in steps_there(run_dir)]
+def read_stats(run_dir: Path, before: float = math.inf) -> list[StepStats]:
+    """All steps of a run, or those before one, in numerical order."""
+    return [_read(stats_path(run_dir, step), step) for step in steps_there(run_dir) if step < before]
 
 
 def steps_there(run_dir: Path) -> list[int]:
