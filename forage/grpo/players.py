@@ -26,7 +26,7 @@ from forage.runs.phases import Phases
 
 
 class Play:
-    """Gives every process a plan's episodes, which the first one gets by `play_alone`."""
+    """Gives a process the episodes that the first one has got."""
 
     def __init__(self, run_dir: Path, learner: Learner) -> None:
         self.run_dir, self.learner = run_dir, learner
@@ -35,18 +35,12 @@ class Play:
         """Be ready to play."""
 
     def play(self, plan: Plan, phases: Phases) -> list[Episode]:
-        episodes: list[Episode] = self.learner.broadcast(
-            self.play_alone(plan, phases) if self.learner.rank == 0 else None
-        )
-        return episodes
+        return self.handed_on(None)
 
-    def play_alone(self, plan: Plan, phases: Phases) -> list[Episode]:
-        """In the first process. By default workers play, and it waits for them."""
-        played = Played(self.run_dir, plan)
-        if (episodes := played.gathered()) is not None:
-            return episodes
-        with phases("rollout_wait"):
-            return wait_until_played(played)
+    def handed_on(self, episodes: list[Episode] | None) -> list[Episode]:
+        """Those of the first process, in all of them."""
+        handed: list[Episode] = self.learner.broadcast(episodes)
+        return handed
 
     def sleep(self, phases: Phases) -> None:
         """Nothing is played until `wake`."""
@@ -58,9 +52,22 @@ class Play:
 def open_play(
     options: TrainOptions, settings: AgentSettings, make_rewards: MakeRewards, embedder: str, learner: Learner
 ) -> Play:
-    if options.rollouts == "service" or learner.rank:
+    if learner.rank:
         return Play(options.run_dir, learner)
+    if options.rollouts == "service":
+        return WorkersPlay(options.run_dir, learner)
     return OwnPlay(options, settings, make_rewards, embedder, learner)
+
+
+class WorkersPlay(Play):
+    """Workers on the same run folder play, and the first process waits for them."""
+
+    def play(self, plan: Plan, phases: Phases) -> list[Episode]:
+        played = Played(self.run_dir, plan)
+        if (episodes := played.gathered()) is None:
+            with phases("rollout_wait"):
+                episodes = wait_until_played(played)
+        return self.handed_on(episodes)
 
 
 def wait_until_played(played: Played, poll: float = 0.5, say_every: float = 60) -> list[Episode]:
@@ -93,7 +100,7 @@ class OwnPlay(Play):
                 self.give_back_memory()
                 self.runner.run(self.rollout.engine.wake())
 
-    def play_alone(self, plan: Plan, phases: Phases) -> list[Episode]:
+    def play(self, plan: Plan, phases: Phases) -> list[Episode]:
         played = Played(self.run_dir, plan)
         if played.missing():
             if self.rollout.engine.exact:  # half a plan would be sampled in different batches, so rounded differently
@@ -101,7 +108,7 @@ class OwnPlay(Play):
                 played = Played(self.run_dir, plan)
             self.runner.run(load_newest(self.rollout, self.run_dir))
             self.runner.run(play_plan(self.rollout, self.run_dir, plan, TRAINER))
-        return played.episodes()
+        return self.handed_on(played.episodes())
 
     def sleep(self, phases: Phases) -> None:
         if self.sleeps:

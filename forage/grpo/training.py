@@ -66,7 +66,8 @@ def train(
             if run.step >= options.max_steps:
                 break
             with run.phases("rollout"):
-                played = play_step(run, play, plan)
+                played = play.play(plan, run.phases)
+                refuse_foreign(run, plan, played)
             play.sleep(run.phases)
             episodes, stale = usable(played, run.step, options.max_staleness)
             batch = prepare(episodes, options.update, manifest.weights, max_tokens)
@@ -129,15 +130,13 @@ def published_same(learner: Learner, path: Path, version: int) -> bool:
     return same
 
 
-def play_step(run: Run, play: Play, plan: Plan) -> list[Episode]:
-    """A plan's episodes; refuses those of adapters that this run did not publish."""
-    played = play.play(plan, run.phases)
+def refuse_foreign(run: Run, plan: Plan, played: list[Episode]) -> None:
+    """Nothing is learnt from episodes of adapters that this run did not publish."""
     if run.lead and (names := foreign(run, played)):
         raise UserError(
             f"{run.options.run_dir / 'episodes' / plan.name} holds episodes of {names[0]}, which is no adapter of this "
             "run; stop what plays there, then re-run the same command"
         )
-    return played
 
 
 def evaluate(run: Run, play: Play) -> None:
@@ -152,7 +151,8 @@ def evaluate(run: Run, play: Play) -> None:
     if run.lead:
         write_plan(options.run_dir, plan)
     with run.phases("evaluation"):
-        episodes = play_step(run, play, plan)
+        episodes = play.play(plan, run.phases)
+        refuse_foreign(run, plan, episodes)
     if not run.lead:
         return
     plan_path(options.run_dir, plan.name).unlink(missing_ok=True)

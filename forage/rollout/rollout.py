@@ -95,13 +95,10 @@ class Rollout:
         """A question's group of episodes, rewarded."""
         sampling = replace(self.options.sampling, temperature=plan.temperature)
         agent = Agent(self.engine, self.protocol, self.batched_search, self.settings, sampling, tools=self.tools)
-
-        async def one(sample: int) -> Episode:
-            episode = await agent.play(question, sample, plan.seed)
-            view.played(episode)
-            return episode
-
-        episodes = await asyncio.gather(*(one(sample) for sample in range(plan.num_rollouts)))
+        playing = [asyncio.ensure_future(agent.play(question, n, plan.seed)) for n in range(plan.num_rollouts)]
+        for one in playing:
+            one.add_done_callback(view.ended)
+        episodes = await asyncio.gather(*playing)
         if causes := [episode.cause for episode in episodes if episode.stop == "engine"]:
             # The server failed, which says nothing about the policy: not kept.
             raise UserError(f"{plan.name}: {causes[0]}; start it, then run the same command again to resume")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,11 @@ class RolloutView(Progress):
         """Count a finished episode."""
         self.episodes.append(episode)
         self.changed()
+
+    def ended(self, playing: asyncio.Future[Episode]) -> None:
+        """Count an episode that has been played, unless playing it failed."""
+        if not playing.cancelled() and not playing.exception():
+            self.played(playing.result())
 
     def rewarded(self, episodes: Sequence[Episode]) -> None:
         """Add episodes with their rewards to the means."""

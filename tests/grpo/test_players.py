@@ -36,7 +36,7 @@ class PlayingAhead(Play):
         self.runner, self.opened = asyncio.Runner(), open_rollout(options.rollout, settings, make_rewards, embedder)
         self.rollout = self.runner.run(self.opened.__aenter__())
 
-    def play_alone(self, plan, phases):
+    def play(self, plan, phases):
         return self.runner.run(self.play_both(plan))
 
     async def play_both(self, plan):
