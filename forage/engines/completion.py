@@ -106,8 +106,9 @@ def check_end(ids: list[int], finish: str, request: Request) -> None:
 def message_of(answer: httpx.Response) -> str:
     """The message of an error response, on one line."""
     try:
-        error = answer.json()
-        text = (error.get("error") or error).get("message") or str(error)
+        told = answer.json()
+        told = told.get("error") or told
+        text = told if isinstance(told, str) else told.get("message") or told
     except (ValueError, AttributeError):
         text = answer.text
     return " ".join(str(text).split())[:300]

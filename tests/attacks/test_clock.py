@@ -47,7 +47,7 @@ class SlowRollout:
     def question(self, plan, name):
         return Question(name, "?", "!")
 
-    async def play(self, question, plan, view):
+    async def play_group(self, question, plan, view):
         self.played[question.id] += 1
         await asyncio.sleep(0.05)
         return [replace(EPISODE, id=f"{question.id}/{n}", question_id=question.id, reward=n / 2) for n in range(2)]

@@ -67,7 +67,7 @@ class Rollout:
     def question(self, plan, name):
         return Question(name, "?", "!")
 
-    async def play(self, question, plan, view):
+    async def play_group(self, question, plan, view):
         adapter, weights = self.engine.adapter, self.engine.weights
         await asyncio.sleep(self.draw.uniform(1, self.longest))
         high = self.draw.choice((0.0, 1.0))

@@ -38,7 +38,7 @@ def here(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "fused", raising=False)
-    [text] = fenced(RECIPES / "retriever.md", "python")
+    [text, _] = fenced(RECIPES / "retriever.md", "python")
     (tmp_path / "fused.py").write_text(text)
     (tmp_path / "models").mkdir()
     (tmp_path / "models/policy").symlink_to(tiny / "policy")

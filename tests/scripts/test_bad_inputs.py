@@ -11,7 +11,8 @@ PAGE = (ROOT / "docs" / "errors.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory):
+def work(tmp_path_factory, model_folder):
+    """Where the packaged model has been converted: two scripts that do so at once would get in each other's way."""
     return make_work(tmp_path_factory.mktemp("bad_inputs"))
 
 
