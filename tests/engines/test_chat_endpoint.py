@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from forage.engines import chat_endpoint
 from forage.engines.chat_endpoint import Endpoint, RefusedError
 from forage.errors import UserError
 from tests.questions.chat_server import chat_server
@@ -49,11 +48,3 @@ def test_a_refusal_is_not_repeated(status, error, says):
         with pytest.raises(error, match=says):
             ask(chat.url, "a")
         assert len(chat.asked) == 1
-
-
-def test_no_server(monkeypatch):
-    monkeypatch.setattr(chat_endpoint, "PATIENCE", 0.6)
-    with pytest.raises(UserError, match=r"gave no reply within 0.6 s \(ConnectError .*; start the server, then re-run"):
-        ask("http://127.0.0.1:9", "a")
-    with pytest.raises(UserError, match="give an address as http"):
-        ask("http://[::1", "a")

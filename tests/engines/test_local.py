@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
-from forage.engines.base import EngineError, Request, Sampling
+from forage.engines.base import Request, Sampling
 from forage.engines.local import LocalEngine, first_above, inverse_cdf
 from forage.engines.slot_cache import Decode
 from forage.errors import UserError
@@ -38,18 +38,6 @@ def test_logprobs_are_the_plain_models(slots, temperature):
         assert len(sample.ids) == 12 or sample.ids[-1] == 60
         expected = logprobs_of(tiny_model(), request, sample, temperature)
         torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
-
-
-def test_greedy_equals_generate():
-    model = tiny_model()
-    asked = requests(5, sampling=GREEDY)
-    for request, sample in zip(asked, generate(LocalEngine(tiny_model(), 3), *asked), strict=True):
-        prompt = torch.tensor([request.ids])
-        written = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, eos_token_id=60,
-            pad_token_id=0,
-        )  # fmt: skip
-        assert sample.ids == tuple(written[0, len(request.ids) :].tolist())
 
 
 def test_a_request_draws_the_same_tokens_alone_and_in_company():
@@ -283,16 +271,3 @@ def test_an_adapter_that_makes_the_model_compute_nan_is_refused():
     for sampling in (Sampling(), GREEDY):
         with pytest.raises(UserError, match="with adapter base the model's probabilities are NaN"):
             generate(LocalEngine(model, 1), Request((1, 2, 3), 3, (), 0, sampling))
-
-
-def test_an_episode_is_not_continued_by_another_adapter(tmp_path):
-    """While it waits for its search, no request is in flight, and the adapter may change."""
-    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
-    get_peft_model(tiny_model(), config).save_pretrained(tmp_path)
-    engine = LocalEngine(tiny_model(), 2)
-    generate(engine, Request((1, 2, 3), 2, (), 0, episode="q/0", adapter="base"))
-    asyncio.run(engine.load_adapter("run-v000001", tmp_path))
-    with pytest.raises(EngineError, match="episode q/0 began with adapter base, not run-v000001"):
-        generate(engine, Request((1, 2, 3, 4), 2, (), 0, episode="q/0", adapter="base"))
-    [sample] = generate(engine, Request((1, 2, 3, 4), 2, (), 0, episode="q/1", adapter="run-v000001"))
-    assert len(sample.ids) == 2

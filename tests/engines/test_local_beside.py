@@ -13,12 +13,12 @@ from forage.engines.options import EngineOptions
 from forage.policy import room
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import AdapterOptions, PolicyCard, read_policy_card
-from forage.policy.footprint import GIB, KNOWN, Lora, kv_bytes, shape_of, slots_within
+from forage.policy.footprint import GIB, KNOWN, Lora, slots_within
 from forage.policy.memory import RESERVE
 from forage.policy.policy import create_policy, load_base, load_policy
 from tests.factories import tiny_model
 from tests.sampling import generate, logprobs_of, requests
-from tests.tiny import make_base, make_tokenizer
+from tests.tiny import make_tokenizer
 
 REQUEST = Request((1, 2, 3, 4), 8, (), 3)
 SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
@@ -165,24 +165,6 @@ def test_a_borrowed_policy_samples_as_it_is_and_is_trained_on_as_if_nothing_had_
 # Memory
 
 
-def test_keys_and_values_are_given_back_when_nothing_is_played():
-    engine = LocalEngine(tiny_model(), 3, frees=True)
-    first = Request((1, 2, 3), 4, (), 1, episode="a")
-    [sample, _] = generate(engine, first, Request((1, 2, 3), 4, (), 2, episode="b"))
-    assert engine._cache.room == 256
-    engine.release("a")
-    assert engine._cache.room == 256  # episode b goes on
-    engine.release("b")
-    assert (engine._cache.room, engine._cache.keys, engine._cache.values) == (0, [], [])
-    [again] = generate(engine, first)
-    assert again.ids == sample.ids
-    assert again.logprobs == pytest.approx(sample.logprobs, abs=1e-5)
-    kept = LocalEngine(tiny_model(), 3)
-    generate(kept, first)
-    kept.release("a")
-    assert kept._cache.room == 256  # a CPU keeps the beginning that prompts share
-
-
 def test_slots_by_hand():
     """A slot of a 7B with 2,048 tokens: 56 KiB x 2,049, and 28 bytes of logits for each of 152,064 tokens."""
     each = 56 * 1024 * 2049 + 28 * 152_064
@@ -197,14 +179,6 @@ def test_slots_by_hand():
     unpacked = 3584 * 18944 * (2 + 8 / 64)
     room_left = once + unpacked + 5 * each
     assert slots_within(room_left, SEVEN, Lora(), "nf4", wanted=64, longest=2048, merged=False) == 5
-
-
-def test_the_cache_is_as_large_as_planned(tmp_path):
-    shape = shape_of(str(make_base(tmp_path / "base")))
-    engine = LocalEngine(load_base(PolicyCard(tmp_path, str(tmp_path / "base"), "", False, "bfloat16")), 3)
-    generate(engine, Request((1, 2, 3), 4, (), 1))
-    bytes_held = sum(kept.numel() * kept.element_size() for kept in engine._cache.keys + engine._cache.values)
-    assert bytes_held == 3 * 257 * kv_bytes(shape)
 
 
 def with_gpu(monkeypatch, free):

@@ -42,13 +42,7 @@ def test_the_order_is_that_of_the_hits_whatever_their_ids():
     assert retrieval_measures([many], [{"d2999": 1}], (1,))["mrr"] == [pytest.approx(1 / 3000)]
 
 
-def test_a_grade_of_zero_or_less_answers_nothing():
-    got = retrieval_measures([("a", "b")], [{"a": 0, "b": 2, "c": -2}], (2,))
-    assert (got["mrr"].tolist(), got["recall@2"].tolist()) == ([1 / 2], [1])
-    assert got["ndcg@2"] == pytest.approx([1 / math.log2(3)])
-
-
-def test_random_runs_equal_ir_measures_called_directly_and_the_textbook():
+def test_random_runs_equal_ir_measures_called_directly():
     choose = random.Random(7)
     units = [f"u{n}" for n in range(30)]
     found = [choose.sample(units, choose.randint(1, 12)) for _ in range(60)]
@@ -71,11 +65,6 @@ def test_random_runs_equal_ir_measures_called_directly_and_the_textbook():
     assert len(metrics) == 7 * len(found)
     for metric in metrics:
         assert ours[names[str(metric.measure)]][int(metric.query_id[1:])] == metric.value
-    for n, (ids, graded) in enumerate(zip(found, grades, strict=True)):
-        gain = sum(graded.get(unit, 0) / math.log2(place + 1) for place, unit in enumerate(ids[:10], 1))
-        best = sum(g / math.log2(place + 1) for place, g in enumerate(sorted(graded.values(), reverse=True)[:10], 1))
-        assert ours["ndcg@10"][n] == pytest.approx(gain / best)
-        assert ours["recall@3"][n] == pytest.approx(len(set(ids[:3]) & set(graded)) / len(graded))
 
 
 def test_documents_of_chunks():

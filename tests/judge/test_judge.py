@@ -126,19 +126,10 @@ def one_line(judge, *answers):
     return str(caught.value)
 
 
-def test_a_judge_without_a_number_stops_the_run(tmp_path):
-    with chat_server(lambda prompt, number: "Good\nanswer!") as chat:
-        line = one_line(judge_of(chat, tmp_path), "a", "b")
-    assert re.match(
-        r"reward 'judge': m at http\S+ gave no number from 0 to 10 for 2 of 2 answers, as .*judged.jsonl shows", line
-    )
-
-
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
         ((401, {}), r"reward 'judge': http\S+ refuses the key \(status 401\); set OPENAI_API_KEY"),
-        ((404, {"error": "no m"}), r"status 404 \(no m\); check the judge's url, and that it has a model m"),
         ((503, {}), r"gave no reply within 0.4 s \(status 503\); start the server, then re-run"),
         (None, r"gave no reply within 0.4 s \(\w*Timeout"),
     ],
@@ -152,10 +143,8 @@ def test_a_server_in_trouble_is_one_line(tmp_path, reply, says):
 @pytest.mark.parametrize(
     ("reply", "score"),
     [
-        ("8", 0.8), (" 10.\n", 1.0), ("0", 0.0), ("Score: 8/10", 0.8),
-        ("**Grade:** 7.5", 0.75), ("rating = 3 / 10", 0.3),
-        ("<think>8 or 9?</think>\n9", 0.9), ("11", None), ("-1", None), ("8 or 9", None), ("", None), ("great", None),
-        ("<think>8", None), ("10/100", None), ("Answer 3 is right", None),
+        (" 10.\n", 1.0), ("Score: 8/10", 0.8), ("<think>8 or 9?</think>\n9", 0.9), ("11", None), ("8 or 9", None),
+        ("<think>8", None), ("10/100", None),
     ],
 )  # fmt: skip
 def test_what_counts_as_a_grade(reply, score):

@@ -5,22 +5,16 @@ from dataclasses import replace
 import pytest
 
 import grpo_rollout
-import sft_train
-from forage.agent.episode import Search, append_episodes, episode_files, read_episodes
-from forage.agent.options import SearchOptions, read_agent
-from forage.agent.protocol import Protocol
+from forage.agent.episode import Search, append_episodes, read_episodes
+from forage.agent.options import SearchOptions
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.planning import teaching
 from forage.planning.library import Options, cover, earnings, main, merged, shares_of, worth
 from forage.planning.tool import planner, read_library
-from forage.policy.adapters import weights_digest
-from forage.sft.options import SFTOptions
 from tests.factories import EPISODE as EXAMPLE
-from tests.options import with_options
-from tests.tiny import make_base, make_data, make_policy, make_taught_base, make_tokenizer
-from tests.tiny_training import tiny_options, train
+from tests.tiny import make_base, make_data, make_policy
 
 GOUT = Question("gout", "What causes gout?", "x", "causes", "Gout", (), ("right",))
 
@@ -92,7 +86,7 @@ def test_the_command(tmp_path, capsys):
             main(replace(options, **wrong))
 
 
-# The chain
+# What plans are taught by
 
 
 def kinds_of_questions(folder):
@@ -108,49 +102,14 @@ def kinds_of_questions(folder):
     return data
 
 
-def test_the_chain_from_episodes_to_a_policy_that_plans(tmp_path, embedder, monkeypatch):
-    data = kinds_of_questions(tmp_path)
-    questions = read_questions(data / "train.jsonl")
-    # Episodes of a run that wrote its queries, and their library.
-    wrote = {"cure": "remedy for disease {}", "care": "disease {} rest"}
-    episodes = [
-        played(question, 1.0, Search(0, wrote[question.question_type].format(n), (f"d{n}#0",)))
-        for n, question in enumerate(questions)
-    ]
-    append_episodes(tmp_path / "run" / "episodes" / "000000" / "w.jsonl", episodes)
-    library = tmp_path / "library.jsonl"
-    main(Options(tmp_path / "run", data, library))
-    assert read_library(library) == {"rest": "[topic] rest", "remedy": "remedy for [topic]"}
+def test_the_teachers_plans_are_written_as_demonstrations(tmp_path, monkeypatch):
+    data, library, plans = kinds_of_questions(tmp_path), tmp_path / "library.jsonl", tmp_path / "plans.jsonl"
+    wrote = {"rest": "[topic] rest", "remedy": "remedy for [topic]"}
+    write_jsonl(library, [{"name": name, "query": query} for name, query in wrote.items()])
     monkeypatch.setattr(grpo_rollout, "get_tools", lambda: {"plan": planner(library)})
-
-    # A warm start on demonstrations of plans, over a base that has learnt to write them: a tiny one would take long to.
-    search = SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=80)
     make_policy(tmp_path / "policy", make_base(tmp_path / "bare"))
-    plans = tmp_path / "plans.jsonl"
+    search = SearchOptions(mode="sparse", max_turns=2, max_turn_tokens=80)
     teaching.main(teaching.Options(library, data, tmp_path / "policy", plans, search=search))
     taught = list(read_episodes(plans))
     assert taught
     assert all('"plan"' in episode.transcript and episode.well_formed for episode in taught)
-    make_policy(tmp_path / "able", make_taught_base(tmp_path / "base", taught, steps=55))
-    warm = SFTOptions(
-        data=data, policy=tmp_path / "able", output_dir=tmp_path / "warm", max_steps=1, eval_every=1, batch_size=4,
-        eval_questions=0, eval_share=0.3, num_demonstrations=0, demonstrations=(plans,), search=search,
-    )  # fmt: skip
-    sft_train.main(with_options(warm, learning_rate=1e-3))
-    settings = read_agent(tmp_path / "warm")
-    assert list(settings.tools) == ["plan"]
-
-    # GRPO, in which it plans.
-    run = tmp_path / "planning"
-    more = {"policy": tmp_path / "warm", "search": SearchOptions(), "max_steps": 1, "eval_every": 1}
-    train(tiny_options(tmp_path, run, temperature=0.3, **more))  # at 1 so small a model seldom ends a plan
-    assert weights_digest(run / "adapters" / "v000001") != weights_digest(run / "adapters" / "v000000")
-    rollouts = [episode for path in episode_files(run / "episodes" / "000000") for episode in read_episodes(path)]
-    planned = [episode for episode in rollouts if any(use.tool == "plan" for use in episode.uses)]
-    assert planned
-    protocol = Protocol.playing(make_tokenizer(), settings)
-    for episode in planned:
-        first = episode.turns[0]
-        assert '"plan"' in protocol.text(episode.ids[first.start : first.end])
-        assert set(episode.mask[first.start : first.end]) == {1}
-        assert all(search.hits for search in episode.searches)

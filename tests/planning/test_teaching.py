@@ -24,7 +24,7 @@ GOUT = Question("g", "What are the symptoms of  gout?", "It hurts at night.", "s
     ("question", "focus", "topic"),
     [
         ("What is gout?", "Gout", "gout"), ("What is low  back PAIN?", "low back  pain", "low back PAIN"),
-        ("What is goutweed?", "gout", "gout"), ("What is it?", "", ""), ("Is C++ (a) cure?", "c++ (A)", "C++ (a)"),
+        ("What is goutweed?", "gout", "gout"), ("Is C++ (a) cure?", "c++ (A)", "C++ (a)"),
     ],
 )  # fmt: skip
 def test_the_topic_is_said_as_in_the_question(question, focus, topic):

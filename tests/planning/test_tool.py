@@ -39,15 +39,6 @@ def played(protocol, tools, *said, in_line=True, **limits):
     return asyncio.run(agent.play(QUESTION)), engine, protocol
 
 
-def test_the_prompt_names_the_templates(tiny_protocol, tools):
-    plain, protocol = (Protocol(tiny_protocol.tokenizer, tools=each) for each in ({}, specs_of(tools)))
-    line = (
-        'Likewise {"name": "plan", "arguments": {"topic": ..., "templates": ...}}. '
-        "Searches for a topic by at most 2 templates, the best first: signs, cure."
-    )
-    assert protocol.system_prompt == f"{plain.system_prompt}\n{line}"
-
-
 def test_a_plan_is_trained_on_and_its_queries_are_no_tokens(tiny_protocol, tools):
     said = "I plan. " + write_plan("gout", "cure", "signs"), write_answer("Rest.")
     episode, engine, protocol = played(tiny_protocol, tools, *said)
@@ -87,9 +78,7 @@ def test_an_episode_of_one_turn_may_be_a_plan(tiny_protocol, tools):
     ("topic", "templates", "says"),
     [
         ("gout", ["sign"], '"templates" must be at most 2 of signs, cure'),
-        ("gout", [], '"templates" must be at most 2 of signs, cure'),
         (" ", ["signs"], 'the "topic" must say in a few words'),
-        ("x" * 201, ["signs"], 'the "topic" must say in a few words'),
     ],
 )
 def test_the_policy_reads_what_is_wrong_and_may_plan_again(tiny_protocol, tools, topic, templates, says):

@@ -7,8 +7,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.policy import base_models
-from forage.policy.base_models import CONVERTED, convert_gguf, packaged_model
+from forage.policy.base_models import convert_gguf
 
 WIDTH, INNER, HEADS, KV_HEADS, LAYERS = 32, 64, 4, 2, 2
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|im_end|>{% endfor %}"
@@ -108,12 +107,3 @@ def test_tokenizer_and_chat_template_come_along(converted):
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "he"}], tokenize=False)
     assert prompt == "user: he<|im_end|>"
     assert tokenizer.eos_token == "<|im_end|>"
-
-
-def test_a_converted_model_appears_complete_and_alone(tmp_path, monkeypatch):
-    write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(base_models, "gguf_path", lambda: tmp_path / "tiny.gguf")
-    folder = packaged_model(tmp_path / "models")
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [CONVERTED] == [folder.name]
-    monkeypatch.setattr(base_models, "convert_gguf", None)
-    assert packaged_model(tmp_path / "models") == folder

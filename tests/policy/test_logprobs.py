@@ -86,15 +86,6 @@ def test_only_positions_before_sampled_tokens_reach_the_output_layer():
     assert (logprobs[batch.sampled_BT == 1] < 0).all()
 
 
-def test_nothing_sampled_gives_zeros_and_a_first_token_has_no_logprob():
-    model, batch = tiny_model(), batch_of()
-    nothing = made_of(batch.ids_BT, batch.attention_BT, torch.zeros_like(batch.sampled_BT))
-    assert token_logprobs(model, nothing).abs().sum() == 0
-    first = torch.zeros_like(batch.sampled_BT)
-    first[:, 0] = 1
-    assert token_logprobs(model, made_of(batch.ids_BT, batch.attention_BT, first)).abs().sum() == 0
-
-
 def test_the_reference_is_the_same_weights_with_the_adapter_off():
     base, batch = tiny_model(), batch_of()
     reference = token_logprobs(base, batch).detach()

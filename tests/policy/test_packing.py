@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forage.errors import UserError
-from forage.policy import packing
 from forage.policy.branches import BRANCHES, Branch
 from forage.policy.logprobs import token_logprobs, token_scores
 from forage.policy.packing import pack, pack_trees, values_like
@@ -81,15 +80,6 @@ def test_the_example_of_a_tree():
     assert (batch.tokens, batch.predictions) == (5, 3)
 
 
-def test_sequences_with_nothing_in_common_share_a_row_unseen_by_one_another(monkeypatch):
-    [batch] = pack_trees([A, Sequence((7, 5), (0, 1))], budget=100)
-    assert batch.tree.positions_N.tolist() == [0, 1, 2, 3, 0, 1]
-    assert batch.tree.seen_NN[4:].int().tolist() == [[0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
-    monkeypatch.setattr(packing, "WIDEST_TREE", 5)  # wider rows cost more than they save
-    assert [batch.tokens for batch in pack_trees([A, Sequence((7, 5), (0, 1))], budget=100)] == [4, 2]
-    assert pack_trees([], budget=100) == []
-
-
 @given(
     st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(1, 20)
 )  # fmt: skip
@@ -111,14 +101,6 @@ def test_all_sequences_are_in_the_trees_and_no_token_twice(rows, budget):
             assert tree.ids_N[tree.node_BT[row, :length]].tolist() == rows[number]
             found.append(number)
     assert sorted(found) == list(range(len(rows)))
-
-
-def test_values_stand_where_the_tokens_are():
-    values = [[0.0, 0.1, 0.2, 0.3], [0.5, 0.6, 0.7]]
-    [tree] = pack_trees([C, D], budget=100)
-    torch.testing.assert_close(values_like(tree, values), torch.tensor([[0.0, 0.1, 0.2, 0.3], [0.5, 0.6, 0.7, 0.0]]))
-    [rows] = pack([D, C], budget=100)
-    torch.testing.assert_close(values_like(rows, values[::-1])[1, :3], torch.tensor([0.5, 0.6, 0.7]))
 
 
 def four_of_two_prompts():

@@ -10,7 +10,6 @@ from forage.rewriter.data import Row
 from forage.rewriter.evaluation import (
     RAW,
     difference,
-    few_updates,
     measure,
     print_measurements,
     result_rows,
@@ -46,12 +45,3 @@ def test_results_and_their_table(capsys):
         "raw query  recall@2 0.500 (0.000 to 1.000), nDCG 0.315",
         "better     recall@2 1.000 (1.000 to 1.000), nDCG 1.000, over raw query +0.500 (0.000 to 1.000)",
     ]
-
-
-def test_a_short_run_says_that_it_is_one():
-    gain = {"mean": -0.031, "low": -0.094, "high": 0.0}
-    assert few_updates(6, 4, gain) == (
-        "6 updates of 4 episodes: too few to mean anything, so take the change by PPO, -0.031 (-0.094 to 0.000), for "
-        "chance; runs that learn take hundreds (--max-steps)"
-    )
-    assert few_updates(1, 4, gain).startswith("1 update of")

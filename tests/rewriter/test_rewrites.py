@@ -6,7 +6,6 @@ import pytest
 
 from forage.agent.prompts import final_query, prompt_tokens
 from forage.data.records import Question
-from forage.errors import UserError
 from forage.rewriter.actors import left_padded, with_padding
 from forage.rewriter.data import make_rows
 from forage.rewriter.options import RewriteOptions
@@ -77,9 +76,3 @@ def test_queries_that_read_alike_are_one_row_and_long_ones_none(tokenizer):
     assert len({row.prompt for row in rows}) == 2
     assert problems[0] == "t.jsonl:7: duplicate query; its relevant_doc_ids are added to the first one's"
     assert problems[1].startswith("t.jsonl:8: left out, its prompt of 634 tokens")
-
-
-@pytest.mark.parametrize("given", [{"query_weight": 0}, {"instruction": " "}])
-def test_options_that_can_not_be(given):
-    with pytest.raises(UserError, match=next(iter(given)).replace("_", "-")):
-        RewriteOptions(**given).check()

@@ -42,8 +42,6 @@ def trained(backend, actors, tokenizer, options, optimizer, updates=2, first=0):
 @pytest.mark.parametrize(
     ("actor", "top_p", "micro"),
     [
-        (ActorOptions(lora_rank=0), 0.9, 0),
-        (ActorOptions(lora_rank=0), 1.0, 2),
         (ActorOptions(lora_rank=0), 0.5, 0),
         (ActorOptions(), 0.9, 2),
     ],

@@ -6,12 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.errors import UserError
 from forage.rewriter.actors import Policy, with_padding
-from forage.rewriter.data import Row
-from forage.rewriter.models import load_policy
-from forage.rewriter.options import ActorOptions, Options, SamplingOptions, WarmOptions
-from forage.rewriter.warm_start import beginning_of, examples_of, train_warm, warm_loss
+from forage.rewriter.options import SamplingOptions
+from forage.rewriter.warm_start import beginning_of, warm_loss
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
 
 
@@ -52,22 +49,6 @@ def test_the_loss_is_that_of_the_wanted_tokens_and_their_ends(tiny, tokenizer):
     assert float(loss) == pytest.approx(sum(found) / len(found), abs=1e-5)
 
 
-def test_it_learns_the_first_relevant_document(tiny, tokenizer):
-    rows = [Row("gout", ("a", "b"), (5, 6, 7)), Row("cough", ("c",), (8, 9))]
-    texts = {"a": "rest", "b": "never this", "c": "honey"}
-    options, rate = WarmOptions(warm_steps=40, warm_batch_size=4), 1e-2
-    examples = examples_of(rows, texts)
-    settings = Options(sampling=SamplingOptions(max_new_tokens=8), actor=ActorOptions(lora_rank=0))
-    policy, again = (load_policy(str(tiny / "model"), tokenizer, settings) for _ in range(2))
-    for trained in (policy, again):
-        train_warm(trained, tokenizer, examples, options, rate, seed=0)
-    assert all(torch.equal(one, other) for one, other in zip(policy.parameters(), again.parameters(), strict=True))
-    with torch.no_grad():
-        for row in rows:
-            assert float(warm_loss(policy, tokenizer, [(row.prompt, texts[row.relevant_doc_ids[0]])])) < 0.1
-        assert float(warm_loss(policy, tokenizer, [(rows[0].prompt, "never this")])) > 1
-
-
 def test_a_run_that_begins_with_it_measures_it_and_makes_it_once(tiny, tmp_path, capsys):
     args = tiny_args(tiny, tmp_path, "--backend", "own", "--warm-steps", "3")
     run([*args, "--max-steps", "1"])
@@ -81,9 +62,3 @@ def test_a_run_that_begins_with_it_measures_it_and_makes_it_once(tiny, tmp_path,
     run([*args, "--max-steps", "2"])
     assert "warm start, update" not in capsys.readouterr().out
     assert (tmp_path / "warm" / "model.safetensors").stat().st_mtime_ns == weights
-
-
-@pytest.mark.parametrize("wrong", [{"warm_steps": -1}, {"warm_batch_size": 0}])
-def test_bad_options(wrong):
-    with pytest.raises(UserError, match="warm"):
-        WarmOptions(**wrong).check()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.episode import STOPS, Search, append_episodes
+from forage.agent.episode import Search, append_episodes
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.files import write_jsonl
@@ -18,7 +18,6 @@ from forage.runs.page_data import (
     curves,
     distribution,
     leads,
-    passages_of,
     row,
     tokens,
 )  # fmt: skip
@@ -28,7 +27,7 @@ from forage.text import encodable, printable
 from tests.attacks.hostile import hostile_documents
 from tests.chromium import Chromium, chromium_path
 from tests.factories import EPISODE, STATS
-from tests.tiny import make_base, make_policy, make_tokenizer
+from tests.tiny import make_tokenizer
 
 EVIL = "</script><script>alert(1)</script>\"'\u2028<!--"
 
@@ -63,12 +62,6 @@ def test_hostile_text_is_in_the_data_and_never_in_the_page(tmp_path):
     [episode] = json.loads(gzip.decompress(base64.b64decode(data)))["episodes"]
     shown = EVIL.replace("\u2028", "\\u2028")  # printable, as on a terminal
     assert (episode["id"], episode["text"]) == (f"{shown}0", shown)
-
-
-def test_too_many_episodes_leave_the_earliest_out_and_count_them(tmp_path):
-    held = contents([a_run(tmp_path, 0, 1, 2)], 2, 0)
-    assert [episode["step"] for episode in held["episodes"]] == [2, 1]
-    assert held["left_out"] == 1
 
 
 def test_a_lead_is_the_reward_less_the_mean_of_its_question():
@@ -147,16 +140,6 @@ def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
         Options(first, max_tokens=-1)
 
 
-def test_the_passages_that_answer_are_read_from_the_data(tiny_data, tmp_path):
-    a_run(tmp_path, 0, episodes=[replace(EPISODE, question_id="q2")])
-    (tmp_path / "run.json").write_text(json.dumps({"options": {"rollout": {"data": str(tiny_data)}}}))
-    held = contents([tmp_path], 10, 10)
-    assert held["episodes"][0]["wanted"] == ["d2#0"]
-    assert held["passages"] == {"d2#0": "Disease 2: Disease 2 is mended by rest and by remedy 2."}
-    assert contents([tmp_path], 10, 0)["passages"] == {}
-    assert passages_of(None, {"d2#0"}) == passages_of(tmp_path / "gone", {"d2#0"}) == {}
-
-
 # In Chromium
 
 
@@ -227,16 +210,10 @@ QUESTIONS = [
 
 def small_run(folder):
     """Steps 0 and 1 with an episode of each question: rewards .25 and .75, ends turns and answer."""
-    make_base(folder.with_name("base"))
-    make_policy(folder, folder.with_name("base"))
-    ids, tokenizer = make_tokenizer().encode("gout hurts"), make_tokenizer()
-    sampled = replace(
-        EPISODE, ids=tuple(ids), mask=(0, *[1] * (len(ids) - 1)), logprobs=(0.0, *[-0.5] * (len(ids) - 1)),
-        turns=(), transcript=tokenizer.decode(ids), searches=(Search(0, "toe", ("d1#0", "d2#0")),),
-    )  # fmt: skip
+    folder.mkdir()
     played = [
-        replace(sampled, id="q1/0", question_id="q1", reward=0.25, stop="turns", answer="A gem."),
-        replace(sampled, id="q2/0", question_id="q2", reward=0.75, stop="answer", answer="With rest."),
+        replace(EPISODE, id="q1/0", question_id="q1", reward=0.25, stop="turns", answer="A gem."),
+        replace(EPISODE, id="q2/0", question_id="q2", reward=0.75, stop="answer", answer="With rest."),
     ]
     a_run(folder, 0, 1, episodes=played)
     with_data(folder, QUESTIONS)
@@ -291,39 +268,4 @@ def test_filters_leave_the_episodes_that_fit(page):
         choose(page, name, value)
         assert rows(page) == left, name
         choose(page, name, "")
-    assert quiet(page)
-
-
-@pytest.mark.slow
-def test_keys_choose_open_compare_search_and_close(page):
-    chosen = ".row.chosen span:last-child"
-    assert text_of(page, chosen) == GOUT
-    page.press("j")
-    assert text_of(page, chosen) == ASTHMA
-    page.press("k")
-    page.press("k")
-    assert text_of(page, chosen) == GOUT
-    page.press("Enter")
-    assert text_of(page, "#shown h2") == "run, step 1, q1/0, reward 0.25"
-    assert text_of(page, ".answers") == "AnswerA gem.ReferenceA kind of arthritis."
-    assert text_of(page, ".hit.relevant") == "1. d1#0 ✓ relevant"
-    assert page.evaluate("document.querySelectorAll('.hit').length") == 2
-    assert STOPS["turns"] in text_of(page, ".facts")
-    page.press("b")
-    titles = page.evaluate("[...document.querySelectorAll('#shown h2')].map((title) => title.textContent)")
-    assert titles == ["run, step 1, q1/0, reward 0.25", "run, step 0, q1/0, reward 0.25"]
-    page.press("j")  # the next one opens, alone
-    assert page.evaluate("document.querySelectorAll('#shown section').length") == 1
-    page.press("/")
-    assert page.evaluate("document.activeElement.id") == "search"
-    page.press("j")
-    assert page.evaluate("document.activeElement.value") == "j"
-    page.press("Escape")
-    assert page.evaluate("document.activeElement.tagName") == "BODY"
-    page.press("?")
-    assert page.evaluate("document.getElementById('keys').hidden") is False
-    page.press("Escape")
-    assert page.evaluate("document.getElementById('keys').hidden") is True
-    page.press("Escape")
-    assert page.evaluate("document.getElementById('shown').children.length") == 0
     assert quiet(page)

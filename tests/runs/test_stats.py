@@ -3,9 +3,7 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,13 +29,6 @@ def test_summary_by_hand():
     assert summarised([0.3]) == {
         "mean": 0.3, "std": 0.0, "min": 0.3, "p25": 0.3, "median": 0.3, "p75": 0.3, "max": 0.3,
     }  # fmt: skip
-
-
-@given(st.lists(st.floats(-10, 10), min_size=1, max_size=20))
-def test_summary_is_numpys(values):
-    found = summarised(values)
-    assert list(found.values())[2:] == pytest.approx(np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist(), abs=1e-12)
-    assert (found["mean"], found["std"]) == pytest.approx((np.mean(values), np.std(values)), abs=1e-9)
 
 
 def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
@@ -92,7 +83,6 @@ def test_any_finite_figures_come_back_exactly(tmp_path_factory, training):
     ("change", "says"),
     [
         ({"training": {"kl": float("nan")}}, r"step 7: training\.kl is nan"),
-        ({"training": {"kl": torch.tensor(float("nan"))}}, r"step 7: training\.kl is nan"),
         ({"rewards": {"overall": [0.5], "mrr": [float("-inf")]}}, r"step 7: rewards\.mrr\[0\] is -inf"),
     ],
 )
@@ -102,13 +92,6 @@ def test_what_json_cannot_hold_is_refused_by_its_name(tmp_path, change, says):
     assert not list(tmp_path.iterdir())
 
 
-def test_numbers_of_numpy_and_torch_become_plain_ones():
-    training = {"a": np.float32(0.5), "b": torch.tensor(0.25), "c": np.int64(3), "d": 4}
-    row = to_row(replace(STATS, training=training))["training"]
-    assert row == {"a": 0.5, "b": 0.25, "c": 3, "d": 4}
-    assert [type(value) for value in row.values()] == [float, float, int, int]
-
-
 def test_only_what_is_measured_differs_between_equal_runs():
     slower = replace(STATS, seconds={"rollout": 99.0}, memory_gib=3.0)
     assert same_run([STATS], [slower])
@@ -116,18 +99,6 @@ def test_only_what_is_measured_differs_between_equal_runs():
     assert not same_run([STATS], [replace(STATS, training=STATS.training | {"kl": 0.0020001})])
     assert not same_run([STATS], [replace(STATS, notes=[])])
     assert not same_run([STATS, STATS], [STATS])
-
-
-@pytest.mark.parametrize(
-    ("rewards", "says"),
-    [
-        ({"mrr": [1.0], "overall": [1.0]}, "first reward must be 'overall'"),
-        ({"overall": [1.0], "mrr": [1.0, 2.0]}, "one value per episode"),
-    ],
-)
-def test_rewards_must_be_whole(rewards, says):
-    with pytest.raises(ValueError, match=says):
-        replace(STATS, rewards=rewards)
 
 
 def broken(change):
@@ -141,7 +112,6 @@ def broken(change):
     [
         ("", "JSONDecodeError"),
         (broken({"step": 8}), "it says step 8"),
-        (broken({"measured": {}}), "KeyError"),
         (broken({"training": {"kl": float("nan")}}), "NaN is not valid JSON"),
         (broken({"schema": 2}), "has schema 2, this code reads up to 1"),
     ],

@@ -2,13 +2,10 @@
 
 import json
 import os
-import pty
 import re
-import select
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -90,47 +87,3 @@ def test_mistakes_are_one_line(tiny, model_folder, arguments, says, monkeypatch)
     assert done.returncode == 1
     [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert says in line
-
-
-def on_terminal(arguments, keys, until):
-    """(what a terminal of 80 columns saw, exit status); `keys` are typed when the prompt is there.
-
-    A Ctrl-C just after the prompt is written, before input is waited for, is lost: it is typed again later.
-    """
-    master, slave = pty.openpty()
-    environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
-    process = subprocess.Popen(
-        [sys.executable, "chat.py", *map(str, arguments)], cwd=ROOT, stdin=slave, stdout=slave, stderr=slave,
-        env=environment, start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(slave)
-    seen, deadline, typed, again = b"", time.monotonic() + 200, 0, float("inf")
-    while time.monotonic() < deadline:
-        if select.select([master], [], [], 0.2)[0]:
-            try:
-                seen += os.read(master, 65536)
-            except OSError:  # Linux, once the other side has closed it
-                break
-        if typed < len(keys) and seen.count(until) > typed:
-            time.sleep(0.5)
-            os.write(master, keys[typed])
-            typed += 1
-            again = time.monotonic() + 20 if keys[typed - 1] == b"\x03" else float("inf")
-        elif time.monotonic() > again:
-            os.write(master, b"\x03")
-            again = float("inf")
-    status = process.wait(timeout=60)
-    os.close(master)
-    return seen.decode(errors="replace"), status
-
-
-@pytest.mark.slow
-def test_on_a_terminal_ctrl_d_leaves_quietly_and_tokens_are_shown(tiny):
-    arguments = ["--policy", tiny / "policy", "--data", tiny / "data", *TINY]
-    seen, status = on_terminal(arguments, [b"What mends disease 3?\n", b"\x04"], b"> ")
-    assert status == 0
-    assert "8 passages in " in seen
-    assert "no answer: " in seen
-    streamed = seen.split("What mends disease 3?")[-1].split("no answer")[0]
-    assert len(streamed.strip()) > 16  # the noise that it wrote

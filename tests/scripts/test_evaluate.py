@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,6 +165,8 @@ def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
     assert tokens["best_of:3"] == tokens["best_of:3:learned"] == tokens["oracle:3"] > tokens["single"]
     assert tokens["self_consistency:3"] == tokens["best_of:3"]
+    with pytest.raises(UserError, match=r"was begun with another scorer: give that, or another --output-dir"):
+        main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("other", 1)))
 
 
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
@@ -258,27 +259,12 @@ def scorer(tmp_path, embedder):
     return made
 
 
-def test_learned_systems_choose_by_the_scorer_given(tiny, tmp_path, scorer):
-    one, out = scorer("one", 0), tmp_path / "out"
-    main(options_of(tiny, out, systems=("single",), eval_questions=2))
-    main(options_of(tiny, out, systems=("best_of:2", *LEARNED), eval_questions=2, scorer=one))
-    rows = json.loads((out / "eval.json").read_text())["systems"]
-    assert [row["system"] for row in rows] == ["best_of:2", *LEARNED]
-    assert stored(out, "best_of:2") == stored(out, "best_of:2:learned")  # played once
-    other = scorer("other", 1)
-    with pytest.raises(UserError, match=r"was begun with another scorer: give that, or another --output-dir"):
-        main(options_of(tiny, out, systems=LEARNED, eval_questions=2, scorer=other))
-    main(options_of(tiny, out, systems=("single",), eval_questions=2, scorer=other))  # nothing is chosen by it
-
-
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
         ({"systems": ("plain", "single")}, "--systems plain: choose among plain_rag, no_retrieval"),
         ({"policy": ("a/warm",), "beside": ("b/warm",)}, "give each policy its own name, as name=folder"),
-        ({"cutoffs": (3, 0)}, "--cutoffs must be one or more numbers of at least 1"),
         ({"systems": ("single", "tree:learned")}, "--systems tree:learned needs --scorer; make one with python -m"),
-        ({"systems": ("tree:learned",), "scorer": Path("no/scorer")}, "--scorer no/scorer holds no scorer.json"),
         ({"systems": ("best_of:x",)}, r"--systems best_of:x: best_of takes .setting, n=8, ., learned=False. "),
     ],
 )

@@ -9,7 +9,6 @@ import torch
 
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
-from forage.agent.episode import read_episodes
 from forage.agent.options import SearchOptions
 from forage.data.records import Document, Question
 from forage.files import write_jsonl
@@ -50,11 +49,6 @@ def test_a_guess_by_hand():
     ranks = {"a": 1, "b": 1, "guess": 1}
     assert {tuple(choose_queries(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
     assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
-
-
-def test_a_guess_that_all_of_its_type_learn_is_preferred_wherever_it_finds_the_answer():
-    assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess", steady=True) == ["guess"]
-    assert choose_queries({"a": 1, "guess": None}, random.Random(1), "guess", steady=True) == ["a"]
 
 
 def test_short_answers_are_whole_sentences_where_one_fits():
@@ -166,18 +160,6 @@ def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
     assert config["base_model_name_or_path"] == str(tiny_base)
     again = options(ground, trained.parent / "second", learning_rate=3e-3)
     main(replace(again, policy=trained, max_steps=2))  # it can be started from
-
-
-def test_demonstrations_are_episodes_with_real_results(ground, trained):
-    demonstrations = list(read_episodes(trained / "demonstrations.jsonl"))
-    assert demonstrations
-    known = {chunk.id for chunk in DocumentStore.open(ground / "store").chunks}
-    for episode in demonstrations:
-        assert episode.well_formed
-        assert set(episode.hits) <= known
-        assert "is a disease." in episode.transcript.rpartition("<tool_response>")[2]
-        assert episode.adapter == "teacher"
-        assert episode.answer in episode.transcript.rpartition("<tool_response>")[2]
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """scripts/stack.sh: what it runs follows from .env, the environment and the GPUs, and no line of .env is ever run."""
 
-import json
 import os
 import re
 import shlex
@@ -88,29 +87,6 @@ def test_the_scripts_take_their_commands(tmp_path, cards):
         ]
         modules = [module for module, arguments in filter(None, calls) if parsed(module, arguments)]
         assert {"data_prep", "create_lora_model", "sft_train", "grpo_train", "grpo_rollout"} <= set(modules)
-
-
-def test_deepspeed_trains_whatever_the_number_of_processes(tmp_path):
-    none = tmp_path / "none"
-    for settings, sharding in (
-        ({}, "zero2 --offload none"), ({"TRAIN_PROCESSES": "2"}, "zero3 --offload none"),
-        ({"OFFLOAD": "all"}, "zero3 --offload all"),
-    ):  # fmt: skip
-        [train] = shown(none, "grpo_train.py", **settings)
-        assert f"--sharding {sharding}" in train
-        assert ("torch.distributed.run" in train) == ("TRAIN_PROCESSES" in settings)
-
-
-def test_a_gpu_has_other_defaults(tmp_path, cards):
-    on_gpu = shown(tmp_path / "none", **cards())
-    assert "--no-quantize" not in on_gpu
-    assert "--serve nf4" in on_gpu
-    assert "scripts/vllm_gpu.sh" in on_gpu
-    assert "--token-budget 8192 --gradient-checkpointing" in on_gpu
-    without = shown(tmp_path / "none")
-    assert "--no-quantize" in without
-    assert "--token-budget" not in without
-    assert "scripts/vllm_cpu.sh" in without
 
 
 def test_lines_of_env_are_read_as_docker_reads_them(tmp_path, cards):
@@ -224,27 +200,6 @@ names = "model gpu_memory_utilization max_num_seqs max_num_batched_tokens enable
 names += " max_loras max_cpu_loras"
 print(json.dumps({name: getattr(engine, name) for name in names.split()} | {"logprobs": str(engine.logprobs_mode)}))
 """
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif(not VLLM_PY.exists(), reason="there is no .venv-vllm")
-def test_vllm_itself_understands_the_command_of_the_gpu_file(tmp_path, cards, python):
-    """Its own parser, of the package for CPUs, which has the same options."""
-    shared = tmp_path / "shared"
-    settings = cards() | {"PY": str(python), "VLLM_PY": str(python), "SHARED": str(shared), "VLLM_ARGS": "--seed 3"}
-    assert stack("prepare", tmp_path / "none", **settings).returncode == 0
-    (shared / "models" / "served").mkdir()
-    shown = stack("vllm", tmp_path / "none", **settings).stdout.splitlines()[-1]
-    arguments = shown.partition("api_server ")[2].split()
-    parsed = subprocess.run([VLLM_PY, "-c", PARSE, *arguments], capture_output=True, text=True, timeout=240)
-    assert parsed.returncode == 0, parsed.stderr[-3000:]
-    assert json.loads(parsed.stdout.splitlines()[-1]) == {
-        "model": str(shared / "models" / "served"), "gpu_memory_utilization": 0.46, "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048, "enable_lora": True, "max_lora_rank": 16, "max_loras": 2, "max_cpu_loras": 3,
-        "logprobs": "processed_logprobs",
-    }  # fmt: skip
-    wrong = subprocess.run([VLLM_PY, "-c", PARSE, *arguments, "--max-seqs", "3"], capture_output=True, timeout=240)
-    assert wrong.returncode == 2
 
 
 def test_every_knob_is_explained():

@@ -3,17 +3,14 @@
 import asyncio
 from dataclasses import replace
 
-import pytest
-
 from forage.agent.credit import words_in
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_format_reward
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
-from forage.errors import UserError
 from forage.sft.teacher import TeacherOptions, demonstrate
-from forage.sft.thoughts import LEAST_THOUGHT, Thought, as_shown, before_answer, before_next_query, before_query
+from forage.sft.thoughts import Thought, as_shown, before_answer, before_query
 from forage.testtime.scorers import shown
 from tests.scripted_engine import Hit
 
@@ -59,11 +56,6 @@ def test_before_the_first_search_the_question_is_taken_apart():
     assert before_query("What is it?", "gout", 24).before == "I search for:"
 
 
-def test_after_a_search_that_failed():
-    assert before_next_query([LICE], "gout") == Thought("The passages do not say. I search for:", "gout")
-    assert before_next_query([], "gout") == Thought("Nothing was found. I search for:", "gout")
-
-
 def test_before_the_answer_the_passage_is_quoted():
     text = "Signs: it hurts. Rest helps. The toe is red."
     assert before_answer(2, text, "The toe is red. It hurts.") == Thought(
@@ -93,13 +85,6 @@ def test_a_thought_gets_shorter_sentence_by_sentence_then_word_by_word():
     assert list(thought.forms(6)) == list(replace(thought, said="").forms(99)) == []
 
 
-@pytest.mark.parametrize("words", [-1, LEAST_THOUGHT - 1])
-def test_too_few_words_are_refused(words):
-    with pytest.raises(UserError, match=f"--thought-words {words} must be at least 12"):
-        TeacherOptions(thought_words=words).check()
-    TeacherOptions(thought_words=LEAST_THOUGHT).check()
-
-
 def test_a_passage_is_quoted_as_it_was_shown(tiny_protocol):
     short = replace(tiny_protocol, passage_tokens=12)
     assert short.show([PASSAGE]).startswith(f"[1] Gout: {as_shown(PASSAGE, short)}")
@@ -118,25 +103,6 @@ def test_a_demonstration_thinks_before_each_act(tiny_protocol):
     assert (episode.answer, episode.searches[0].query, episode.well_formed) == (GOUT.answer, QUERY, True)
     [shorter] = play(tiny_protocol, 16)
     assert turns_of(shorter, tiny_protocol)[1] == f"{SAYS_LESS}\n{ANSWER}"
-
-
-def test_without_the_option_demonstrations_are_as_they_were(tiny_protocol):
-    [episode] = play(tiny_protocol, 0)
-    assert turns_of(episode, tiny_protocol) == [CALL, f"Passage 2 answers this.\n{ANSWER}"]
-    parts = [
-        tiny_protocol.prompt(GOUT.question), tiny_protocol.turn_ids(CALL),
-        tiny_protocol.join([tiny_protocol.show([LICE, PASSAGE])], tiny_protocol.end_of_turn),
-        tiny_protocol.turn_ids(f"Passage 2 answers this.\n{ANSWER}"),
-    ]  # fmt: skip
-    assert episode.ids == tuple(token for part in parts for token in part)
-
-
-def test_thoughts_change_neither_the_choice_of_queries_nor_the_answers(tiny_protocol):
-    questions = [replace(GOUT, id=str(number)) for number in range(40)]
-    plain, thinking = (play(tiny_protocol, words, questions=questions) for words in (0, 24))
-    assert [episode.searches for episode in plain] == [episode.searches for episode in thinking]
-    assert [episode.answer for episode in plain] == [episode.answer for episode in thinking]
-    assert {len(episode.turns) for episode in thinking} == {2, 3}
 
 
 def test_thoughts_forge_nothing(tiny_protocol):

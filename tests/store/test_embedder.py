@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-from forage.errors import UserError
 from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, locate
 
 
@@ -48,10 +47,3 @@ def test_a_models_own_prompts_win(tmp_path):
     config = folder / "config_sentence_transformers.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"prompts": {"query": "Q: ", "document": "D: "}}))
     assert Embedder(str(folder)).prompts == ("Q: ", "D: ")
-
-
-def test_a_folder_that_is_no_model_gives_one_line(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="can't be loaded") as error:
-        Embedder(str(tmp_path / "empty")).encode_queries(["toe"])
-    assert "\n" not in str(error.value)

@@ -10,7 +10,6 @@ from forage.store.fusion import (
     Ranking,
     earned_weights,
     fuse,
-    kth_bound,
     reciprocal_rank_fusion,
     top_k,
     weighted_score_fusion,
@@ -31,11 +30,6 @@ def by_sorting(scores, k, above=-np.inf):
 )
 def test_top_k_equals_a_full_sort_with_ties_by_index(scores, k, above):
     assert top_k(scores, k, above).tolist() == by_sorting(scores, k, above)
-
-
-@given(scores=arrays(np.float64, st.integers(64, 400), elements=st.floats(-5, 5)), k=st.integers(1, 60))
-def test_at_least_k_scores_reach_the_bound(scores, k):
-    assert (scores >= kth_bound(scores, k)).sum() >= k
 
 
 def ranking(**scores):

@@ -7,8 +7,7 @@ import pytest
 from forage.data.records import Document
 from forage.store.bm25 import Tokenizer
 from forage.store.document_store import DocumentStore
-from forage.store.opening import card_at
-from forage.store.options import StoreOptions, StorePlace
+from forage.store.options import StoreOptions
 
 RUSSIAN = {
     "Подагра": "При подагре болит большой палец ноги. Причина в мочевой кислоте.",
@@ -63,12 +62,7 @@ def test_a_language_finds_what_english_does_not(tmp_path, language, texts, queri
         ("other", unicodedata.normalize("NFD", "Müller"), ["müller"]),
         ("russian", "подагра подагры ПОДАГРЕ", ["подагр"] * 3),
         ("other", "痛风的病因。铁", ["痛风", "风的", "的病", "病因", "铁"]),
-        ("other", "iPhone手机 2台", ["iphone", "手机", "2", "台"]),
-        ("other", "ジョン・スミス", ["ジョ", "ョン", "スミ", "ミス"]),
         ("other", "हिन्दी में", ["हिन्दी", "में"]),
-        ("other", "고양이는", ["고양", "양이", "이는"]),
-        ("german", "痛风 Gichten", ["痛风", "gicht"]),
-        ("other", "", []),
     ],
 )
 def test_words_by_hand(language, text, words):
@@ -81,12 +75,3 @@ def test_chunks_of_a_script_without_spaces_are_not_endless(tmp_path):
     store = DocumentStore.build(tmp_path / "store", [document], options)
     assert len(store.chunks) == 10
     assert {len(chunk.text) for chunk in store.chunks} == {50}
-
-
-def test_another_language_is_another_store(tmp_path):
-    fingerprints = set()
-    for language in ("english", "german"):
-        options = StoreOptions("none", language=language)
-        DocumentStore.build(tmp_path / "store", [{"id": "d", "text": "Rest."}], options)
-        fingerprints.add(card_at(StorePlace(), tmp_path)[1])
-    assert len(fingerprints) == 2

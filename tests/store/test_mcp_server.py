@@ -75,18 +75,11 @@ def test_a_client_is_told_of_the_tool(store):
     assert tool.annotations.read_only_hint
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_what_is_found_comes_as_text_and_structured(store, mode):
-    check_found(asked(server_of(store), {"query": QUERY, "k": 2}, mode=mode), store, 2)
-    check_found(asked(server_of(store), {"query": QUERY}, mode=mode), store)
-
-
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        ({}, "query"), ({"query": 3}, "query"), ({"query": ""}, "query"), ({"query": "x" * 10_001}, "query"),
-        ({"query": "x", "k": 0}, "k"), ({"query": "x", "k": 101}, "k"), ({"query": "x", "k": 10**5000}, "k"),
-        ({"query": "x", "k": "3"}, "k"), ({"query": "x", "k": True}, "k"),
+        ({}, "query"), ({"query": "x" * 10_001}, "query"), ({"query": "x", "k": 10**5000}, "k"),
+        ({"query": "x", "k": True}, "k"),
     ],
 )  # fmt: skip
 def test_a_bad_call_is_told_what_is_wrong(arguments, wrong):

@@ -1,6 +1,5 @@
 """Scraping against a real server that misbehaves: exact causes, resuming after a kill, politeness, addresses."""
 
-import errno
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ from collections import defaultdict
 from copy import copy
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
@@ -340,22 +338,6 @@ def test_a_torn_last_row_is_cut_and_a_broken_one_named(server, tmp_path):
     rows.write_text('{"url": "http://a.test/"}\n')
     with pytest.raises(UserError, match=r"manifest.jsonl:1: not a manifest row"):
         scrape(urls, tmp_path, options)
-
-
-def test_a_full_disk_ends_in_one_line_with_nothing_half_written(server, tmp_path, monkeypatch):
-    def full(self, data):
-        with self.open("wb") as file:
-            file.write(data[:10])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    urls = mixed_urls(10)
-    with pytest.raises(UserError, match="No space left on device") as caught:
-        scrape(urls, tmp_path, options_for(urls, server))
-    assert "\n" not in str(caught.value)
-    assert pages(tmp_path) == {}
-    if (tmp_path / "manifest.jsonl").exists():  # whichever page was first to fail
-        assert all(row["cause"] != "ok" for row in manifest(tmp_path))
 
 
 # Politeness
