@@ -144,24 +144,3 @@ def teach(folder, questions, settings=None, protocol=None, **teacher):
         return store.search(queries, settings.k, settings.mode)
 
     return asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(**teacher), 0))
-
-
-def make_taught_base(folder, episodes, steps):
-    """A model folder whose weights have learnt these episodes: it searches and answers, and errs now and then."""
-    from forage.policy.packing import pack
-
-    model = make_model()
-    model.lm_head.weight.data /= 24
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    longest = max(len(episode.ids) for episode in episodes)
-    [batch] = pack(episodes, longest * len(episodes))
-    for _ in range(steps):
-        logits = model(input_ids=batch.ids_BT, attention_mask=batch.attention_BT).logits[:, :-1]
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch.ids_BT[:, 1:], reduction="none")
-        sampled_BT = batch.sampled_BT[:, 1:]
-        ((losses * sampled_BT).sum() / sampled_BT.sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder

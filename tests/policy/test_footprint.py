@@ -89,10 +89,5 @@ def test_the_shape_of_a_folder(tmp_path):
     (tmp_path / "config.json").write_text("{}")  # a script's options
     (tmp_path / "model.json").write_text(json.dumps({"base": "base", "full_base": "full", "quantized": True}))
     assert shape_of(str(tmp_path)) == shape_of(str(tmp_path / "base")) == ModelShape(2, 32, 48, 4, 2, 8, 96, False)
-    (tmp_path / "base" / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config\.json can't be read .* get it again"):
-        shape_of(str(tmp_path / "base"))
     with pytest.raises(UserError, match="m is a mixtral model; memory can be planned for llama, qwen2"):
         shape_from_config({"model_type": "mixtral"}, "m")
-    with pytest.raises(UserError, match=r"no folder, and its config\.json can't be had from the hub; name a folder"):
-        shape_of("not a name/of a model")

@@ -138,9 +138,6 @@ def test_a_sharded_base_gives_the_same_weights_file_by_file(base, adapter, tmp_p
     one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
     assert {path.name for path in (tmp_path / "many").glob("*.safetensors")} == files
     assert all(torch.equal(one[key], many[key]) for key in one | many)
-    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
-    assert set(index["weight_map"]) == set(one)
-    assert index["metadata"]["total_size"] == sum(tensor.numel() * 4 for tensor in one.values())
 
 
 def test_conv1d_weights_are_transposed(tmp_path):

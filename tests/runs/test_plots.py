@@ -46,15 +46,6 @@ AWKWARD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", AWKWARD)
-@pytest.mark.filterwarnings("error")
-def test_any_run_draws(tmp_path, kind):
-    draw_plots(tmp_path, AWKWARD[kind], {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
-    for name in NAMES:
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_plot_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
     draw_plots(tmp_path, run_of(1), {})
     before = (tmp_path / "rewards.png").read_bytes()

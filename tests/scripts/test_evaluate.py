@@ -131,14 +131,6 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
     assert json.loads((tmp_path / "eval.json").read_text())["reference"] == "tiny/single"
 
 
-def test_a_policy_beside_plays_single_alone(tiny, tmp_path):
-    more = {"policy": (f"warm={tiny / 'policy'}",), "beside": (f"plain={tiny / 'base'}",)}
-    main(options_of(tiny, tmp_path, systems=("plain_rag", "single"), eval_questions=2, **more))
-    rows = json.loads((tmp_path / "eval.json").read_text())["systems"]
-    assert [row["name"] for row in rows] == ["warm/plain_rag", "warm/single", "plain/single"]
-    assert [row["adapter"] for row in rows] == ["v000000", "v000000", "base"]
-
-
 def test_processes_share_an_evaluation(tiny, tmp_path):
     """Both wait for each other's questions, and report the whole."""
     command = [sys.executable, "evaluate.py", "--data", tiny / "data", "--policy", f"tiny={tiny / 'policy'}",
@@ -241,9 +233,6 @@ def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
     assert first["odd"]["mean"] == 0.5  # of the two questions that have it
     assert "4 of 6 questions have no odd: left out of its mean" in capsys.readouterr().out
     assert set(whole["rewards"]) == {"brief", "rouge_l", "odd"}
-
-
-LEARNED = ("best_of:2:learned", "tree:2:learned", "tpo:2:learned")
 
 
 @pytest.fixture

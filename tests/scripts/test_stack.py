@@ -12,7 +12,6 @@ from tests import ROOT
 from tests.pages import parsed, python_call
 
 CARD = "24564"  # MiB, as nvidia-smi says it of a card of 24 GB
-VLLM_PY = ROOT / ".venv-vllm" / "bin" / "python"
 
 
 def stack(verb, env_file, **settings):
@@ -182,24 +181,6 @@ def test_settings_changed_after_something_was_made_by_them_are_refused(tmp_path,
     assert f"error: {shared}/data was made for cuda, and this is the stack for cpu" in on_cpu.stderr
     shutil.rmtree(shared / "models" / "made")  # as a kill may have left it
     assert stack("prepare", env_file, **settings).returncode == 0
-
-
-# The very commands of docker-compose.yml
-
-
-PARSE = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-found = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
-validate_parsed_serve_args(found)
-engine = AsyncEngineArgs.from_cli_args(found)
-names = "model gpu_memory_utilization max_num_seqs max_num_batched_tokens enable_lora max_lora_rank"
-names += " max_loras max_cpu_loras"
-print(json.dumps({name: getattr(engine, name) for name in names.split()} | {"logprobs": str(engine.logprobs_mode)}))
-"""
 
 
 def test_every_knob_is_explained():
