@@ -116,11 +116,6 @@ def test_a_cut_reply_ends_the_episode(tiny_protocol):
     assert asked[0].max_tokens == 400
 
 
-def test_a_busy_server_is_asked_again(tiny_protocol):
-    episode, asked, _ = played([(503, b"busy"), calls("gout"), "Rest."], tiny_protocol, patience=60)
-    assert (episode.answer, len(asked)) == ("Rest.", 3)
-
-
 REFUSED = {"error": {"message": '"auto" tool choice requires --enable-auto-tool-choice'}}
 
 

@@ -56,19 +56,6 @@ def test_lines_fit(width):
     assert max(map(len, text.splitlines())) <= width
 
 
-@pytest.mark.parametrize(
-    ("change", "searches", "says"),
-    [
-        ({"answer": "Sleep."}, True, "no passage that was found holds half of the answer's words"),
-        ({"answer": "Rest."}, False, "it did not search"),
-        ({"answer": "", "stop": "turns"}, True, "no answer: the last turn allowed (--max-turns) did not answer"),
-        ({"answer": "", "stop": "search"}, True, "no answer: the policy searched, and no more was asked of it"),
-    ],
-)
-def test_what_is_said_where_there_is_nothing_to_name(change, searches, says):
-    assert says in sent(change, *[("a", [hit(1, "Rest.")])] * searches)
-
-
 def test_passages_that_hold_half_of_the_answers_words_most_first():
     hits = [hit(1, "Only ice.", ""), hit(2, "Sleep.", ""), hit(3, "Resting, with ices.", ""), hit(4, "", "Rest")]
     found = passages_with("Rest and the ice.", hits)

@@ -84,11 +84,7 @@ def test_each_kind_of_file_is_read(tmp_path, name):
     ("name", "content", "says"),
     [
         ("a.jsonl", b'{"question": 1}\n{"qu\n', r"a\.jsonl:2: not JSON"),
-        ("a.jsonl", b'{"question": "\xff"}\n', r"a\.jsonl:1: not JSON"),
-        ("a.jsonl", b"[1]\n", "a.jsonl:1: not a JSON object"),
         ("a.jsonl.gz", gzip.compress(b'{"question": 1}\n' * 9999, mtime=0)[:60], "damaged after line"),
-        ("a.jsonl.gz", b"plain", "damaged after line 0"),
-        ("a.csv", b"question,answer\n\xff\xfe,x\n", "save it as UTF-8"),
         ("a.csv", b"question,answer\nq,a\nq,a,b\n", r"a\.csv:3: more cells than columns"),
         ("a.parquet", b"no", "not a readable parquet"),
         ("a.txt", b"no", "--dataset-name sample"),

@@ -12,7 +12,6 @@ from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings, SearchOptions
 from forage.agent.protocol import CALL_OPENING
 from forage.agent.rewards import rank_score
-from forage.agent.vetting import Vetting
 from forage.data.records import Document, Question, read_answerable
 from forage.files import write_jsonl
 from forage.optimizer import OptimizerOptions
@@ -22,7 +21,6 @@ from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from sft_train import main as warm_start
-from tests.factories import EPISODE
 from tests.options import with_options
 from tests.scripted_engine import Hit
 from tests.tiny_training import tiny_options
@@ -47,13 +45,6 @@ def test_a_demonstration_of_a_search_alone(protocol):
     assert list(episode.ids) == [*prompt, *whole]
     assert sum(episode.mask) == len(whole) - len(protocol.call_opening)
     assert (episode.stop, episode.well_formed) == ("search", True)
-
-
-def test_a_search_alone_is_a_demonstration_for_policies_that_only_search(protocol):
-    alone = replace(EPISODE, stop="search", answer="")
-    assert Vetting(protocol, SETTINGS, []).malformed(alone) == ""
-    assert Vetting(protocol, AgentSettings(), []).malformed(alone) == "ended by search"
-    assert Vetting(protocol, SETTINGS, []).malformed(replace(alone, stop="answer")) == "ended by answer"
 
 
 @pytest.fixture(scope="module")
