@@ -123,12 +123,6 @@ def test_in_a_python_without_any_package(tmp_path):
     assert "> make setup" in done.stdout
 
 
-def test_it_takes_no_options():
-    done = run("--data", "data")
-    assert (done.returncode, done.stderr) == (1, "error: the doctor takes no options\n")
-    assert run("--help").returncode == 0
-
-
 def test_what_only_some_options_need_is_not_needed_by_the_basic_path():
     """Every stage of the demo imports without those packages."""
     assert checks.SOME_OPTIONS.keys() <= pins("requirements.txt").keys()

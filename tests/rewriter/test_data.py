@@ -47,19 +47,6 @@ def test_without_eval_a_fifth_is_held_out_by_document(tmp_path, tokenizer):
     assert not held & {row.relevant_doc_ids for row in data.train}
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        (["{"], "no usable query among 2 rows .*train.jsonl:1: not JSON"),
-        ([{"query": "x", "relevant_doc_ids": []}], "no usable query among 2 rows"),
-        ([FLU], "has 0 training queries|1 training queries and 0 held-out ones"),
-    ],
-)
-def test_nothing_left_to_train_on_is_an_error(tmp_path, tokenizer, rows, says):
-    with pytest.raises(UserError, match=says):
-        read_data(Options(data=write_data(tmp_path, CORPUS, train=rows, eval=[FLU])), tokenizer)
-
-
 def test_where_data_is_looked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = Options(run_dir=tmp_path / "run")

@@ -32,13 +32,6 @@ def test_words_find_documents_once(tiny, tokenizer):
     assert open_search(options, data)(["remedy4 disease"]) == [found[0]]  # opens the same store
 
 
-@pytest.mark.parametrize("mode", ["dense", "hybrid"])
-def test_embeddings_need_a_store_that_has_them(tmp_path, mode):
-    with pytest.raises(UserError, match=f"--mode {mode} needs a store with embeddings; give --store"):
-        Options(mode=mode).check()
-    Options(mode=mode, store="data/store").check()
-
-
 def test_an_existing_store_is_searched_by_its_chunks(tiny, tmp_path, tokenizer):
     options = Options(data=tiny / "data", store=tmp_path / "store", k=2)
     data = read_data(options, tokenizer)

@@ -124,11 +124,6 @@ def test_furniture_that_holds_the_page_stays():
     assert texts("<div class='cookies-ok'><main>M</main></div><p>Longer than the main part.</p>")[0] == "M"
 
 
-def test_main_is_preferred_only_if_it_holds_most():
-    assert texts("<div>Around</div><main><p>Most of the text is here.</p></main>") == ["Most of the text is here."]
-    assert texts("<p>Most of the text is here.</p><article>Teaser</article>") == ["Most of the text is here.", "Teaser"]
-
-
 @pytest.mark.parametrize(
     ("head", "title"),
     [
