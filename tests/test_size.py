@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/publishing": (4_400, 4),
     "forage/questions": (2_900, 6),
     "forage/rewriter": (11_200, 10),
-    "forage/rollout": (8_250, 9),
+    "forage/rollout": (8_300, 9),
     "forage/runs": (10_400, 10),
     "forage/sft": (6_450, 7),
     "forage/store": (11_900, 12),
