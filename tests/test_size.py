@@ -28,7 +28,7 @@ BUDGETS = {
     "forage/doctor": (1_450, 2),
     "forage/engines": (10_750, 9),
     "forage/evaluation": (9_850, 12),
-    "forage/grpo": (20_200, 14),
+    "forage/grpo": (20_300, 14),
     "forage/judge": (1_450, 1),
     "forage/planning": (2_500, 3),
     "forage/policy": (14_650, 14),
