@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from forage.agent.combination import MakeRewards
 from forage.agent.options import AGENT_FILE
 from forage.errors import UserError
 from forage.files import GONE
 from forage.heartbeat import beat
+from forage.manifest import shown
 from forage.policy.adapters import versions
 from forage.policy.card import read_policy_card
 from forage.rollout.agreement import RUN_FILE, RunManifest, disagreements, manifest_now, read_run, run_options
@@ -111,17 +111,10 @@ def as_in_run(given: RolloutOptions, known: RunManifest | None, run_dir: Path) -
     """How the run plays, which says so where that is not what was given here."""
     if known is None:
         return given
-    options = replace(given, **run_options(known))
-    changed = {
-        name: getattr(options, name) for name in run_options(known) if getattr(options, name) != getattr(given, name)
-    }
-    if changed:
-        print(f"{run_dir} plays with {', '.join(f'{name} {worded(value)}' for name, value in changed.items())}")
-    return options
-
-
-def worded(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    played = run_options(known)
+    if changed := [f"{name} {shown(value)}" for name, value in played.items() if value != getattr(given, name)]:
+        print(f"{run_dir} plays with {', '.join(changed)}")
+    return replace(given, **played)
 
 
 def refuse_change(run_dir: Path, known: RunManifest | None) -> None:
