@@ -71,8 +71,6 @@ class Search:
     """Number of chunks."""
     mode: Mode = "hybrid"
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
-    reranker: str = ""
-    """Cross-encoder (folder or hub name) that reorders the best results."""
     fusion: Fusion = field(default_factory=Fusion)
 
 
@@ -130,13 +128,11 @@ def print_hits(command: Search) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from forage.store.embedder import Reranker
     from forage.store.opening import open_place
 
     check_at_least_one(command, "k")
-    store = open_place(asked_place(command.store), Path(), labels=False)
-    reranker = Reranker(command.reranker) if command.reranker else None
-    [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion, reranker=reranker)
+    store = open_place(asked_place(command.store), Path())
+    [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion)
     table = Table("", "score", "chunk", "text", title=Text(printable(command.query)))
     table.columns[2].no_wrap = True
     for hit in hits:

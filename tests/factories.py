@@ -101,22 +101,6 @@ def plain_logprobs(model, batch, temperature=1.0):
     return torch.cat([torch.zeros(len(chosen), 1), chosen], dim=1) * batch.sampled_BT
 
 
-def tiny_cross_encoder(folder):
-    """A real cross-encoder with random weights and the packaged embedder's tokenizer."""
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    from forage.store.embedder import PACKAGED_EMBEDDER, locate
-
-    tokenizer = AutoTokenizer.from_pretrained(locate(PACKAGED_EMBEDDER)[0])
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        num_labels=1,
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def run_of(steps, **changes):
     """Statistics of steps 0, 1, ...: the overall reward rises, an evaluation each tenth step."""
     generator = np.random.default_rng(0)

@@ -49,7 +49,7 @@ def talk(options: ChatOptions) -> None:
     The event loop runs only while a question is played, so that Ctrl-C at the prompt is a plain one.
     """
     console = Console(highlight=False)
-    store = open_place(options.place, options.data or data_of(Path(options.policy)), labels=False)
+    store = open_place(options.place, options.data or data_of(Path(options.policy)))
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:

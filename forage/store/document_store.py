@@ -33,9 +33,9 @@ from forage.store.card import (
     read_card,
     write_card,
 )
-from forage.store.embedder import Embedder, Reranker
+from forage.store.embedder import Embedder
 from forage.store.fusion import Ranking, fuse
-from forage.store.hit import Hit, reranked
+from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import VectorCollection, exact_nearest, text_key
 from forage.text import count_words, encodable, most_parts
@@ -148,14 +148,12 @@ class DocumentStore:
 
     @overload  # a text is a sequence of texts, too
     def search(  # type: ignore[overload-overlap]
-        self, queries: str, k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
-        reranker: Reranker | None = None,
-    ) -> list[Hit]: ...  # fmt: skip
+        self, queries: str, k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...
+    ) -> list[Hit]: ...
     @overload
     def search(
-        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
-        reranker: Reranker | None = None,
-    ) -> list[list[Hit]]: ...  # fmt: skip
+        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...
+    ) -> list[list[Hit]]: ...
     def search(
         self,
         queries: str | Sequence[str],
@@ -163,21 +161,14 @@ class DocumentStore:
         mode: Mode = "hybrid",
         *,
         fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
-        reranker: Reranker | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank query.
 
-        A list of queries gives a list of hits for each; a single text gives its hits. A `reranker` reorders the first
-        `fusion.depth` results of any mode.
+        A list of queries gives a list of hits for each; a single text gives its hits.
         """
         if isinstance(queries, str):
-            return self.search([queries], k, mode, fusion=fusion, reranker=reranker)[0]
-        wanted = max(k, fusion.depth) if reranker else k
-        found = list(map(self._hits, self.rank(queries, wanted, mode, fusion=fusion)))
-        if reranker:
-            asked = zip(queries, found, strict=True)
-            found = [reranked(encodable(query), hits, reranker, self.options)[:k] for query, hits in asked]
-        return found
+            return self.search([queries], k, mode, fusion=fusion)[0]
+        return list(map(self._hits, self.rank(queries, k, mode, fusion=fusion)))
 
     def rank(
         self,

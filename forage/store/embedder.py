@@ -1,4 +1,4 @@
-"""Embedder and Reranker: sentence-transformers models, with their prompts, in bf16 where that is faster."""
+"""Embedder: a sentence-transformers model, with its prompts, in bf16 where that is faster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forage.errors import UserError, first_line
 from forage.machine import Choice, gains_by_bf16, hub_reachable
 
 if TYPE_CHECKING:
-    from sentence_transformers import CrossEncoder, SentenceTransformer
+    from sentence_transformers import SentenceTransformer
 
 Vectors = NDArray[np.float32]  # (texts, dimension), each of length 1
 
@@ -120,34 +120,6 @@ class Embedder:
         )
         unit = np.asarray(torch.nn.functional.normalize(vectors.float(), dim=1).cpu().numpy(), np.float32)
         return unit[[places[text] for text in texts]]
-
-
-@dataclass
-class Reranker:
-    """Scores (query, text) pairs with a cross-encoder."""
-
-    name: str
-    device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
-
-    @cached_property
-    def model(self) -> CrossEncoder:
-        from sentence_transformers import CrossEncoder
-
-        folder, local_only = locate(self.name)
-        try:
-            model: CrossEncoder = CrossEncoder(folder, device=self.device, local_files_only=local_only)
-            return model
-        except (OSError, ValueError, KeyError) as error:
-            why = first_line(error)
-            raise UserError(
-                f"reranker {self.name!r} can't be loaded ({why}); name a cross-encoder's folder or a hub model"
-            ) from error
-
-    def scores(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
-        if not texts:
-            return np.zeros(0)
-        pairs = [(query, text) for text in texts]
-        return np.asarray(self.model.predict(pairs, show_progress_bar=False), np.float64).reshape(len(texts))
 
 
 def choose_embedder() -> str:

@@ -20,7 +20,7 @@ from forage.store.remote import RemoteStore
 
 if TYPE_CHECKING:
     from forage.store.document_store import DocumentStore
-    from forage.store.embedder import Embedder, Reranker
+    from forage.store.embedder import Embedder
 
 
 class Store(Protocol):
@@ -37,9 +37,8 @@ class Store(Protocol):
     @property
     def embedder(self) -> Embedder: ...
     def search(
-        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
-        reranker: Reranker | None = None,
-    ) -> list[list[Hit]]: ...  # fmt: skip
+        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...
+    ) -> list[list[Hit]]: ...
 
 
 def open_store(path: Path) -> DocumentStore:
@@ -47,12 +46,12 @@ def open_store(path: Path) -> DocumentStore:
     return retriever_of(read_card(path).options).open(path)
 
 
-def open_place(place: StorePlace, data: Path, *, labels: bool = True) -> Store:
-    """Open the store that is named, else that of the data folder. Without `labels`, nobody compares its hits' ids."""
+def open_place(place: StorePlace, data: Path) -> Store:
+    """Open the store that is named, else that of the data folder."""
     if not place.is_server:
         return open_store(folder_of(place, data))
-    store = remote_store(place, data if labels else None)
-    if note := store.note():
+    store = remote_store(place)
+    if note := store.note(data / "store" / CHUNKS_FILE):
         print(note, flush=True)
     return store
 
@@ -60,7 +59,7 @@ def open_place(place: StorePlace, data: Path, *, labels: bool = True) -> Store:
 def card_at(place: StorePlace, data: Path) -> tuple[StoreCard, str]:
     """The card and the fingerprint of the store that is named, without opening it."""
     if place.is_server:
-        store = remote_store(place, data)
+        store = remote_store(place)
         return store.card, store.fingerprint
     folder = folder_of(place, data)
     card = read_card(folder)
@@ -71,9 +70,8 @@ def folder_of(place: StorePlace, data: Path) -> Path:
     return Path(place.store) if place.store else data / "store"
 
 
-def remote_store(place: StorePlace, data: Path | None) -> RemoteStore:
-    chunks = data / "store" / CHUNKS_FILE if data else None
-    return RemoteStore(place.store, chunks, place.store_patience, place.store_timeout)
+def remote_store(place: StorePlace) -> RemoteStore:
+    return RemoteStore(place.store, place.store_patience, place.store_timeout)
 
 
 def build_store(path: Path, documents: Iterable[Document], options: StoreOptions) -> DocumentStore:

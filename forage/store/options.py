@@ -87,7 +87,7 @@ class Fusion:
     """Let a title count by the share of its words that the query says; the ranking by words gets the weight that no
     title earns. Without it, the best title counts fully, however little of it is said."""
     depth: int = 100
-    """Results taken from each of the dense and sparse rankings, and the number a reranker reorders."""
+    """Results taken from each of the dense and sparse rankings."""
 
     @property
     def weights(self) -> tuple[float, float, float]:

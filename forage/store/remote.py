@@ -21,12 +21,12 @@ from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.manifest import digest, file_digest
 from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
-from forage.store.hit import Hit, reranked
+from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.text import encodable
 
 if TYPE_CHECKING:
-    from forage.store.embedder import Embedder, Reranker
+    from forage.store.embedder import Embedder
 
 QUERIES = 512  # the most in one request
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
@@ -36,15 +36,11 @@ SAYS = "document_store.py serve shows the replies that are needed"
 
 
 class RemoteStore:
-    """A store that a server searches. Opening it asks what the server has.
+    """A store that a server searches. Opening it asks what the server has."""
 
-    `chunks` is where the data's own store has its chunks.jsonl, if it does. None: no labels are compared with what is
-    found.
-    """
-
-    def __init__(self, url: str, chunks: Path | None = None, patience: float = 60.0, timeout: float = 120.0) -> None:
+    def __init__(self, url: str, patience: float = 60.0, timeout: float = 120.0) -> None:
         self.path = url.rstrip("/").removesuffix("/retrieve")
-        self.chunks_file, self.patience = chunks, patience
+        self.patience = patience
         try:
             self._client = httpx.Client(base_url=self.path, timeout=timeout)
         except (httpx.InvalidURL, ValueError) as error:
@@ -73,38 +69,35 @@ class RemoteStore:
 
         return embedder_of(self.card, self.path)
 
-    def note(self) -> str:
-        """What to tell whoever opens the store; empty if nothing."""
-        known = file_digest(self.chunks_file) if self.chunks_file else ""
-        if self.chunks_file and self.ours and known not in ("", self._digest):
-            return (
-                f"note: {self.path} serves other chunks than {self.chunks_file.parent} has; labels count where their "
-                "ids are the same"
-            )
-        return (
-            "" if self.ours else f"note: {self.path} has no /card, so it is known by its address and ranks as it likes"
-        )
+    def note(self, chunks: Path) -> str:
+        """What to tell whoever opens the store beside the chunks.jsonl of its data; empty if nothing."""
+        if not self.ours:
+            return f"note: {self.path} has no /card, so it is known by its address and ranks as it likes"
+        if file_digest(chunks) in ("", self._digest):
+            return ""
+        return f"note: {self.path} serves other chunks than {chunks.parent} has; labels count where their ids are equal"
 
     # Searching
 
     def search(
-        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = Fusion(),  # noqa: B008
-        reranker: Reranker | None = None,
-    ) -> list[list[Hit]]:  # fmt: skip
+        self,
+        queries: Sequence[str],
+        k: int = 5,
+        mode: Mode = "hybrid",
+        *,
+        fusion: Fusion = Fusion(),  # noqa: B008
+    ) -> list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank one. All queries go in one request."""
         if isinstance(queries, str):
             raise UserError("a store on a server takes a list of queries; give [query] for a single one")
         texts = list(map(encodable, queries))
         asked = list(dict.fromkeys(text for text in texts if text.strip()))
-        wanted = max(k, fusion.depth) if reranker else k
         how = {"mode": mode, "fusion": asdict(fusion)} if self.ours else {}
         found: dict[str, list[Hit]] = {}
         for first in range(0, len(asked), QUERIES):
             some = asked[first : first + QUERIES]
-            found |= zip(some, self._retrieve(some, wanted, how), strict=True)
-        if reranker:
-            found = {query: reranked(query, hits, reranker, self.options) for query, hits in found.items()}
-        return [found.get(text, [])[:k] for text in texts]
+            found |= zip(some, self._retrieve(some, k, how), strict=True)
+        return [found.get(text, []) for text in texts]
 
     def _retrieve(self, queries: Sequence[str], k: int, how: Mapping[str, Any]) -> list[list[Hit]]:
         body = {"queries": queries, "topk": k, "return_scores": True, **how}
@@ -132,17 +125,13 @@ class RemoteStore:
         text = rest if line_break else str(document.get("text", head))
         if not (title.strip() or text.strip()):
             raise ValueError("a document without contents")
-        name = self._name(document.get("id"), title, text)
-        doc_id = str(document.get("doc_id", name.rpartition("#")[0] or name))
-        return Hit(name, doc_id, title, text, float(item.get("score", 1 / rank)), rank)
-
-    def _name(self, given: object, title: str, text: str) -> str:
-        """The chunk's id, as the server says it. Without one, a passage that no label is compared with is its words."""
-        if given is None and self.chunks_file:
+        if document.get("id") is None:
             raise UserError(
                 f"{self.path} gives passages without ids ({title[:40]!r}), and labels need ids: let the server add them"
             )
-        return " ".join(f"{title} {text}".split()) if given is None else str(given)
+        name = str(document["id"])
+        doc_id = str(document.get("doc_id", name.rpartition("#")[0] or name))
+        return Hit(name, doc_id, title, text, float(item.get("score", 1 / rank)), rank)
 
     # HTTP
 

@@ -15,11 +15,10 @@ from forage.data.records import Document
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.store.document_store import DocumentStore
-from forage.store.embedder import PACKAGED_EMBEDDER, Embedder, Reranker
+from forage.store.embedder import PACKAGED_EMBEDDER, Embedder
 from forage.store.options import Fusion, StoreOptions
 from forage.store.vectors import VectorCollection
 from tests import ROOT
-from tests.factories import tiny_cross_encoder
 
 OPTIONS = StoreOptions(embedder=PACKAGED_EMBEDDER, chunk_tokens=48, chunk_overlap=8)
 DOCUMENTS = [
@@ -90,16 +89,6 @@ def test_results_are_the_same_alone_in_a_batch_and_after_reopening(store):
         assert [hit.chunk_id for hit in alone] == [hit.chunk_id for hit in hits]
         # The embedder's own last bits turn on what else is in the batch.
         assert [hit.score for hit in alone] == pytest.approx([hit.score for hit in hits], abs=1e-5)
-
-
-def test_reranker_reorders(store, tmp_path):
-    reranker = Reranker(str(tiny_cross_encoder(tmp_path / "model")))
-    plain = store.search(["night cough"], 4, "dense")[0]
-    reranked = store.search(["night cough"], 4, "dense", reranker=reranker)[0]
-    assert {hit.chunk_id for hit in plain} == {hit.chunk_id for hit in reranked}
-    texts = [store.options.searched_text(hit.title, hit.text) for hit in reranked]
-    scores = reranker.scores("night cough", texts)
-    assert [hit.score for hit in reranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
 
 
 def test_a_second_build_embeds_only_what_is_new_or_changed(tmp_path):

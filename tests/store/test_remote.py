@@ -135,7 +135,7 @@ def test_its_card_embedder_and_fingerprint_are_those_of_the_folder(url, store, d
     assert remote.fingerprint == store.fingerprint == card_at(StorePlace(), data)[1]
     assert card_at(StorePlace(url), data) == (store.card, store.fingerprint)
     np.testing.assert_array_equal(remote.embedder.encode_queries(["toe"]), store.embedder.encode_queries(["toe"]))
-    assert remote.note() == ""
+    assert remote.note(data / "store" / "chunks.jsonl") == ""
 
 
 # Servers of others
@@ -146,8 +146,8 @@ def test_a_server_of_search_r1_is_taken_by_its_ids(data):
     asked = []
     reply = replying({"id": "gout#0", "contents": '"Gout"\nIt hurts.'}, {"id": 7, "contents": '"Rome"\nA city.\nOld.'})
     with foreign(reply, asked) as url:
-        remote = RemoteStore(url, data / "store" / "chunks.jsonl")
-        assert "known by its address" in remote.note()
+        remote = RemoteStore(url)
+        assert "known by its address" in remote.note(data / "store" / "chunks.jsonl")
         [hits] = remote.search(["toe"], 1, "dense")
         assert [(hit.chunk_id, hit.doc_id, hit.title, hit.text, hit.score) for hit in hits] == [
             ("gout#0", "gout", "Gout", "It hurts.", 9.5)
