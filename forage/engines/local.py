@@ -27,7 +27,7 @@ from forage.engines.base import Engine, EngineError, Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, Prefills, SlotCache, check_attention
 from forage.errors import UserError, first_line
 from forage.policy.logprobs import decoder_and_head
-from forage.policy.lora import Adapter, find_changes, merge, read_adapter, tied_vocabulary
+from forage.policy.lora import find_changes, merge
 from forage.policy.packing import common_start
 from forage.policy.precision import fp32_logits
 
@@ -87,7 +87,7 @@ class LocalEngine(Engine):
         if self.beside:
             self._unmerged = self._with_layers(folder)
         else:
-            self._merge(read_adapter(folder))
+            self._merge(folder)
         self.adapter = name
 
     def _with_layers(self, folder: Path) -> Any:
@@ -96,13 +96,14 @@ class LocalEngine(Engine):
         return PeftModel.from_pretrained(self.model, str(folder)).eval()
 
     @torch.no_grad()
-    def _merge(self, adapter: Adapter) -> None:
+    def _merge(self, folder: Path) -> None:
         """Change the weights in place; PEFT's layers, put in and taken out again, would take twice as long."""
         weights = dict(self.model.named_parameters(remove_duplicate=False))  # a tied one by both its names
         shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
         config = self.model.config
-        tied = tied_vocabulary(config.get_text_config())
-        for key, change in find_changes(adapter, config.name_or_path or "the base", shapes, tied).items():
+        text = config.get_text_config()
+        tied = text.vocab_size if getattr(text, "tie_word_embeddings", False) else None
+        for key, change in find_changes(folder, config.name_or_path or "the base", shapes, tied).items():
             if key not in self._originals:
                 self._originals[key] = weights[key].to("cpu", copy=True)
             weights[key].copy_(merge(weights[key], change))

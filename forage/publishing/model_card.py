@@ -15,29 +15,26 @@ from forage.agent.protocol import Protocol
 from forage.errors import UserError
 from forage.evaluation.output import MANIFEST
 from forage.evaluation.tables import score_names
-from forage.manifest import flat, read_manifest
 from forage.metrics import Interval
-from forage.policy.adapters import version_name, weights_digest
-from forage.policy.lora import Adapter
+from forage.policy.adapters import weights_digest
 from forage.publishing.chat_template import says_prompt
-from forage.publishing.merged import CARD_MARK, FullBase
+from forage.publishing.merged import CARD_MARK, adapter_config
 from forage.publishing.proof import Proof
 from forage.rollout.agreement import read_run
-from forage.runs.stats import read_evaluations
 
 
 def model_card(
-    title: str, adapter: Adapter, base: FullBase, dtype: str, proof: Proof | None, tokenizer: Any | None = None,
-    scores: Scores | None = None,
+    title: str, adapter: Path, base_name: str, base: Path, dtype: str, proof: Proof | None,
+    tokenizer: Any | None = None, scores: Scores | None = None,
 ) -> str:  # fmt: skip
     """README.md. It will be published, so it shows only the last parts of this machine's paths.
 
     Without a tokenizer, or one with a chat template, the model can't be asked as its policy was, and the card doesn't
     say how. Its head, which the hub reads, is for the owner to complete: data, and the model's own licence.
     """
-    name = base.name if base.folder != Path(base.name) else base.folder.resolve().name
-    policy = adapter.folder.resolve().parent.parent  # where the adapter is one of a policy's or a run's
-    licence = licence_of(base.folder)
+    name = base_name if base != Path(base_name) else base.resolve().name
+    policy = adapter.resolve().parent.parent  # where the adapter is one of a policy's or a run's
+    licence = licence_of(base)
     head = {
         "base_model": name, "license": licence, "library_name": "transformers", "pipeline_tag": "text-generation",
     }  # fmt: skip
@@ -46,8 +43,9 @@ def model_card(
     if tokenizer is not None and tokenizer.chat_template and (policy / AGENT_FILE).is_file():
         settings = read_agent(policy)
         parts.append(usage(title, Protocol.playing(tokenizer, settings), settings))
-    parts += [scores_table(scores) if scores else "", evaluations(policy, adapter.folder.name)]
-    return "\n\n".join([*filter(None, parts), making(adapter, name, licence, dtype, proof)]) + "\n"
+    if scores:
+        parts.append(scores_table(scores))
+    return "\n\n".join([*parts, making(adapter, name, licence, dtype, proof)]) + "\n"
 
 
 # How to ask it
@@ -200,32 +198,6 @@ def scores_table(scores: Scores) -> str:
     return "\n".join(lines)
 
 
-def evaluations(run: Path, version: str) -> str:
-    """The held-out rewards at the run's start and at this adapter, or the last before it; empty if it has none."""
-    rows = {number: row for number, row in read_evaluations(run).items() if number <= number_of(version)}
-    if not rows:
-        return ""
-    first, last = min(rows), max(rows)
-    card, config = read_run(run), run_config(run)
-    since = card.since if card else {}
-    names = [name for name in rows[first] if name in rows[last] and since.get(name, 0) <= first]
-    most = f" ({config['eval_questions']} at most)" if "eval_questions" in config else ""
-    sampled = f"sampled at temperature {config['eval_temperature']}" if config.get("eval_temperature") else "greedily"
-    shown = {"before": rows[first]} | {"after": rows[last]} if first < last else {"": rows[last]}
-    lines = [
-        f"## What was measured\n\nRewards on held-out questions{most}, answered {sampled}, with 95 % intervals:\n",
-        f"| | {' | '.join(when or version_name(last) for when in shown)} |",
-        f"|---|{'---|' * len(shown)}",
-        *(f"| {name} | {' | '.join(interval(row[name]) for row in shown.values())} |" for name in names),
-    ]
-    return "\n".join(lines)
-
-
-def number_of(version: str) -> int:
-    """Example: v000012 gives 12."""
-    return int(version[1:]) if re.fullmatch(r"v\d+", version) else 0
-
-
 def interval(row: Interval) -> str:
     """Example: .25 (.125 to .5) as "0.250 (0.125 to 0.500)"."""
     return f"{row['mean']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
@@ -234,27 +206,23 @@ def interval(row: Interval) -> str:
 # How it was made
 
 
-def making(adapter: Adapter, base: str, licence: str, dtype: str, proof: Proof | None) -> str:
-    config = adapter.config
+def making(adapter: Path, base: str, licence: str, dtype: str, proof: Proof | None) -> str:
+    config, run = adapter_config(adapter), read_run(adapter.resolve().parent.parent)
     kind = ("rsLoRA" if config.get("use_rslora") else "LoRA") + (" with DoRA" if config.get("use_dora") else "")
-    modules = config.get("target_modules")
-    run = adapter.folder.resolve().parent.parent
-    card, config_of_run = read_run(run), run_config(run)
-    weights = [f"{weight:g} {name}" for name, weight in card.weights.items()] if card else []
     rows = {
         "base": base,
         "its licence": licence or "see its card",
-        "adapter": "/".join(adapter.folder.resolve().parts[-3:]),
+        "adapter": "/".join(adapter.resolve().parts[-3:]),
         "kind": kind,
         "r, alpha": f"{config['r']}, {config['lora_alpha']}",
-        "modules": modules if isinstance(modules, str) else " ".join(sorted({m.split(".")[-1] for m in modules or ()})),
         "weights": dtype,
         "proof": str(proof or "not made (--no-prove)"),
-        "learnt from": Path(config_of_run.get("data", "")).name,
-        "rewards": f"{' + '.join(weights)}, {config_of_run.get('combine', 'uniform')}" if weights else "",
     }
-    rows = {name: value for name, value in rows.items() if value}
-    return f"## How it was made\n\n{table(rows)}"
+    if run:
+        rows["learnt from"] = Path(run.options["rollout"]["data"]).name
+        rows["rewards"] = " + ".join(f"{weight:g} {name}" for name, weight in run.weights.items())
+    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    return "\n".join(["## How it was made\n", *lines])
 
 
 def licence_of(base: Path) -> str:
@@ -263,17 +231,3 @@ def licence_of(base: Path) -> str:
     head = path.read_text(encoding="utf-8", errors="replace").split("---")[1:2] if path.is_file() else []
     found = re.search(r"^license:\s*(\S+)", head[0], re.MULTILINE) if head else None
     return found[1] if found else ""
-
-
-def run_config(run: Path) -> dict[str, Any]:
-    """All options of the adapter's run, or of its warm start, by their own names; empty if it is of neither."""
-    known, warm_start = read_run(run), run / "config.json"
-    if known:
-        options = known.options
-    else:
-        options = read_manifest(warm_start, "put it back")["options"] if warm_start.exists() else {}
-    return {name.rpartition(".")[2]: value for name, value in flat(options).items()}
-
-
-def table(rows: dict[str, Any]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])

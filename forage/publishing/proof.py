@@ -1,7 +1,11 @@
-"""The proof of a merge: the merged folder predicts what base + adapter predicts, on fixed texts."""
+"""The proof of a merge: the merged folder predicts what base + adapter predicts, on fixed texts.
+
+Both are loaded in fp32, one after the other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,6 @@ import torch
 from torch import Tensor
 
 from forage.errors import UserError
-from forage.publishing.merged import FullBase
 
 # About twice the largest mean difference that rounding alone made on SmolLM2-135M: 0.026, 0.003, 0.000012 (r 16, alpha
 # 32 on every linear layer, B of std 0.002 to 0.05, LoRA and DoRA). At std 0.02, half the scale made 0.17, twice the
@@ -44,33 +47,17 @@ class Proof:
         )
 
 
-def prove(base: FullBase, adapter: Path, merged: Path, dtype: str, tolerance: float | None = None) -> Proof:
-    """Compare the merged folder with base + adapter and refuse a wrong merge. Both are loaded in fp32, in turn."""
-    proof = measure(base, adapter, merged)
-    print(f"proof: {proof}")
-    check(proof, dtype, tolerance or TOLERANCES[dtype])
-    return proof
-
-
-def measure(base: FullBase, adapter: Path, merged: Path) -> Proof:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def proof_texts(folder: Path) -> list[Tensor]:
+    """The fixed texts' tokens, by a model's tokenizer."""
+    from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(merged)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{base.name} has no tokenizer that can be loaded, which the proof needs; skip it with --no-prove"
+            "the base has no tokenizer that can be loaded, which the proof needs; skip it with --no-prove"
         ) from error
-    texts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in TEXTS]
-    full = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
-    policy = PeftModel.from_pretrained(full, adapter)
-    wanted_NV = text_logprobs(policy, texts)
-    with policy.disable_adapter():
-        base_NV = text_logprobs(policy, texts)
-    del full, policy  # before the next model is loaded
-    merged_NV = text_logprobs(AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32), texts)
-    return compare(base_NV, wanted_NV, merged_NV)
+    return [tokenizer(text, return_tensors="pt")["input_ids"] for text in TEXTS]
 
 
 def compare(base_NV: Tensor, wanted_NV: Tensor, merged_NV: Tensor) -> Proof:
@@ -83,10 +70,12 @@ def compare(base_NV: Tensor, wanted_NV: Tensor, merged_NV: Tensor) -> Proof:
     return Proof(len(apart_NV), float(apart_NV.mean()), float(effect_NV.abs().mean()), carried)
 
 
-def check(proof: Proof, dtype: str, tolerance: float) -> None:
-    if not proof.mean <= tolerance:  # written this way so that NaN is refused too
+def check(proof: Proof, dtype: str) -> None:
+    """Refuse a wrong merge."""
+    if not proof.mean <= TOLERANCES[dtype]:  # written this way so that NaN is refused too
         raise UserError(
-            f"the merged model is not base + adapter: mean difference {proof.mean:.2g}, over --tolerance {tolerance}"
+            f"the merged model is not base + adapter: mean difference {proof.mean:.2g}, over {TOLERANCES[dtype]}; "
+            "--no-prove keeps it all the same"
         )
     # An effect below the resolution of fp32 can't be measured. At B of std 0.0002 bfloat16 keeps 58 % of it.
     if proof.effect > TOLERANCES["float32"] and not 0.5 < proof.carried < 1.5:
@@ -97,6 +86,6 @@ def check(proof: Proof, dtype: str, tolerance: float) -> None:
 
 
 @torch.no_grad()
-def text_logprobs(model: Any, texts: list[Tensor]) -> Tensor:
-    """(positions of all texts, vocabulary)"""
-    return torch.cat([model(input_ids=ids_1T).logits[0].float().log_softmax(-1) for ids_1T in texts])
+def text_logprobs(model: Any, texts: Sequence[Tensor]) -> list[Tensor]:
+    """(positions, vocabulary) of each text."""
+    return [model(input_ids=ids_1T).logits[0].float().log_softmax(-1) for ids_1T in texts]

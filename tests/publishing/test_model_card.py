@@ -1,4 +1,4 @@
-"""The merged model's card: its code asks the model as training did, and its table is the held-out evaluation's."""
+"""The merged model's card: its code asks the model as training did, and it says how it was made."""
 
 import contextlib
 import io
@@ -25,16 +25,12 @@ TURNS = (write_call("When plant garlic"), "I think. " + write_call("sow beans") 
 
 @pytest.fixture(scope="module")
 def merged(tiny, tmp_path_factory):
-    """A merged model of a run with evaluations, in a folder of the name garden."""
+    """A merged model of a run, in a folder of the name garden."""
     folder = tmp_path_factory.mktemp("card")
     run = folder / "run"
     shutil.copytree(tiny / "policy" / "adapters" / "v000000", run / "adapters" / "v000008")
     write_agent(GARDEN, run)
-    scores = {"mean": 0.25, "low": 0.125, "high": 0.5}
-    better = {"mean": 0.75, "low": 0.5, "high": 1.0}
-    rows = {0: {"overall": scores, "mrr": scores}, 8: {"overall": better, "mrr": better}, 9: {"overall": scores}}
-    (run / "evaluations.json").write_text(json.dumps(rows))
-    options = {"rollout": {"data": "/home/someone/plants"}, "eval_questions": 32, "eval_temperature": 0.0}
+    options = {"rollout": {"data": "/home/someone/plants"}}
     write_run(run, replace(MANIFEST, options=options))
     main(Options(lora_model=run, output_path=folder / "garden", base_model=str(tiny / "base"), dtype="float32",
                  prove=False))  # fmt: skip
@@ -98,17 +94,11 @@ def test_a_policy_whose_first_call_is_begun_is_asked_by_chat(tiny_tokenizer):
     assert "```python" not in text
 
 
-def test_the_card_shows_the_held_out_evaluations_of_its_adapter(merged):
+def test_the_card_says_how_to_ask_and_how_it_was_made(merged):
     card = (merged / "README.md").read_text()
-    assert (
-        "Rewards on held-out questions (32 at most), answered greedily, with 95 % intervals:\n\n"
-        "| | before | after |\n|---|---|---|\n"
-        "| overall | 0.250 (0.125 to 0.500) | 0.750 (0.500 to 1.000) |\n"
-        "| mrr | 0.250 (0.125 to 0.500) | 0.750 (0.500 to 1.000) |\n"
-    ) in card
     wanted = [
         "# garden", "## How to ask it", "Answer the question about '''gardening'''", "```python",
-        "## What was measured", "## How it was made", "| kind | LoRA |", "| learnt from | plants |",
+        "## How it was made", "| kind | LoRA |", "| learnt from | plants |",
     ]  # fmt: skip
     places = [card.find(text) for text in wanted]
     assert -1 not in places

@@ -43,7 +43,7 @@ def test_the_hub_and_people_read_the_card(card, folder):
     assert "2 held-out questions of `data`, by evaluate.py, with 95 % intervals. This model is `trained/single`." in (
         card.text
     )
-    assert "| rewards | 1 even + 1 low, uniform |" in card.text
+    assert "| rewards | 1 even + 1 low |" in card.text
     assert str(folder) not in card.content
 
 
