@@ -17,8 +17,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forage.agent.combination import MakeRewards
@@ -29,7 +27,8 @@ from forage.processes import is_first, world
 from grpo_rollout import get_reward_functions
 
 if TYPE_CHECKING:
-    from forage.agent.episode import Episode
+    from pathlib import Path
+
     from forage.policy.card import PolicyCard
 
 
@@ -67,7 +66,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         learner = open_learner(options, card, start)
         manifest = learner.broadcast(manifest)
         with closing(open_play(options, settings, make_rewards, manifest.embedder, learner)) as play:
-            train(options, settings.max_tokens, learner, play, manifest, partial(demonstrations, options, settings))
+            train(options, settings.max_tokens, learner, play, manifest)
         if lead:
             (run_dir / FINISHED).touch()
 
@@ -91,17 +90,6 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
     plays = options.rollouts == "own" and not uses_servers(engine)
     memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays, offload=options.offload)
     return replace(options, update=replace(options.update, memory=memory))
-
-
-def demonstrations(options: TrainOptions, settings: AgentSettings, path: Path) -> list[Episode]:
-    """The demonstrations of a file that this run's policy may learn from."""
-    from forage.agent.protocol import Protocol
-    from forage.agent.vetting import Vetting
-    from forage.policy.card import read_policy_card
-    from forage.policy.policy import load_tokenizer
-
-    protocol = Protocol.playing(load_tokenizer(read_policy_card(options.rollout.policy)), settings)
-    return Vetting.over(options.rollout.data, protocol, settings).read(path)
 
 
 TOP = (

@@ -25,7 +25,6 @@ STATS = StepStats(
     groups={"total": 1, "flat": 0, "replaced": 2},
     episodes={
         "count": 2, "well_formed": 0.5, "searches": 1.5, "turns": 2.0, "sampled_tokens": 40.0, "tokens": 300.0,
-        "stale": 0,
     },
     stops={"answer": 1, "turns": 1},
     faults={"bad_json": 1},

@@ -18,7 +18,7 @@ Equivalents in TRL 1.12's GRPOTrainer; tests/grpo/test_trl_parity.py compares lo
 | `use_bias_correction_kl=True`, its default | `unbiased_kl`, by tokens: TRL takes the episode's ratio with GSPO |
 | `vllm_importance_sampling_mode`, `..._clip_max` | `correction`, `correction_cap` |
 | `..._clip_min`, by default none | 1 / `correction_cap` for masks, none for truncation |
-| `mask_truncated_completions` | `keep_N` of 0; TRL's grpo and dr_grpo still divide by such episodes, we never do |
+| `mask_truncated_completions` | `--overlong mask`; TRL's grpo and dr_grpo still divide by such episodes, we never do |
 
 Deliberate differences: TRL's dapo and cispo divide by an even share of all tokens that were generated, we divide by
 the update's own tokens; the two agree unless one generation is split over several updates (`steps_per_generation` above
@@ -183,8 +183,6 @@ class ScoredBatch:
     """Log-probabilities by the policy that training began with, for the KL term."""
     entropy_BT: Tensor | None = None
     """Entropy of the policy in training; only reported."""
-    keep_N: Tensor | None = None
-    """1, or 0 for an episode to leave out of the loss; it must not be in the totals either."""
     credits_BT: Tensor | None = None
     """What is added to the advantage of a token's episode for this token alone."""
 
@@ -212,8 +210,6 @@ class LossTerms:
     """Log-probability by the trainer at the start of the step, minus the sampler's."""
     kl_BT: Tensor | None
     entropy_BT: Tensor | None
-    episodes: Tensor
-    """How many episodes of this micro-batch count."""
 
 
 def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> LossTerms:
@@ -221,8 +217,6 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
     device, count = scored.logprobs_BT.device, len(scored.advantages_N)
     batch = scored.batch.to(device)
     sequence_BT, mask_BT = batch.sequence_BT, batch.predicted_BT
-    if scored.keep_N is not None:
-        mask_BT = mask_BT & (scored.keep_N.to(device)[sequence_BT] > 0)
 
     # 0 where no token counts, so that whatever value is there can't become 0 * inf in a sum or a gradient.
     logprobs_BT, old_BT = _where(mask_BT, scored.logprobs_BT), _where(mask_BT, scored.old_BT)
@@ -251,7 +245,6 @@ def loss_terms(scored: ScoredBatch, options: LossOptions, totals: Totals) -> Los
         mismatch_BT=mismatch_BT,
         kl_BT=None if reference_BT is None else _k3(_where(mask_BT, reference_BT) - logprobs_BT),
         entropy_BT=scored.entropy_BT,
-        episodes=_count_episodes(batch, count, scored.keep_N),
     )
 
 
@@ -285,21 +278,10 @@ def loss_sums(terms: LossTerms) -> dict[str, Tensor]:
     }  # fmt: skip
     sums = {name: _where(mask_BT, values_BT).sum() for name, values_BT in values.items() if values_BT is not None}
     return sums | {
-        "episodes": terms.episodes,
         "policy_loss": (terms.policy_BT * terms.weights_BT).sum(),
         "ratio_max": ratio_BT.masked_fill(~mask_BT, -torch.inf).amax(),
         "ratio_min": ratio_BT.masked_fill(~mask_BT, torch.inf).amin(),
     }
-
-
-def demonstration_loss(logprobs_BT: Tensor, batch: TokenBatch, tokens: int) -> Tensor:
-    """A micro-batch's share of the mean negative log-probability of the demonstrations' `tokens`.
-
-    Example: of 4 tokens in all, this batch holds two with log-probabilities -1 and -3: its share is 1.
-    """
-    batch = batch.to(logprobs_BT.device)
-    mask_BT = batch.predicted_BT
-    return -_where(mask_BT, logprobs_BT).sum() / max(tokens, 1)
 
 
 def add_stats(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -330,7 +312,7 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     mismatch_kl       KL of the engine's policy to the trainer's at the start of the step (k3, on the engine's tokens)
     mismatch_mean_abs mean distance of their log-probabilities
     corrected_share   share of tokens whose correction met the cap
-    tokens, episodes  how many were kept
+    tokens            how many were kept
 
     All are 0 where there are no tokens.
     """
@@ -343,14 +325,7 @@ def summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
     }  # fmt: skip
     result = {name: values[total] / max(tokens, 1.0) for name, total in means.items() if total in values}
     result |= {name: values[name] if tokens else 0.0 for name in ("ratio_max", "ratio_min")}
-    return result | {name: values[name] for name in ("policy_loss", "tokens", "episodes")}
-
-
-def _count_episodes(batch: TokenBatch, count: int, keep_N: Tensor | None) -> Tensor:
-    if batch.filler:
-        return torch.zeros((), device=batch.ids_BT.device)
-    present_N = _sum_by(torch.ones(batch.ids_BT.shape, device=batch.ids_BT.device), batch.sequence_BT, count) > 0
-    return (present_N if keep_N is None else present_N & (keep_N.to(present_N.device) > 0)).float().sum()
+    return result | {name: values[name] for name in ("policy_loss", "tokens")}
 
 
 def _token_weights(mask_BT: Tensor, lengths_BT: Tensor, options: LossOptions, totals: Totals) -> Tensor:

@@ -1,4 +1,4 @@
-"""Options of GRPO: the run, the loss, the update, demonstrations, guards."""
+"""Options of GRPO: the run, the loss, the update, guards."""
 
 from __future__ import annotations
 
@@ -118,30 +118,11 @@ class GuardOptions:
 
 
 @dataclass(frozen=True)
-class GuidanceOptions:
-    """Demonstrations to imitate, in addition to the policy's own episodes."""
-
-    demonstrations: Path | None = None
-    """File of episodes to keep imitating during GRPO, such as the demonstrations.jsonl of sft_train.py."""
-    demonstrations_per_step: int = fixed(4)
-    """How many of them each step imitates; all are used once before any is used again."""
-    demonstration_weight: float = 0.2
-    """Weight of the loss on demonstrations, a mean over their tokens; the loss on the policy's own episodes has weight
-    1."""
-
-    def check(self) -> None:
-        check_at_least_zero(self, "demonstration_weight")
-        if self.demonstrations and not self.demonstrations.is_file():
-            raise UserError(f"--demonstrations {self.demonstrations} does not exist; sft_train.py writes such a file")
-
-
-@dataclass(frozen=True)
 class TrainOptions:
     """The run."""
 
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     update: UpdateOptions = field(default_factory=UpdateOptions)
-    guidance: GuidanceOptions = field(default_factory=GuidanceOptions)
     guard: GuardOptions = field(default_factory=GuardOptions)
     run_dir: Path = Path("runs/grpo")
     """Run folder; a run that is already there is resumed."""
@@ -180,7 +161,7 @@ class TrainOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.rollout, self.update, self.guidance):
+        for part in (self.rollout, self.update):
             part.check()
         check_sharding(self.sharding, self.sequence_parallel, self.offload)
         reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}

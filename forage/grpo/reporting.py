@@ -16,28 +16,23 @@ from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
 from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
-from forage.rollout.waits import KINDS, read_waits, waited_since
 from forage.runs.drawing import Drawing
 from forage.runs.progress import print_step
 from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
 from forage.runs.trackers import Log, flatten
-from forage.runs.waiting import advice, shares
+from forage.runs.waiting import advice
 
 # Beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and l2 are
 # others, and change from step to step.
 AS_TRAINED = "overall as trained"
 
 
-def collect(
-    run: Run, plan: Plan, played: Sequence[Episode], stale: int, batch: TrainingBatch, training: Mapping[str, float]
-) -> StepStats:
-    """`played` are all of the plan's episodes; `stale` of them were dropped, as their adapter was too old."""
+def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
     episodes = batch.episodes
     rewards: dict[str, list[float | None]] = {"overall": list(batch.means_N.tolist())}
     rewards |= {name: [episode.rewards.get(name) for episode in episodes] for name in names_of_rewards(episodes)}
     if learns_from_another(run.options.update):
         rewards[AS_TRAINED] = list(batch.combined_N.tolist())
-    workers, idle = workers_since(run, worker_figures(played))
     return StepStats(
         step=run.step,
         adapter=version_name(max(sampled_by(episode.adapter)[0] for episode in episodes)),
@@ -47,16 +42,16 @@ def collect(
             "flat": batch.flat,
             "replaced": len(batch.groups().keys() - set(plan.questions)),
         },
-        episodes=figures_of(episodes, stale),
+        episodes=figures_of(episodes),
         stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
         faults=dict(sorted(Counter(fault for e in episodes for fault in e.faults).items())),
         training={name: value for name, value in training.items() if math.isfinite(value)},
         evaluation=read_evaluations(run.options.run_dir).get(run.step),
         notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
-        seconds=idle | run.phases.take() | waited(episodes),
+        seconds=run.phases.take() | waited(episodes),
         memory_gib=peak_memory(),
-        workers=workers,
-        servers=server_figures(played),
+        workers={} if run.options.rollouts == "own" else worker_figures(episodes),
+        servers=server_figures(episodes),
     )
 
 
@@ -65,26 +60,13 @@ def learns_from_another(options: UpdateOptions) -> bool:
     return options.combine in ("std", "pca", "l2") or (options.overlong == "punish" and options.combine != "gdpo")
 
 
-def workers_since(run: Run, played: Figures) -> tuple[Figures, dict[str, float]]:
-    """The workers' figures with what they waited since the last step, and the seconds of that, summed over them.
-
-    A step whose episodes were there already has no phase rollout_wait, so the seconds have one of 0.
-    """
-    if run.options.rollouts == "own":
-        return played, {}
-    before, run.waits = run.waits, read_waits(run.options.run_dir)
-    since = waited_since(before, run.waits)
-    idle = {kind: math.fsum(seconds[kind] for seconds in since.values()) for kind in KINDS}
-    return with_waits(played, since, KINDS), {"rollout_wait": 0.0} | idle
-
-
 def waited(episodes: Sequence[Episode]) -> dict[str, float]:
     """Mean seconds an episode waited for the engine and for searches, both of them part of the rollout."""
     names = ("generate", "search")
     return {name: sum(episode.seconds.get(name, 0.0) for episode in episodes) / len(episodes) for name in names}
 
 
-def figures_of(episodes: Sequence[Episode], stale: int) -> EpisodeFigures:
+def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:
     count = len(episodes)
     return {
         "count": count,
@@ -93,7 +75,6 @@ def figures_of(episodes: Sequence[Episode], stale: int) -> EpisodeFigures:
         "turns": sum(len(e.turns) for e in episodes) / count,
         "sampled_tokens": sum(e.sampled for e in episodes) / count,
         "tokens": sum(len(e.ids) for e in episodes) / count,
-        "stale": stale,
     }
 
 
@@ -116,10 +97,10 @@ def played_at(temperature: float) -> str:
 
 
 def report_end(run: Run) -> None:
-    """Print which side waited, and the held-out rewards before and after training that mean the same in both."""
+    """Print the held-out rewards before and after training that mean the same in both, and if the trainer waited."""
     known = read_evaluations(run.options.run_dir)
     print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
-    if says := advice(shares(run.history)):
+    if says := advice(run.history):
         print(says)
     if len(known) > 1:
         first, last = known[min(known)], known[max(known)]
@@ -182,15 +163,3 @@ def seconds_of(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def rate(tokens: int, seconds: float | None) -> float:
     return tokens / seconds if seconds else 0.0
-
-
-def with_waits(played: Figures, waited: Mapping[str, Mapping[str, float]], kinds: Sequence[str]) -> Figures:
-    """The workers' figures with what each waited; a worker that only waited played nothing.
-
-    Example: played {"a": {"episodes": 2, ...}} and waited {"b": {"tail": 3.04}}: a's tail is 0.0, b's 3.0.
-    """
-    idle = {"episodes": 0, "tokens_per_s": 0.0}
-    return {
-        worker: played.get(worker, idle) | {kind: round(waited.get(worker, {}).get(kind, 0.0), 1) for kind in kinds}
-        for worker in sorted({*played, *waited})
-    }

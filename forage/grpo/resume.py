@@ -8,7 +8,7 @@ statistics up to step 7 (of a step that was not saved), evaluations up to versio
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from forage.data.records import read_answerable
 from forage.data.splits import read_training_questions
 from forage.errors import UserError, first_line
 from forage.files import remove_folder
-from forage.grpo.guidance import Guide, open_guide
 from forage.grpo.learner import Learner
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.run import KEPT, Run, plan_step
@@ -39,7 +38,6 @@ from forage.rollout.agreement import (
     write_run,
 )
 from forage.rollout.plans import open_plans, plan_path, read_plan
-from forage.rollout.waits import read_waits
 from forage.runs.phases import Phases
 from forage.runs.run_folder import keep_code, set_aside
 from forage.runs.stats import read_evaluations, read_stats, stats_path, steps_there, write_evaluations
@@ -89,9 +87,7 @@ def overridden(run_dir: Path, known: RunManifest, now: RunManifest) -> RunManife
     return replace(now, since={**known.since} | changed)
 
 
-def open_run(
-    options: TrainOptions, learner: Learner, manifest: RunManifest, read_demonstrations: Callable[[Path], list[Episode]]
-) -> Run:
+def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest) -> Run:
     """Resume the run from its last checkpoint, or start a new one."""
     step, saved = load_checkpoint(options, learner)
     history = read_stats(options.run_dir, before=step)
@@ -100,15 +96,14 @@ def open_run(
     chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
     if options.eval_every and not chosen:
         raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
-    guide: Guide = open_guide(options.guidance, options.rollout.seed, read_demonstrations)
     if step:
         print(f"resuming from step {step}")
     elif versions(options.run_dir)[1:]:
         print(f"{options.run_dir}/state holds no checkpoint: the run starts over at step 0")
     return Run(
         options, step, lead=learner.rank == 0, **{name: saved[name] for name in KEPT if name in saved}, history=history,
-        questions=train_questions, eval_questions=chosen, guide=guide, manifest=manifest,
-        phases=Phases(synchronize=learner.synchronize), waits=read_waits(options.run_dir),
+        questions=train_questions, eval_questions=chosen, manifest=manifest,
+        phases=Phases(synchronize=learner.synchronize),
     )  # fmt: skip
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forage.agent.episode import Episode
 from forage.data.splits import in_rounds
-from forage.grpo.guidance import Guide
 from forage.grpo.options import TrainOptions
 from forage.policy.adapters import DIGITS, adapter_path, sampled_by, version_name, weights_digest
 from forage.rollout.agreement import RunManifest
@@ -31,15 +28,12 @@ class Run:
     history: list[StepStats]
     questions: list[str]
     eval_questions: list[str]
-    guide: Guide
     manifest: RunManifest
     lead: bool = True
     """Whether this process writes the run's files."""
     digests: dict[str, str] = field(default_factory=dict)
     """By adapter, such as v000007, the digest of the weights that this run published."""
     phases: Phases = field(default_factory=Phases)
-    waits: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What workers had waited when the last step's statistics were collected."""
 
     def published(self, name: str) -> bool:
         """Whether episodes of an adapter of this name, such as run-v000007-0123abcd, are this run's own."""
@@ -57,7 +51,7 @@ def plan_step(run: Run, step: int) -> Plan:
     options, rollout = run.options, run.options.rollout
     plan = replace(
         plan_of(rollout, run.questions, step),
-        oldest=run.guarded_from,
+        oldest=max(run.guarded_from, step - options.max_staleness),
         credit=options.update.credit,
         word_cost=options.update.word_cost,
     )
@@ -70,16 +64,14 @@ def plan_step(run: Run, step: int) -> Plan:
 def write_plans(run: Run) -> Plan:
     """Write plans for this step and those that workers may play ahead; return this step's.
 
-    After a rollback, plans that were written before it ask for episodes of newer adapters: what the discarded ones
-    played ahead is played again.
+    One that was written before a rollback, or with a higher --max-staleness, now asks for episodes of newer adapters.
     """
     options = run.options
     for step in range(run.step, min(run.step + options.max_staleness + 1, options.max_steps)) if run.lead else ():
         path = plan_path(options.run_dir, f"{step:06d}")
-        if not path.exists():
-            write_plan(options.run_dir, plan_step(run, step))
-        elif (plan := read_plan(path)).oldest < run.guarded_from:
-            write_plan(options.run_dir, replace(plan, oldest=run.guarded_from))
+        plan = plan_step(run, step)
+        if not path.exists() or read_plan(path).oldest < plan.oldest:
+            write_plan(options.run_dir, plan)
     return plan_step(run, run.step)
 
 
@@ -88,12 +80,6 @@ def plan_evaluation(run: Run) -> Plan:
         f"{run.step:06d}-eval", run.step, tuple(run.eval_questions), split="eval", num_rollouts=1,
         temperature=run.options.eval_temperature, seed=run.options.rollout.seed, oldest=run.step,
     )  # fmt: skip
-
-
-def usable(episodes: Sequence[Episode], step: int, max_staleness: int) -> tuple[list[Episode], int]:
-    """The episodes whose adapter is new enough, and how many were dropped."""
-    fresh = [episode for episode in episodes if step - sampled_by(episode.adapter)[0] <= max_staleness]
-    return fresh, len(episodes) - len(fresh)
 
 
 def checkpoint_fields(run: Run, fixed: dict[str, Any]) -> dict[str, Any]:

@@ -316,5 +316,5 @@ class LockstepScorer(Scorer):
 
 
 def nothing_sampled(batch: TokenBatch) -> TokenBatch:
-    """A filler: the same batch with no token marked as sampled."""
-    return replace(batch, sampled_BT=torch.zeros_like(batch.sampled_BT), filler=True)
+    """The same batch with no token marked as sampled: it keeps a process in step with the others."""
+    return replace(batch, sampled_BT=torch.zeros_like(batch.sampled_BT))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from forage.grpo.resume import (
     put_right,
     tidy,
 )
-from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, usable, write_plans
+from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, write_plans
 from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.manifest import plain
@@ -47,11 +46,10 @@ from forage.runs.trackers import chosen, open_tracker
 
 
 def train(
-    options: TrainOptions, max_tokens: int, learner: Learner, play: Play, manifest: RunManifest,
-    read_demonstrations: Callable[[Path], list[Episode]],
+    options: TrainOptions, max_tokens: int, learner: Learner, play: Play, manifest: RunManifest
 ) -> None:  # fmt: skip
     """Train from the last checkpoint to the last step."""
-    run, run_dir = open_run(options, learner, manifest, read_demonstrations), options.run_dir
+    run, run_dir = open_run(options, learner, manifest), options.run_dir
     begin(run, learner)
     shared = options.prompts_shared and not has_windows(learner.policy.config)
     kind, drawing = chosen(options.report_to, trackers.AGENT_ORDER) if run.lead else "none", Drawing(run_dir)
@@ -66,20 +64,16 @@ def train(
             if run.step >= options.max_steps:
                 break
             with run.phases("rollout"):
-                played = play.play(plan, run.phases)
-                refuse_foreign(run, plan, played)
+                episodes = play.play(plan, run.phases)
+                refuse_foreign(run, plan, episodes)
             play.sleep(run.phases)
-            episodes, stale = usable(played, run.step, options.max_staleness)
             batch = prepare(episodes, options.update, manifest.weights, max_tokens)
             rate = learning_rate(run.step, options.update, options.max_steps)
-            demonstrations = run.guide.at(run.step)
-            context = UpdateContext(
-                options.update, rate, options.rollout.temperature, shared, demonstrations, run.phases
-            )
+            context = UpdateContext(options.update, rate, options.rollout.temperature, shared, run.phases)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
             figures = update(learner, batch, context)
-            stats = guard(run, learner, collect(run, plan, played, stale, batch, figures))
+            stats = guard(run, learner, collect(run, plan, batch, figures))
             run.step, run.history = run.step + 1, [*run.history, stats]
             if run.lead:
                 write_stats(run_dir, stats)

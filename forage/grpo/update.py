@@ -13,7 +13,6 @@ from torch import Tensor
 from forage.agent.combination import Floats, combine_rewards, names_of_rewards
 from forage.agent.episode import Episode
 from forage.errors import UserError, first_line
-from forage.grpo.guidance import Demonstrations
 from forage.grpo.learner import Learner
 from forage.grpo.losses import (
     ScoredBatch,
@@ -21,7 +20,6 @@ from forage.grpo.losses import (
     add_stats,
     advantages,
     count_totals,
-    demonstration_loss,
     flat_groups,
     loss_sums,
     loss_terms,
@@ -119,7 +117,6 @@ class UpdateContext:
     temperature: float
     """Sampling temperature of the episodes: the loss is that of the distribution they were drawn from."""
     share_prompts: bool
-    demonstrations: Demonstrations = field(default_factory=Demonstrations)
     phases: Phases = field(default_factory=Phases)
 
 
@@ -159,21 +156,10 @@ class OldLogprobs:
         self._values_NT[place] = logprobs_BT[sampled_BT].to(self._values_NT)
 
 
-@dataclass(frozen=True)
-class EpochSums:
-    """What an epoch adds up to, in this process."""
-
-    parts: list[dict[str, Tensor]]
-    """By micro-batch of the policy's own episodes."""
-    demonstrations: Tensor | None
-    """The loss of the demonstrations, if there are any."""
-    micro_batches: int
-
-
 def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> dict[str, float]:
     """Update the policy once per epoch; return the figures of the last epoch."""
     taught = taught_episodes(batch, context.options.loss)
-    if not taught.episodes and not context.demonstrations.episodes:
+    if not taught.episodes:
         return {"learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
     budget = context.options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
     budget = min(budget, learner.lowered_budget or budget)
@@ -182,22 +168,20 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
         sums, budget = learn_within_memory(budget, learner, taught, old, context)
         norm = change_weights(learner, context)
         old.known = True
-    figures = summary(learner.sums(add_stats(sums.parts))) if sums.parts else {"tokens": 0.0}
-    if sums.demonstrations is not None:
-        figures["demonstration_loss"] = learner.sums({"loss": sums.demonstrations})["loss"].item()
-    micro_batches = float(sums.micro_batches)
-    return figures | {"learning_rate": context.learning_rate, "grad_norm": norm, "micro_batches": micro_batches}
+    counts = {"episodes": float(len(taught.episodes)), "micro_batches": float(len(sums))}
+    figures = counts | {"learning_rate": context.learning_rate, "grad_norm": norm}
+    return summary(learner.sums(add_stats(sums))) | figures
 
 
 def learn_within_memory(
     budget: int, learner: Learner, taught: TaughtEpisodes, old: OldLogprobs, context: UpdateContext
-) -> tuple[EpochSums, int]:
+) -> tuple[list[dict[str, Tensor]], int]:
     """Add an epoch's gradients; when memory runs out, start the epoch over with half the budget, and return that too.
 
     The learner remembers it, so that later steps don't run out of memory first.
     Epochs before it stay as they are: each has already changed the policy.
     """
-    longest = max(len(episode.ids) for episode in (*taught.episodes, *context.demonstrations.episodes))
+    longest = max(len(episode.ids) for episode in taught.episodes)
     states = random_states()
     while True:
         try:
@@ -217,18 +201,13 @@ def learn_within_memory(
 
 def learn_epoch(
     budget: int, learner: Learner, taught: TaughtEpisodes, old: OldLogprobs, context: UpdateContext
-) -> EpochSums:
-    """Add the gradients of all episodes, in micro-batches of at most `budget` tokens."""
-    parts = learner.shard(pack_episodes(taught.episodes, budget, share_prompts=context.share_prompts))
-    demonstrated = learner.shard(
-        pack_episodes(context.demonstrations.episodes, budget, share_prompts=context.share_prompts)
-    )
-    sums = []
-    for number, part in enumerate(parts):
-        last = not demonstrated and number + 1 == len(parts)
-        sums.append(learn_part(learner, part, old, taught, context, last=last))
-    loss = learn_demonstrations(learner, demonstrated, context) if demonstrated else None
-    return EpochSums(sums, loss, len(parts) + len(demonstrated))
+) -> list[dict[str, Tensor]]:
+    """Add the gradients of all episodes, in micro-batches of at most `budget` tokens. Returns each one's sums."""
+    parts = learner.shard((pack_trees if context.share_prompts else pack)(taught.episodes, budget))
+    return [
+        learn_part(learner, part, old, taught, context, last=number == len(parts))
+        for number, part in enumerate(parts, 1)
+    ]
 
 
 def change_weights(learner: Learner, context: UpdateContext) -> float:
@@ -257,10 +236,6 @@ def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisode
     return TaughtEpisodes(episodes, batch.advantages_N[taught], count_totals(batch.episodes, batch.keep_N), credits)
 
 
-def pack_episodes(episodes: Sequence[Episode], budget: int, *, share_prompts: bool) -> list[TokenBatch]:
-    return (pack_trees if share_prompts else pack)(episodes, budget)
-
-
 def learn_part(
     learner: Learner, part: TokenBatch, old: OldLogprobs, taught: TaughtEpisodes, context: UpdateContext, *, last: bool
 ) -> dict[str, Tensor]:
@@ -282,19 +257,6 @@ def learn_part(
     with context.phases("backward"):
         learner.backward(loss, last=last)
     return sums
-
-
-def learn_demonstrations(learner: Learner, parts: Sequence[TokenBatch], context: UpdateContext) -> Tensor:
-    """Add the gradients of the demonstrations. Returns this process's share of their loss."""
-    demonstrations, total = context.demonstrations, torch.zeros((), device=learner.device)
-    tokens = count_totals(demonstrations.episodes).tokens
-    for number, part in enumerate(parts):
-        with context.phases("logprobs"):
-            loss = demonstration_loss(learner.score(part, context.temperature).logprobs_BT, part, tokens)
-        with context.phases("backward"):
-            learner.backward(loss * demonstrations.weight, last=number + 1 == len(parts))
-        total += loss.detach()
-    return total
 
 
 def learning_rate(step: int, options: UpdateOptions, max_steps: int) -> float:

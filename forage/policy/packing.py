@@ -80,14 +80,12 @@ class TokenBatch:
     """1 = a token, 0 = padding."""
     tree: TokenTree | None = None
     """What is computed in the place of the rows, each token that several of them share once."""
-    filler: bool = False
-    """Only keeps a process in step with the others, which have one more: its episodes are counted elsewhere."""
 
     def to(self, device: torch.device | str) -> TokenBatch:
         return TokenBatch(
             self.ids_BT.to(device), self.positions_BT.to(device), self.sampled_BT.to(device),
             self.sequence_BT.to(device), self.attention_BT.to(device),
-            None if self.tree is None else self.tree.to(device), self.filler,
+            None if self.tree is None else self.tree.to(device),
         )  # fmt: skip
 
     @property

@@ -38,7 +38,7 @@ class Plan:
     temperature: float = 1.0
     seed: int = 0
     oldest: int = 0
-    """Oldest adapter whose episodes count. After a rollback, those of the adapters that it discarded don't."""
+    """Oldest adapter whose episodes count: as old as staleness allows, and none that a rollback discarded."""
     combine: Method = "uniform"
     """How training combines rewards: it decides which groups are flat (is_flat)."""
     weights: tuple[tuple[str, float], ...] = ()
@@ -140,7 +140,7 @@ class Played:
     def __init__(self, run_dir: Path, plan: Plan) -> None:
         self.folder, self.plan = run_dir / "episodes" / plan.name, plan
         # What is to be played again after a rollback is free, whoever still plays it for the plan before.
-        self.claims = self.folder / (f"claims-{version_name(plan.oldest)}" if plan.oldest else "claims")
+        self.claims = self.folder / f"claims-{version_name(plan.oldest)}"
         self._sizes: dict[Path, int] = {}  # of files that were read to their end
         self._places: dict[str, Place] = {}  # by file
         self._parts: dict[tuple[str, str, str], dict[str, Episode]] = {}  # by file, question and adapter

@@ -18,18 +18,16 @@ from typing import Any
 from forage.agent.episode import Episode, append_episodes, is_written
 from forage.heartbeat import beat
 from forage.rollout.claims import Claims
-from forage.rollout.waits import Waits
 
 
 async def play_all(
     missing: Callable[[], Sequence[str]], play: Callable[[str], Awaitable[None]], claims: Claims, at_once: int,
-    *, poll: float = 1.0, waits: Waits | None = None,
+    *, poll: float = 1.0,
 ) -> None:  # fmt: skip
     """Play what nobody else is playing, at most `at_once` questions at a time, and wait until none is missing.
 
     `missing` looks at the folder, so it also learns what others have written; `play` plays a question and writes it.
     """
-    waits = waits or Waits()
     playing: dict[asyncio.Future[None], str] = {}
     keeper = asyncio.create_task(keep_fresh(claims, playing))
     try:
@@ -39,7 +37,7 @@ async def play_all(
                 if len(playing) < at_once and name not in playing.values() and claims.take(name):
                     playing[asyncio.ensure_future(play(name))] = name
             if not playing:  # others play the rest; if one of them dies, its claims expire
-                await waits.sleep("tail", poll)
+                await asyncio.sleep(poll)
                 continue
             done, _ = await asyncio.wait(playing, timeout=poll, return_when=FIRST)
             for task in done:

@@ -44,7 +44,6 @@ from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, Played
 from forage.rollout.playing import EpisodeWriter, play_all
 from forage.rollout.view import RolloutView
-from forage.rollout.waits import Waits
 from forage.store.card import NO_EMBEDDER
 from forage.store.opening import Store, open_place
 
@@ -153,27 +152,26 @@ async def open_rollout(
 
 async def play_plan(
     rollout: Rollout, run_dir: Path, plan: Plan, worker: str, *, poll: float = 1.0, lease: float = LEASE,
-    check: Callable[[], None] = lambda: None, waits: Waits | None = None, part: str = "", shown: bool = True,
+    check: Callable[[], None] = lambda: None, part: str = "", shown: bool = True,
     make_claims: Callable[..., Claims] = Claims,
 ) -> None:  # fmt: skip
     """Play what no other worker is playing, a few questions at a time, and wait until the whole plan is played.
 
-    `check` is called before each question's episodes are written; `waits` counts how long others play what is left.
-    `part` says which part of a step the plan is.
+    `check` is called before each question's episodes are written; `part` says which part of a step the plan is.
     """
-    played, waits = Played(run_dir, plan), waits or Waits()
+    played = Played(run_dir, plan)
     claims = make_claims(played.claims, worker, lease, asyncio.get_running_loop().time)
     write = EpisodeWriter(played.folder, claims)
     total = len(plan.questions) * plan.num_rollouts
     at_once = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)
-    with RolloutView(f"{plan.name}{part}, {rollout.engine.adapter}", total, waits.words, shown=shown) as view:
+    with RolloutView(f"{plan.name}{part}, {rollout.engine.adapter}", total, shown=shown) as view:
 
         async def play(name: str) -> None:
             episodes = await rollout.play_group(rollout.question(plan, name), plan, view)
             check()
             write(name, episodes)
 
-        await play_all(played.missing, play, claims, at_once, poll=poll, waits=waits)
+        await play_all(played.missing, play, claims, at_once, poll=poll)
 
 
 async def load_newest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
@@ -13,14 +13,11 @@ from forage.progress import Progress
 
 
 class RolloutView(Progress):
-    """Counts episodes as they end.
+    """Counts episodes as they end."""
 
-    `waited` says for how long this worker has been idle since its start; empty: it has not been.
-    """
-
-    def __init__(self, title: str, total: int, waited: Callable[[], str] = str, *, shown: bool = True) -> None:
+    def __init__(self, title: str, total: int, *, shown: bool = True) -> None:
         super().__init__(title, shown=shown)
-        self.total, self.waited = total, waited
+        self.total = total
         self.episodes: list[Episode] = []
         self.rewarded_episodes: list[Episode] = []
 
@@ -50,7 +47,7 @@ class RolloutView(Progress):
         for name in names_of_rewards(self.rewarded_episodes):
             values = [episode.rewards[name] for episode in self.rewarded_episodes if name in episode.rewards]
             shown[name] = f"{sum(values) / len(values):.3f}"
-        return shown | ({"waited": waited} if (waited := self.waited()) else {})
+        return shown
 
 
 def rates(episodes: Sequence[Episode], elapsed: float) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from forage.agent.combination import MakeRewards
 from forage.agent.options import AGENT_FILE
 from forage.errors import UserError
-from forage.files import GONE
 from forage.heartbeat import beat
 from forage.manifest import shown
 from forage.policy.adapters import versions
@@ -21,7 +20,6 @@ from forage.rollout.claims import Claims, named_worker
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.rollout import Rollout, load_newest, open_rollout, play_plan
-from forage.rollout.waits import Waits, waits_path
 
 FINISHED = "finished"  # this file in the run folder says that the trainer will plan nothing more
 
@@ -57,33 +55,29 @@ async def follow_trainer(options: RolloutOptions, worker: WorkerOptions, make_re
     async with open_worker(options, worker, make_rewards) as (rollout, name):
         if (run_dir / FINISHED).exists():
             print(f"{run_dir} is finished; to continue it, start grpo_train.py with more --max-steps first")
-        waits = Waits(waits_path(run_dir, name))
-        await play_plans(rollout, run_dir, name, check=lambda: refuse_change(run_dir, known), waits=waits)
+        await play_plans(rollout, run_dir, name, check=lambda: refuse_change(run_dir, known))
 
 
 async def play_plans(
     rollout: Rollout, run_dir: Path, name: str, *, check: Callable[[], None] = lambda: None,
-    claims: Callable[..., Claims] = Claims, waits: Waits | None = None, poll: float = 1.0,
+    claims: Callable[..., Claims] = Claims, poll: float = 1.0,
 ) -> None:  # fmt: skip
     """Play one plan after another until the run is finished and none is left to play.
 
     A plan with something to play outweighs the word that the run is finished, which may be of an earlier end of it and
-    still be seen here. `waits` counts how long there is nothing to play.
+    still be seen here.
     """
-    watched, waits = dict[Plan, Played](), waits or Waits()
+    watched = dict[Plan, Played]()
     while True:
         beat()
-        finished, ahead = (run_dir / FINISHED).exists(), steps_ahead(run_dir)
-        plan = next_plan(run_dir, ahead, watched)
-        if plan:
-            waits.save()
-            await load_newest(rollout, run_dir, least_version(plan, ahead), poll=poll)
-            await play_plan(rollout, run_dir, plan, name, poll=poll, check=check, waits=waits, make_claims=claims)
-            waits.save()
+        finished = (run_dir / FINISHED).exists()
+        if plan := next_plan(run_dir, watched):
+            await load_newest(rollout, run_dir, plan.oldest, poll=poll)
+            await play_plan(rollout, run_dir, plan, name, poll=poll, check=check, make_claims=claims)
         elif finished:
             return
         else:
-            await waits.sleep("backpressure", poll)
+            await asyncio.sleep(poll)
 
 
 @asynccontextmanager
@@ -137,23 +131,7 @@ async def wait_for_trainer(run_dir: Path, poll: float = 1.0) -> None:
         await asyncio.sleep(poll)
 
 
-def steps_ahead(run_dir: Path) -> int:
-    """How many steps workers may play ahead of the newest adapter, as the trainer's last start says."""
-    try:
-        known = read_run(run_dir)
-    except OSError as error:
-        if error.errno not in GONE:  # else it is being replaced, on another machine
-            raise
-        return 0
-    return int(known.options["max_staleness"]) if known else 0
-
-
-def least_version(plan: Plan, max_staleness: int) -> int:
-    """The oldest adapter that may play a plan. After a rollback, older ones' episodes don't count."""
-    return max(plan.version - max_staleness, plan.oldest, 0)
-
-
-def next_plan(run_dir: Path, max_staleness: int, watched: dict[Plan, Played]) -> Plan | None:
+def next_plan(run_dir: Path, watched: dict[Plan, Played]) -> Plan | None:
     """The oldest plan with something left to play and an adapter that is new enough.
 
     `watched` keeps what was read of their episodes from poll to poll. A plan that is played is looked at again while it
@@ -163,7 +141,7 @@ def next_plan(run_dir: Path, max_staleness: int, watched: dict[Plan, Played]) ->
     for gone in watched.keys() - set(plans):  # after a rollback the same plan wants newer episodes
         del watched[gone]
     for plan in plans:
-        new_enough = there and there[-1] >= least_version(plan, max_staleness)
+        new_enough = there and there[-1] >= plan.oldest
         if new_enough and watched.setdefault(plan, Played(run_dir, plan)).missing():
             return plan
     return None

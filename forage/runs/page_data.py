@@ -20,8 +20,8 @@ from forage.errors import UserError
 from forage.files import json_lines
 from forage.policy.adapters import version_name
 from forage.policy.card import read_policy_card
-from forage.runs.stats import WAITS, StepStats, read_evaluations, read_stats
-from forage.runs.waiting import advice, shares
+from forage.runs.stats import WAIT, StepStats, read_evaluations, read_stats
+from forage.runs.waiting import advice
 from forage.text import encodable, printable, titled
 
 LEVELS, COLUMNS = 20, 100  # of a distribution: bins of the reward, and bins of steps at most
@@ -90,9 +90,8 @@ def stats_of(run_dir: Path) -> list[StepStats]:
 
 
 def notes(stats: Sequence[StepStats]) -> list[str]:
-    """What is to be noted of the last step, and which side waits."""
-    says = advice(shares(stats))
-    return [*stats[-1].notes, *([says] if says else [])]
+    """What is to be noted of the last step, and whether the trainer waits."""
+    return [*stats[-1].notes, *filter(None, [advice(stats)])]
 
 
 def tables(stats: StepStats, evaluations: Mapping[int, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -289,7 +288,7 @@ def curves(
     for step in stats:
         figures = {f"reward {name}": summary["mean"] for name, summary in step.summary.items()} | step.training
         figures |= {f"episodes: {name}": float(value) for name, value in step.episodes.items()}  # type: ignore[arg-type]
-        figures |= {f"seconds: {name}": step.seconds[name] for name in WAITS if name in step.seconds}
+        figures |= {f"seconds: {WAIT}": step.seconds[WAIT]} if WAIT in step.seconds else {}
         for played in (step.workers, step.servers):
             figures |= {f"tokens/s of {who}": row["tokens_per_s"] for who, row in played.items()}
         figures["flat groups, share"] = step.groups["flat"] / max(1, step.groups["total"])

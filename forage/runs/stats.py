@@ -34,9 +34,9 @@ from forage.text import encodable
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib", "workers", "servers")
 OPTIONAL = ("workers", "servers")  # not in the file where nobody plays beside the trainer
-WAITS = ("rollout_wait", "backpressure", "tail")
-# In `seconds`: the whole step, parts of the rollout, and what others did meanwhile.
-NO_PHASES = ("step", "generate", "search", *WAITS)
+WAIT = "rollout_wait"
+# In `seconds`: the whole step, and parts of the rollout.
+NO_PHASES = ("step", "generate", "search", WAIT)
 
 
 class Summary(TypedDict):
@@ -75,8 +75,6 @@ class EpisodeFigures(TypedDict):
     """Tokens that the policy sampled."""
     tokens: float
     """All tokens: the prompt's, the policy's and the tool's."""
-    stale: int
-    """Number of episodes that were dropped because their adapter was too old."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class StepStats:
     """The update, as means over its tokens: policy_loss, kl (to the reference), entropy, clip_low_share,
     clip_high_share, ratio_mean, ratio_min, ratio_max (trained over sampling policy), mismatch_kl, mismatch_mean_abs,
     corrected_share (trainer's against sampler's log-probabilities), grad_norm (before clipping), learning_rate,
-    tokens, micro_batches, demonstration_loss (where demonstrations are shown); whatever else the loss reports."""
+    tokens, episodes, micro_batches; whatever else the loss reports."""
     evaluation: dict[str, Interval] | None = None
     """Each reward on held-out questions, at steps with an evaluation."""
     notes: list[str] = field(default_factory=list)
@@ -111,13 +109,11 @@ class StepStats:
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by phase: rollout (which includes generate and search), rewards, logprobs, backward, publish,
     evaluation; step is the whole. With --rollouts service also rollout_wait, a part of rollout and evaluation:
-    the trainer waited for episodes; and, summed over workers, backpressure: they waited as far ahead of the trainer as
-    staleness allows, and tail: others played all that was left of a step."""
+    the trainer waited for episodes."""
     memory_gib: float = 0.0
     """Peak memory of the GPU, or without one of the process."""
     workers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By worker that played or waited during the step: episodes of the step that it played, its sampled tokens_per_s
-    while it did, and its seconds of backpressure and tail."""
+    """By worker that played: its episodes of the step, and its sampled tokens_per_s while it played them."""
     servers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By address of the server that sampled them: episodes of the step, and tokens_per_s."""
     schema: int = SCHEMA

@@ -80,7 +80,7 @@ def test_a_plan_that_three_workers_share_while_the_clock_jumps(tmp_path):
 
 @pytest.mark.parametrize("off", [-HOUR, 0.0, HOUR])
 def test_a_dead_workers_questions_are_played_whatever_its_clock_said(tmp_path, off):
-    dead = Claims(tmp_path / "episodes" / "000000" / "claims", "dead")
+    dead = Claims(tmp_path / "episodes" / "000000" / "claims-v000000", "dead")
     for name in QUESTIONS[:4]:
         assert dead.take(name)
         os.utime(dead.folder / name, (time.time() + off,) * 2)

@@ -180,7 +180,7 @@ def outline_of(name, value):
         return {row["id"]: row["ids"] for row in value}
     if "training_stats" in name:
         [stats] = value
-        return stats["step"], stats["groups"]["total"], stats["episodes"]["count"], stats["episodes"]["stale"]
+        return stats["step"], stats["groups"]["total"], stats["episodes"]["count"]
     return "there"
 
 

@@ -11,7 +11,7 @@ def stats(step, well_formed=0.9, searches=1.0, **training):
     return StepStats(
         step=step, adapter=f"v{step:06d}", rewards={"overall": [0.5]}, groups={"total": 1, "flat": 0, "replaced": 0},
         episodes={"count": 1, "well_formed": well_formed, "searches": searches, "turns": 2, "sampled_tokens": 9,
-                  "tokens": 20, "stale": 0},
+                  "tokens": 20},
         stops={}, faults={}, training=training,
     )  # fmt: skip
 

@@ -24,7 +24,6 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions
-from forage.grpo.sharding import nothing_sampled
 from forage.policy.packing import pack
 
 LOG2 = math.log(2)
@@ -139,7 +138,7 @@ def test_clip_by_hand(aggregation, weights):
     assert gradient == close([0, 0, -0.5 / long, 0, -1 / long, 0, 0, 0, 0, 0])
     assert found["clip_high_share"] == found["clip_low_share"] == 0.25
     assert (found["ratio_mean"], found["ratio_min"], found["ratio_max"]) == close((1, 0.5, 2))
-    assert (found["tokens"], found["episodes"]) == (4, 2)
+    assert found["tokens"] == 4
     assert found["policy_loss"] == close(loss)
 
 
@@ -208,22 +207,6 @@ def test_corrections_by_hand(correction, weights, share, loss):
     assert found["mismatch_kl"] == close(sum(math.exp(x) - x - 1 for x in logs) / 4)
 
 
-def test_an_episode_that_is_not_kept_is_as_if_it_were_not_there():
-    old, new = [*OLD[:6], -500.0, *OLD[7:]], [*NEW[:6], -0.0, *NEW[7:]]
-    keep = torch.tensor([1.0, 0.0])
-    totals = count_totals([LONG, SHORT], keep)
-    assert totals == Totals(3, 1)
-    for aggregation in ("token", "sequence", "constant"):
-        options = LossOptions(aggregation=aggregation, constant_length=7, beta=0.1)
-        dropped = loss_of(
-            rows(LONG, SHORT), [1.0, -3.0], options, logprobs=new, old=old, reference=old, totals=totals, keep_N=keep
-        )
-        alone = loss_of(rows(LONG), [1.0], options, logprobs=NEW[:5], old=OLD[:5], reference=OLD[:5])
-        assert dropped[0] == close(alone[0])
-        assert dropped[1] == close([*alone[1], 0, 0, 0, 0, 0])
-        assert dropped[2] == close(alone[2])
-
-
 def test_a_credit_counts_for_its_own_token_alone():
     """Advantage 1 for the long episode, -1 for the short: with credits .5 and -3 its tokens have 1.5, -2 and 1."""
     credits_BT = torch.tensor([[9.0, 0.5, -3.0, 9.0, 0.0], [9.0, 0.0, 9.0, 9.0, 9.0]])  # 9: where nothing was sampled
@@ -241,7 +224,7 @@ def test_nothing_sampled_gives_zeros_and_gradients_of_zero():
         )
         assert loss == 0
         assert gradient == [0] * 4
-        assert {*found.values()} == {0, 2}  # two episodes are there, with no token
+        assert {*found.values()} == {0}
 
 
 @pytest.mark.parametrize("loss", ["clip", "gspo", "cispo"])
@@ -274,16 +257,15 @@ OPTIONS = st.builds(
 
 
 @settings(max_examples=200)
-@given(EPISODES, OPTIONS, st.integers(1, 30), st.integers(0, 1000), st.data())
-def test_micro_batches_add_up_to_the_whole(masks, options, budget, seed, data):
+@given(EPISODES, OPTIONS, st.integers(1, 30), st.integers(0, 1000))
+def test_micro_batches_add_up_to_the_whole(masks, options, budget, seed):
     """Loss, gradient and summary, for any packing into micro-batches, some of them empty."""
     sequences = [Sequence((1,) * (len(mask) + 1), (0, *mask)) for mask in masks]
-    keep = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=len(masks), max_size=len(masks))))
     width = max(len(s.ids) for s in sequences)
     random = torch.Generator().manual_seed(seed)
     kinds = [torch.randn(len(masks), width, generator=random) * 0.5 - 2 for _ in range(5)]
     advantage = torch.randn(len(masks), generator=random, dtype=torch.float64)
-    totals = count_totals(sequences, keep)
+    totals = count_totals(sequences)
 
     def run(budget):
         leaf = kinds[0].clone().requires_grad_()
@@ -293,7 +275,7 @@ def test_micro_batches_add_up_to_the_whole(masks, options, budget, seed, data):
             current, old, sampler, reference, entropy = (
                 values[place] * batch.sampled_BT for values in (leaf, *kinds[1:])
             )
-            scored = ScoredBatch(batch, advantage, current, old, sampler, reference, entropy, keep)
+            scored = ScoredBatch(batch, advantage, current, old, sampler, reference, entropy)
             terms = loss_terms(scored, options, totals)
             loss = policy_loss(terms, options)
             loss.backward()
@@ -305,22 +287,4 @@ def test_micro_batches_add_up_to_the_whole(masks, options, budget, seed, data):
     assert parts[0] == pytest.approx(whole[0], abs=1e-5, rel=1e-5)
     torch.testing.assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-5)
     assert parts[2] == pytest.approx(whole[2], abs=1e-5, rel=1e-5)
-    assert (whole[2]["tokens"], whole[2]["episodes"]) == totals
-
-
-def test_a_filler_counts_no_episode_again():
-    """A process with one micro-batch less than the others gets a filler."""
-    batch = rows(LONG, SHORT)
-    zeros_BT = torch.zeros(batch.ids_BT.shape)
-    parts = [
-        loss_sums(
-            loss_terms(ScoredBatch(part, torch.ones(2), zeros_BT, zeros_BT, zeros_BT), LossOptions(), Totals(4, 2))
-        )
-        for part in (batch, nothing_sampled(batch))
-    ]
-    found, alone = summary(add_stats(parts)), summary(add_stats(parts[:1]))
-    assert found["episodes"] == 2
-    assert found == alone
-
-
-# Demonstrations
+    assert whole[2]["tokens"] == totals.tokens

@@ -13,7 +13,7 @@ from forage.grpo.players import Play
 from forage.policy.adapters import sampled_by
 from forage.rollout.plans import Played, open_plans
 from forage.rollout.rollout import load_newest, open_rollout, play_plan
-from forage.runs.stats import WAITS, read_stats
+from forage.runs.stats import read_stats
 from tests.factories import EPISODE
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
@@ -75,7 +75,7 @@ def test_a_run_that_rolled_back_learns_from_restored_adapters_only(tiny, tmp_pat
     for row in stats:
         assert sum(worker["episodes"] for worker in row.workers.values()) == 12
         assert min(worker["tokens_per_s"] for worker in row.workers.values()) > 0
-        assert [row.seconds[name] for name in WAITS] == [0.0, 0.0, 0.0]  # nobody waited, in one process
+        assert "rollout_wait" not in row.seconds  # nobody waited, in one process
 
     # Killed right before the rollback's checkpoint, with plans and episodes of the next step, it comes to the same.
     killed, real = replace(options, run_dir=tmp_path / "killed" / "run"), Learner.save

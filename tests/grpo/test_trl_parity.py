@@ -156,10 +156,11 @@ def trl_updates(folder, kind, settings):
 
 def our_update(model, update, first, reference, options, method, keep):
     """Loss, gradients and summary by our code, for the weights that TRL had at an update."""
-    keep_N = None if keep is None else torch.tensor(keep)
+    kept = [e for n, e in enumerate(EPISODES) if keep is None or keep[n]]
     rewards, groups = [e.reward for e in EPISODES], [e.question for e in EPISODES]
-    advantages_N, totals = advantages(rewards, groups, method), count_totals(EPISODES, keep_N)
-    batches = pack(EPISODES, 40)
+    advantages_N, totals = advantages(rewards, groups, method), count_totals(EPISODES, keep)
+    advantages_N = advantages_N[[e in kept for e in EPISODES]]
+    batches = pack(kept, 40)
     assert len(batches) > 2
     old = logprobs_of(model, first["weights"], batches)
     references = logprobs_of(model, reference, batches) if reference else [None] * len(batches)
@@ -168,7 +169,7 @@ def our_update(model, update, first, reference, options, method, keep):
     losses, stats = 0.0, []
     for batch, old_BT, reference_BT in zip(batches, old, references, strict=True):
         scored = ScoredBatch(
-            batch, advantages_N, token_logprobs(model, batch), old_BT, sampler_of(batch), reference_BT, keep_N=keep_N
+            batch, advantages_N, token_logprobs(model, batch), old_BT, sampler_of(batch, kept), reference_BT
         )
         terms = loss_terms(scored, options, totals)
         loss = policy_loss(terms, options)
@@ -184,10 +185,10 @@ def logprobs_of(model, weights, batches):
         return [token_logprobs(model, batch) for batch in batches]
 
 
-def sampler_of(batch):
+def sampler_of(batch, episodes):
     """The engine's log-probabilities at the places of a batch."""
-    stored = torch.zeros(len(EPISODES), max(len(e.ids) for e in EPISODES))
-    for number, e in enumerate(EPISODES):
+    stored = torch.zeros(len(episodes), max(len(e.ids) for e in episodes))
+    for number, e in enumerate(episodes):
         stored[number, len(e.prompt) : len(e.ids)] = torch.tensor(e.sampler)
     return stored[batch.sequence_BT, batch.positions_BT] * batch.sampled_BT
 

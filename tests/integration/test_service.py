@@ -75,7 +75,6 @@ def test_a_run_with_two_workers_of_which_one_is_killed(server, folder):
         files = episode_files(folder / "run" / "episodes" / f"{row.step:06d}")
         episodes = [episode for path in files for episode in read_episodes(path)]
         assert row.episodes["count"] == 12
-        assert row.episodes["stale"] == 0
         assert sum(figures["episodes"] for figures in row.workers.values()) == 12
         [(address, figures)] = row.servers.items()
         assert (f"http://{address}", figures["episodes"]) == (url, 12)

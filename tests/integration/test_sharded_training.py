@@ -4,16 +4,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forage.agent.episode import append_episodes
-from forage.data.records import read_questions
 from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats
 from tests.kills import start, start_ranks
-from tests.tiny import make_tiny, teach
+from tests.tiny import make_tiny
 from tests.tiny_training import tiny_args
 
 pytestmark = pytest.mark.slow
-FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean", "demonstration_loss")
+FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean")
 STEPS = 2
 
 
@@ -21,8 +19,7 @@ def run(folder, name, *more, processes=1):
     arena = folder / name
     arena.mkdir(exist_ok=True)
     command = ("-m", "tests.tiny_training", "train", *tiny_args(
-        folder, arena / "run", "--max-steps", str(STEPS), "--token-budget", "300", "--demonstrations",
-        str(folder / "shown.jsonl"), *more,
+        folder, arena / "run", "--max-steps", str(STEPS), "--token-budget", "300", *more,
     ))  # fmt: skip
     started = start_ranks(command, arena) if processes > 1 else [start(command, arena)]
     assert [process.wait(600) for process in started] == [0] * processes, started[0].said[-3000:]
@@ -46,11 +43,8 @@ def check_same(alone, together):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Policy, data, and demonstrations."""
-    folder = make_tiny(tmp_path_factory.mktemp("sharded"))
-    questions = read_questions(folder / "data" / "train.jsonl")[:4]
-    append_episodes(folder / "shown.jsonl", teach(folder, questions))
-    return folder
+    """Policy and data."""
+    return make_tiny(tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.fixture(scope="module")

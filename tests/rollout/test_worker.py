@@ -78,9 +78,9 @@ def test_no_plan_is_begun_with_an_adapter_whose_episodes_would_not_count(tmp_pat
     plan = Plan("000009", 9, ("a",), oldest=9)
     write_plan(tmp_path, plan)
     empty_adapter(tmp_path, 8)
-    assert next_plan(tmp_path, 1, {}) is None
+    assert next_plan(tmp_path, {}) is None
     empty_adapter(tmp_path, 9)
-    assert next_plan(tmp_path, 1, {}) == plan
+    assert next_plan(tmp_path, {}) == plan
 
 
 def test_no_life_of_a_worker_writes_to_an_earlier_ones_file(tmp_path):

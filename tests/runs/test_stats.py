@@ -51,13 +51,13 @@ def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
     assert row["measured"] == {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5}
 
 
-def test_who_waited_and_played_comes_back_and_is_measured(tmp_path):
+def test_who_played_comes_back_and_is_measured(tmp_path):
     figures = {"episodes": 2, "tokens_per_s": 120.5}
-    played = replace(STATS, workers={"a": figures | {"tail": 3.0}}, servers={"gpu1:8100": figures})
+    played = replace(STATS, workers={"a": figures}, servers={"gpu1:8100": figures})
     write_stats(tmp_path, played)
     assert read_stats(tmp_path) == [played]
     assert same_run([STATS], [played])
-    waited = {"rollout": 20.0, "backward": 9.0, "rollout_wait": 8.0, "backpressure": 30.0, "tail": 5.0}
+    waited = {"rollout": 20.0, "backward": 9.0, "rollout_wait": 8.0}
     assert step_seconds(replace(STATS, seconds=waited)) == 29.0
 
 

@@ -20,7 +20,7 @@ def test_flat_names_by_hand():
         "loss/policy": -0.01, "training/kl": 0.002, "training/ratio_max": 1.5,
         "groups/total": 1, "groups/flat": 0, "groups/replaced": 2,
         "episodes/count": 2, "episodes/well_formed": 0.5, "episodes/searches": 1.5, "episodes/turns": 2,
-        "episodes/sampled_tokens": 40, "episodes/tokens": 300, "episodes/stale": 0,
+        "episodes/sampled_tokens": 40, "episodes/tokens": 300,
         "stops/answer": 1, "stops/turns": 1, "faults/bad_json": 1,
         "seconds/rollout": 20.5, "seconds/step": 31, "memory_gib": 1.5,
     }  # fmt: skip

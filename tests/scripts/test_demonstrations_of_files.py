@@ -1,4 +1,4 @@
-"""--demonstrations of sft_train.py and grpo_train.py: nothing held out, malformed or foreign is learnt from."""
+"""--demonstrations of sft_train.py: nothing held out, malformed or foreign is learnt from."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from forage.data.records import read_questions
 from forage.engines.options import EngineOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.grpo.options import GuidanceOptions, TrainOptions
+from forage.grpo.options import TrainOptions
 from forage.rollout.options import RolloutOptions
 from forage.sft.options import SFTOptions
 from tests.options import with_options
@@ -42,31 +42,20 @@ def imitate(tiny, folder, episodes, **more):
     return [episode.id for episode in read_episodes(folder / "warm" / "demonstrations.jsonl")]
 
 
-def guide(tiny, folder, episodes, **more):
-    """A step of grpo_train.py with a file of episodes."""
-    append_episodes(folder / "given.jsonl", episodes)
-    guided = GuidanceOptions(folder / "given.jsonl", **more)
-    grpo_train.main(one_step(tiny, tiny / "data", folder / "run", guided), rewards_of_tokens)
-
-
-def one_step(tiny, data, run_dir, guided):
+def one_step(tiny, data, run_dir):
     rollout = RolloutOptions(
         data=data, policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=2, num_rollouts=2,
         search=SearchOptions(mode="sparse", max_turn_tokens=12, max_turns=2),
     )  # fmt: skip
-    return TrainOptions(rollout, guidance=guided, run_dir=run_dir, max_steps=1, eval_every=0)
+    return TrainOptions(rollout, run_dir=run_dir, max_steps=1, eval_every=0)
 
 
-LEARN = pytest.mark.parametrize("learn", [imitate, guide])
-
-
-@LEARN
-def test_held_out_questions_are_refused_under_any_id(tiny, taught, tmp_path, learn):
+def test_held_out_questions_are_refused_under_any_id(tiny, taught, tmp_path):
     """As in a file that was made from another data set: the words of the prompt tell."""
     renamed = replace(taught["q7"], id="b1/0", question_id="b1")
     given = [taught["q0"], taught["q1"], taught["q6"], renamed]
     with pytest.raises(UserError, match=r"given.jsonl: 2 of its 4 episodes answer questions of eval.jsonl, such as q6"):
-        learn(tiny, tmp_path, given)
+        imitate(tiny, tmp_path, given)
     assert not (tmp_path / "warm" / "demonstrations.jsonl").exists()
 
 
@@ -119,6 +108,6 @@ def test_a_question_on_both_sides_of_the_split_is_refused(tiny, tmp_path):
     says = r"1 questions of train.jsonl are in eval.jsonl too, such as t9 \('what mends Disease 6'\); make the data"
     with pytest.raises(UserError, match=says):
         sft_train.main(SFTOptions(data=data, policy=tiny / "policy", output_dir=tmp_path / "warm"))
-    options = one_step(tiny, data, tmp_path / "run", GuidanceOptions())
+    options = one_step(tiny, data, tmp_path / "run")
     with pytest.raises(UserError, match=says):
         grpo_train.main(options, rewards_of_tokens)

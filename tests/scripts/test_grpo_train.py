@@ -9,24 +9,20 @@ import pytest
 import torch
 
 import forage.grpo.update
-from forage.agent.episode import append_episodes, read_episodes
+from forage.agent.episode import read_episodes
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.grpo import guards
-from forage.grpo.guidance import Demonstrations
 from forage.grpo.learner import Learner
-from forage.grpo.options import GuardOptions, GuidanceOptions, LossOptions, UpdateOptions
-from forage.grpo.run import usable
+from forage.grpo.options import GuardOptions, LossOptions, UpdateOptions
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import adapter_path, served_name, versions, weights_digest
 from forage.policy.card import read_policy_card
-from forage.policy.packing import pack
 from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_of, write_plan
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
-from tests.tiny import teach
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -50,12 +46,6 @@ def played(question, sample, reward, adapter="run-v000003", **more):
         EPISODE, id=f"{question}/{sample}", question_id=question, adapter=adapter, reward=reward,
         rewards={"a": reward, "b": 1.0}, **more,
     )  # fmt: skip
-
-
-def test_stale_episodes_are_left_out():
-    episodes = [played("q", 0, 1.0), played("q", 1, 0.0, "run-v000002"), played("q", 2, 0.0, "run-v000001")]
-    kept, stale = usable(episodes, 3, 1)
-    assert ([e.id for e in kept], stale) == (["q/0", "q/1"], 1)
 
 
 def test_rewards_become_advantages_by_question():
@@ -197,10 +187,10 @@ def episodes(tiny, tmp_path_factory):
     ]
 
 
-def updated(tiny, episodes, shown=None, *, share_prompts=True, **more):
+def updated(tiny, episodes, *, share_prompts=True, **more):
     learner = learner_of(tiny)
     options = tiny_options(tiny, tiny / "unused", **more)
-    context = UpdateContext(options.update, 0.01, 1.0, share_prompts, shown or Demonstrations())
+    context = UpdateContext(options.update, 0.01, 1.0, share_prompts)
     figures = update(learner, prepare(episodes, options.update), context)
     return figures, {name: weight.detach().clone() for name, weight in learner.policy.named_parameters()}
 
@@ -231,54 +221,6 @@ def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
     assert figures["micro_batches"] == 0
     before = dict(learner_of(tiny).policy.named_parameters())
     assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
-
-
-# Guidance
-
-
-def gradients(tiny, monkeypatch, episodes, shown=None, **more):
-    """An update's gradients before clipping, and its figures."""
-    kept = {}
-
-    def keep(learner, rate, norm):
-        kept.update({n: w.grad.clone() for n, w in learner.policy.named_parameters() if w.grad is not None})
-        return 0.0
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "step", keep)
-        figures, _ = updated(tiny, episodes, shown, **more)
-    return kept, figures
-
-
-def test_demonstrations_add_their_weighted_loss_to_the_gradient(tiny, episodes, monkeypatch):
-    taught, shown = episodes[:8], episodes[8:]
-    own, _ = gradients(tiny, monkeypatch, taught)
-    learner = learner_of(tiny)
-    scores = [learner.score(part, 1.0).logprobs_BT[part.sampled_BT > 0] for part in pack(shown, 10_000)]
-    loss = -torch.cat(scores).mean()
-    loss.backward()
-    theirs = {n: w.grad for n, w in learner.policy.named_parameters() if w.grad is not None}
-    for budget in (10_000, 120):
-        both, figures = gradients(tiny, monkeypatch, taught, Demonstrations(shown, 0.3), token_budget=budget)
-        assert figures["demonstration_loss"] == pytest.approx(loss.item(), rel=1e-5)
-        assert figures["tokens"] == sum(e.sampled for e in taught)  # the other figures are of the policy's own
-        for name, gradient in both.items():
-            torch.testing.assert_close(gradient, own[name] + 0.3 * theirs[name], atol=1e-6, rtol=1e-4)
-
-
-def test_a_run_learns_what_it_is_shown_and_goes_on_exactly(tiny, episodes, tmp_path):
-    path = tmp_path / "shown.jsonl"
-    append_episodes(path, teach(tiny, read_questions(tiny / "data" / "train.jsonl")[:3]))
-    guided = GuidanceOptions(path, demonstrations_per_step=3, demonstration_weight=1.0)
-    options = tiny_options(tiny, tmp_path / "whole" / "run", guidance=guided, max_steps=4, eval_every=0)
-    train(options)
-    losses = [row.training["demonstration_loss"] for row in read_stats(options.run_dir)]
-    assert losses[-1] < losses[0] - 0.2
-    parts = replace(options, run_dir=tmp_path / "parts" / "run")
-    train(replace(parts, max_steps=2))
-    train(parts)
-    assert stats_of(parts.run_dir) == stats_of(options.run_dir)
-    assert adapter_bytes(parts.run_dir, 4) == adapter_bytes(options.run_dir, 4)
 
 
 # Guards

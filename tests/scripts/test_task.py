@@ -6,7 +6,6 @@ import sft_train
 from forage.agent.episode import read_episodes
 from forage.agent.options import SearchOptions, read_agent
 from forage.errors import UserError
-from forage.grpo.options import GuidanceOptions
 from forage.sft.options import SFTOptions
 from tests.options import with_options
 from tests.tiny_training import tiny_options, train
@@ -43,11 +42,8 @@ def transcripts(folder, pattern):
 
 
 def test_training_asks_as_the_warm_start_did(tiny, garden, tmp_path):
-    """Its episodes, those of its evaluations, and the demonstrations it vets."""
-    guidance = GuidanceOptions(garden / "demonstrations.jsonl")
-    options = tiny_options(
-        tiny, tmp_path / "run", max_steps=1, policy=garden, search=SearchOptions(), guidance=guidance
-    )
+    """Its episodes, and those of its evaluations."""
+    options = tiny_options(tiny, tmp_path / "run", max_steps=1, policy=garden, search=SearchOptions())
     train(options)
     played = transcripts(tmp_path / "run", "episodes/*/*.jsonl*")
     assert len(played) == 3 * 4 + 2 * 2  # a step, and both held-out questions before and after it
