@@ -15,17 +15,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forage.cli import run_script
-from forage.data.chunking import chunk_ids_by_document
 from forage.data.options import DatasetOptions
 from forage.data.records import Document, Question
 from forage.data.relevance import make_questions, split_by_document
-from forage.data.rewriter_data import CORPUS, export_rewriter_data, import_rewriter_data
+from forage.data.rewriter_data import export_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
 from forage.data.splits import drop_questions, shared
 from forage.errors import UserError
@@ -33,7 +31,6 @@ from forage.files import write_jsonl
 from forage.outputs import check_apart, check_files_apart, check_folder, filling_folder
 from forage.questions.options import MakingOptions
 from forage.store.options import StoreOptions
-from forage.text import one_line
 
 if TYPE_CHECKING:
     from forage.data.corpus import Dataset
@@ -44,7 +41,6 @@ TOP = (
     "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
 WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter")
-SHOWN_PROBLEMS = 20
 
 Split = tuple[list[Question], list[Question]]  # training, held out
 
@@ -113,11 +109,9 @@ def read_source(options: Options) -> Source:
         return rows_and_pages(options)
     if (folder / "corpus.jsonl").is_file():
         return collection(folder, options)
-    if (folder / "train.jsonl").is_file() and (folder / CORPUS).is_file():
-        return rewriter_data(folder, options)
     raise UserError(
-        f"--dataset-name {folder} is a folder without corpus.jsonl (BEIR's layout), or train.jsonl and {CORPUS} (for "
-        "train_ppo.py); name one of those, or a .jsonl, .jsonl.gz, .csv or .parquet file"
+        f"--dataset-name {folder} is a folder without corpus.jsonl (BEIR's layout); name one, or a .jsonl, .jsonl.gz, "
+        ".csv or .parquet file"
     )
 
 
@@ -181,29 +175,12 @@ def own_documents(folder: Path, options: Options) -> Source:
     return Source(own.documents, split, told, own.records)
 
 
-def rewriter_data(folder: Path, options: Options) -> Source:
-    """A folder of train.jsonl (its queries are the questions) and pubmed_corpus.json (the documents)."""
-    data = import_rewriter_data(folder / "train.jsonl", folder / CORPUS)
-
-    def split(store: DocumentStore) -> Split:
-        ids = chunk_ids_by_document(store.chunks)
-        return halves(
-            [
-                replace(q, relevant_chunk_ids=tuple(chain(*map(ids.__getitem__, q.relevant_doc_ids))))
-                for q in data.questions
-            ],
-            options,
-        )
-
-    return Source(data.documents, split, problems_told(data.problems))
-
-
 def collection(folder: Path, options: Options) -> Source:
     """A folder in BEIR's layout. Its judgements of documents are kept, for evaluate.py to judge by."""
     from forage.data.collection import TRAIN, questions_of, read_beir, write_qrels
 
     found = read_beir(folder, options.eval_split)
-    told = problems_told(found.problems)
+    told = {"left out": f"{sum(found.left_out.values()):,}" + _causes(found.left_out)}
 
     def split(store: DocumentStore) -> Split:
         for of, judgements in found.judgements.items():
@@ -226,12 +203,6 @@ def halves(questions: Sequence[Question], options: Options) -> Split:
             "use more documents, another --eval-share or another --seed"
         )
     return train, held_out
-
-
-def problems_told(problems: list[str]) -> dict[str, str]:
-    for problem in problems[:SHOWN_PROBLEMS]:
-        print(one_line(problem))
-    return {"rows with problems": f"{len(problems):,}"}
 
 
 def load_or_scrape_documents(

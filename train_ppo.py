@@ -1,8 +1,7 @@
 """Train a language model with PPO to write better search queries.
 
-    python train_ppo.py                                             a first look, on the sample data
-    python train_ppo.py --data data/rewriter --max-steps 500        on what data_prep.py prepared
-    python train_ppo.py --data data/rewriter --warm-steps 150       with a supervised start before PPO
+    python train_ppo.py                                     a first look, on what data_prep.py prepared
+    python train_ppo.py --warm-steps 150 --max-steps 500    with a supervised start before PPO
     python train_ppo.py --base-model gpt2 --rewrite replace --reward ndcg
 
 Reads from --data: train.jsonl, with lines {"query": ..., "relevant_doc_ids": [...]}; pubmed_corpus.json, a list of
@@ -33,7 +32,7 @@ MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir")  # options t
 def main(options: Options) -> None:
     options.check()
     from forage.policy.base_models import resolve_model
-    from forage.rewriter.actors import describe, make_actors
+    from forage.rewriter.actors import make_actors
     from forage.rewriter.data import open_search, read_data
     from forage.rewriter.evaluation import Evaluation
     from forage.rewriter.models import GPU_MODEL, load_policy, load_tokenizer, save_lm
@@ -57,11 +56,10 @@ def main(options: Options) -> None:
             measured = evaluation.rewritten("warm", policy, measured)
 
         actors = make_actors(policy, options.actor, options.seed)
-        print(describe(actors))
-        updates = train(options, data.train, actors, tokenizer, scorer)
+        train(options, data.train, actors, tokenizer, scorer)
         save_lm(actors.policy, model, tokenizer, options.output_dir)
         print(f"the trained model is in {options.output_dir}")
-        evaluation.after(actors.policy, measured, updates)
+        evaluation.after(actors.policy, measured)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ https://github.com/beir-cellar/beir/wiki/Load-your-custom-dataset: a folder with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,23 @@ Judgements = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, queries by id, judgements by split, and each line left out as 'file:line: why'."""
+    """Documents, queries by id, judgements by split, and the number of documents and judgements left out, by cause."""
 
     documents: list[Document]
     queries: dict[str, str]
     judgements: dict[str, Judgements]
-    problems: list[str]
+    left_out: Counter[str]
 
 
 def read_beir(folder: Path, held_out: str) -> Collection:
     """The folder's split that is held out, and its training split where it has one."""
-    documents, problems = read_corpus(folder / "corpus.jsonl")
-    queries = read_queries(folder / "queries.jsonl")
+    rows = by_id(folder / "corpus.jsonl")
+    documents = [document for doc_id, row in rows.items() if (document := document_of(doc_id, row)).text]
+    queries = {
+        query_id: " ".join(str(row.get("text") or "").split())
+        for query_id, row in by_id(folder / "queries.jsonl").items()
+    }
+    left_out = Counter({"document without text": len(rows) - len(documents)})
     known = {document.id for document in documents}
     judgements = {}
     for split in (held_out, TRAIN):
@@ -46,43 +52,36 @@ def read_beir(folder: Path, held_out: str) -> Collection:
         if split == TRAIN and not path.is_file():
             continue
         read = read_qrels(path)
-        unknown = [(q, d) for q, graded in read.items() for d in graded if q not in queries or d not in known]
-        problems += [f"{path}: query {q} or document {d} is not there; their judgement is left out" for q, d in unknown]
-        for query_id, doc_id in unknown:
-            del read[query_id][doc_id]
-        judgements[split] = {q: graded for q, graded in read.items() if max(graded.values(), default=0) > 0}
+        there = {q: {d: graded[d] for d in graded if d in known} for q, graded in read.items() if queries.get(q)}
+        lost = sum(map(len, read.values())) - sum(map(len, there.values()))
+        left_out["judgement of a query or document that is not there"] += lost
+        judgements[split] = {q: graded for q, graded in there.items() if max(graded.values(), default=0) > 0}
         if not judgements[split]:
-            raise UserError(f"{path}: no query has a document that answers it ({'; '.join(problems[:3])})")
-    return Collection(documents, queries, judgements, problems)
+            raise UserError(f"{path}: no query has a document that answers it")
+    return Collection(documents, queries, judgements, +left_out)
 
 
-def read_corpus(path: Path) -> tuple[list[Document], list[str]]:
-    """Documents without any text become problems. If a document has only a title, the title is its text."""
-    documents, problems = dict[str, Document](), []
-    for number, doc_id, row in _records(path):
-        title, text = str(row.get("title") or "").strip(), clean(str(row.get("text") or ""))
-        if title or text:
-            documents[doc_id] = Document(doc_id, title, text or title, source="corpus")
-        else:
-            problems.append(f"{path}:{number}: document {doc_id} has no text; left out")
-    return list(documents.values()), problems
+def document_of(doc_id: str, row: Mapping[str, Any]) -> Document:
+    """If a document has only a title, the title is its text."""
+    title = str(row.get("title") or "").strip()
+    return Document(doc_id, title, clean(str(row.get("text") or "")) or title, source="corpus")
 
 
-def read_queries(path: Path) -> dict[str, str]:
-    """Queries by id."""
-    queries = {}
-    for number, query_id, row in _records(path):
-        queries[query_id] = " ".join(str(row.get("text") or "").split())
-        if not queries[query_id]:
-            raise UserError(f"{path}:{number}: query {query_id} has no text; fix or delete that line")
-    return queries
+def by_id(path: Path) -> dict[str, Mapping[str, Any]]:
+    """The lines of a .jsonl by their _id."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    for number, row in json_lines(path):
+        name = str(row.get("_id") or "") if isinstance(row, dict) else ""
+        if not name or name in rows:
+            raise UserError(f"{path}:{number}: no _id, or one that an earlier line has; mend it")
+        rows[name] = row
+    return rows
 
 
 def read_qrels(path: Path) -> Judgements:
-    """Example: the lines "q1, d1, 2" and "q1, d2, 0" give {"q1": {"d1": 2, "d2": 0}}. Two grades are an error."""
+    """Example: the lines "q1, d1, 2" and "q1, d2, 0" give {"q1": {"d1": 2, "d2": 0}}."""
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "nothing"
-        raise UserError(f"{path}: no such file; {path.parent.name} has {known}")
+        raise UserError(f"{path}: no such file; name a split that is there with --eval-split")
     judgements: Judgements = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip() or line == QRELS_HEADER:
@@ -90,9 +89,7 @@ def read_qrels(path: Path) -> Judgements:
         parts = line.split("\t")
         if len(parts) != 3 or not parts[2].lstrip("-").isdecimal():
             raise UserError(f"{path}:{number}: not query<tab>document<tab>whole number; fix or delete that line")
-        query_id, doc_id, grade = parts[0], parts[1], int(parts[2])
-        if judgements.setdefault(query_id, {}).setdefault(doc_id, grade) != grade:
-            raise UserError(f"{path}:{number}: {query_id} and {doc_id} have another grade on an earlier line; keep one")
+        judgements.setdefault(parts[0], {})[parts[1]] = int(parts[2])
     return judgements
 
 
@@ -115,18 +112,3 @@ def questions_of(collection: Collection, split: str, chunks: Iterable[Chunk]) ->
         text = collection.queries[query_id]
         questions.append(Question(query_id, text, "", relevant_doc_ids=tuple(docs), relevant_chunk_ids=relevant))
     return questions
-
-
-def _records(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
-    """(line, id, fields) of a .jsonl; a missing or repeated id is an error, and so is a file without any."""
-    seen: set[str] = set()
-    for number, row in json_lines(path):
-        name = str(row.get("_id") or "").strip() if isinstance(row, dict) else ""
-        if not name or name in seen:
-            raise UserError(
-                f"{path}:{number}: {f'_id {name} is on an earlier line too' if name else 'no _id'}; mend it"
-            )
-        seen.add(name)
-        yield number, name, row
-    if not seen:
-        raise UserError(f"{path} has no line")

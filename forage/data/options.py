@@ -31,7 +31,7 @@ class DatasetOptions:
     """Which data set, and where its pages are kept."""
 
     dataset_name: str = "lavita/MedQuAD"
-    """Hub name, a .jsonl, .jsonl.gz, .csv or .parquet file, a folder of train_ppo.py's files, or sample (the corpus in
+    """Hub name, a .jsonl, .jsonl.gz, .csv or .parquet file, a folder in BEIR's layout, or sample (the corpus in
     sample_data/)."""
     dataset_split: str = "train"
     """Split of a hub data set to read."""

@@ -159,31 +159,24 @@ class Reference(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """A linear head on a backbone's last hidden states; it starts at zero, so untrained values are 0.
+    """A linear head on the last hidden states of the policy's decoder; it starts at zero, so untrained values are 0.
 
-    TRL gets the backbone by the name in `base_model_prefix` and then calls `score`.
+    The decoder gets no gradients, so that the value loss does not change the policy. TRL calls what the name in
+    `base_model_prefix` gives, and then `score`.
     """
 
     base_model_prefix = "backbone"
 
-    def __init__(self, backbone: SharedBackbone, width: int) -> None:
+    def __init__(self, decoder: nn.Module, width: int) -> None:
         super().__init__()
-        self.backbone = backbone.eval()
+        self._decoder = (decoder,)  # in a tuple, so that its weights are not registered here
         self.score = nn.Linear(width, 1)
         nn.init.zeros_(self.score.weight)
         nn.init.zeros_(self.score.bias)
 
-    def train(self, mode: bool = True) -> ValueModel:
-        """Stay in evaluation mode, like the policy."""
-        return super().train(False)
-
-
-class SharedBackbone(nn.Module):
-    """The policy's backbone without gradients, so that the value loss does not change the policy."""
-
-    def __init__(self, decoder: nn.Module) -> None:
-        super().__init__()
-        self._decoder = (decoder,)
+    @property
+    def backbone(self) -> ValueModel:
+        return self
 
     def forward(self, **given: Any) -> Any:
         with torch.no_grad():
@@ -207,13 +200,13 @@ class Actors(nn.Module):
 def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
     """Make a policy's value model and reference, and give the policy its adapter, whose weights `seed` draws.
 
-    With LoRA, one model is policy, reference (its adapter off) and the value model's backbone.
+    With LoRA, one model is policy, reference (its adapter off) and what the value model reads.
     """
-    backbone = SharedBackbone(getattr(policy.lm, policy.lm.base_model_prefix))
+    decoder = getattr(policy.lm, policy.lm.base_model_prefix)
     frozen = None if options.lora_rank else copy.deepcopy(policy).requires_grad_(False)
     if options.lora_rank:
         policy.lm = with_adapter(policy.lm, options.lora_rank, seed)
-    value_model = ValueModel(backbone, policy.config.get_text_config().hidden_size).to(policy.lm.device)
+    value_model = ValueModel(decoder, policy.config.get_text_config().hidden_size).to(policy.lm.device)
     return Actors(policy, value_model, Reference(policy, frozen))
 
 
@@ -228,13 +221,6 @@ def with_adapter(lm: Any, rank: int, seed: int) -> Any:
         r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM", fan_in_fan_out=transposed
     )
     return get_peft_model(lm, config)
-
-
-def describe(actors: Actors) -> str:
-    """What is trained, in words."""
-    trained = sum(weight.numel() for weight in actors.parameters() if weight.requires_grad)
-    of_value = sum(weight.numel() for weight in actors.value_model.parameters())
-    return f"{trained:,} weights are trained, {of_value:,} of them the value model's"
 
 
 def write_texts(policy: Policy, tokenizer: Any, prompts: Sequence[Sequence[int]], batch_size: int = 16) -> list[str]:

@@ -16,7 +16,6 @@ from forage.rewriter.data import Row, Search
 from forage.rewriter.options import Options
 
 RAW = "raw query"
-FEW_UPDATES = 50
 
 
 @dataclass(frozen=True)
@@ -65,23 +64,13 @@ class Evaluation:
         print_measurements(ways, self.options.k)
         return ways
 
-    def after(self, policy: Policy, earlier: Sequence[Measurement], updates: int) -> None:
+    def after(self, policy: Policy, earlier: Sequence[Measurement]) -> None:
         """Report the trained policy's rewrites beside all earlier measurements."""
         ways = self.rewritten("trained", policy, earlier)
         write_jsonl(self.options.run_dir / "evaluation.jsonl", result_rows(ways))
         for before in reversed(earlier):
             gain = difference(ways[-1], before)
             print(f"trained over {before.way}: {gain['mean']:+.3f} ({span(gain)}), paired")
-        if updates < FEW_UPDATES:
-            print(few_updates(updates, self.options.ppo.batch_size, difference(ways[-1], earlier[-1])))
-
-
-def few_updates(updates: int, size: int, gain: Interval) -> str:
-    """What a short run says of itself."""
-    return (
-        f"{updates} update{'s' * (updates != 1)} of {size} episodes: too few to mean anything, so take the change by "
-        f"PPO, {gain['mean']:+.3f} ({span(gain)}), for chance; runs that learn take hundreds (--max-steps)"
-    )
 
 
 def difference(one: Measurement, other: Measurement) -> Interval:

@@ -12,7 +12,7 @@ from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.machine import Dtype
 from forage.outputs import check_apart, check_replaceable
 from forage.runs.trackers import Choice
-from forage.store.options import Mode
+from forage.store.options import Mode, StorePlace
 
 MARK = ".query_rewriter"  # marks a model folder that train_ppo.py wrote and may replace
 
@@ -141,8 +141,8 @@ class WarmOptions:
 class Options:
     """Model, data and run."""
 
-    data: Path | None = None
-    """Folder with train.jsonl and pubmed_corpus.json; by default data/rewriter or data, or else the sample data."""
+    data: Path = Path("data/rewriter")
+    """Folder with train.jsonl and pubmed_corpus.json, as data_prep.py writes them."""
     base_model: str = "auto"
     """Causal language model to train: a folder, a hub name such as gpt2, microsoft/DialoGPT-small or
     Qwen/Qwen2.5-1.5B-Instruct, or auto (a small one); a chat template is not required."""
@@ -152,7 +152,7 @@ class Options:
     """Run folder; a run found there is resumed."""
     mode: Mode = "sparse"
     """Rank by words (sparse, BM25); with --store also by embeddings (dense), or by both (hybrid)."""
-    store: str | None = None
+    store: str = ""
     """Search this store, made by data_prep.py, instead of building one for BM25; its chunks must be the documents of
     --data. Or http://HOST:PORT of its server."""
     k: int = 5
@@ -185,13 +185,18 @@ class Options:
             part.check()
         check_at_least_one(self, "k", "max_steps", "save_every")
         check_at_least_zero(self, "eval_questions")
-        if self.mode != "sparse" and self.store is None:
+        StorePlace(self.store).check()
+        if self.mode != "sparse" and not self.store:
             raise UserError(f"--mode {self.mode} needs a store with embeddings; give --store data/store")
         self.check_outputs()
 
     def check_outputs(self) -> None:
         """Refuse outputs that would go over an input, or over what this script did not make."""
-        reads = {"--data": self.data, "--base-model": self.base_model, "--store": self.store}
+        reads: dict[str, Path | str | None] = {
+            "--data": self.data,
+            "--base-model": self.base_model,
+            "--store": self.store or None,
+        }
         check_replaceable("--output-dir", self.output_dir, MARK)
         check_apart("--output-dir", self.output_dir, reads)
         check_apart("--run-dir", self.run_dir, reads, nested=True)

@@ -141,27 +141,16 @@ class TrainingBatch:
         return TrainingBatch(*(getattr(self, field.name)[indices] for field in fields(self)))
 
 
-@dataclass(frozen=True)
-class Loss:
-    """The loss of a pass and its parts."""
+def ppo_loss(
+    logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, options: PPOOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clipped surrogate plus value_coef times half the squared value error, clipped the same way; and its figures.
 
-    total: Tensor
-    policy: Tensor
-    value: Tensor
-    ratio: Tensor
-    clipped: Tensor
-    """Share of tokens whose policy loss is clipped."""
-    value_clipped: Tensor
-    """Share of values whose loss is clipped."""
-    kl: Tensor
-    """Half the mean squared difference from the log-probabilities at sampling time."""
+    These have TRL's names: approxkl is half the mean squared difference from the log-probabilities at sampling time, a
+    clipfrac the share of tokens, or of values, whose loss is clipped.
 
-
-def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, options: PPOOptions) -> Loss:
-    """Clipped surrogate plus value_coef times half the squared value error, which is clipped the same way.
-
-    Each is the larger (more pessimistic) of the unclipped and the clipped loss. Example for one token:
-    old log-probability 0, new log 1.5, advantage 1, clip range .2 gives a policy loss of -1.2.
+    Each loss is the larger (more pessimistic) of the unclipped and the clipped one. Example for one token: old
+    log-probability 0, new log 1.5, advantage 1, clip range .2 gives a policy loss of -1.2.
     """
     difference_BR = (logprobs_BR - batch.logprobs_BR).masked_fill(~batch.mask_BR, 0.0)
     ratio_BR = difference_BR.exp()
@@ -176,15 +165,14 @@ def ppo_loss(logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, optio
 
     policy = masked_mean(torch.maximum(loss_BR, clipped_loss_BR), batch.mask_BR)
     value = 0.5 * masked_mean(torch.maximum(error_BR, clipped_error_BR), batch.value_mask_BR)
-    return Loss(
-        total=policy + options.value_coef * value,
-        policy=policy.detach(),
-        value=value.detach(),
-        ratio=masked_mean(ratio_BR.detach(), batch.mask_BR),
-        clipped=masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR),
-        value_clipped=masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR),
-        kl=0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR),
-    )
+    return policy + options.value_coef * value, {
+        "policy/approxkl_avg": 0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR),
+        "policy/clipfrac_avg": masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR),
+        "loss/policy_avg": policy.detach(),
+        "loss/value_avg": value.detach(),
+        "val/clipfrac_avg": masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR),
+        "val/ratio": masked_mean(ratio_BR.detach(), batch.mask_BR),
+    }
 
 
 # The loop
@@ -201,7 +189,7 @@ def train_own(training: Training, batches: Iterable[PromptBatch], updates: int) 
 def rollout(
     actors: Actors, prompts: PromptBatch, score: Score, options: PPOOptions
 ) -> tuple[TrainingBatch, dict[str, float]]:
-    """Sample responses, score them, and compute advantages."""
+    """Sample responses, score them, and compute advantages; and their figures, under TRL's names."""
     policy = actors.policy
     ids_BT = prompts.ids_BT.to(policy.lm.device)
     responses_BR = policy.sample(ids_BT)
@@ -225,8 +213,15 @@ def rollout(
         sequences_BT, responses_BR, logprobs_BR, values_BR, advantages_BR, raw_advantages_BR + values_BR, mask_BR,
         value_mask_BR,
     )  # fmt: skip
-    ended = float((responses_BR == policy.eos_id).any(1).sum())
-    return batch, rollout_figures(batch, kl_BR, scores_B, options.kl_coef) | {"val/num_eos_tokens": ended}
+    penalty_B = -options.kl_coef * kl_BR.sum(1)
+    return batch, {
+        "objective/kl": float(kl_BR.sum(1).mean()),
+        "objective/entropy": float((-logprobs_BR * mask_BR).sum(1).mean()),
+        "objective/non_score_reward": float(penalty_B.mean()),
+        "objective/rlhf_reward": float(penalty_B.mean() + scores_B.mean()),
+        "objective/scores": float(scores_B.mean()),
+        "val/num_eos_tokens": float((responses_BR == policy.eos_id).any(1).sum()),
+    }
 
 
 def logprobs_and_values(
@@ -242,41 +237,26 @@ def logprobs_and_values(
     return logprobs_of(torch.cat(logits), responses_BR), torch.cat(reference), torch.cat(values)
 
 
-def rollout_figures(batch: TrainingBatch, kl_BR: Tensor, scores_B: Tensor, kl_coef: float) -> dict[str, float]:
-    """Figures of the sampled episodes, under TRL's names."""
-    penalty_B = -kl_coef * kl_BR.sum(1)
-    return {
-        "objective/kl": float(kl_BR.sum(1).mean()),
-        "objective/entropy": float((-batch.logprobs_BR * batch.mask_BR).sum(1).mean()),
-        "objective/non_score_reward": float(penalty_B.mean()),
-        "objective/rlhf_reward": float(penalty_B.mean() + scores_B.mean()),
-        "objective/scores": float(scores_B.mean()),
-    }
-
-
 def learn(
     actors: Actors, optimizer: torch.optim.Optimizer, batch: TrainingBatch, options: PPOOptions
 ) -> dict[str, float]:
     """A few epochs over the batch, each in a new order."""
-    size, rows = len(batch.sequences_BT), []
+    size, rows = len(batch.sequences_BT), list[dict[str, Tensor]]()
     for _ in range(options.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(size))  # from numpy, as in TRL
         for indices in torch.split(order, options.micro_batch):
             part = batch.select(indices)
             logits_BRV, values_BR = logits_and_values(actors, part.sequences_BT, part.responses_BR.shape[1])
             logprobs_BR = logprobs_of(logits_BRV, part.responses_BR)
-            loss = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options)
-            (loss.total * options.micro_batch / size).backward()  # type: ignore[no-untyped-call]
+            loss, figures = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options)
+            (loss * options.micro_batch / size).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                entropy = masked_mean(entropy_of(logits_BRV), part.mask_BR)
-            rows.append([loss.kl, loss.clipped, loss.policy, loss.value, loss.value_clipped, entropy, loss.ratio])
+                rows.append(figures | {"policy/entropy_avg": masked_mean(entropy_of(logits_BRV), part.mask_BR)})
         optimizer.step()
         optimizer.zero_grad()
-    table = torch.tensor(rows)
-    names = ("policy/approxkl_avg", "policy/clipfrac_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg",
-             "policy/entropy_avg", "val/ratio")  # fmt: skip
-    variance = float(table[:, -1].var()) if len(rows) > 1 else 0.0
-    return dict(zip(names, table.mean(0).tolist(), strict=True)) | {"val/ratio_var": variance}
+    of_each = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+    variance = float(of_each["val/ratio"].var()) if len(rows) > 1 else 0.0
+    return {name: float(values.mean()) for name, values in of_each.items()} | {"val/ratio_var": variance}
 
 
 def logits_and_values(actors: Actors, sequences_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -30,8 +30,8 @@ from forage.runs.plots import BLUE, GREY, ORANGE, STYLE, VERMILION, reach_of, ru
 from forage.runs.trackers import Log, chosen, open_tracker
 
 
-def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, scorer: Scorer) -> int:
-    """Run the updates that are left, after the newest checkpoint in state/; the number of all of them."""
+def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, scorer: Scorer) -> None:
+    """Run the updates that are left, after the newest checkpoint in state/."""
     norms: list[float] = []
     optimizer = make_optimizer(actors, options.actor.rate, norms)
     step, history = load_checkpoint(options.run_dir / "state", actors, optimizer) or (0, [])
@@ -39,7 +39,7 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
         print(f"resuming after update {step}")
     updates = options.max_steps - step
     if updates <= 0:
-        return step
+        return
     with open_tracker(chosen(options.report_to, trackers.REWRITER_ORDER), options.run_dir, plain(options)) as log:
         recorder = Recorder(options, actors, optimizer, scorer, log, norms, history)
         training = Training(actors, optimizer, options.ppo, scorer, recorder.after_update)
@@ -48,8 +48,7 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
             train_own(training, batches, updates)
         else:
             padded = with_padding(tokenizer)
-            train_trl(training, batches, updates, rows=rows, padded_tokenizer=padded, run_dir=options.run_dir)
-    return options.max_steps
+            train_trl(training, batches, updates, padded_tokenizer=padded, run_dir=options.run_dir)
 
 
 def batches_from(step: int, rows: Sequence[Row], size: int, pad_id: int, seed: int) -> Iterator[PromptBatch]:

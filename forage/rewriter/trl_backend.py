@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,16 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from forage.rewriter.actors import Policy
-from forage.rewriter.data import Row
 from forage.rewriter.options import PPOOptions
 from forage.rewriter.ppo import PromptBatch, Score, Training
 
 
 def train_trl(
-    training: Training, batches: Iterable[PromptBatch], updates: int, *, rows: list[Row], padded_tokenizer: Any,
-    run_dir: Path,
-) -> None:  # fmt: skip
-    """One update on each of the next `updates` batches, whose prompts must all be among `rows`."""
+    training: Training, batches: Iterable[PromptBatch], updates: int, *, padded_tokenizer: Any, run_dir: Path
+) -> None:
+    """One update on each of the next `updates` batches."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
@@ -44,11 +42,11 @@ def train_trl(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about a name in transformers that TRL itself uses
         config = _config(PPOConfig, actors.policy, updates, options, run_dir)
-    bridge = RewardBridge(rows, training.score)
+    bridge = RewardBridge(training.score)
     parts: dict[str, Any] = {
         "args": config, "processing_class": padded_tokenizer, "model": actors.policy, "ref_model": actors.reference,
         "reward_model": bridge, "value_model": actors.value_model,
-        "train_dataset": Dataset.from_dict({"input_ids": [list(row.prompt) for row in rows[: options.batch_size]]}),
+        "train_dataset": Dataset.from_dict({"input_ids": [[0]] * options.batch_size}),  # only its length is read
         "optimizers": (optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)),
     }  # fmt: skip
     trainer: Any = Trainer(**parts)
@@ -75,51 +73,38 @@ def _config(kind: Any, policy: Policy, updates: int, options: PPOOptions, run_di
     )  # fmt: skip
 
 
-def _announced(batches: Iterable[PromptBatch], bridge: RewardBridge) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches in TRL's form; the bridge learns the width of each one's prompts just before."""
+def _announced(batches: Iterable[PromptBatch], bridge: RewardBridge) -> Iterator[dict[str, Tensor]]:
+    """Batches in TRL's form; the bridge learns of each just before TRL does."""
     for batch in batches:
-        bridge.set_prompt_width(batch.ids_BT.shape[1])
+        bridge.prompts = batch
         yield {"input_ids": batch.ids_BT}
 
 
 class RewardBridge(nn.Module):
     """A reward model as TRL expects it: `backbone` turns tokens into "hidden states", `score` reads the rewards.
 
-    TRL passes ids with 0 for padding and the mask, but not the row of each sequence; and because accelerate prefetches
-    batches, the order in which batches were built does not tell it either. So a row is found by its exact prompt
-    tokens; an unknown prompt is an error. Whoever pads the prompts calls `set_prompt_width` first. All positions of a
-    sequence hold its reward, so it does not matter which one TRL reads.
+    TRL asks once an update, for the whole batch in its order (the batches are not prefetched, since they are not a
+    data loader of accelerate's), and passes ids with 0 for padding, and the mask. All positions of a sequence hold its
+    reward, so it does not matter which one TRL reads.
     """
 
     base_model_prefix = "backbone"
 
-    def __init__(self, rows: Sequence[Row], score: Score) -> None:
+    def __init__(self, score: Score) -> None:
         super().__init__()
-        self.backbone = _RewardLookup({row.prompt: row for row in rows}, score)
+        self.rewards = score
+        self.prompts: PromptBatch
 
-    def set_prompt_width(self, width: int) -> None:
-        """In the next batch, responses begin at this column."""
-        self.backbone.prompt_width = width
+    @property
+    def backbone(self) -> RewardBridge:
+        return self
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+        rows, width = self.prompts.rows, self.prompts.ids_BT.shape[1]
+        tokens = zip(input_ids[:, width:], attention_mask[:, width:].bool(), strict=True)
+        scores = self.rewards(rows, [ids[mask].tolist() for ids, mask in tokens])
+        rewards_B = torch.tensor(scores, device=input_ids.device)
+        return SimpleNamespace(hidden_states=(rewards_B[:, None, None].expand(*input_ids.shape, 1),))
 
     def score(self, hidden_BT1: Tensor) -> Tensor:
         return hidden_BT1
-
-
-class _RewardLookup(nn.Module):
-    def __init__(self, row_by_prompt: Mapping[tuple[int, ...], Row], score: Score) -> None:
-        super().__init__()
-        self.row_by_prompt, self.score, self.prompt_width = row_by_prompt, score, 0
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
-        width, columns = self.prompt_width, input_ids.shape[1]
-        if not 0 < width < columns:
-            raise ValueError(f"responses can't begin at column {width} of {columns}")
-        rows, responses = [], []
-        for ids, mask in zip(input_ids, attention_mask.bool(), strict=True):
-            prompt = tuple(ids[:width][mask[:width]].tolist())
-            if prompt not in self.row_by_prompt:
-                raise ValueError(f"no row has the prompt of {len(prompt)} tokens that begins {list(prompt[:8])}")
-            rows.append(self.row_by_prompt[prompt])
-            responses.append(ids[width:][mask[width:]].tolist())
-        rewards_B = torch.tensor(self.score(rows, responses), device=input_ids.device)
-        return SimpleNamespace(hidden_states=(rewards_B[:, None, None].expand(-1, columns, 1),))

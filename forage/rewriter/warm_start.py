@@ -36,8 +36,7 @@ def warm_start(options: Options, data: Data, model: str, tokenizer: Any) -> str:
         policy = load_policy(model, tokenizer, options)
         if options.actor.lora_rank:
             policy.lm = with_adapter(policy.lm, options.actor.lora_rank, options.seed)
-        texts = {document.id: document.text for document in data.documents}
-        examples = examples_of(data.train, texts)
+        examples = examples_of(data.train, data.texts)
         train_warm(policy, tokenizer, examples, options.warm, 5 * options.actor.usual_rate, options.seed)
         save_lm(policy, model, tokenizer, folder)
     return str(folder)

@@ -1,10 +1,13 @@
-"""Data of the rewriter: bad rows, the split, and where data is looked for."""
+"""Data of the rewriter: bad rows and files, and the split."""
 
 import pytest
 from transformers import AutoTokenizer
 
+from forage.data.chunking import Chunk
+from forage.data.records import Question
+from forage.data.rewriter_data import export_rewriter_data
 from forage.errors import UserError
-from forage.rewriter.data import find_data, read_data
+from forage.rewriter.data import read_data
 from forage.rewriter.options import Options
 from tests.tiny_rewriter import write_data
 
@@ -14,26 +17,20 @@ def tokenizer(model_folder):
     return AutoTokenizer.from_pretrained(model_folder)
 
 
-CORPUS = [
-    {"doc_id": "a", "text": "Gout is sore."},
-    {"doc_id": "b", "text": "Flu is hot."},
-    {"doc_id": "a", "text": "x"},
-]
+CORPUS = [{"doc_id": "a", "text": "Gout is sore."}, {"doc_id": "b", "text": "Flu is hot."}]
 GOUT = {"query": "What is gout?", "relevant_doc_ids": ["a"]}
 FLU = {"query": "What is flu?", "relevant_doc_ids": ["b"]}
 
 
-def test_bad_rows_are_reported_by_line_and_counted(tmp_path, tokenizer, capsys):
-    bad = [{"query": "", "relevant_doc_ids": ["a"]}, {"query": "x"}, {"query": "y", "relevant_doc_ids": ["z"]}]
+def test_bad_rows_are_counted_by_what_they_lack(tmp_path, tokenizer, capsys):
+    bad = [{"query": "", "relevant_doc_ids": ["a"]}, {"query": "x"}, {"query": "y", "relevant_doc_ids": ["z"]}, 7]
     folder = write_data(
-        tmp_path, CORPUS, train=[GOUT, *bad, GOUT], eval=[FLU, {"query": 7}, GOUT | {"query": "what is Gout"}]
+        tmp_path, CORPUS, train=[GOUT, *bad], eval=[FLU, {"query": 7}, GOUT | {"query": "what is Gout"}]
     )
     data = read_data(Options(data=folder), tokenizer)
     printed = capsys.readouterr().out
-    for words in ("entry 3 repeats doc_id 'a'", "train.jsonl:2: no query", "train.jsonl:3: no query or no",
-                  "train.jsonl:4: none of its", "train.jsonl:5: duplicate query", "eval.jsonl:2: no query or no",
-                  "left out 1 queries that are also trained on", "7 rows with problems"):  # fmt: skip
-        assert words in printed
+    assert "5 rows left out: no query, or no relevant document that is in pubmed_corpus.json" in printed
+    assert "1 rows left out: held out, but trained on too" in printed
     assert [row.query for row in data.train] == ["What is gout?"]
     assert [row.query for row in data.held_out] == ["What is flu?"]
 
@@ -47,17 +44,26 @@ def test_without_eval_a_fifth_is_held_out_by_document(tmp_path, tokenizer):
     assert not held & {row.relevant_doc_ids for row in data.train}
 
 
-def test_where_data_is_looked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    options = Options(run_dir=tmp_path / "run")
-    sample = find_data(options)
-    assert sample == tmp_path / "run" / "sample"
-    assert "sample data" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"here/train.jsonl is missing; --data needs"):
-        find_data(Options(data=tmp_path / "here"))
-    (tmp_path / "data" / "rewriter").mkdir(parents=True)
-    write_data(tmp_path / "data" / "rewriter", CORPUS, train=[GOUT])
-    assert str(find_data(options)) == "data/rewriter"
-    (tmp_path / "data" / "rewriter" / "pubmed_corpus.json").unlink()
-    with pytest.raises(UserError, match=r"data/rewriter has only train\.jsonl"):
-        find_data(options)
+@pytest.mark.parametrize(
+    ("corpus", "rows", "says"),
+    [
+        (CORPUS, ["{"], "train.jsonl:1: not JSON"),
+        (CORPUS, [{"query": "q", "relevant_doc_ids": ["z"]}], "0 training queries"),
+        ([{"text": "A"}], [GOUT], "KeyError: 'doc_id'.; it must be a JSON list"),
+        ({}, [GOUT], "0 training queries"),
+    ],
+)
+def test_what_leaves_nothing_to_train_on_is_an_error(tmp_path, tokenizer, corpus, rows, says):
+    with pytest.raises(UserError, match=says):
+        read_data(Options(data=write_data(tmp_path, corpus, train=rows, eval=[FLU])), tokenizer)
+
+
+def test_what_data_prep_made_can_be_read(tmp_path, tokenizer):
+    chunks = [Chunk("d", "Gout", "A sore toe.", 0, 11, 0, 2), Chunk("d", "Gout", "Crystals.", 11, 20, 1, 2)]
+    asked = [Question(word, f"{word} is gout?", "", "", "", ("d",), ("d#1",)) for word in ("What", "Who")]
+    export_rewriter_data(tmp_path, chunks, asked[:1], asked[1:])
+    data = read_data(Options(data=tmp_path), tokenizer)
+    assert data.texts == {"d#0": "Gout\nA sore toe.", "d#1": "Gout\nCrystals."}
+    assert [(row.query, row.relevant_doc_ids) for row in data.train] == [("What is gout?", ("d#1",))]
+    line = '{"query": "Who is gout?", "relevant_doc_ids": ["d#1"]}\n'
+    assert (tmp_path / "eval.jsonl").read_text() == line

@@ -1,7 +1,5 @@
 """Base models: gpt2 and its kin beside Llama's, in full precision, and what is saved of them."""
 
-import re
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -47,10 +45,8 @@ def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path):
     torch.testing.assert_close(got, wanted.detach(), rtol=1e-3, atol=1e-3)
 
 
-def test_a_run_by_default_trains_an_adapter(folder, tmp_path, capsys):
+def test_a_run_by_default_trains_an_adapter(folder, tmp_path):
     run(tiny_args(folder, tmp_path, "--backend", "own", "--max-steps", "2"))
-    said = capsys.readouterr().out
-    assert re.search(r", (33|65) of them the value model's", said)  # a head on 32 or 64 numbers, and its bias
     state = next((tmp_path / "state").glob("*/model.safetensors"))
     assert state.stat().st_size < (folder / "model" / "model.safetensors").stat().st_size
     assert metrics(tmp_path)[0]["lr"] == 0.001

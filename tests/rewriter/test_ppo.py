@@ -70,23 +70,25 @@ def test_the_loss_by_hand():
     zero = torch.zeros(1, 2)
     # Advantage 1: 1.5 counts as 1.2, .5 as it is. The value .5 for a return of 1 counts as .2, whose error is .64.
     part = training_batch(torch.ones(1, 2), zero, torch.tensor([[1.0, 0.0]]))
-    loss = ppo_loss(logs, torch.tensor([[0.5, 0.0]]), part, options)
-    close(loss.policy, -(1.2 + 0.5) / 2)
-    close(loss.value, 0.5 * 0.64 / 2)
-    close(loss.total, -0.85 + 0.1 * 0.16)
-    close(loss.ratio, 1.0)
-    close(loss.clipped, 0.5)
-    close(loss.value_clipped, 0.5)
-    close(loss.kl, 0.5 * (math.log(1.5) ** 2 + math.log(0.5) ** 2) / 2)
+    loss, figures = ppo_loss(logs, torch.tensor([[0.5, 0.0]]), part, options)
+    close(loss, -0.85 + 0.1 * 0.16)
+    close(figures["loss/policy_avg"], -(1.2 + 0.5) / 2)
+    close(figures["loss/value_avg"], 0.5 * 0.64 / 2)
+    close(figures["val/ratio"], 1.0)
+    close(figures["policy/clipfrac_avg"], 0.5)
+    close(figures["val/clipfrac_avg"], 0.5)
+    close(figures["policy/approxkl_avg"], 0.5 * (math.log(1.5) ** 2 + math.log(0.5) ** 2) / 2)
     # Advantage -1: 1.5 counts as it is, .5 as .8.
-    close(ppo_loss(logs, zero, training_batch(-torch.ones(1, 2), zero, zero), options).policy, (1.5 + 0.8) / 2)
+    _, figures = ppo_loss(logs, zero, training_batch(-torch.ones(1, 2), zero, zero), options)
+    close(figures["loss/policy_avg"], (1.5 + 0.8) / 2)
 
 
 def test_padding_is_in_no_loss():
     mask = torch.tensor([[True, False]])
     part = training_batch(torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 2), mask)
-    loss = ppo_loss(torch.tensor([[0.0, 50.0]]), torch.tensor([[0.0, 9.0]]), part, PPOOptions())
-    assert (loss.policy, loss.value, loss.ratio, loss.kl) == (-1, 0, 1, 0)
+    _, figures = ppo_loss(torch.tensor([[0.0, 50.0]]), torch.tensor([[0.0, 9.0]]), part, PPOOptions())
+    names = ("loss/policy_avg", "loss/value_avg", "val/ratio", "policy/approxkl_avg")
+    assert [figures[name] for name in names] == [-1, 0, 1, 0]
 
 
 def test_a_batch_of_equal_rewards_is_not_whitened():

@@ -1,6 +1,6 @@
 """Prompts with and without a chat template, the query made of an answer, and rows that can't be used."""
 
-from pathlib import Path
+from collections import Counter
 
 import pytest
 
@@ -61,18 +61,9 @@ def test_padding_is_a_token_that_nothing_else_is(tokenizer):
     assert left_padded([[1, 2], [3]], 9).tolist() == [[1, 2], [9, 3]]
 
 
-def test_queries_that_read_alike_are_one_row_and_long_ones_none(tokenizer):
-    questions = [
-        Question("q3", "What is gout?", "", relevant_doc_ids=("a", "b")),
-        Question("q7", "What is gout?", "", relevant_doc_ids=("b", "c")),
-        Question("q8", "x " * 300, "", relevant_doc_ids=("a",)),
-        Question("q9", "What is flu?", "", relevant_doc_ids=("a",)),
-    ]
-    rows, problems = make_rows(tokenizer, questions, RewriteOptions(), Path("t.jsonl"))
-    assert [(row.query, row.relevant_doc_ids) for row in rows] == [
-        ("What is gout?", ("a", "b", "c")),
-        ("What is flu?", ("a",)),
-    ]
-    assert len({row.prompt for row in rows}) == 2
-    assert problems[0] == "t.jsonl:7: duplicate query; its relevant_doc_ids are added to the first one's"
-    assert problems[1].startswith("t.jsonl:8: left out, its prompt of 634 tokens")
+def test_a_question_with_a_long_prompt_is_left_out_and_counted(tokenizer):
+    questions = [Question(f"q{n}", text, "", relevant_doc_ids=("a",)) for n, text in enumerate(("x " * 300, "Flu?"))]
+    left_out = Counter()
+    [row] = make_rows(tokenizer, questions, RewriteOptions(), left_out)
+    assert (row.query, row.relevant_doc_ids) == ("Flu?", ("a",))
+    assert left_out == {"a prompt of over 256 tokens": 1}

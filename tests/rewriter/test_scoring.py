@@ -1,16 +1,17 @@
 """The scorer, and the reward bridge through TRL's own get_reward, by hand."""
 
-import pytest
 import torch
 from trl.experimental.utils import get_reward
 
+from forage.rewriter.actors import left_padded
 from forage.rewriter.data import Row
 from forage.rewriter.options import RewriteOptions
+from forage.rewriter.ppo import PromptBatch
 from forage.rewriter.rewards import CustomRewardModel, Scorer
 from forage.rewriter.trl_backend import RewardBridge
 
 PAD, EOS = 99, 2
-ROWS = [Row("one", ("a",), (5, 6)), Row("two", ("b",), (7,)), Row("three", ("c",), (5, 6, 7))]
+ROWS = [Row("one", ("a",), (5, 6)), Row("two", ("b",), (7,))]
 
 
 def summed(rows, responses):
@@ -19,27 +20,16 @@ def summed(rows, responses):
 
 
 def test_each_sequence_has_the_reward_of_its_own_row():
-    bridge = RewardBridge(ROWS, summed)
-    # "three" begins like "one", and the response to "one" begins with the token that would make it "three".
+    bridge = RewardBridge(summed)
+    bridge.prompts = PromptBatch([ROWS[1], ROWS[0], ROWS[1]], left_padded([(7,), (5, 6), (7,)], PAD))
     sequences = torch.tensor([
         [PAD, 7, 30, 31, EOS, PAD],
         [5, 6, 7, 8, EOS, PAD],
         [PAD, 7, EOS, PAD, PAD, PAD],
     ])  # fmt: skip
-    bridge.set_prompt_width(2)
     _, rewards, lengths = get_reward(bridge, sequences, PAD, context_length=2)
     assert rewards.tolist() == [100 + 63, 0 + 7 + 8 + EOS, 100 + EOS]
     assert lengths.tolist() == [4, 4, 2]
-    bridge.set_prompt_width(3)
-    _, rewards, _ = get_reward(bridge, torch.tensor([[5, 6, 7, 9, 9], [PAD, 5, 6, 9, 1]]), PAD, context_length=3)
-    assert rewards.tolist() == [200 + 18, 10]
-
-
-def test_an_unknown_prompt_is_an_error():
-    bridge = RewardBridge(ROWS, summed)
-    bridge.set_prompt_width(2)
-    with pytest.raises(ValueError, match=r"no row has the prompt of 2 tokens that begins \[5, 7\]"):
-        get_reward(bridge, torch.tensor([[5, 7, 30, EOS]]), PAD, context_length=2)
 
 
 class Words(CustomRewardModel):

@@ -3,6 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
+from forage.data.records import Document
 from forage.errors import UserError
 from forage.rewriter.data import open_search, read_data
 from forage.rewriter.options import Options
@@ -33,15 +34,16 @@ def test_words_find_documents_once(tiny, tokenizer):
 
 
 def test_an_existing_store_is_searched_by_its_chunks(tiny, tmp_path, tokenizer):
-    options = Options(data=tiny / "data", store=tmp_path / "store", k=2)
+    options = Options(data=tiny / "data", store=str(tmp_path / "store"), k=2)
     data = read_data(options, tokenizer)
-    DocumentStore.build(tmp_path / "store", data.documents, StoreOptions("none"))
+    documents = [Document(doc_id, "", text) for doc_id, text in data.texts.items()]
+    DocumentStore.build(tmp_path / "store", documents, StoreOptions("none"))
     with pytest.raises(UserError, match=r"store lacks 12 of the 12 documents"):
         open_search(options, data)
-    corpus = [{"doc_id": f"{d.id}#0", "text": d.text} for d in data.documents]
+    corpus = [{"doc_id": f"{doc_id}#0", "text": text} for doc_id, text in data.texts.items()]
     (tmp_path / "data").mkdir()
     rows = [{"query": f"remedy{n}", "relevant_doc_ids": [f"d{n}#0"]} for n in range(12)]
     options = Options(
-        data=write_data(tmp_path / "data", corpus, train=rows[:8], eval=rows[8:]), store=tmp_path / "store", k=2
+        data=write_data(tmp_path / "data", corpus, train=rows[:8], eval=rows[8:]), store=str(tmp_path / "store"), k=2
     )
     assert open_search(options, read_data(options, tokenizer))(["remedy4"])[0] == ["d4#0"]

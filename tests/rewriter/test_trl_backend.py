@@ -26,15 +26,15 @@ def adamw(actors, learning_rate):
 
 def trained(backend, actors, tokenizer, options, optimizer, updates=2, first=0):
     """Train for some updates; the figures of each."""
-    figures, rows = [], tiny_rows()
-    batches = batches_of(rows, actors.policy.pad_id, options.batch_size, first)
+    figures = []
+    batches = batches_of(tiny_rows(), actors.policy.pad_id, options.batch_size, first)
     training = Training(actors, optimizer, options, odd, figures.append)
     if backend == "own":
         train_own(training, batches, updates)
     else:
         padded = with_padding(tokenizer)
         with tempfile.TemporaryDirectory() as folder:
-            train_trl(training, batches, updates, rows=rows, padded_tokenizer=padded, run_dir=Path(folder))
+            train_trl(training, batches, updates, padded_tokenizer=padded, run_dir=Path(folder))
     return figures
 
 
