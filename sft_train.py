@@ -8,8 +8,8 @@ searches for it, and files of episodes (--demonstrations). Only what the policy 
 or search results.
 
 Writes into --output-dir, which is a policy folder again: model.json, agent.json (how the agent plays, for all later
-stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png, probes/ (episodes played at each
-measurement). Re-run the same command to resume a killed run.
+stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png. Re-run the same command to
+resume a killed run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(options: SFTOptions) -> None:
     options.check()
     settings, card = options.search.settle(options.policy), read_policy_card(options.policy)
     card_at(options.place, options.data)  # before anything is written
-    with filling_folder(options.output_dir, "adapters", "best/adapters", "state", "probes"):
+    with filling_folder(options.output_dir, "adapters", "best/adapters", "state"):
         options.check()  # again, as another process may have finished the folder before this one held it
         if options.overwrite:
             empty_folder(options.output_dir, mark="config.json")
@@ -39,21 +39,20 @@ def main(options: SFTOptions) -> None:
 def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -> None:
     import torch  # after the checks: it takes seconds
 
+    from forage.agent.protocol import Protocol
     from forage.policy.adapters import newest_adapter, publish_adapter
+    from forage.policy.policy import load_policy, load_tokenizer
     from forage.policy.room import fitted
     from forage.runs.run_folder import keep_options
     from forage.sft.demonstrations import get_demonstrations
-    from forage.sft.player import Player
     from forage.sft.training import train
 
     keep_options(options.output_dir, options, FREE, "another --output-dir, or --overwrite")
-    # It plays with the policy in training, between updates, so that an update may have the whole GPU.
     if torch.cuda.is_available():
         memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=False)
         options = replace(options, memory=memory)
-    player = Player(options, settings, card)
-    demonstrations = get_demonstrations(options, player)
-    policy = train(options, demonstrations, player)
+    demonstrations = get_demonstrations(options, Protocol.playing(load_tokenizer(card), settings), settings)
+    policy = train(options, demonstrations, load_policy(card))
     write_policy_card(card, options.output_dir)
     write_agent(settings, options.output_dir)
     print(f"{publish_adapter(policy, options.output_dir, 0)} is the warm start")

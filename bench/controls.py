@@ -51,7 +51,7 @@ AGENT = (
     "--mode", "sparse", "--k", "5", "--question-weight", str(WEIGHT), "--max-turns", "1", "--max-turn-tokens", "40",
     "--force-search", "True", "--task", "Answer the medical question from a library",
 )  # fmt: skip
-TEACHER = ("--guess", "words", "--guess-words", "8", "--batch-size", "8", "--eval-questions", "0")
+TEACHER = ("--guess", "words", "--guess-words", "8", "--batch-size", "8")
 DEMONSTRATED = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--eval-every", "60")
 
 

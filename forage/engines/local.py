@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -325,27 +324,6 @@ class LocalEngine(Engine):
                     Sample(tuple(slot.sampled), tuple(slot.logprobs), "stop" if stopped else "length")
                 )
             slot.request = slot.future = None
-
-
-@contextmanager
-def borrowing(policy: Any, slots: int, name: str) -> Iterator[LocalEngine]:
-    """An engine that samples with a PEFT policy in training, with the adapter as it is now, under this name.
-
-    Afterwards the policy is as it was: training or not, the same weights trainable, its own attention.
-    """
-    model, training = policy.get_base_model(), policy.training
-    attention, trainable = model.config._attn_implementation, [w for w in policy.parameters() if w.requires_grad]
-    policy.eval()  # no dropout, and activations are not computed again
-    try:
-        engine = LocalEngine(model, slots, beside=True)
-        engine.adapter = name
-        yield engine
-        engine.forget()
-    finally:
-        model.set_attn_implementation(attention)
-        policy.train(training)
-        for weight in trainable:
-            weight.requires_grad_(True)
 
 
 def prompt_of(slot: Slot) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from forage.agent.agent import Agent, BatchedSearch, Speak, sample_name
 from forage.agent.episode import Episode
 from forage.agent.protocol import Protocol
+from forage.agent.searcher import searching
 from forage.agent.tools import functions_for
 from forage.data.records import Question
 from forage.engines.base import EngineError, Request, Sample
@@ -51,7 +52,7 @@ async def play_policy(
     strategies = {name: read_system(name, systems)(setting) for name in logs}
     async with open_engine(options.engine, policy.card, options.concurrency, setting.agent.max_tokens) as engine:
         await load_adapter(engine, policy)
-        search = BatchedSearch(setting.search, in_line=engine.exact)
+        search = BatchedSearch(searching(setting.store, setting.agent), in_line=engine.exact)
         tools = functions_for(setting.agent.tools)
         agent = CachingAgent(engine, protocol, search, setting.agent, options.sampling, tools=tools)
         take_over_samples(agent, policy, setting)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from forage.agent.builder import Found
 from forage.agent.combination import MakeRewards, RewardFunction, rewards_of
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import get_answer_similarity, get_mrr, get_token_f1
@@ -54,9 +53,6 @@ class Setting:
     def similarity(self) -> RewardFunction:
         """Similarity of answers to the reference: a strategy that chooses by it is an upper bound, not a system."""
         return partial(get_answer_similarity, embedder=self.embedder)
-
-    def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
-        return self.store.search(queries, self.agent.k, self.agent.mode, fusion=self.agent.fusion)
 
 
 # Rewards that a measure of the same name computes too.

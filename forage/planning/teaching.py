@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Annotated
 
 from forage.agent.agent import SearchMany
-from forage.agent.builder import Found
 from forage.agent.episode import Episode, write_episodes
 from forage.agent.options import AgentSettings, SearchOptions
 from forage.agent.protocol import Protocol
+from forage.agent.searcher import searching
 from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.data.records import Question
@@ -61,11 +61,8 @@ def main(options: Options) -> None:
     if PLAN not in settings.tools:
         raise UserError(f'the agent has no tool {PLAN!r}; put "{PLAN}": planner(...) into get_tools of grpo_rollout.py')
     protocol = Protocol.playing(load_tokenizer(read_policy_card(options.policy)), settings)
-    store, questions = open_place(options.place, options.data), read_training_questions(options.data)
-
-    def search_many(queries: Sequence[str]) -> Sequence[Sequence[Found]]:
-        return store.search(queries, settings.k, settings.mode, fusion=settings.fusion)
-
+    search_many = searching(open_place(options.place, options.data), settings)
+    questions = read_training_questions(options.data)
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
     plans = asyncio.run(teach(chosen, library, search_many, protocol, settings, options.teacher, options.seed))
     if not plans:

@@ -17,7 +17,7 @@ from forage.store.options import StorePlace
 
 WRITTEN = (  # what sft_train.py writes into its output folder beside config.json
     "model.json", "agent.json", "adapters", "demonstrations.jsonl", ".demonstrations.jsonl", "stats.jsonl",
-    "warm_start.png", "probes", "code.diff", "state", "best",
+    "warm_start.png", "code.diff", "state", "best",
 )  # fmt: skip
 
 FREE = ("overwrite", "place.store_patience", "place.store_timeout")
@@ -41,8 +41,6 @@ class SFTOptions:
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
-    temperature: float = 1.0
-    """Temperature at which the policy plays: divides the logits; 0 always takes the likeliest token."""
     max_steps: int = 100
     """Largest number of updates."""
     batch_size: int = 4
@@ -58,11 +56,8 @@ class SFTOptions:
     keep: Keep = "best"
     """The adapter that is the result: that of the lowest held-out loss, or the one after all updates. For episodes that
     the policy played itself take the last: what it says anyway can't get much likelier, however much it learns."""
-    eval_questions: int = 16
-    """Held-out questions of eval.jsonl that the policy plays at each measurement, to see whether its episodes are
-    well-formed; 0: none."""
     seed: int = 0
-    """Seed of the choice and the order of questions, and of sampling."""
+    """Seed of the choice and the order of questions."""
     overwrite: bool = False
     """Replace the output folder if it exists."""
 
@@ -71,7 +66,7 @@ class SFTOptions:
         for part in (self.teacher, self.optimizer, self.memory, self.place):
             part.check()
         check_at_least_one(self, "max_steps", "batch_size", "eval_every", "early_stop")
-        check_at_least_zero(self, "num_demonstrations", "eval_questions", "temperature")
+        check_at_least_zero(self, "num_demonstrations")
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
         missing = next((path for path in self.demonstrations if not is_written(path)), None)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from forage.agent.episode import Episode, write_episodes
-from forage.data.records import Question, read_questions
+from forage.agent.episode import Episode
 from forage.data.splits import in_rounds
 from forage.errors import UserError
 from forage.files import remove_folder, replacing, write_jsonl
@@ -23,7 +22,6 @@ from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import has_windows, token_logprobs
 from forage.policy.packing import pack, pack_trees
 from forage.sft.options import Keep, SFTOptions
-from forage.sft.player import Player
 
 
 @dataclass(frozen=True)
@@ -36,16 +34,11 @@ class Row:
     loss: float | None
     """Mean per policy token over the updates since the last row."""
     held_out_loss: float
-    well_formed: float | None
-    """Share of well-formed episodes on the held-out questions."""
-    faults: dict[str, int]
-    """What was wrong with the others."""
 
 
-def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player) -> Any:
+def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -> Any:
     """The policy with the adapter of the lowest held-out loss, or the last, as --keep says."""
-    policy = player.policy
-    torch.manual_seed(options.seed)  # after loading: the player may have done it before
+    torch.manual_seed(options.seed)
     checkpoints_activations = options.memory.gradient_checkpointing
     if torch.cuda.is_available() if checkpoints_activations is None else checkpoints_activations:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
@@ -54,14 +47,13 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player
         weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay
     )
     trained, held_out = split(demonstrations, options)
-    questions = choose_questions(options)
     state, best = options.output_dir / "state", options.output_dir / "best"
     step, measured = load_checkpoint(state, policy, optimizer) or (0, [])
     rows = [Row(**row) for row in measured]
     print(f"training on {len(trained)} demonstrations, measuring on {len(held_out)}, from step {step}")
     started = time.perf_counter() - (rows[-1].seconds if rows else 0.0)
     if not rows:
-        rows = [measure(policy, held_out, questions, player, step, None, started)]
+        rows = [measure(policy, held_out, options, step, None, started)]
         report(rows, options)
     while step < options.max_steps and not (options.keep == "best" and out_of_patience(rows, options.early_stop)):
         until = min(step + options.eval_every, options.max_steps)
@@ -70,7 +62,7 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], player: Player
             for s in range(step, until)
         ]
         step = until
-        rows.append(measure(policy, held_out, questions, player, step, sum(losses) / len(losses), started))
+        rows.append(measure(policy, held_out, options, step, sum(losses) / len(losses), started))
         report(rows, options)
         if kept_row(rows, options.keep) is rows[-1]:
             publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
@@ -94,11 +86,6 @@ def remove_others(folder: Path, rows: Sequence[Row], keep: Keep) -> None:
 def token_budget(options: SFTOptions) -> int:
     """Tokens per micro-batch, of which each is computed once however many demonstrations begin with it."""
     return options.memory.token_budget or (8192 if torch.cuda.is_available() else 1024)
-
-
-def choose_questions(options: SFTOptions) -> list[Question]:
-    questions = read_questions(options.data / "eval.jsonl")
-    return random.Random(options.seed).sample(questions, min(options.eval_questions, len(questions)))
 
 
 def split(demonstrations: Sequence[Episode], options: SFTOptions) -> tuple[list[Episode], list[Episode]]:
@@ -148,19 +135,12 @@ def loss_of(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: 
 
 
 def measure(
-    policy: Any, held_out: Sequence[Episode], questions: Sequence[Question], player: Player, step: int,
-    loss: float | None, started: float,
-) -> Row:  # fmt: skip
+    policy: Any, held_out: Sequence[Episode], options: SFTOptions, step: int, loss: float | None, started: float
+) -> Row:
     policy.eval()
     with torch.no_grad():
-        held_out_loss = loss_of(policy, held_out, token_budget(player.options), backward=False)
-    well_formed, faults = None, Counter[str]()
-    if questions:
-        episodes = player.play(step, questions, player.options.seed)
-        write_episodes(player.options.output_dir / "probes" / f"{step:06d}.jsonl", episodes)
-        well_formed = sum(episode.well_formed for episode in episodes) / len(episodes)
-        faults.update(fault for e in episodes if not e.well_formed for fault in set(e.faults or [f"stop: {e.stop}"]))
-    return Row(step, time.perf_counter() - started, loss, held_out_loss, well_formed, dict(faults))
+        held_out_loss = loss_of(policy, held_out, token_budget(options), backward=False)
+    return Row(step, time.perf_counter() - started, loss, held_out_loss)
 
 
 def best_row(rows: Sequence[Row]) -> Row:
@@ -179,19 +159,9 @@ def report(rows: Sequence[Row], options: SFTOptions) -> None:
     """Print the last row; write all of them to a file and a plot."""
     row = rows[-1]
     loss = "" if row.loss is None else f"loss {row.loss:.3f}, "
-    probe = "" if row.well_formed is None else f", well-formed {row.well_formed:.0%}{faults_in_words(row.faults)}"
-    print(f"step {row.step}, {row.seconds:.0f} s: {loss}held-out loss {row.held_out_loss:.3f}{probe}", flush=True)
+    print(f"step {row.step}, {row.seconds:.0f} s: {loss}held-out loss {row.held_out_loss:.3f}", flush=True)
     write_jsonl(options.output_dir / "stats.jsonl", rows)
     plot(rows, options.output_dir / "warm_start.png")
-
-
-def faults_in_words(faults: Mapping[str, int]) -> str:
-    """How many of the other episodes have which fault; one may have several.
-
-    Example: {"bad_json": 1, "no_action": 3} gives "; the others: no_action in 3, bad_json in 1".
-    """
-    listed = [f"{fault} in {count}" for fault, count in sorted(faults.items(), key=lambda item: (-item[1], item[0]))]
-    return f"; the others: {', '.join(listed)}" if listed else ""
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
@@ -199,15 +169,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    measured = {
-        "held-out loss": [(row.step, row.held_out_loss) for row in rows],
-        "loss": [(row.step, row.loss) for row in rows if row.loss is not None],
-        "share of well-formed episodes": [(row.step, row.well_formed) for row in rows if row.well_formed is not None],
-    }
-    for name, points in measured.items():
-        if points:
-            axes.plot(*zip(*points, strict=True), "o-", label=name)
-    axes.set(xlabel="updates", ylabel="loss per token, share of episodes", ylim=(0, None))
+    steps, losses = [row.step for row in rows], [row.loss or math.nan for row in rows]
+    axes.plot(steps, [row.held_out_loss for row in rows], "o-", label="held-out loss")
+    axes.plot(steps, losses, "o-", label="loss")
+    axes.set(xlabel="updates", ylabel="loss per token", ylim=(0, None))
     axes.legend()
     with replacing(path) as file:
         figure.savefig(file.buffer, dpi=150)

@@ -209,11 +209,10 @@ def stages_of(options: EvolveOptions, number: int) -> Iterator[Stage]:
         "--out", str(here / "kept.jsonl"), *place,
     ), here / "kept.jsonl")  # fmt: skip
     # From the start, whatever the round, by all of its updates: the loss of what a policy played itself hardly falls.
-    # Its probes are left out, as the policy is measured afterwards.
     yield Stage(f"{title}, training the policy", (
         "sft_train", *data, *policy, "--output-dir", str(here / "policy"), "--num-demonstrations", "0",
         "--demonstrations", *(str(options.round(earlier) / "kept.jsonl") for earlier in numbers), "--keep", "last",
-        "--eval-questions", "0", "--max-steps", str(options.max_steps), "--learning-rate", str(options.learning_rate),
+        "--max-steps", str(options.max_steps), "--learning-rate", str(options.learning_rate),
         *seed, *place,
     ), adapter_path(here / "policy", 0))  # fmt: skip
     yield Stage(f"{title}, measuring on held-out questions", (

@@ -207,7 +207,7 @@ def targets(given, arena, address):
         ),
         "sft": Target(
             ("sft_train.py", "--data", given / "ground", "--policy", given / "policy", "--output-dir", arena / "warm",
-             "--num-demonstrations", "6", "--max-steps", "3", "--eval-every", "1", "--eval-questions", "2",
+             "--num-demonstrations", "6", "--max-steps", "3", "--eval-every", "1",
              "--batch-size", "2", "--eval-share", "0.3", "--learning-rate", "0.02", "--mode", "sparse", "--max-turns",
              "2", "--max-turn-tokens", "32"),
             finished="is finished already",

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 
 from forage.engines import choice
 from forage.engines.base import Request
-from forage.engines.local import LocalEngine, borrowing
+from forage.engines.local import LocalEngine
 from forage.engines.options import EngineOptions
 from forage.policy import room
 from forage.policy.adapters import publish_adapter
@@ -121,45 +121,6 @@ def test_beside_a_4_bit_base_it_samples_what_the_trainer_scores(four_bit):
     engine.unload_adapter()
     assert all(torch.equal(weight, before[name]) for name, weight in packed(model).items())
     assert [base] == generate(engine, REQUEST)
-
-
-# Borrowing the policy in training
-
-
-def training_policy(**settings):
-    torch.manual_seed(1)
-    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, **settings)
-    return get_peft_model(tiny_model(), config)
-
-
-def gradients(policy):
-    torch.manual_seed(5)  # the same dropout
-    policy.zero_grad()
-    policy(input_ids=torch.tensor([[1, 2, 3, 4, 5]])).logits.square().sum().backward()
-    return {name: weight.grad.clone() for name, weight in policy.named_parameters() if weight.grad is not None}
-
-
-def test_a_borrowed_policy_samples_as_it_is_and_is_trained_on_as_if_nothing_had_been():
-    policy = training_policy(lora_dropout=0.5)
-    policy.train()
-    policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    places = {name: weight.data_ptr() for name, weight in policy.named_parameters()}
-    attention, before, state = policy.config._attn_implementation, gradients(policy), torch.get_rng_state()
-    with borrowing(policy, 2, "v000020") as engine:
-        assert (engine.adapter, engine.model) == ("v000020", policy.get_base_model())
-        samples = generate(engine, REQUEST, *requests(3))
-    for request, sample in zip([REQUEST, *requests(3)], samples, strict=True):
-        scored = logprobs_of(training_policy().eval(), request, sample)  # without dropout
-        torch.testing.assert_close(torch.tensor(sample.logprobs), scored, atol=2e-5, rtol=0)
-    assert policy.training
-    assert all(module.training for module in policy.modules())
-    assert policy.config._attn_implementation == attention != "slots"
-    assert {name: weight.data_ptr() for name, weight in policy.named_parameters()} == places
-    after = gradients(policy)
-    assert before.keys() == after.keys()
-    assert all("lora_" in name for name in after)
-    assert all(torch.equal(gradient, after[name]) for name, gradient in before.items())
-    torch.set_rng_state(state)
 
 
 # Memory

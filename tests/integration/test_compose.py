@@ -37,7 +37,7 @@ class Stack:
             "VLLM_API_KEY": self.key, "VLLM_PORT": port, "DATASET": "sample", "WARM_STEPS": 8, "LORA_RANK": 8,
             "MAX_STEPS": STEPS, "BATCH_SIZE": QUESTIONS, "NUM_ROLLOUTS": SAMPLES, "MAX_TURNS": 2,
             "MAX_TURN_TOKENS": 64, "MAX_TOKENS": 1024, "MAX_STALENESS": 0, "KV_GIB": 1, "SHARDING": "zero3",
-            "WARM_ARGS": "--batch-size 2 --eval-every 8 --eval-questions 0 --answer-tokens 24 --num-demonstrations 40",
+            "WARM_ARGS": "--batch-size 2 --eval-every 8 --answer-tokens 24 --num-demonstrations 40",
             "TRAIN_ARGS": "--on-collapse warn",
             "ROLLOUT_ARGS": "--concurrency 1",  # so that the first of two workers does not take a whole step
         }  # fmt: skip

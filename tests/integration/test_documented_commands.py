@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # What makes a command small; it stays the command that is documented, with all that it names.
 FEWER = {
-    "sft_train.py": "--max-steps 2 --num-demonstrations 8 --eval-questions 0",
+    "sft_train.py": "--max-steps 2 --num-demonstrations 8",
     "grpo_train.py": "--max-steps 1 --batch-size 2 --num-rollouts 2 --eval-questions 2 --engine local",
     "evaluate.py": "--eval-questions 2 --engine local",
     "train_ppo.py": "--max-steps 1 --eval-questions 2 --max-new-tokens 4 --report-to none",

@@ -36,7 +36,7 @@ def test_the_commands(tiny, tmp_path, monkeypatch):
     held_out, rest = read_questions(tmp_path / "data/de/eval.jsonl"), read_questions(tmp_path / "data/de/train.jsonl")
     assert len(held_out) + len(rest) == 3
     assert all(question.relevant_chunk_ids for question in held_out + rest)
-    run(train, "--mode", "sparse", "--max-steps", "1", "--num-demonstrations", "2", "--eval-questions", "0",
+    run(train, "--mode", "sparse", "--max-steps", "1", "--num-demonstrations", "2",
         "--eval-share", "0.5", "--max-turn-tokens", "400")  # fmt: skip
     assert read_agent(tmp_path / "models/de").task == "Beantworte die Frage mit Hilfe der Bibliothek"
     told = [episode.transcript for episode in read_episodes(tmp_path / "models/de/demonstrations.jsonl")]

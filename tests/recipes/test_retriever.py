@@ -59,7 +59,7 @@ def test_the_commands(here, monkeypatch):
     assert [hit.chunk_id for hit in found] == [own[1].chunk_id, own[0].chunk_id, own[2].chunk_id]
     assert [hit.rank for hit in found] == [1, 2, 3]
     service.asked.clear()
-    run(train, "--max-steps", "1", "--num-demonstrations", "8", "--eval-questions", "0", "--eval-share", "0.5",
+    run(train, "--max-steps", "1", "--num-demonstrations", "8", "--eval-share", "0.5",
         "--max-turn-tokens", "400")  # fmt: skip
     assert len(service.asked) > 4
     demonstrations = list(read_episodes(here / "models/fused/demonstrations.jsonl"))

@@ -42,7 +42,7 @@ def test_the_commands(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(grpo_rollout, "get_tools", module_of("tool.md")["get_tools"])
     warm, train = calls_of("tool.md")
-    few = ("--num-demonstrations", "16", "--max-steps", "1", "--eval-every", "1", "--eval-questions", "0")
+    few = ("--num-demonstrations", "16", "--max-steps", "1", "--eval-every", "1")
     run(warm, *QUICK, "--batch-size", "2", *few)
     assert list(read_agent(tmp_path / "models/tools").tools) == ["convert"]
     given = ("--engine", "local", "--batch-size", "2", "--num-rollouts", "2", "--max-steps", "1", "--eval-every", "0")

@@ -35,7 +35,7 @@ def imitate(tiny, folder, episodes, **more):
     append_episodes(folder / "given.jsonl", episodes)
     options = SFTOptions(
         data=tiny / "data", policy=tiny / "policy", output_dir=folder / "warm", num_demonstrations=0,
-        demonstrations=(folder / "given.jsonl",), max_steps=2, eval_every=2, batch_size=2, eval_questions=0,
+        demonstrations=(folder / "given.jsonl",), max_steps=2, eval_every=2, batch_size=2,
         eval_share=0.3,
     )  # fmt: skip
     sft_train.main(with_options(options, **{"learning_rate": 2e-2, "mode": "sparse"} | more))

@@ -84,7 +84,7 @@ def test_no_question_is_learnt_and_measured_by():
 
 
 def test_patience_by_hand():
-    rows = [Row(n, 0, None, loss, None, {}) for n, loss in enumerate([3, 1, 2, 2])]
+    rows = [Row(n, 0, None, loss) for n, loss in enumerate([3, 1, 2, 2])]
     assert best_row(rows).step == 1
     assert out_of_patience(rows, 2)
     assert not out_of_patience(rows, 3)
@@ -139,7 +139,7 @@ def options(ground, output, **more):
     given = {"learning_rate": 2e-2, "mode": "sparse"} | more
     made = SFTOptions(
         data=ground, policy=ground / "policy", output_dir=output, max_steps=4, eval_every=2, batch_size=2,
-        eval_questions=0, eval_share=0.3, search=SearchOptions(max_turns=2, max_turn_tokens=32),
+        eval_share=0.3, search=SearchOptions(max_turns=2, max_turn_tokens=32),
     )  # fmt: skip
     return with_options(made, **given)
 

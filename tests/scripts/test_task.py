@@ -21,7 +21,7 @@ OPENING = (
 def warm(tiny, out, **more):
     options = SFTOptions(
         data=tiny / "data", policy=tiny / "policy", output_dir=out, num_demonstrations=4, max_steps=2, eval_every=2,
-        batch_size=2, eval_questions=0, eval_share=0.3,
+        batch_size=2, eval_share=0.3,
     )  # fmt: skip
     sft_train.main(with_options(options, **{"mode": "sparse"} | more))
     return [episode.transcript for episode in read_episodes(out / "demonstrations.jsonl")]

@@ -117,7 +117,7 @@ def test_sft_train_learns_from_what_is_written(options, questions, tiny, tiny_pr
     main(options)
     given = SFTOptions(
         data=tiny / "data", policy=tiny / "policy", output_dir=tmp_path / "better", num_demonstrations=0,
-        demonstrations=(options.out,), max_steps=4, eval_every=2, batch_size=2, eval_questions=0, eval_share=0.3,
+        demonstrations=(options.out,), max_steps=4, eval_every=2, batch_size=2, eval_share=0.3,
     )  # fmt: skip
     sft_train.main(with_options(given, learning_rate=1e-2, mode="sparse"))
     assert list(read_episodes(tmp_path / "better" / "demonstrations.jsonl")) == list(read_episodes(options.out))

@@ -26,7 +26,7 @@ SHORT = replace(EPISODE, id="q/1", ids=(1, 2, 3, 4), mask=(0, 0, 1, 1), logprobs
 
 
 def test_the_commands_of_the_rounds():
-    trained = "--keep last --eval-questions 0 --max-steps 100 --learning-rate 0.0005 --seed 0"
+    trained = "--keep last --max-steps 100 --learning-rate 0.0005 --seed 0"
     assert [" ".join(stage.command) for stage in stages_of(OPTIONS, 1)] == [
         "evaluate --data d --policy policy=warm --systems single best_of:8 --split train --eval-questions 50 "
         "--skip-questions 0 --output-dir out/round_1/played",
