@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 RewardFunction = Callable[[Sequence[Episode], Sequence[Question]], Sequence[float | None]]
 ROUNDING = 1e-6  # a mean of ones may come out a little over 1
-Method = Literal["uniform", "std", "pca", "l2", "gdpo"]
-
-# Added to a deviation before dividing by it, as in TRL: rewards that differ by rounding alone must not become
-# advantages of 1 and -1.
-DEVIATION_FLOOR = 1e-4
+Method = Literal["uniform", "std", "pca", "l2"]
 
 
 class MakeRewards(Protocol):
@@ -103,10 +99,7 @@ def names_of_rewards(episodes: Iterable[Episode]) -> list[str]:
     return list(dict.fromkeys(name for episode in episodes for name in episode.rewards))
 
 
-def combine_rewards(
-    rewards_NR: Floats, method: Method = "uniform", weights_R: Sequence[float] | None = None,
-    groups_N: Sequence[Any] | None = None,
-) -> Floats:  # fmt: skip
+def combine_rewards(rewards_NR: Floats, method: Method = "uniform", weights_R: Sequence[float] | None = None) -> Floats:
     """(N,): one reward per episode. `weights_R` multiply the method's own weights; by default all are 1.
 
     An episode that lacks a reward is combined from the others: that reward's weight is 0 for it.
@@ -119,9 +112,6 @@ def combine_rewards(
               as uniform. A missing reward counts as its column's mean.
     l2        length of the weighted vector divided by that of all ones: one high reward counts more than the same sum
               spread over several. [[1, 0]] gives .707.
-    gdpo      each reward normalised to mean 0 and deviation 1 within its group, then their weighted sum, normalised
-              over the batch, https://arxiv.org/abs/2601.05242. Needs `groups_N`; the result is an advantage rather than
-              a reward. Where a reward is missing, the sum of the others is scaled up to the weight of all.
 
     An episode whose existing rewards have no weight by std or pca is combined by uniform.
     """
@@ -140,17 +130,11 @@ def combine_rewards(
     if method == "l2":
         lengths_N = [np.linalg.norm(weights[exists_R]) for exists_R in exists_NR]
         return np.asarray(np.linalg.norm(given_NR * weights, axis=1) / np.array(lengths_N))
-    if method == "gdpo":
-        if groups_N is None:
-            raise UserError("combining rewards by gdpo needs each episode's group")
-        sums_N = (_within_groups(given_NR, groups_N) * weights).sum(axis=1)
-        scaled_N1 = (sums_N * (weights.sum() / _totals(exists_NR, weights)))[:, None]
-        return _standardised(scaled_N1, DEVIATION_FLOOR)[:, 0]
     uniform_N = given_NR @ weights / _totals(exists_NR, weights)
     if method == "uniform":
         return np.asarray(uniform_N)
     if method not in ("std", "pca"):
-        raise UserError(f"unknown way {method!r} to combine rewards; choose uniform, std, pca, l2 or gdpo")
+        raise UserError(f"unknown way {method!r} to combine rewards; choose uniform, std, pca or l2")
     found = _deviations(rewards_NR) if method == "std" else first_component(rewards_NR)
     weights = weights * _or_ones(found, weights)
     totals_N = _totals(exists_NR, weights)
@@ -168,7 +152,9 @@ def first_component(rewards_NR: Floats) -> Floats:
     if varying.sum() < 2:
         return np.zeros(rewards_NR.shape[1])
     loadings = np.zeros(rewards_NR.shape[1])
-    _, _, components = np.linalg.svd(_standardised(rewards_NR[:, varying]), full_matrices=False)
+    chosen_NR = rewards_NR[:, varying]
+    standardised_NR = (chosen_NR - chosen_NR.mean(axis=0)) / _deviations(chosen_NR)
+    _, _, components = np.linalg.svd(standardised_NR, full_matrices=False)
     loadings[varying] = np.abs(components[0])
     return loadings
 
@@ -194,21 +180,6 @@ def _deviations(values_NR: Floats) -> Floats:
         return np.concatenate([_deviations(column[~np.isnan(column)][:, None]) for column in values_NR.T])
     varies = values_NR.max(axis=0, initial=-np.inf) > values_NR.min(axis=0, initial=np.inf)
     return np.where(varies, values_NR.std(axis=0) if len(values_NR) else 0.0, 0.0)
-
-
-def _standardised(values_NR: Floats, floor: float = 0.0) -> Floats:
-    """Each column with mean 0 and deviation 1, or less where the deviation is near the floor; zeros where it is 0."""
-    deviations = _deviations(values_NR)
-    divisors = np.where(deviations > 0, deviations + floor, 1)
-    return np.asarray(np.where(deviations > 0, (values_NR - values_NR.mean(axis=0)) / divisors, 0))
-
-
-def _within_groups(values_NR: Floats, groups_N: Sequence[Any]) -> Floats:
-    groups = np.unique(np.asarray(groups_N), return_inverse=True)[1]
-    result = np.zeros_like(values_NR)
-    for group in range(groups.max(initial=-1) + 1):
-        result[groups == group] = _standardised(values_NR[groups == group], DEVIATION_FLOOR)
-    return result
 
 
 def _filled(values_NR: Floats) -> Floats:

@@ -36,11 +36,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from forage.agent.combination import DEVIATION_FLOOR
 from forage.errors import UserError
 from forage.grpo.options import AdvantageMethod, LossOptions
 from forage.policy.packing import TokenBatch, Tokens
 
+# Added to a deviation before dividing by it, as in TRL: rewards that differ by rounding alone must not become
+# advantages of 1 and -1.
+DEVIATION_FLOOR = 1e-4
 LARGEST_LOG = 20.0  # log-ratios are clamped here: in fp32 exp overflows at 88, and its gradient 0 * inf would be nan
 
 
@@ -82,13 +84,10 @@ def advantages(
                  easy question would look like a good episode
     best         0, 0, 1, 0: 1 for the first of the best and 0 for all others, so that a step imitates the best samples
                  and learns nothing from the rest: RAFT, https://arxiv.org/abs/2304.06767, or expert iteration
-    none         the rewards themselves, where they already are advantages (combine_rewards' gdpo)
 
     A group whose rewards are all equal, such as a group of one, gives exactly 0, whatever rounding does to its mean.
     """
     rewards_N = torch.as_tensor(rewards_N, dtype=torch.float64)
-    if method == "none":
-        return rewards_N
     group_N, _, flat_G = _by_group(rewards_N, groups_N)
     sizes_G = _sum_by(torch.ones_like(rewards_N), group_N, len(flat_G))
     means_G = _sum_by(rewards_N, group_N, len(flat_G)) / sizes_G
@@ -106,7 +105,7 @@ def advantages(
     if method == "reinforce++":
         deviation = (differences_N.square().sum() / max(len(differences_N) - 1, 1)).sqrt()
         return differences_N / (deviation + DEVIATION_FLOOR)
-    raise UserError(f"unknown advantage {method!r}; choose grpo, dr_grpo, rloo, reinforce++, best or none")
+    raise UserError(f"unknown advantage {method!r}; choose grpo, dr_grpo, rloo, reinforce++ or best")
 
 
 def flat_groups(rewards_N: Sequence[float] | Tensor, groups_N: Sequence[Hashable]) -> set[Hashable]:

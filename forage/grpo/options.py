@@ -16,7 +16,7 @@ from forage.processes import Offload, Sharding, check_sharding, world
 from forage.rollout.options import RolloutOptions
 from forage.runs.trackers import Choice
 
-AdvantageMethod = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best", "none"]
+AdvantageMethod = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "best"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class UpdateOptions:
     """Updates made from each step's episodes."""
     combine: Method = "uniform"
     """How an episode's rewards become one (forage/agent/combination.py): their mean; weighed by how much they vary
-    (std) or vary together (pca); their length as a vector (l2); each normalised within its group first (gdpo). What is
+    (std) or vary together (pca); their length as a vector (l2). What is
     called overall in plots and evaluations is the mean in any case."""
     advantage: AdvantageMethod = "grpo"
     """How a group's rewards become advantages: less the mean, over the deviation (grpo); less the mean (dr_grpo); less
     the others' mean (rloo); less the mean, over the batch's deviation (reinforce++); 1 for the best episode and 0 for
-    the others, which imitates it (best: expert iteration); as they are (none)."""
+    the others, which imitates it (best: expert iteration)."""
     learn_from: int = 0
     """Train only on this many episodes of each group, those whose rewards vary most (PODS, 2504.13818); it pays where
     the update costs more than playing. 0: on all."""
@@ -156,8 +156,6 @@ class TrainOptions:
     worker may need; 0: all."""
     report_to: Choice = "auto"
     """Tracker to log to, in addition to the run folder; auto is trackio where it is installed."""
-    override_rewards: bool = False
-    """Resume although the rewards or --weights have changed. The comparison at the end leaves out what they changed."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""
@@ -168,7 +166,7 @@ class TrainOptions:
         check_apart("--run-dir", self.run_dir, reads, nested=True)
         check_at_least_one(self, "max_steps")
         check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions", "keep_adapters")
-        if self.rollout.num_rollouts < 2 and self.update.advantage != "none":
+        if self.rollout.num_rollouts < 2:
             raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
         if self.rollout.temperature <= 0:
             raise UserError("--temperature 0 plays the same episode every time; training needs more than 0")
@@ -196,7 +194,7 @@ class TrainOptions:
 
 # Options that may change when a run is resumed; with any other change it would be another run.
 FREE = (
-    "run_dir", "max_steps", "report_to", "override_rewards", "max_staleness", "vllm_sleep", "sharding", "offload",
+    "run_dir", "max_steps", "report_to", "max_staleness", "vllm_sleep", "sharding", "offload",
     "sequence_parallel", "keep_adapters", "update.memory.token_budget", "update.memory.gradient_checkpointing",
     "update.optimizer.learning_rate",
     # Compared by content, in the run's manifest.

@@ -56,8 +56,8 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
 
 
 def learns_from_another(options: UpdateOptions) -> bool:
-    """Whether training learns from another reward than the weighted mean. gdpo's results are advantages, no rewards."""
-    return options.combine in ("std", "pca", "l2") or (options.overlong == "punish" and options.combine != "gdpo")
+    """Whether training learns from another reward than the weighted mean."""
+    return options.combine != "uniform" or options.overlong == "punish"
 
 
 def waited(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -97,24 +97,20 @@ def played_at(temperature: float) -> str:
 
 
 def report_end(run: Run) -> None:
-    """Print the held-out rewards before and after training that mean the same in both, and if the trainer waited."""
+    """Print the held-out rewards before and after training, and if the trainer waited."""
     known = read_evaluations(run.options.run_dir)
     print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
     if says := advice(run.history):
         print(says)
     if len(known) > 1:
         first, last = known[min(known)], known[max(known)]
-        since = run.manifest.since  # with rewards changed in mid-run
-        both = [name for name in first if name in last and since.get(name, 0) <= min(known)]
         asked, how = f"{len(run.eval_questions)} held-out questions", played_at(run.options.eval_temperature)
         print(f"{asked}    before    after    (95 % interval), {how}")
-        for name in both:
-            before, after = first[name], last[name]
+        for name, before in first.items():
+            after = last[name]
             print(
                 f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})"
             )
-        if left_out := [name for name in dict.fromkeys((*first, *last)) if name not in both]:
-            print(f"not compared, as the rewards were changed during the run: {', '.join(left_out)}")
 
 
 # Who played how many of a step's episodes, and how fast

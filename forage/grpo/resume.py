@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from forage.agent.combination import MakeRewards, weights_by_name
+from forage.agent.combination import MakeRewards
 from forage.agent.episode import Episode, compress, episode_files, read_episodes
 from forage.agent.options import AgentSettings
 from forage.data.records import read_answerable
@@ -33,11 +33,9 @@ from forage.rollout.agreement import (
     disagreements,
     manifest_now,
     read_run,
-    rewards_changed,
-    with_new_rewards,
     write_run,
 )
-from forage.rollout.plans import open_plans, plan_path, read_plan
+from forage.rollout.plans import plan_path, read_plan
 from forage.runs.phases import Phases
 from forage.runs.run_folder import keep_code, set_aside
 from forage.runs.stats import read_evaluations, read_stats, stats_path, steps_there, write_evaluations
@@ -56,35 +54,16 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
         raise UserError(f"{run_dir} holds a run but no {RUN_FILE}; put that back, or give another --run-dir")
     now = manifest_now(options.rollout, settings, make_rewards, known, options)
     if known:
-        before = with_new_rewards(known, now) if options.override_rewards else known
-        words = contradictions({"options": now.options}, {"options": before.options}, FREE_PARTS)
-        words += disagreements(before, now)
+        words = contradictions({"options": now.options}, {"options": known.options}, FREE_PARTS)
+        words += disagreements(known, now)
         if words:
-            way_out = ", or continue with --override-rewards" if rewards_differ(before, now) else ""
-            raise UserError(f"{run_dir} was begun with {'; '.join(words)}: give that, or another --run-dir{way_out}")
-        if rewards_differ(known, now):
-            now = replace(now, weights=weights_by_name(now.rewards, options.rollout.weights))
-            now = overridden(run_dir, known, now)
+            raise UserError(
+                f"{run_dir} was begun with {'; '.join(words)}: give that, or another --run-dir (--policy {run_dir} "
+                "goes on from what was learnt here)"
+            )
     keep_code(run_dir)
     write_run(run_dir, now)
     return now
-
-
-def rewards_differ(first: RunManifest, second: RunManifest) -> bool:
-    return first.rewards != second.rewards or first.weights != second.weights
-
-
-def overridden(run_dir: Path, known: RunManifest, now: RunManifest) -> RunManifest:
-    """The manifest with other rewards. What was rewarded in the old way and not learnt from yet is played again."""
-    print(
-        f"{run_dir} was begun with {'; '.join(disagreements(known, now))}: figures before and after can't be compared"
-    )
-    for plan in open_plans(run_dir):
-        paths = (plan_path(run_dir, plan.name), run_dir / "episodes" / plan.name)
-        set_aside(run_dir, paths, "rewarded in the old way")
-    first = max(read_evaluations(run_dir), default=-1) + 1  # the version that is evaluated next, or a later one
-    changed = dict.fromkeys(["overall", *rewards_changed(known, now)], first)
-    return replace(now, since={**known.since} | changed)
 
 
 def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest) -> Run:

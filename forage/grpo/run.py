@@ -55,8 +55,6 @@ def plan_step(run: Run, step: int) -> Plan:
         credit=options.update.credit,
         word_cost=options.update.word_cost,
     )
-    if (combine := options.update.combine) != "uniform":
-        plan = replace(plan, combine=combine, weights=tuple(run.manifest.weights.items()))
     spare = in_rounds(run.questions, step, min(options.replace_flat, len(run.questions)), rollout.seed + 1)
     return replace(plan, spare=tuple(name for name in dict.fromkeys(spare) if name not in plan.questions))
 

@@ -71,7 +71,7 @@ def prepare(
     weights = weights or dict.fromkeys(names_of_rewards(episodes), 1.0)
     groups = [episode.question_id for episode in episodes]
     rewards_NR = np.array([[episode.rewards.get(name, np.nan) for name in weights] for episode in episodes])
-    combined_N = combine_rewards(rewards_NR, options.combine, list(weights.values()), groups)
+    combined_N = combine_rewards(rewards_NR, options.combine, list(weights.values()))
     if options.overlong == "punish":
         lengths = [len(episode.ids) for episode in episodes]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, min(OVERLONG_MARGIN, max_tokens)).numpy()
@@ -82,7 +82,7 @@ def prepare(
     advantages_N[chosen_N] = advantages(
         rewards_N[chosen_N],
         [group for group, chosen in zip(groups, chosen_N.tolist(), strict=True) if chosen],
-        "none" if options.combine == "gdpo" else options.advantage,  # gdpo's results already are advantages
+        options.advantage,
     )
     return TrainingBatch(
         episodes,

@@ -7,7 +7,7 @@ digest, so folders may move; a worker takes from it how to sample.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,6 @@ class RunManifest:
     """Digest of each tool's code."""
     options: Mapping[str, Any]
     """The options that the run was begun with."""
-    since: Mapping[str, int] = field(default_factory=dict)
-    """With rewards changed in mid-run: the first adapter version whose evaluation knows the reward as it is now."""
 
     def compared(self) -> dict[str, Any]:
         """What is compared by content, under the names of errors."""
@@ -75,7 +73,7 @@ def manifest_now(
         # A reward more or less than in the run is told first, by its name.
         {} if known and known.rewards.keys() != functions.keys() else weights_by_name(functions, options.weights),
         {name: source_digest(function) for name, function in functions_for(settings.tools).items()},
-        plain(all_options) if all_options else {}, known.since if known else {},
+        plain(all_options) if all_options else {},
     )  # fmt: skip
 
 
@@ -84,16 +82,6 @@ def disagreements(run: RunManifest, own: RunManifest) -> list[str]:
     gone = [f"a reward {name!r}" for name in run.rewards if name not in own.rewards]
     new = [f"no reward {name!r}" for name in own.rewards if name not in run.rewards]
     return [*gone, *new, *contradictions(own.compared(), run.compared())]
-
-
-def rewards_changed(run: RunManifest, own: RunManifest) -> list[str]:
-    """The rewards that are not as they were."""
-    return [name for name in own.rewards if own.rewards[name] != run.rewards.get(name)]
-
-
-def with_new_rewards(run: RunManifest, own: RunManifest) -> RunManifest:
-    """The run's manifest with other rewards."""
-    return RunManifest(**vars(run) | {"rewards": own.rewards, "weights": own.weights})
 
 
 def open_embedder(store: StoreCard, known: str = "") -> Embedder:

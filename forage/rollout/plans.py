@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from forage.agent.combination import Floats, Method, combine_rewards
 from forage.agent.episode import Episode, Place, episode_files, read_on
 from forage.agent.options import Credit
 from forage.data.splits import in_rounds
@@ -19,7 +16,7 @@ from forage.files import GONE, replacing
 from forage.policy.adapters import sampled_by, version_name
 from forage.rollout.options import RolloutOptions
 
-FORMAT = 1  # of plans and episodes; raise it when a trainer and a worker of different versions would misread each other
+FORMAT = 2  # of plans and episodes; raise it when a trainer and a worker of different versions would misread each other
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,6 @@ class Plan:
     seed: int = 0
     oldest: int = 0
     """Oldest adapter whose episodes count: as old as staleness allows, and none that a rollback discarded."""
-    combine: Method = "uniform"
-    """How training combines rewards: it decides which groups are flat (is_flat)."""
-    weights: tuple[tuple[str, float], ...] = ()
-    """Name and weight of each reward where the combination is not uniform; left out: all equal."""
-
     credit: Credit = "episode"
     """Whether the words of a query have a credit of their own (forage/agent/credit.py)."""
     word_cost: float = 0.0
@@ -56,36 +48,18 @@ class Plan:
         workers end up with the same questions, whenever they look.
         """
         asked = (*self.questions, *self.spare)
-        return self.with_spares(sum(name in groups and self.finds_flat(groups[name]) for name in asked))
-
-    def finds_flat(self, group: Sequence[Episode]) -> bool:
-        return is_flat(group, self.combine, dict(self.weights))
-
-    def with_spares(self, flat: int) -> tuple[str, ...]:
-        """The questions to play, given how many groups were flat."""
+        flat = sum(name in groups and is_flat(groups[name]) for name in asked) if self.spare else 0
         return (*self.questions, *self.spare[:flat])
 
 
-def is_flat(group: Sequence[Episode], combine: Method, weights: Mapping[str, float]) -> bool:
+def is_flat(group: Sequence[Episode]) -> bool:
     """Whether a group's rewards are equal up to rounding, so that comparing its episodes teaches nothing.
 
-    Training combines rewards over a whole batch, but a group is judged alone, as soon as it is played: by the weighted
-    means (uniform), the lengths of weighted vectors (l2), or each reward with a weight by itself (std, pca, gdpo).
+    It is judged by the weighted mean, which a group has as soon as it is played, in whatever way training combines
+    rewards over a whole batch.
     """
-    values_NC = compared(group, combine, weights)
-    return bool((values_NC.max(axis=0) - values_NC.min(axis=0) < 1e-6).all())
-
-
-def compared(group: Sequence[Episode], combine: Method, weights: Mapping[str, float]) -> Floats:
-    """(N, C) values that are compared between the episodes: of the rewards that exist for the group's question."""
-    if combine == "uniform":
-        return np.array([[episode.reward] for episode in group])
-    names = list(group[0].rewards)
-    rewards_NR = np.array([[episode.rewards[name] for name in names] for episode in group])
-    weights_R = np.array([weights.get(name, 1.0) for name in names])
-    if combine == "l2":
-        return combine_rewards(rewards_NR, "l2", weights_R.tolist())[:, None]
-    return rewards_NR[:, weights_R > 0]
+    rewards = [episode.reward for episode in group]
+    return max(rewards) - min(rewards) < 1e-6
 
 
 def plan_of(options: RolloutOptions, ids: Sequence[str], step: int) -> Plan:
@@ -109,11 +83,9 @@ def write_plan(run_dir: Path, plan: Plan) -> None:
 def read_plan(path: Path) -> Plan:
     try:
         row = json.loads(path.read_text())
-        if row.pop("format", 1) != FORMAT:
+        if row.pop("format", None) != FORMAT:
             raise ValueError("it has another format")
-        sequences = {name: tuple(row[name]) for name in ("questions", "spare") if name in row}
-        weights = tuple((name, weight) for name, weight in row.pop("weights", ()))
-        return Plan(**row | sequences, weights=weights)
+        return Plan(**row | {name: tuple(row[name]) for name in ("questions", "spare")})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a plan ({error}); trainer and workers must run the same version") from error
 
@@ -146,7 +118,6 @@ class Played:
         self._parts: dict[tuple[str, str, str], dict[str, Episode]] = {}  # by file, question and adapter
         self._groups: dict[str, list[Episode]] = {}
         self._from: dict[str, str] = {}  # by question, the file of its group
-        self._flat: set[str] = set()  # questions, where there are spare ones to replace them
 
     def groups(self) -> dict[str, list[Episode]]:
         """Complete groups by question, each from one worker and one adapter, in the order of their samples.
@@ -187,18 +158,7 @@ class Played:
         if len(part) == self.plan.num_rollouts:
             group = sorted(self._parts.pop(key).values(), key=lambda e: int(e.id.rpartition("/")[2]))
             if question not in self._from or file < self._from[question]:
-                self._keep(file, question, group)
-
-    def _keep(self, file: str, question: str, group: list[Episode]) -> None:
-        self._groups[question], self._from[question] = group, file
-        if self.plan.spare:
-            self._flat.discard(question)
-            self._flat.update({question} if self.plan.finds_flat(group) else ())
-
-    def wanted(self) -> tuple[str, ...]:
-        """The questions to play, as of the last look."""
-        asked = (*self.plan.questions, *self.plan.spare)
-        return self.plan.with_spares(sum(name in self._flat for name in asked) if self._flat else 0)
+                self._groups[question], self._from[question] = group, file
 
     def counts(self, episode: Episode) -> bool:
         """Whether the episode was played to its end, with an adapter that the plan accepts."""
@@ -208,7 +168,7 @@ class Played:
     def missing(self) -> list[str]:
         """Questions that are still to be played."""
         groups = self.groups()
-        return [name for name in self.wanted() if name not in groups]
+        return [name for name in self.plan.wanted(groups) if name not in groups]
 
     def gathered(self) -> list[Episode] | None:
         """All episodes of the plan, in an order that does not depend on who played what when; None until all are there.
@@ -216,7 +176,7 @@ class Played:
         They are those of a single look: what the next one finds may be more.
         """
         groups = self.groups()
-        wanted = self.wanted()
+        wanted = self.plan.wanted(groups)
         if any(name not in groups for name in wanted):
             return None
         return [episode for name in wanted for episode in groups[name]]

@@ -45,29 +45,6 @@ def test_l2_by_hand():
     np.testing.assert_allclose(combine_rewards(rewards, "l2", [3, 4])[0], 0.6)
 
 
-def test_gdpo_by_hand():
-    # Group a: first column 0, 1 -> -1, 1; second constant -> 0, 0. Group b: 1, 0 -> 1, -1; 0, 1 -> -1, 1.
-    rewards = np.array([[0.0, 0.5], [1.0, 0.5], [1.0, 0.0], [0.0, 1.0]])
-    # Sums -1, 1, 0, 0: mean 0, deviation sqrt(.5).
-    np.testing.assert_allclose(
-        combine_rewards(rewards, "gdpo", groups_N=["a", "a", "b", "b"]), [-(2**0.5), 2**0.5, 0, 0], rtol=4e-4
-    )  # as far as the floor of the deviations allows
-    with pytest.raises(UserError, match="combining rewards by gdpo needs each episode's group"):
-        combine_rewards(rewards, "gdpo")
-
-
-def test_rewards_that_differ_by_rounding_are_no_advantages_by_gdpo():
-    # A deviation of 5e-10 in the group, over 1e-4: 5e-6 and -5e-6. Those over 5e-6 + 1e-4: .048.
-    rewards = np.array([[0.5], [0.5 + 1e-9]])
-    found = combine_rewards(rewards, "gdpo", groups_N=["a", "a"])
-    np.testing.assert_allclose(found, [-5e-6 / 1.05e-4, 5e-6 / 1.05e-4], rtol=1e-4)
-    # Beside a group that really differs they are next to nothing: +-5e-6 against +-1.
-    beside = np.array([[0.5], [0.5 + 1e-9], [0.0], [1.0]])
-    found = combine_rewards(beside, "gdpo", groups_N=["a", "a", "b", "b"])
-    assert abs(found[:2]).max() < 1e-5
-    np.testing.assert_allclose(found[2:], [-(2**0.5), 2**0.5], rtol=4e-4)
-
-
 @given(
     st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=8),
     st.sampled_from(["uniform", "std", "pca", "l2"]),
@@ -104,15 +81,6 @@ NAN = float("nan")
 def test_a_missing_reward_has_no_weight(method, expected):
     rewards = np.array([[1.0, 0.0], [0.0, 1.0], [NAN, 1.0], [NAN, 0.2]])
     np.testing.assert_allclose(combine_rewards(rewards, method, [3, 1]), expected)
-
-
-def test_gdpo_with_a_missing_reward():
-    # Group a has both: -1 - 1 and 1 + 1. Group b lacks the first: -1 and 1, scaled up from one weight to two.
-    rewards = np.array([[0.0, 0.0], [1.0, 1.0], [NAN, 0.2], [NAN, 0.4]])
-    # Up to the floor of 1e-4: each is divided by .5 + 1e-4, or .1 + 1e-4, and then by the batch's 1.9988 + 1e-4.
-    expected = [-1.00035, 1.00035, -0.99955, 0.99955]
-    combined = combine_rewards(rewards, "gdpo", groups_N=["a", "a", "b", "b"])
-    np.testing.assert_allclose(combined, expected, atol=1e-6)
 
 
 def test_a_missing_reward_is_absent_from_the_episode():

@@ -17,7 +17,6 @@ from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path
 from forage.rollout.agreement import read_run, write_run
 from forage.rollout.options import RolloutOptions, WorkerOptions
-from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.rollout.worker import as_in_run, refuse_change
 from forage.runs.stats import read_stats
 from forage.store.embedder import PACKAGED_EMBEDDER
@@ -136,7 +135,7 @@ def test_data_remade_in_place_is_noticed(run, name):
     ],
 )
 def test_changed_rewards_are_named(run, rewards, says):
-    with pytest.raises(UserError, match=rf"run was begun with {says}: give that, .* with --override-rewards"):
+    with pytest.raises(UserError, match=rf"run was begun with {says}: give that, or another --run-dir \(--policy"):
         resume(run, rewards)
     with pytest.raises(UserError, match=rf"{says}: give this worker the trainer's --policy, --data and grpo_"):
         play(run, rewards)
@@ -151,25 +150,6 @@ def test_rewards_in_another_order_keep_their_weights(run, begun):
     grpo_train.main(options_of(run, run_dir=run / "weighed", weights=(1.0, 3.0)), rewards_of_tokens)
     with pytest.raises(UserError, match=r"begun with another weights\.low; another weights\.even"):
         grpo_train.main(options_of(run, run_dir=run / "weighed", weights=(1.0, 3.0), max_steps=2), turned)
-
-
-def test_overridden_rewards_are_not_compared_in_the_end(run, capsys):
-    # A step that was played under the old definition and not learnt from yet is played again.
-    plan = Plan("000001", 1, ("q0", "q1"), num_rollouts=2)
-    write_plan(run / "run", plan)
-    old = run / "run" / "episodes" / "000001"
-    shutil.copytree(run / "run" / "episodes" / "000000", old)
-    resume(run, changed_low, override_rewards=True, weights=(1.0, 2.0))
-    said = capsys.readouterr().out
-    assert "another rewards.low; another weights.low: figures before and after can't be compared" in said
-    assert "not compared, as the rewards were changed during the run: overall, low" in said
-    table = said[said.index("held-out questions    before") :]
-    assert "even " in table
-    assert {e.rewards["low"] for e in read_episodes(old / "trainer.jsonl")} == {0.25}
-    assert [path.name for path in (run / "run" / "stale").glob("*/*/*")] == ["000001.json", "000001"]
-    assert not plan_path(run / "run", plan.name).exists()
-    assert read_run(run / "run").since == {"overall": 2, "low": 2}
-    resume(run, changed_low, override_rewards=True, weights=(1.0, 2.0))  # from now on these are the run's
 
 
 # The embedder

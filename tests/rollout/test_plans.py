@@ -33,7 +33,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     assert [(plan.name, plan.credit, plan.word_cost) for plan in open_plans(tmp_path)] == [
         ("000006", "words", 0.5), ("000007", "episode", 0.0),
     ]  # fmt: skip
-    later = plan_path(tmp_path, "000007").read_text().replace('"format": 1', '"format": 2')
+    later = plan_path(tmp_path, "000007").read_text().replace('"format": 2', '"format": 3')
     plan_path(tmp_path, "000008").write_text(later)
     with pytest.raises(UserError, match=r"it has another format.*must run the same version"):
         open_plans(tmp_path)
