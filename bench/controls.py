@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.expansion import beginnings_for, best_rm3, best_table, rm3_queries, telling_for
+from bench.expansion import best_rm3, best_table, key_of, rm3_queries
 from forage.agent.agent import searched_for
 from forage.agent.episode import read_episodes
 from forage.cli import run_script
@@ -170,7 +170,8 @@ def kept(
     digest = hashlib.sha256(" ".join(question.id for question in questions).encode()).hexdigest()[:16]
     lines = options.rows.read_text().splitlines() if options.rows.exists() else []
     key = (options.split, name, seed, temperature)
-    found = [row for row in (Row(**json.loads(line)) for line in lines) if key_of(row) == key]
+    rows = [Row(**json.loads(line)) for line in lines]
+    found = [row for row in rows if (row.split, row.arm, row.seed, row.temperature) == key]
     if not found:
         new = Row(options.split, time.strftime("%Y-%m-%d"), name, seed, temperature, digest, **measure(questions))
         with options.rows.open("a") as file:
@@ -179,10 +180,6 @@ def kept(
     if found[0].questions != digest:
         raise UserError(f"{options.rows}: {name} was measured on other questions; give another file as --rows")
     return found[0]
-
-
-def key_of(row: Row) -> tuple[str, str, int, float]:
-    return row.split, row.arm, row.seed, row.temperature
 
 
 def prepare(options: Options) -> None:
@@ -240,20 +237,16 @@ def by_rm3(options: Options, questions: Sequence[Question]) -> list[str]:
     return rm3_queries(store, questions, best_rm3(store, dev, partial(search, options)))
 
 
-def by_table(
-    candidates: Callable[[Sequence[Question]], list[str]], options: Options, questions: Sequence[Question]
-) -> list[str]:
+def by_table(options: Options, questions: Sequence[Question]) -> list[str]:
     """What to say by how a question begins, chosen on training questions."""
-    train = read_answerable(options.train_data / "train.jsonl")
-    chosen = best_table(train, candidates(train), partial(search, options), WEIGHT)
-    return [searched_for(question, chosen.query(question), WEIGHT) for question in questions]
+    said = best_table(read_answerable(options.train_data / "train.jsonl"), partial(search, options), WEIGHT)
+    return [searched_for(question, said[key_of(question.question, said)], WEIGHT) for question in questions]
 
 
 CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[str]]] = {
     RAW: themselves,
     "RM3": by_rm3,
-    "table of beginnings": partial(by_table, beginnings_for),
-    "table of telling words": partial(by_table, telling_for),
+    "table of telling words": by_table,
 }
 
 
@@ -342,28 +335,18 @@ def table(rows: Sequence[Row], questions: int, split: str) -> str:
     ]  # fmt: skip
     lines = [f"{questions} {split} questions:", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in rows:
-        paired = of_the_same(rows, row, IMITATION)
-        started = of_the_same(rows, row, ARMS[row.arm].start if row.arm in ARMS else "")
+        same = {other.arm: other for other in rows if (other.seed, other.temperature) == (row.seed, row.temperature)}
+        started = same.get(ARMS[row.arm].start) if row.arm in ARMS else None
         cells = [
             row.arm, f"{row.seed or ''}", f"{row.temperature:g}" if row.seed else "",
             *(f"{np.mean(row.measures[name]):.3f}" for name in MEASURES),
             over(row, raw) if row is not raw else "",
-            over(row, paired[0]) if paired and row.arm not in (WARM, START, IMITATION) else "",
-            over(row, started[0], "recall@5") if started else "",
+            over(row, same[IMITATION]) if IMITATION in same and row.arm not in (WARM, START, IMITATION) else "",
+            over(row, started, "recall@5") if started else "",
             *((f"{row.well_formed:.3f}", f"{row.tokens:,}", f"{row.minutes:.0f}") if row.seed else ("", "", "")),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def of_the_same(rows: Sequence[Row], row: Row, arm: str) -> list[Row]:
-    """The row of another arm with the same seed and temperature, if there is one; the warm start has one seed."""
-    return [o for o in rows if (o.arm, o.temperature) == (arm, row.temperature) and o.seed in (row.seed, seed_of(arm))]
-
-
-def seed_of(arm: str) -> int | None:
-    """The seed of an arm that is trained once for all."""
-    return 1 if arm in ARMS and not ARMS[arm].seeded else None
 
 
 def over(row: Row, other: Row, measure: str = "mrr@10") -> str:

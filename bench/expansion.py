@@ -1,13 +1,13 @@
-"""Ways to expand a question that need no model, to compare a trained policy with: RM3, and look-up tables.
+"""Ways to expand a question that need no model, to compare a trained policy with: RM3, and a look-up table.
 
-A table's key is how a question begins, since a user says no question type. All is counted on training questions.
+The table's key is how a question begins, since a user says no question type. All is counted on training questions.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,12 +18,11 @@ from forage.metrics import reciprocal_rank
 from forage.sft.telling_words import telling_words, words_of
 from forage.store.document_store import DocumentStore
 from forage.store.hit import Hit
-from forage.text import IDLE, body_of
+from forage.text import IDLE
 
 Search = Callable[[Sequence[str]], list[list[str]]]
 """Chunk ids, best first, for each text."""
 ANY = ""  # the key of questions that begin like no other
-FOCUS = "\0"  # stands for what a question is about
 LEAST = 20  # questions that a key of a table stands for
 RM3_PARTS = 20  # an expanded query's weights are expressed by repeating words, in this many parts
 
@@ -75,16 +74,6 @@ def best_rm3(store: DocumentStore, questions: Sequence[Question], search: Search
 # Tables
 
 
-@dataclass(frozen=True)
-class Table:
-    """What to add to a question, by how it begins."""
-
-    said: Mapping[str, str]
-
-    def query(self, question: Question) -> str:
-        return self.said[key_of(question.question, self.said)]
-
-
 def key_of(question: str, keys: Iterable[str]) -> str:
     """The longest key that the question begins with. Example: "what causes gout" has "what causes" before "what"."""
     words = opening(question)
@@ -107,22 +96,14 @@ def keys_of(questions: Sequence[Question]) -> dict[str, list[Question]]:
     return by_key
 
 
-def best_table(
-    questions: Sequence[Question], candidates: Sequence[str], search: Search, weight: int, tried_on: int = 150
-) -> Table:
-    """For each key, the candidate that finds best on up to `tried_on` of its questions; "" is one of them."""
-    said = {}
+def best_table(questions: Sequence[Question], search: Search, weight: int, tried_on: int = 150) -> dict[str, str]:
+    """For each key, the words that find best on up to `tried_on` of its questions; none are a choice, too."""
+    said, candidates = {}, telling_for(questions)
     for key, several in keys_of(questions).items():
         tried = several[:: max(1, len(several) // tried_on)][:tried_on]
         found = {text: mean_rank(tried, [searched_for(q, text, weight) for q in tried], search) for text in candidates}
         said[key] = max(found, key=found.__getitem__)
-    return Table(said)
-
-
-def beginnings_for(questions: Sequence[Question]) -> list[str]:
-    """The commonest beginnings of answers, of 4, 8 and 16 words, without their subject; none is the first choice."""
-    found = [text for length in (16, 8, 4) for texts in beginnings(questions, length, 6).values() for text in texts]
-    return list(dict.fromkeys(["", *(" ".join(text.replace(FOCUS, " ").split()) for text in found)]))
+    return said
 
 
 def telling_for(questions: Sequence[Question]) -> list[str]:
@@ -137,22 +118,3 @@ def mean_rank(questions: Sequence[Question], texts: Sequence[str], search: Searc
     """Mean reciprocal rank."""
     ranks = map(reciprocal_rank, search(texts), [question.relevant_chunk_ids for question in questions])
     return float(np.mean(list(ranks)))
-
-
-# Beginnings of answers
-
-
-def beginnings(questions: Iterable[Question], words: int, most: int = 1) -> dict[str, list[str]]:
-    """By question type, how answers begin, the most frequent first, with FOCUS in place of their subject.
-
-    At most `most` of them: the first, and any others that several answers share. Example: most "prevention" answers
-    begin "To avoid gout, drink"; "causes" answers, "Gout is caused by".
-    """
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for question in questions:
-        body = body_of(question.answer)
-        if question.focus:
-            body = re.sub(re.escape(question.focus), FOCUS, body, flags=re.IGNORECASE)
-        counts[question.question_type][" ".join(body.split()[:words])] += 1
-    ranked = {kind: several.most_common(most) for kind, several in counts.items()}
-    return {kind: [b for place, (b, n) in enumerate(several) if n > 1 or not place] for kind, several in ranked.items()}

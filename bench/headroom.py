@@ -3,25 +3,22 @@
     python -m bench.headroom --data runs/medquad/data --mode sparse
 
 Prints the MRR of searches for training questions: the question itself; followed by the first words of a random answer
-of its type, which a policy may say from the start; followed by the commonest beginning of its type's answers, which a
-policy can learn; followed by the first words of its own answer, which a policy can only guess.
+of its type, which a policy may say from the start; followed by the first words of its own answer, which a policy can
+only guess.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.expansion import FOCUS, beginnings
 from forage.agent.agent import searched_for
 from forage.cli import run_script
 from forage.data.records import read_answerable
 from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.metrics import bootstrapped, span
-from forage.store.hit import Hit
 from forage.store.opening import open_store
 from forage.store.options import Mode
 from forage.text import first_words
@@ -49,28 +46,22 @@ class Options:
 
 def main(options: Options) -> None:
     questions = read_answerable(options.data / "train.jsonl")
-    typical = beginnings(questions, options.words)
     draw = random.Random(options.seed)
     chosen = draw.sample(questions, min(options.questions, len(questions)))
     of_type = defaultdict(list)
     for question in questions:
         of_type[question.question_type].append(question)
     store = open_store(options.data / "store")
-
-    def search_many(queries: Sequence[str]) -> Sequence[Sequence[Hit]]:
-        return store.search(queries, options.k, options.mode)
-
     guesses = {
         "the question": [""] * len(chosen),
         f"and {options.words} words of an answer of its type": [
             first_words(draw.choice(of_type[q.question_type]).answer, options.words) for q in chosen
         ],
-        "and its type's commonest beginning": [typical[q.question_type][0].replace(FOCUS, q.focus) for q in chosen],
         f"and {options.words} words of its answer": [first_words(q.answer, options.words) for q in chosen],
     }
     for name, several in guesses.items():
         queries = [searched_for(q, guess, options.question_weight) for q, guess in zip(chosen, several, strict=True)]
-        ranked = [[hit.chunk_id for hit in hits] for hits in search_many(queries)]
+        ranked = [[hit.chunk_id for hit in hits] for hits in store.search(queries, options.k, options.mode)]
         found = bootstrapped(retrieval_measures(ranked, grades_of(chosen), ())["mrr"].tolist())
         print(f"{name:40} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
 

@@ -4,15 +4,14 @@
 
 A vLLM server samples from the packaged model with an adapter loaded: one with weights far from zero, so that its part
 of the rounding shows. The trainer scores the same tokens in bf16, as it trains, and in fp32, which tells how much of
-the difference is its own rounding. The shares say what GRPO's defaults would make of it before any update: clipped, if
-the sampler's log-probabilities stood for the old policy's; corrected, by --correction token_truncate.
+the difference is its own rounding. `clipped` is the share of tokens that GRPO's defaults would clip before any update,
+if the sampler's log-probabilities stood for the old policy's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,19 +121,14 @@ def compare(policy: Any, sampled: Sequence[Sampled]) -> dict[str, float]:
 
 
 def apart(sampler_N: Tensor, trainer_N: Tensor) -> dict[str, float]:
-    """Mean and root mean square of a difference, and what GRPO's defaults would make of it as a ratio.
+    """The mean difference, and the share of tokens that GRPO's defaults would clip.
 
-    Example: differences 0 and .3: mean .15, RMS .212; exp(.3) = 1.35 is above 1.2, so half of the tokens are clipped,
-    and none is corrected, as the cap is 2.
+    Example: differences 0 and .3: mean .15; exp(.3) = 1.35 is above 1.2, so half of the tokens are clipped.
     """
     options, difference_N = LossOptions(), (trainer_N - sampler_N).double()
     ratio_N = difference_N.exp()
     clipped_N = (ratio_N > 1 + options.clip_high) | (ratio_N < 1 - options.clip_low)
-    return {
-        "mean": float(difference_N.abs().mean()), "rms": math.sqrt(float(difference_N.square().mean())),
-        "clipped": float(clipped_N.double().mean()),
-        "corrected": float((ratio_N > options.correction_cap).double().mean()),
-    }  # fmt: skip
+    return {"mean": float(difference_N.abs().mean()), "clipped": float(clipped_N.double().mean())}
 
 
 if __name__ == "__main__":

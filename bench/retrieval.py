@@ -18,9 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import bm25s
-import ir_measures
 import numpy as np
-from ir_measures import RR, R, Success
 from langchain_chroma import Chroma
 from langchain_classic.retrievers import EnsembleRetriever
 from langchain_community.retrievers import BM25Retriever
@@ -35,14 +33,15 @@ from forage.data.options import Columns
 from forage.data.qa_rows import read_records, to_rows
 from forage.data.records import Question
 from forage.data.relevance import make_questions, split_by_document
+from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.store.bm25 import BM25, Tokenizer
 from forage.store.document_store import DocumentStore
-from forage.store.fusion import Ranking, top_k
+from forage.store.fusion import top_k
 from forage.store.options import StoreOptions
 
 K = 10
 BATCH = 256
-MEASURES = [RR @ K, R @ 5, Success @ K]
+MRR = f"mrr@{K}"
 SLOW = 500  # questions for rank_bm25, which takes about a tenth of a second for each
 
 
@@ -92,28 +91,20 @@ def prepare(options: Options) -> tuple[DocumentStore, list[Question]]:
 
 
 def qualities(store: DocumentStore, questions: Sequence[Question], vectors: NDArray[np.float32]) -> dict[str, float]:
-    """MRR@10 of each mode; prints recall@5 and hit@10 too."""
+    """MRR@10 of each mode; prints recall@5 too."""
     texts = [question.question for question in questions]
     rankings = {
         "sparse": store.rank(texts, K, "sparse"),
         "dense": store.rank(texts, K, "dense", query_vectors=vectors),
         "hybrid": store.rank(texts, K, query_vectors=vectors),
     }
-    found = {name: score(questions, ranking, store) for name, ranking in rankings.items()}
-    for name, values in found.items():
-        print(f"{name:7} {', '.join(f'{measure} {values[measure]:.4f}' for measure in MEASURES)}")
-    return {name: values[RR @ K] for name, values in found.items()}
-
-
-def score(questions: Sequence[Question], rankings: Sequence[Ranking], store: DocumentStore) -> dict[Any, float]:
-    """The measures by ir_measures, over chunks."""
-    qrels = {q.id: dict.fromkeys(q.relevant_chunk_ids, 1) for q in questions}
-    run = {
-        # Ranks serve as scores: ir_measures breaks ties by id, we break them by position.
-        question.id: {store.chunks[i].id: -float(rank) for rank, i in enumerate(ranking.ids[:K])}
-        for question, ranking in zip(questions, rankings, strict=True)
-    }
-    return dict(ir_measures.calc_aggregate(MEASURES, qrels, run))
+    found, grades = dict[str, float](), grades_of(questions)
+    for name, ranking in rankings.items():
+        measures = retrieval_measures([[store.chunks[i].id for i in each.ids] for each in ranking], grades, (5, K))
+        means = {measure: float(measures[measure].mean()) for measure in (MRR, "recall@5")}
+        print(f"{name:7} {', '.join(f'{measure} {mean:.4f}' for measure, mean in means.items())}")
+        found[name] = means[MRR]
+    return found
 
 
 def sparse_bars(store: DocumentStore, texts: Sequence[str], rounds: int) -> list[Bar]:

@@ -19,7 +19,7 @@ from bench.local_engine import play, teacher_episodes
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import Protocol, write_call
+from forage.agent.protocol import Protocol
 from forage.cli import run_script
 from forage.data.records import Question
 from forage.engines.base import Engine, Request, Sample
@@ -71,7 +71,7 @@ def main(options: Options) -> None:
     store.search(["warm"], 3)
     loop = Loop(
         protocol, store, [replace(question, id=str(n)) for n, question in enumerate(questions)],
-        [three_turns(protocol, episode) for episode in episodes],
+        episodes,
     )  # fmt: skip
     with serving(options.url, Path("runs/vllm.log")) as url:
         looped, raw, played = asyncio.run(measure(loop, url, options.rounds))
@@ -110,20 +110,6 @@ async def measure(loop: Loop, url: str, rounds: int) -> tuple[list[float], list[
             looped.append(between - started)
             raw.append(clock() - between)
     return looped[1:], raw[1:], played
-
-
-def three_turns(protocol: Protocol, episode: Episode) -> Episode:
-    """An episode of two turns gets a first search of its own; only the turns' tokens are used."""
-    if len(episode.turns) != 2:
-        return episode
-    first = protocol.turn_ids(write_call("what to know of " + episode.searches[0].query))
-    pad = len(first)
-    turns = [(0, pad), *((turn.start + pad, turn.end + pad) for turn in episode.turns)]
-    return replace(
-        episode, ids=(*first, *episode.ids), mask=(1,) * pad + episode.mask,
-        logprobs=(0.0,) * pad + episode.logprobs,
-        turns=tuple(replace(episode.turns[0], start=start, end=end) for start, end in turns),
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     make bench                                         after `make bench-env`, `make demo`, `make .venv-vllm/.installed`
     make bench ROW=update
 
-Each row is a script of bench/ that also runs alone. What a row needs and isn't there is said in its place, and counts
-as short. Ends with status 1 if a bar is not reached. Nothing else should compute meanwhile: times are by the clock.
+Each row is a script of bench/ that also runs alone; one that fails, for want of what it needs, counts as short. Ends
+with status 1 if a bar is not reached. Nothing else should compute meanwhile: times are by the clock.
 """
 
 from __future__ import annotations
@@ -22,25 +22,20 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from bench.harness import BARS, PEERS, VLLM, Bar
+from bench.harness import BARS, Bar
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.machine import has_bf16
 
-DEMO, MEDQUAD = Path("runs/demo/run/finished"), Path("medquad.jsonl.gz")
-# What a row may need, and how to get it.
-NEEDS = {
-    DEMO: "make demo", PEERS: "make bench-env", VLLM: "make .venv-vllm/.installed", MEDQUAD: "--medquad FILE"
-}  # fmt: skip
+MEDQUAD = Path("medquad.jsonl.gz")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A benchmark with its options, and what it needs."""
+    """A benchmark with its options."""
 
     name: str
     flags: str = ""
-    needs: tuple[Path, ...] = (DEMO,)
 
     @property
     def command(self) -> str:
@@ -48,12 +43,12 @@ class Row:
 
 
 ROWS = (
-    Row("update", '--questions 4 --ways "shared 2048" "shared 512" --trl 1 4', (DEMO, PEERS)),
+    Row("update", '--questions 4 --ways "shared 2048" "shared 512" --trl 1 4'),
     Row("update", '--prompt-tokens 600 --ways "shared 4096" "plain 2048"'),
-    Row("step", needs=(DEMO, PEERS)),
-    Row("local_engine", needs=(DEMO, VLLM)),
-    Row("rollout", needs=(DEMO, VLLM)),
-    Row("retrieval", f"--data {MEDQUAD}", (PEERS, MEDQUAD)),
+    Row("step"),
+    Row("local_engine"),
+    Row("rollout"),
+    Row("retrieval", f"--data {MEDQUAD}"),
 )
 
 
@@ -91,21 +86,15 @@ def main(options: Options) -> None:
     rows = [row for row in ROWS if not options.only or row.name in options.only]
     results = []
     for row in rows:
-        results.append(result_of(row, options.medquad))
+        flags = [str(options.medquad) if flag == str(MEDQUAD) else flag for flag in shlex.split(row.flags)]
+        results.append(measured(row, [sys.executable, "-m", f"bench.{row.name}", *flags]))
         print("\n".join(lines_of(results[-1])), flush=True)
     print(f"\n{machine()}\n\n{table(results)}")
     sys.exit(0 if all(result.reached for result in results) else 1)
 
 
-def result_of(row: Row, medquad: Path) -> Result:
-    """Run a row's command; its words go to stderr as they come."""
-    if missing := [need for need in row.needs if not (medquad if need == MEDQUAD else need).exists()]:
-        return Result(row, why=f"left out: needs {NEEDS[missing[0]]}")
-    flags = [str(medquad) if flag == str(MEDQUAD) else flag for flag in shlex.split(row.flags)]
-    return measured(row, [sys.executable, "-m", f"bench.{row.name}", *flags])
-
-
 def measured(row: Row, command: Sequence[str]) -> Result:
+    """Run a row's command; its words go to stderr as they come."""
     started = time.perf_counter()
     print("$", row.command, file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
