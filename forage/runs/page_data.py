@@ -24,7 +24,6 @@ from forage.runs.stats import WAIT, StepStats, read_evaluations, read_stats
 from forage.runs.waiting import advice
 from forage.text import encodable, printable, titled
 
-LEVELS, COLUMNS = 20, 100  # of a distribution: bins of the reward, and bins of steps at most
 TORN = "�"  # what a tokenizer gives for a part of a character
 MOST_PARTS = 8  # tokens that a character may be torn into
 
@@ -37,7 +36,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
     """
     histories = [stats_of(path) for path in run_dirs]
     rows: list[dict[str, Any]] = []
-    texts, left_out = [""], 0
+    texts, left_out = dict[str, int](), 0
     passages: dict[str, str] = {}
     for number, (run_dir, stats) in enumerate(zip(run_dirs, histories, strict=True)):
         kept, total = latest(run_dir, stats, max_episodes // len(run_dirs))
@@ -58,12 +57,13 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
     held = {
         "runs": [
             {
-                "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)), "rewards": spread,
-                "notes": notes(stats), "tables": tables(stats[-1], read_evaluations(path)),
+                "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)), "notes": notes(stats),
+                "tables": tables(stats[-1], read_evaluations(path)),
             }
-            for path, stats, spread in zip(run_dirs, histories, distributions(histories), strict=True)
+            for path, stats in zip(run_dirs, histories, strict=True)
         ],
-        "stops": STOPS, "faults": FAULTS, "left_out": left_out, "texts": texts, "passages": passages, "episodes": rows,
+        "stops": STOPS, "faults": FAULTS, "left_out": left_out, "texts": list(texts), "passages": passages,
+        "episodes": rows,
     }  # fmt: skip
     plain: dict[str, Any] = made_printable(held)
     return plain
@@ -212,14 +212,12 @@ def tokenizer_of(run_dir: Path) -> Any:
 class Pieces:
     """The text of each token, such that the texts of an episode's tokens add up to its transcript.
 
-    Looks up texts in `texts`, which it extends; texts[0] is "".
-
     Where several tokens make up one character, the first has the text of all of them and the others have "".
     """
 
-    def __init__(self, tokenizer: Any, texts: list[str]) -> None:
-        self._tokenizer, self.texts = tokenizer, texts
-        self._numbers = {text: number for number, text in enumerate(texts)}
+    def __init__(self, tokenizer: Any, texts: dict[str, int]) -> None:
+        """`texts`: each text's number, which it extends."""
+        self._tokenizer, self._texts = tokenizer, texts
         self._decoded: dict[tuple[int, ...], str] = {}
 
     def of(self, ids: Sequence[int], transcript: str) -> list[int] | None:
@@ -234,7 +232,7 @@ class Pieces:
             found += self._next(tuple(ids[len(found) : len(found) + MOST_PARTS]))
         if "".join(found) != transcript:
             return None
-        return [self._number(text) for text in found]
+        return [self._texts.setdefault(text, len(self._texts)) for text in found]
 
     def _next(self, ids: tuple[int, ...]) -> list[str]:
         for length in range(1, len(ids) + 1):
@@ -247,12 +245,6 @@ class Pieces:
         if ids not in self._decoded:
             self._decoded[ids] = self._tokenizer.decode(list(ids))
         return self._decoded[ids]
-
-    def _number(self, text: str) -> int:
-        if text not in self._numbers:
-            self._numbers[text] = len(self.texts)
-            self.texts.append(text)
-        return self._numbers[text]
 
 
 def tokens(episode: Episode, pieces: Pieces) -> dict[str, Any] | None:
@@ -298,38 +290,3 @@ def curves(
         for name, interval in evaluations[version].items():
             found.setdefault(f"held-out {name}", []).append((version, interval["mean"]))
     return found
-
-
-def distributions(histories: Sequence[Sequence[StepStats]]) -> list[dict[str, Any]]:
-    """For each run and reward, how many episodes are in each of 20 equal bins, by step; the bins of all runs are equal.
-
-    More than 100 steps are counted together by twos, threes, ... Example of 2 bins: rewards 0, 1, 1 in step 4 give
-    {"low": 0, "high": 1, "steps": [4], "counts": [[1, 2]]}.
-    """
-    ranges: dict[str, tuple[float, float]] = {}
-    for step in (step for stats in histories for step in stats):
-        for name, summary in step.summary.items():
-            low, high = ranges.get(name, (summary["min"], summary["max"]))
-            ranges[name] = min(low, summary["min"]), max(high, summary["max"])
-    return [
-        {
-            name: distribution(stats, name, *ends)
-            for name, ends in ranges.items()
-            if any(name in s.summary for s in stats)
-        }
-        for stats in histories
-    ]
-
-
-def distribution(
-    stats: Sequence[StepStats], name: str, low: float, high: float, levels: int = LEVELS, columns: int = COLUMNS
-) -> dict[str, Any]:
-    known = [step for step in stats if name in step.summary]
-    size = math.ceil(len(known) / columns)
-    parts = [known[start : start + size] for start in range(0, len(known), size)]
-    counts = [[0] * levels for _ in parts]
-    for column, part in enumerate(parts):
-        for value in (value for step in part for value in step.rewards[name] if value is not None):
-            share = (value - low) / (high - low) if high > low else 0.0
-            counts[column][min(levels - 1, int(share * levels))] += 1
-    return {"low": low, "high": high, "steps": [part[0].step for part in parts], "counts": counts}

@@ -1,5 +1,5 @@
 "use strict";
-// Figures: curves of one run or two over each other, and how each reward is distributed, step by step.
+// Figures: curves of one run or two over each other.
 const SVG = "http://www.w3.org/2000/svg";
 // Drawn at once; the other curves are folded away.
 const FIRST = /^(reward |held-out |entropy$|kl$|grad_norm$|mismatch_kl$|episodes: (searches|sampled_tokens|well_formed)$|flat groups)/;
@@ -55,30 +55,6 @@ function curve(name, lines) {
   return box;
 }
 
-// A column for each step; the darker a level, the larger the share of the step's episodes with such a reward.
-function distribution(name, spread, run) {
-  const columns = spread.counts.length, levels = spread.counts[0].length, style = run ? "second" : "first";
-  const svg = drawn("svg", { viewBox: `0 0 ${columns} ${levels}`, preserveAspectRatio: "none" });
-  spread.counts.forEach((counts, column) => {
-    const all = counts.reduce((sum, count) => sum + count, 0);
-    counts.forEach((count, level) => {
-      if (count) svg.append(drawn("rect", { class: style, x: column, y: levels - 1 - level, width: 1, height: 1,
-        opacity: 0.12 + 0.88 * Math.sqrt(count / all) }));
-    });
-  });
-  const range = `${number(spread.low)} to ${number(spread.high)}`, { box, said } = figure(name, range, svg);
-  svg.onpointermove = (event) => {
-    const edges = svg.getBoundingClientRect(), most = (n, limit) => Math.max(0, Math.min(limit - 1, Math.floor(n)));
-    const column = most((event.clientX - edges.left) / edges.width * columns, columns);
-    const level = levels - 1 - most((event.clientY - edges.top) / edges.height * levels, levels);
-    const size = (spread.high - spread.low) / levels, low = spread.low + level * size;
-    said.textContent = `step ${spread.steps[column]}, ${number(low)} to ${number(low + size)}: ` +
-      `${spread.counts[column][level]} episodes`;
-  };
-  svg.onpointerleave = () => { said.textContent = range; };
-  return box;
-}
-
 function folded(title, boxes, open) {
   const part = make("details", "", { open }), grid = make("div", "", { className: "figures" });
   grid.append(...boxes);
@@ -89,13 +65,9 @@ function folded(title, boxes, open) {
 function figures(runs) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
   const curves = (chosen) => chosen.map((name) => curve(name, runs.map((run) => run.curves[name] ?? [])));
-  const rewards = [...new Set(runs.flatMap((run) => Object.keys(run.rewards)))];
-  const spreads = rewards.flatMap((name) => runs.flatMap((run, index) => (run.rewards[name]
-    ? [distribution(runs.length > 1 ? `${name}, ${run.name}` : name, run.rewards[name], index)] : [])));
   return [
     folded("Curves", curves(names.filter((name) => FIRST.test(name))), true),
     folded("More curves", curves(names.filter((name) => !FIRST.test(name))), false),
-    folded("Distribution of the rewards, by step", spreads, false),
   ];
 }
 

@@ -16,7 +16,6 @@ from forage.runs.page_data import (
     Pieces,
     contents,
     curves,
-    distribution,
     leads,
     row,
     tokens,
@@ -88,15 +87,6 @@ def test_curves_have_the_means_of_rewards_and_the_figures_of_the_update():
     assert not [name for name in drawn if name.startswith(("seconds", "tokens/s"))]
 
 
-def test_a_distribution_counts_each_reward_in_its_bin():
-    stats = [replace(STATS, step=n, rewards={"overall": values}) for n, values in ((4, [0, 1, 1]), (5, [0.4, 0.6, 1]))]
-    assert distribution(stats, "overall", 0, 1, levels=2) == {
-        "low": 0, "high": 1, "steps": [4, 5], "counts": [[1, 2], [1, 2]],
-    }  # fmt: skip
-    assert distribution(stats, "overall", 0, 1, levels=2, columns=1)["counts"] == [[2, 4]]
-    assert distribution(stats, "overall", 1, 1, levels=2, columns=1)["counts"] == [[6, 0]]
-
-
 def test_tokens_come_with_their_texts_parts_and_figures():
     class Words:
         """A token's text is its number; 5 ends a turn."""
@@ -105,9 +95,10 @@ def test_tokens_come_with_their_texts_parts_and_figures():
             return "".join(f"{number} " if number != 5 else "end " for number in ids)
 
     episode = replace(EPISODE, transcript=Words().decode(EPISODE.ids), credits=(0.0,) * 8 + (0.25, 0.0))
-    pieces = Pieces(Words(), [""])
+    texts = {}
+    pieces = Pieces(Words(), texts)
     found = tokens(episode, pieces)
-    assert "".join(pieces.texts[number] for number in found["texts"]) == "1 2 3 4 end 6 7 8 9 end "
+    assert "".join(list(texts)[number] for number in found["texts"]) == "1 2 3 4 end 6 7 8 9 end "
     assert found["parts"] == [3, 2, 3, 2]
     assert found["logprobs"] == [-0.2, -0.1, -0.7, 0.0]
     assert found["credits"] == [0.0, 0.0, 0.25, 0.0]
@@ -119,11 +110,12 @@ def test_a_character_of_several_tokens_is_whole():
     tokenizer = make_tokenizer()
     text = "gout – 5 µg 🦶 e\u0301"
     ids = tokenizer.encode(text)
-    pieces = Pieces(tokenizer, [""])
-    found = [pieces.texts[number] for number in pieces.of(ids, text)]
+    texts = {}
+    numbers = Pieces(tokenizer, texts).of(ids, text)
+    found = [list(texts)[number] for number in numbers]
     assert "".join(found) == text
     assert "🦶" in found
-    assert Pieces(None, [""]).of(ids, text) is None
+    assert Pieces(None, {}).of(ids, text) is None
 
 
 def test_two_runs_share_the_page_and_what_is_refused(tmp_path):
