@@ -69,16 +69,13 @@ SYSTEMS: Systems = {
 def main(options: EvaluationOptions, make_rewards: MakeRewards = get_reward_functions) -> None:
     options.check(SYSTEMS)
 
-    from forage.evaluation.output import begin  # after the check: these load torch
-    from forage.evaluation.player import play
+    from forage.evaluation.player import play  # after the check: these load torch
     from forage.evaluation.report import report
-    from forage.evaluation.setting import choose_questions, open_setting
+    from forage.evaluation.setting import open_setting
 
-    questions = choose_questions(options)
-    begun = begin(options)
-    setting = open_setting(options, begun.agent, begun.embedder, questions, make_rewards)
-    asyncio.run(play(begun.policies, setting, SYSTEMS))
-    report(begun.policies, setting)
+    setting = open_setting(options, make_rewards)
+    asyncio.run(play(setting, SYSTEMS))
+    report(setting)
 
 
 TOP = (

@@ -96,7 +96,7 @@ def run(strategy, protocol, say, passages=None, question=QUESTION, seed=0, limit
 
 def check_books(outcome, engine, asides=0):
     """Every token that an engine gave is counted once, and everything that was opened is released."""
-    assert outcome.sampled == engine.given
+    assert outcome.sampled_tokens == engine.given
     named = {request.episode for request in engine.requests}
     assert named <= set(engine.released)
     assert len(engine.released) == len(set(engine.released))

@@ -63,7 +63,6 @@ GRPO = ["grpo_train.py", "--data", "data", "--policy", "policy", "--engine", "lo
 ROLLOUT = ["grpo_rollout.py", *GRPO[1:]]
 PPO = ["train_ppo.py", "--data", "data/rewriter", "--base-model", "lm"]
 EVALUATE = ["evaluate.py", "--data", "data", "--policy", "policy", "--engine", "local", "--output-dir"]
-SELECTION = ["-m", "forage.testtime.selection", "best.jsonl", "--data", "data", "--policy", "policy", "--out"]
 LIBRARY = ["-m", "forage.planning.library", "runs", "--data", "data", "--out"]
 ATTACKS = [
     # the output is an input, by its name or by a link
@@ -81,7 +80,6 @@ ATTACKS = [
     (["data_prep.py", "--dataset-name", "beir", "--output-dir", "beir"], "is --dataset-name"),
     (["document_store.py", "build", "--documents", "stored/chunks.jsonl", "--store", "stored", "--embedder", "none"],
      "would be written over"),
-    ([*SELECTION, "best.jsonl"], "which would be written over"),
     ([*LIBRARY, "data/train.jsonl"], "--out data/train.jsonl is --data"),
     # it lies inside of one, or around one
     ([*SFT, "policy/adapters"], "is inside of --policy"),

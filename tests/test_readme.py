@@ -31,7 +31,7 @@ OTHERS = re.compile(r"docker|pip|python -m|scripts/")
 # That a user runs, with flags of their own.
 MODULES = (
     "forage.policy.memory", "forage.policy.served_base", "forage.runs.report",
-    "forage.testtime.train_scorer", "forage.testtime.self_evolve", "forage.testtime.selection",
+    "forage.testtime.train_scorer", "forage.testtime.self_evolve",
     "forage.planning.library", "forage.planning.teaching",
 )  # fmt: skip
 # vLLM's and trackio's.

@@ -6,7 +6,6 @@ Where a question has no value of a metric (there is no reference to compare the 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import ir_measures
@@ -16,17 +15,15 @@ from numpy.typing import NDArray
 
 from forage.agent.combination import RewardFunction, reward_matrix
 from forage.data.records import Question
-from forage.evaluation.outcomes import Result
+from forage.evaluation.outcomes import Outcome
 from forage.metrics import Interval, bootstrapped, rouge_l, token_f1
 
 Floats = NDArray[np.float64]
 Grades = Mapping[str, int]
 """The chunks or documents that answer a question, by id, with their grades; the lowest grade is 1."""
 
-# A system's costs. Every other metric is a score from 0 to 1; higher is better.
-COSTS = ("searches", "turns", "sampled_tokens", "read_tokens", "seconds", "latency")
-# Undefined where a question has no reference answer; rewards say so themselves.
-BY_REFERENCE = ("token_f1", "rouge_l")
+# A system's costs, by their names in Outcome. Every other metric is a score from 0 to 1; higher is better.
+COSTS = ("searches", "turns", "sampled_tokens", "read_tokens", "seconds")
 
 
 def grades_of(questions: Iterable[Question]) -> list[Grades]:
@@ -60,60 +57,33 @@ def retrieval_measures(
     return arrays
 
 
-def answer_measures(
-    results: Sequence[Result], questions: Sequence[Question], functions: Mapping[str, RewardFunction]
-) -> dict[str, Floats]:
-    """Scores of the answers: the rewards in `functions`, token F1, ROUGE-L, and whether there is an answer."""
-    episodes = [result.episode for result in results]
-    pairs = [(episode.answer, question.answer) for episode, question in zip(episodes, questions, strict=True)]
-    matrix_QM = reward_matrix(functions, episodes, questions) if functions else np.zeros((len(results), 0))
-    arrays = dict(zip(functions, matrix_QM.T.copy(), strict=True)) | {
-        "token_f1": np.array([token_f1(*pair) for pair in pairs]),
-        "rouge_l": np.array([rouge_l(*pair) for pair in pairs]),
-        "answered": np.array([float(bool(answer)) for answer, _ in pairs]),
+def answer_measures(outcomes: Sequence[Outcome], questions: Sequence[Question]) -> dict[str, Floats]:
+    """Token F1 and ROUGE-L where there is a reference answer, and whether there is an answer."""
+    pairs = [(outcome.episode.answer, question.answer) for outcome, question in zip(outcomes, questions, strict=True)]
+    arrays = {
+        name: np.array([score(*pair) if pair[1].strip() else math.nan for pair in pairs])
+        for name, score in (("token_f1", token_f1), ("rouge_l", rouge_l))
     }
-    unknown_Q = np.array([not reference.strip() for _, reference in pairs])
-    for name in BY_REFERENCE:
-        if name in arrays:
-            arrays[name][unknown_Q] = math.nan
-    return arrays
-
-
-def cost_measures(results: Sequence[Result]) -> dict[str, Floats]:
-    """The cost of each question, over all its episodes."""
-    return {
-        "searches": np.array([result.cost.searches for result in results], np.float64),
-        "turns": np.array([result.cost.turns for result in results], np.float64),
-        "sampled_tokens": np.array([result.cost.sampled for result in results], np.float64),
-        "read_tokens": np.array([result.cost.read for result in results], np.float64),
-        "seconds": np.array([result.cost.seconds for result in results], np.float64),
-        "latency": np.array([result.cost.latency for result in results], np.float64),
-    }
+    return arrays | {"answered": np.array([float(bool(answer)) for answer, _ in pairs])}
 
 
 def measure(
-    results: Sequence[Result], questions: Sequence[Question], grades: Sequence[Grades], cutoffs: Sequence[int],
+    outcomes: Sequence[Outcome], questions: Sequence[Question], grades: Sequence[Grades], cutoffs: Sequence[int],
     functions: Mapping[str, RewardFunction], *, by_document: bool = False,
 ) -> dict[str, Floats]:  # fmt: skip
     """Every metric of one system, in the order of the table: retrieval, answers, cost.
 
     Retrieval is measured on the chosen episode's chunks, each once, in the order the policy saw them; with
     `by_document` on their documents, and then `grades` must be those of documents. A reward with the name of another
-    measure is called reward_<name>.
+    measure is left out.
     """
-    hits = [result.episode.hits for result in results]
+    hits = [outcome.episode.hits for outcome in outcomes]
     found = [documents_of(ids) for ids in hits] if by_document else hits
-    functions = {f"reward_{name}" if is_measure(name) else name: function for name, function in functions.items()}
-    return {
-        **retrieval_measures(found, grades, cutoffs), **answer_measures(results, questions, functions),
-        **cost_measures(results),
-    }  # fmt: skip
-
-
-def is_measure(name: str) -> bool:
-    """Example: true of mrr, recall@10 and latency."""
-    fixed = ("mrr", "token_f1", "rouge_l", "answered", *COSTS)
-    return name in fixed or bool(re.fullmatch(r"(mrr|recall|ndcg)@\d+", name))
+    retrieval, answers = retrieval_measures(found, grades, cutoffs), answer_measures(outcomes, questions)
+    costs = {name: np.array([getattr(outcome, name) for outcome in outcomes], np.float64) for name in COSTS}
+    own = {name: function for name, function in functions.items() if name not in {*retrieval, *answers, *costs}}
+    rewards_QM = reward_matrix(own, [outcome.episode for outcome in outcomes], questions) if own else np.zeros((0, 0))
+    return {**retrieval, **dict(zip(own, rewards_QM.T, strict=True)), **answers, **costs}
 
 
 def interval(values_Q: Floats) -> Interval | None:

@@ -16,6 +16,7 @@ from forage.outputs import check_apart, check_folder
 from forage.store.options import StorePlace
 
 Systems = Mapping[str, Callable[..., Any]]  # by name: makes a Strategy of a Setting and parameters
+MANIFEST = "evaluation.json"  # what all episodes of an output folder have in common
 LEARNED = "learned"  # the parameter of systems that choose by --scorer
 
 # These may change between calls with one output folder: earlier episodes stay valid. `search` is kept in agent.json,

@@ -17,9 +17,8 @@ eval.json is one JSON object:
     }, ...]
     }
 
-The metrics are those of measures.py, costs included: `seconds` is the evaluation's wall-clock time divided among its
-questions, `latency` the time from question to answer while other questions were played. per_question.jsonl has all
-values, one line per question; null where a question has no value.
+The metrics are those of measures.py, costs included. per_question.jsonl has all values, one line per question; null
+where a question has no value.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from forage.data.records import Question
 from forage.evaluation.measures import Floats, interval, measure
 from forage.evaluation.player import log_of
 from forage.evaluation.plots import draw_evaluation
-from forage.evaluation.policies import Policy
 from forage.evaluation.setting import Setting
 from forage.evaluation.tables import print_table, tables_of
 from forage.files import replacing, write_jsonl
@@ -64,10 +62,10 @@ class SystemScores:
         return f"{self.policy}/{self.system}"
 
 
-def report(policies: Sequence[Policy], setting: Setting) -> None:
+def report(setting: Setting) -> None:
     """Write per_question.jsonl, table.md, eval.png and eval.json, and print the tables."""
     options, questions, out = setting.options, setting.questions, setting.options.output_dir
-    systems = system_scores(policies, setting)
+    systems = system_scores(setting)
     rows = summary(systems, questions)
     unit = "document" if setting.by_document else "chunk"
     title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, retrieval measured in {unit}s"
@@ -78,7 +76,7 @@ def report(policies: Sequence[Policy], setting: Setting) -> None:
     write_manifest(out / "eval.json", {
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
         "reference": rows[0]["name"], "options": plain(options), "agent": json.loads(json.dumps(asdict(setting.agent))),
-        "embedder": setting.embedder_name,
+        "embedder": setting.embedder.name,
         "rewards": {name: source_digest(function) for name, function in setting.rewards.items()}, "systems": rows,
     })  # fmt: skip
     say_missing(systems[0].arrays)
@@ -87,16 +85,16 @@ def report(policies: Sequence[Policy], setting: Setting) -> None:
     print(f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}")
 
 
-def system_scores(policies: Sequence[Policy], setting: Setting) -> list[SystemScores]:
+def system_scores(setting: Setting) -> list[SystemScores]:
     """Every metric of every system of every policy."""
     options, functions = setting.options, setting.rewards
     systems = []
-    for policy in policies:
+    for policy in setting.policies:
         for system in options.systems_of(policy.name):
             by_question = log_of(policy, system, options).results()
-            results = [by_question[question.id] for question in setting.questions]
+            outcomes = [by_question[question.id] for question in setting.questions]
             arrays = measure(
-                results, setting.questions, setting.grades, options.cutoffs, functions, by_document=setting.by_document
+                outcomes, setting.questions, setting.grades, options.cutoffs, functions, by_document=setting.by_document
             )
             systems.append(SystemScores(policy.name, system, policy.version, arrays))
     return systems

@@ -1,4 +1,8 @@
-"""Setting: the questions, the store, and how the agent plays: the same for every policy and system."""
+"""Setting: the policies, the questions, the store, and how the agent plays, the same for every policy and system.
+
+All episodes of an output folder are played in the same way, whoever plays them and when: what an evaluation begins
+with is kept in evaluation.json.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,27 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 
 from forage.agent.combination import MakeRewards, RewardFunction, rewards_of
-from forage.agent.options import AgentSettings
-from forage.agent.rewards import get_answer_similarity, get_mrr, get_token_f1
+from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent, write_agent
+from forage.agent.rewards import get_answer_similarity
 from forage.agent.searcher import Searcher
 from forage.data.collection import read_qrels
 from forage.data.records import Question, read_answerable
-from forage.errors import UserError
+from forage.errors import UserError, flag
 from forage.evaluation.measures import Grades, grades_of
-from forage.evaluation.options import EvaluationOptions
+from forage.evaluation.options import FREE, MANIFEST, EvaluationOptions
+from forage.evaluation.policies import Policy, find_policy, settle_agent
+from forage.files import make_folder
+from forage.manifest import agree, file_digest, plain, read_manifest
+from forage.policy.adapters import weights_digest
+from forage.rollout.agreement import open_embedder
 from forage.store.card import NO_EMBEDDER
 from forage.store.embedder import Embedder
-from forage.store.opening import Store, open_place
+from forage.store.opening import Store, card_at, open_place
+
+WAY_OUT = "another --output-dir"
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,7 @@ class Setting:
     """Everything that a strategy may be built from."""
 
     options: EvaluationOptions
+    policies: list[Policy]
     agent: AgentSettings
     store: Store
     questions: list[Question]
@@ -33,21 +46,17 @@ class Setting:
     by_document: bool
     """`grades` judge documents, so retrieval is measured in documents, not in chunks."""
     make_rewards: MakeRewards
-    embedder_name: str
-    """The store's embedder, or the one that was chosen when the output folder was begun."""
+    chosen_embedder: Embedder
+    """The rewards' embedder if the store has none."""
 
-    @cached_property
+    @property
     def embedder(self) -> Embedder:
-        if self.store.options.embedder != NO_EMBEDDER:
-            return self.store.embedder
-        way_out = "the evaluation was begun with it: make it available here, or give another --output-dir"
-        return Embedder(self.embedder_name, way_out=way_out)
+        return self.chosen_embedder if self.store.options.embedder == NO_EMBEDDER else self.store.embedder
 
     @cached_property
     def rewards(self) -> Mapping[str, RewardFunction]:
-        """The training's rewards by name, without those that are a measure here anyway."""
-        functions = rewards_of(self.make_rewards, self.embedder, Searcher(lambda: self.store, self.agent))
-        return {name: function for name, function in functions.items() if MEASURED.get(name) is not function}
+        """The training's rewards by name."""
+        return rewards_of(self.make_rewards, self.embedder, Searcher(lambda: self.store, self.agent))
 
     @property
     def similarity(self) -> RewardFunction:
@@ -55,22 +64,39 @@ class Setting:
         return partial(get_answer_similarity, embedder=self.embedder)
 
 
-# Rewards that a measure of the same name computes too.
-MEASURED: dict[str, RewardFunction] = {"mrr": get_mrr, "token_f1": get_token_f1}
+def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setting:
+    """Opens the store, and reads the judgements of a test collection if there are any.
 
-
-def open_setting(
-    options: EvaluationOptions, agent: AgentSettings, embedder: str, questions: list[Question],
-    make_rewards: MakeRewards,
-) -> Setting:  # fmt: skip
-    """Opens the store, and reads the judgements of a test collection if there are any."""
-    qrels = options.data / "qrels" / f"{options.split}.tsv"
-    judgements = read_qrels(qrels) if qrels.exists() else None
-    grades: list[Grades] = (
-        grades_of(questions) if judgements is None else [judgements.get(question.id, {}) for question in questions]
-    )
-    store = open_place(options.place, options.data)
-    return Setting(options, agent, store, questions, grades, judgements is not None, make_rewards, embedder)
+    Compares with what earlier calls recorded in the output folder, refuses what differs, and records what is new. A
+    policy plays with the adapter that it had when its first episode was played.
+    """
+    questions, out, path = choose_questions(options), options.output_dir, options.output_dir / MANIFEST
+    before = read_manifest(path, f"put it back, or give {WAY_OUT}") if path.exists() else {}
+    adapters = before.get("adapters", {})
+    policies = [find_policy(name, source, adapters.get(name, "")) for name, source in options.sources.items()]
+    agent = settle_agent(options.search, policies)
+    embedder = open_embedder(card_at(options.place, options.data)[0], before.get("embedder", ""))
+    now = {
+        "options": {name: value for name, value in plain(options).items() if name not in (*FREE, "place")},
+        "store": options.place.store, "embedder": embedder.name,
+        "adapters": adapters | {policy.name: policy.adapter.name for policy in policies if policy.adapter},
+        **{f"policy {p.name}": weights_digest(p.adapter or Path(p.card.base)) for p in policies},
+    }  # fmt: skip
+    if options.scorer and options.learned:  # by which scorer the learned systems choose, once one of them is played
+        now["scorer"] = file_digest(options.scorer / "scorer.json")
+    make_folder(out)
+    if (out / AGENT_FILE).exists() and (name := difference(was := read_agent(out), agent)):
+        words = f"{flag(name)} {quoted(getattr(was, name))}, not {quoted(getattr(agent, name))}"
+        raise UserError(f"{out} was begun with {words}; give that, or {WAY_OUT}")
+    agree(path, before | now, WAY_OUT)
+    write_agent(agent, out)
+    store, qrels = open_place(options.place, options.data), options.data / "qrels" / f"{options.split}.tsv"
+    if by_document := qrels.exists():
+        judgements = read_qrels(qrels)
+        grades: list[Grades] = [judgements.get(question.id, {}) for question in questions]
+    else:
+        grades = grades_of(questions)
+    return Setting(options, policies, agent, store, questions, grades, by_document, make_rewards, embedder)
 
 
 def choose_questions(options: EvaluationOptions) -> list[Question]:

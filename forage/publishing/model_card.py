@@ -13,7 +13,7 @@ from typing import Any
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
 from forage.agent.protocol import Protocol
 from forage.errors import UserError
-from forage.evaluation.output import MANIFEST
+from forage.evaluation.options import MANIFEST
 from forage.evaluation.tables import score_names
 from forage.metrics import Interval
 from forage.policy.adapters import weights_digest

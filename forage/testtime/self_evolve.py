@@ -1,19 +1,18 @@
-"""Rounds of self-evolution: search, keep the best, train, and search again with the better policy; each round measured.
+"""Rounds of self-evolution: search, keep the best, train, and search again with the better policy; all measured.
 
     python -m forage.testtime.self_evolve --data data --policy models/warm --output-dir runs/evolution
 
-Starts the other scripts one after the other, each in a process of its own. Round r, in round_r/ of --output-dir:
+Runs the other scripts one after the other. Round r, in round_r/ of --output-dir:
 
     played/      evaluate.py plays training questions of this round's own with the policy of round r - 1 (in round 1:
                  --policy), by the search --first-system, later --system, which may choose by the last round's scorer
     scorer/      train_scorer.py trains the preference model on the candidates of all rounds
     kept.jsonl   of each question the best episode by the rewards, if it beats the policy's first sample (selection.py)
     policy/      sft_train.py imitates what all rounds kept
-    cost.json    what the round played, kept and sampled
 
-and measured/, where evaluate.py compares the policies of all rounds on held-out questions with the start, round_0. Each
-policy plays as --policy's agent.json says. Re-run the same command to resume: a stage that is finished is not started
-again, and each script goes on where it was. A larger --rounds goes on from finished rounds.
+and after the last round measured/, where evaluate.py compares the policies of all rounds on held-out questions with the
+start, round_0. Each policy plays as --policy's agent.json says. Re-run the same command to resume: a stage that is
+finished is not started again, and each script goes on where it was. A larger --rounds goes on from finished rounds.
 
 Every training begins with --policy, not with the policy of the round before, and imitates the episodes of all rounds.
 So what one round learnt badly is not handed on in the weights, only in the episodes that were chosen; more rounds do
@@ -34,31 +33,28 @@ samples; it guides the search in tree:learned. The scorer knows the mistakes of 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from forage.agent.episode import read_episodes
 from forage.cli import run_script
 from forage.data.splits import read_held_out, read_training_questions
 from forage.engines.base import Sampling
 from forage.engines.options import EngineOptions
-from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
+from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.evaluation.options import EvaluationOptions, is_learned, read_system
 from forage.evaluation.outcomes import OutcomeLog
-from forage.files import replacing
+from forage.optimizer import OptimizerOptions
 from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.adapters import adapter_path, newest_adapter
 from forage.policy.card import read_policy_card
 from forage.runs.run_folder import keep_options
+from forage.sft.options import SFTOptions
 from forage.store.opening import card_at
 from forage.store.options import StorePlace
+from forage.testtime import train_scorer
+from forage.testtime.selection import select
 
 SCRIPT = "evaluate"  # whose dictionary of systems users add to
 PLAYER = "policy"  # the name under which a round's policy plays training questions
@@ -90,7 +86,7 @@ class EvolveOptions:
     system: str = "tree:learned"
     """System that searches in later rounds, such as tree:learned or best_of:8:learned."""
     eval_questions: int = 200
-    """Held-out questions that each round's policy is measured on; 0: all."""
+    """Held-out questions that all rounds' policies are measured on; 0: all."""
     max_steps: int = 100
     """Updates of a round's training."""
     learning_rate: float = 5e-4
@@ -143,15 +139,15 @@ class EvolveOptions:
     def log(self, number: int, system: str) -> OutcomeLog:
         return OutcomeLog(self.round(number) / "played", f"{PLAYER}/{system}")
 
-
-@dataclass(frozen=True)
-class Stage:
-    """A script to be run in a process of its own; finished when `made`, which it writes last, is there."""
-
-    title: str
-    command: tuple[str, ...]
-    """A module and its arguments, as after `python -m`."""
-    made: Path
+    def evaluation(
+        self, folder: str, policies: Mapping[str, Path], systems: tuple[str, ...], **more: Any
+    ) -> EvaluationOptions:
+        """How these policies are played, in a folder of --output-dir."""
+        return EvaluationOptions(
+            self.data, tuple(f"{name}={path}" for name, path in policies.items()), systems=systems,
+            output_dir=self.output_dir / folder, engine=self.engine, place=self.place, sampling=self.sampling,
+            concurrency=self.concurrency, seed=self.seed, **more,
+        )  # fmt: skip
 
 
 def main(options: EvolveOptions) -> None:
@@ -159,95 +155,47 @@ def main(options: EvolveOptions) -> None:
     with filling_folder(options.output_dir):
         keep_options(options.output_dir, options, FREE, "another --output-dir")
         for number in range(1, options.rounds + 1):
-            for stage in stages_of(options, number):
-                if not stage.made.exists():
-                    run(stage, options.engine.api_key)
-            with replacing(options.round(number) / "cost.json") as file:
-                json.dump(cost_of(options, number), file, indent=1)
-    print(f"all results: {options.output_dir / 'measured' / 'table.md'}, and what each round cost in its cost.json")
+            evolve(options, number)
+        print("\nmeasuring on held-out questions", flush=True)
+        evaluate = importlib.import_module(SCRIPT).main
+        policies = {f"round_{number}": options.policy_of(number) for number in range(options.rounds + 1)}
+        evaluate(options.evaluation("measured", policies, MEASURED, eval_questions=options.eval_questions))
 
 
-def run(stage: Stage, api_key: str) -> None:
-    """Ends with the status of a stage that fails. A stop kills the stage, which loses nothing that its resume needs."""
-    print(f"\n{stage.title}\n$ python -m {shlex.join(stage.command)}", flush=True)
-    # A key is not among the flags, where others could read it.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    environment |= {"VLLM_API_KEY": api_key} if api_key else {}
-    status = subprocess.run([sys.executable, "-m", *stage.command], env=environment, check=False).returncode  # noqa: S603
-    if status:
-        print(
-            f"error: {stage.title}: {stage.command[0]} ended with status {status}, see above; re-run the same command "
-            "to resume, or give another --output-dir for other options", file=sys.stderr,
-        )  # fmt: skip
-        sys.exit(status if status > 0 else 128 - status)
+def evolve(options: EvolveOptions, number: int) -> None:
+    """A round: what is finished is not started again, and each script goes on where it was."""
+    here, rounds, system = options.round(number), range(1, number + 1), options.system_of(number)
+    logs = [options.log(earlier, options.system_of(earlier)) for earlier in rounds]
+    if starts(here / "played" / "eval.json", f"round {number}, playing training questions"):
+        importlib.import_module(SCRIPT).main(options.evaluation(
+            f"{here.name}/played", {PLAYER: options.policy_of(number - 1)}, tuple(dict.fromkeys((FIRST, system))),
+            split="train", eval_questions=options.questions, skip_questions=(number - 1) * options.questions,
+            scorer=options.round(number - 1) / "scorer" if is_learned(system) else None,
+        ))  # fmt: skip
+    if starts(here / "scorer" / "scorer.json", f"round {number}, training the scorer"):
+        train_scorer.main(train_scorer.Options(
+            tuple(log.episodes for log in logs), options.data, options.policy, here / "scorer", seed=options.seed,
+            place=options.place,
+        ))  # fmt: skip
+    if starts(here / "kept.jsonl", f"round {number}, choosing the episodes to learn from"):
+        first = options.log(number, FIRST)
+        select(logs[-1], first, options.data, options.policy, options.place, here / "kept.jsonl")
+    if starts(adapter_path(here / "policy", 0), f"round {number}, training the policy"):
+        # From the start, whatever the round, by all of its updates: the loss of what a policy played itself hardly
+        # falls.
+        importlib.import_module("sft_train").main(SFTOptions(
+            options.data, options.policy, here / "policy", num_demonstrations=0, keep="last",
+            demonstrations=tuple(options.round(earlier) / "kept.jsonl" for earlier in rounds), place=options.place,
+            max_steps=options.max_steps, optimizer=OptimizerOptions(learning_rate=options.learning_rate),
+            seed=options.seed,
+        ))  # fmt: skip
 
 
-def stages_of(options: EvolveOptions, number: int) -> Iterator[Stage]:
-    """What a round does, in its order."""
-    here, numbers = options.round(number), range(1, number + 1)
-    system, title = options.system_of(number), f"round {number}"
-    data, policy = ("--data", str(options.data)), ("--policy", str(options.policy))
-    place, seed = as_flags(options.place, StorePlace()), ("--seed", str(options.seed))
-    played = [str(options.log(earlier, options.system_of(earlier)).episodes) for earlier in numbers]
-    scorer = ("--scorer", str(options.round(number - 1) / "scorer")) if is_learned(system) else ()
-    playing = (
-        *as_flags(options, EvaluationOptions(), "concurrency", "seed"), *place,
-        *as_flags(options.sampling, EvaluationOptions().sampling),
-        *as_flags(options.engine, EngineOptions(), "engine", "urls", "patience", "timeout"),
-    )  # fmt: skip
-    yield Stage(f"{title}, playing training questions", (
-        "evaluate", *data, "--policy", f"{PLAYER}={options.policy_of(number - 1)}", "--systems",
-        *dict.fromkeys((FIRST, system)), "--split", "train", "--eval-questions", str(options.questions),
-        "--skip-questions", str((number - 1) * options.questions), "--output-dir", str(here / "played"), *scorer,
-        *playing,
-    ), here / "played" / "eval.json")  # fmt: skip
-    yield Stage(f"{title}, training the scorer", (
-        "forage.testtime.train_scorer", *played, *data, *policy, "--out", str(here / "scorer"), *seed, *place,
-    ), here / "scorer" / "scorer.json")  # fmt: skip
-    yield Stage(f"{title}, choosing the episodes to learn from", (
-        "forage.testtime.selection", played[-1], "--beat", str(options.log(number, FIRST).episodes), *data, *policy,
-        "--out", str(here / "kept.jsonl"), *place,
-    ), here / "kept.jsonl")  # fmt: skip
-    # From the start, whatever the round, by all of its updates: the loss of what a policy played itself hardly falls.
-    yield Stage(f"{title}, training the policy", (
-        "sft_train", *data, *policy, "--output-dir", str(here / "policy"), "--num-demonstrations", "0",
-        "--demonstrations", *(str(options.round(earlier) / "kept.jsonl") for earlier in numbers), "--keep", "last",
-        "--max-steps", str(options.max_steps), "--learning-rate", str(options.learning_rate),
-        *seed, *place,
-    ), adapter_path(here / "policy", 0))  # fmt: skip
-    yield Stage(f"{title}, measuring on held-out questions", (
-        "evaluate", *data, "--policy", *(f"round_{each}={options.policy_of(each)}" for each in (0, *numbers)),
-        "--systems", *MEASURED, "--eval-questions", str(options.eval_questions),
-        "--output-dir", str(options.output_dir / "measured"), *playing,
-    ), here / "cost.json")  # fmt: skip
-
-
-def cost_of(options: EvolveOptions, number: int) -> dict[str, Any]:
-    """What a round played, kept and sampled."""
-    first, search = options.log(number, FIRST), options.log(number, options.system_of(number))
-    results, tried = search.results(), search.candidates()
-    tokens = sum(result.cost.sampled for result in results.values())
-    # A search whose candidates begin with the first sample has paid for it already.
-    tokens += sum(
-        result.cost.sampled
-        for name, result in first.results().items()
-        if all(episode.ids != result.episode.ids for episode in tried[name])
-    )
-    kept = sum(1 for _ in read_episodes(options.round(number) / "kept.jsonl"))
-    return {"system": options.system_of(number), "played": len(results), "kept": kept, "search_tokens": tokens}
-
-
-def as_flags(options: Any, default: Any, *names: str) -> list[str]:
-    """The flags of fields that differ from a script's default; all fields unless some are named.
-
-    Example: Sampling(temperature=1.0, top_k=5) gives ["--temperature", "1.0", "--top-k", "5"].
-    """
-    arguments: list[str] = []
-    for name in names or [each.name for each in fields(options)]:
-        value = getattr(options, name)
-        if value != getattr(default, name):
-            arguments += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
-    return arguments
+def starts(made: Path, title: str) -> bool:
+    """Whether a stage is still to be done: `made` is what it writes last."""
+    if not made.exists():
+        print(f"\n{title}", flush=True)
+    return not made.exists()
 
 
 TOP = (

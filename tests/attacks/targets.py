@@ -18,7 +18,7 @@ from forage.store.options import StoreOptions
 from tests.kills import FORKS, start
 from tests.tiny_training import TINY
 
-MEASURED = {"seconds", "plain_seconds", "latency", "measured", "time"}
+MEASURED = {"seconds", "measured", "time"}
 DRAWN = {".png", ".html", ".md", ".diff"}  # made of files that are compared, and of seconds
 
 
@@ -65,7 +65,9 @@ def differences(one, other):
 def answers(folder):
     """What an evaluation found, whoever played it: each question's tokens by system, and every score."""
     logs = [OutcomeLog(folder, f"tiny/{path.name}") for path in (folder / "outcomes" / "tiny").iterdir()]
-    played = {log.name: {name: [e.ids for e in tried] for name, tried in log.candidates().items()} for log in logs}
+    played = {
+        log.name: {name: [e.ids for e in outcome.tried] for name, outcome in log.results().items()} for log in logs
+    }
     return played | {name: content(folder / name, MEASURED) for name in ("per_question.jsonl", "evaluation.json")}
 
 

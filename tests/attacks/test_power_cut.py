@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from forage.agent.episode import append_episodes, compress
-from forage.evaluation.outcomes import Cost, Outcome, OutcomeLog
+from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.files import clear_leftovers, remove_folder, replacing_folder
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -120,7 +120,7 @@ def save_outcomes(folder, acknowledge):
     log = OutcomeLog(folder / "eval", "warm/single")
     for question in "abc":
         tried = group_of(question)
-        log.append("here.jsonl", Cost.of(Outcome(tried[1], tuple(tried)), 1.0, 1.0), tried)
+        log.append("here.jsonl", Outcome(tried[1], tuple(tried)))
         acknowledge(question)
 
 

@@ -58,8 +58,8 @@ def test_plain_rag_looks_like_the_agents_own_conversation(protocol):
     assert episode.hits == played.hits == ("What is gout?#0", "What is gout?#1")
     assert (len(episode.turns), episode.faults, episode.well_formed) == (1, (), True)
     assert (outcome.extra_sampled, outcome.extra_read) == (0, 0)
-    assert outcome.sampled == len(protocol.turn_ids(answer))
-    assert outcome.sampled + outcome.read == len(episode.ids)
+    assert outcome.sampled_tokens == len(protocol.turn_ids(answer))
+    assert outcome.sampled_tokens + outcome.read_tokens == len(episode.ids)
     assert len(engine.requests) == 1
 
 
@@ -82,7 +82,7 @@ def test_a_turn_without_an_answer_is_dropped_and_one_is_forced(protocol, turn, f
     assert (episode.answer, episode.stop, episode.faults) == (answer, "answer", faults)
     assert asked == ["What is gout?"]  # the policy's own call is not run
     assert outcome.extra_sampled == len(protocol.turn_ids(turn))
-    assert outcome.sampled == len(protocol.turn_ids(turn)) + len(protocol.turn_ids(forced))
+    assert outcome.sampled_tokens == len(protocol.turn_ids(turn)) + len(protocol.turn_ids(forced))
     first, second = engine.requests
     assert text_of(protocol, second.ids) == f"{text_of(protocol, first.ids)}<answer>"
     assert first.seed != second.seed

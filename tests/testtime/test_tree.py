@@ -44,9 +44,9 @@ def test_a_shared_turn_is_paid_once(protocol):
     outcome, engine = run(TreeSearch(SCORER, rollouts=3, width=2, concurrency=1), protocol, say, FOUND)
     shared = len(protocol.turn_ids(write_call("good")))
     assert (outcome.extra_sampled, outcome.extra_read) == (-shared, shared)
-    assert outcome.sampled == engine.given
+    assert outcome.sampled_tokens == engine.given
     assert (outcome.turns, outcome.searches) == (5, 2)  # of three episodes of two turns and a search each
-    assert outcome.sampled + outcome.read == sum(len(episode.ids) for episode in outcome.tried)
+    assert outcome.sampled_tokens + outcome.read_tokens == sum(len(episode.ids) for episode in outcome.tried)
 
 
 def test_rollouts_are_played_together(protocol):
