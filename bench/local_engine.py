@@ -25,9 +25,8 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
 from forage.data.records import Question, read_answerable
-from forage.engines.base import Request, Sampling
+from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.local import LocalEngine
-from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.adapters import newest_adapter

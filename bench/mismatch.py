@@ -25,8 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bench.harness import ROOT, Bar, finish, serving
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
-from forage.engines.base import Request, Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.vllm import VLLMEngine
 from forage.grpo.options import LossOptions
 from forage.policy.base_models import PACKAGED_MODEL, resolve_model

@@ -22,8 +22,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
 from forage.data.records import Question
-from forage.engines.base import Engine, Request, Sample
-from forage.engines.options import EngineOptions
+from forage.engines.base import Engine, EngineOptions, Request, Sample
 from forage.engines.vllm import VLLMEngine
 from forage.policy.base_models import resolve_model
 from forage.store.document_store import DocumentStore

@@ -12,7 +12,7 @@ import grpo_rollout
 import grpo_train
 from forage.agent.options import SearchOptions
 from forage.cli import run_script
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions
 from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from forage.agent.builder import EpisodeBuilder, TurnTokens
+from forage.agent.agent import EpisodeBuilder, TurnTokens
 from forage.agent.prompts import RULE
 from forage.agent.protocol import RESPONSE, Protocol, read_turn, write_answer
 from forage.engines.base import Engine, Sampling

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from forage.agent.builder import EpisodeBuilder, Found, Observer
+from forage.agent.agent import EpisodeBuilder, Found, Observer
 from forage.agent.episode import STOPS, Episode, Use
 from forage.agent.protocol import Protocol, Reading
 from forage.store.bm25 import Tokenizer

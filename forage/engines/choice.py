@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import torch
 
-from forage.engines.base import Engine
-from forage.engines.options import EngineOptions
+from forage.engines.base import Engine, EngineOptions
 from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import newest_adapter, versions

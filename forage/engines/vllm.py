@@ -23,9 +23,8 @@ from typing import Any
 
 import httpx
 
-from forage.engines.base import Engine, EngineError, Request, Sample
+from forage.engines.base import Engine, EngineError, EngineOptions, Request, Sample
 from forage.engines.completion import RETRIED, UnreadyError, body_of, choice_of, message_of, read_sample
-from forage.engines.options import EngineOptions
 from forage.engines.server_checks import (
     COLD,
     COMPARED,

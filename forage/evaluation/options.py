@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forage.agent.options import SearchOptions
-from forage.engines.base import Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.outputs import check_apart, check_folder
 from forage.store.options import StorePlace

@@ -22,13 +22,12 @@ from forage.engines.base import EngineError
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.evaluation.options import EvaluationOptions, Systems, read_system
-from forage.evaluation.outcomes import OutcomeLog, Strategy
+from forage.evaluation.outcomes import Outcome, OutcomeLog, Strategy
 from forage.evaluation.policies import Policy, load_adapter
 from forage.evaluation.setting import Setting
 from forage.policy.policy import load_tokenizer
 from forage.rollout.claims import Claims, named_worker
-from forage.rollout.playing import play_all
-from forage.rollout.view import RolloutView
+from forage.rollout.playing import RolloutView, play_all
 
 
 async def play(setting: Setting, systems: Systems) -> None:
@@ -63,7 +62,7 @@ async def play_system(strategy: Strategy, agent: Agent, log: OutcomeLog, setting
     claims = Claims(options.output_dir / "claims" / log.filed, worker)
     file = f"{worker}-{secrets.token_hex(4)}.jsonl"
 
-    async def play_one(name: str) -> None:
+    async def play_one(name: str) -> Outcome:
         started = time.perf_counter()
         try:
             outcome = await strategy(agent, questions[name], options.seed)
@@ -75,12 +74,14 @@ async def play_system(strategy: Strategy, agent: Agent, log: OutcomeLog, setting
             raise UserError(f"{log.name}, {name}: {cause}; start it, then re-run the same command to resume") from error
         # An episode that an earlier system played took its time then.
         slowest = max(episode.seconds.get("total", 0.0) for episode in outcome.tried)
-        if claims.holds(name):  # not if this process was asleep so long that another one took over
-            log.append(file, replace(outcome, seconds=max(time.perf_counter() - started, slowest)))
         view.played(outcome.episode)
+        return replace(outcome, seconds=max(time.perf_counter() - started, slowest))
+
+    def write(_: str, outcome: Outcome) -> None:
+        log.append(file, outcome)
 
     with RolloutView(log.name, len(unanswered(log, setting))) as view:
-        await play_all(lambda: unanswered(log, setting), play_one, claims, options.concurrency)
+        await play_all(lambda: unanswered(log, setting), play_one, write, claims, options.concurrency)
 
 
 def log_of(policy: Policy, system: str, options: EvaluationOptions) -> OutcomeLog:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forage.agent.options import SearchOptions
-from forage.engines.base import Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one
 from forage.policy.card import full_base_of
 from forage.store.options import StorePlace

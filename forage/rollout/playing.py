@@ -10,25 +10,31 @@ import contextlib
 import itertools
 import time
 from asyncio import FIRST_COMPLETED as FIRST
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode, append_episodes, is_written
 from forage.heartbeat import beat
+from forage.progress import Progress
 from forage.rollout.claims import Claims
+
+T = TypeVar("T")
 
 
 async def play_all(
-    missing: Callable[[], Sequence[str]], play: Callable[[str], Awaitable[None]], claims: Claims, at_once: int,
-    *, poll: float = 1.0,
+    missing: Callable[[], Sequence[str]], play: Callable[[str], Awaitable[T]], write: Callable[[str, T], None],
+    claims: Claims, at_once: int, *, poll: float = 1.0,
 ) -> None:  # fmt: skip
     """Play what nobody else is playing, at most `at_once` questions at a time, and wait until none is missing.
 
-    `missing` looks at the folder, so it also learns what others have written; `play` plays a question and writes it.
+    `missing` looks at the folder, so it also learns what others have written; `play` plays a question, and `write` is
+    called with the result if no other process has taken the question over.
     """
-    playing: dict[asyncio.Future[None], str] = {}
+    playing: dict[asyncio.Future[T], str] = {}
     keeper = asyncio.create_task(keep_fresh(claims, playing))
     try:
         while names := missing():
@@ -40,14 +46,19 @@ async def play_all(
                 await asyncio.sleep(poll)
                 continue
             done, _ = await asyncio.wait(playing, timeout=poll, return_when=FIRST)
-            for task in done:
-                del playing[task]
-                task.result()
+            for task in sorted(done, key=failed):  # what was played is written before an error ends it all
+                name, result = playing.pop(task), task.result()
+                if claims.holds(name):  # not if this process was asleep so long that another one took over
+                    write(name, result)
     finally:
-        ending = [keeper, *playing]
+        ending: list[asyncio.Future[Any]] = [keeper, *playing]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)  # until none of them plays or writes any more
+
+
+def failed(task: asyncio.Future[Any]) -> bool:
+    return task.exception() is not None
 
 
 async def keep_fresh(claims: Claims, playing: Mapping[Any, str]) -> None:
@@ -65,14 +76,13 @@ class EpisodeWriter:
     `<worker>~2.jsonl`, and so on.
     """
 
-    def __init__(self, folder: Path, claims: Claims) -> None:
-        self.folder, self.claims = folder, claims
+    def __init__(self, folder: Path, claims: Claims, check: Callable[[], None] = lambda: None) -> None:
+        self.folder, self.claims, self.check = folder, claims, check
         self.path: Path | None = None
         self.began = time.monotonic()
 
     def __call__(self, question_id: str, episodes: Sequence[Episode]) -> None:
-        if not self.claims.holds(question_id):  # this worker was asleep so long that another one took over
-            return
+        self.check()
         self.path = self.path or self._new_file()
         into_plan = time.monotonic() - self.began
         append_episodes(self.path, [signed(episode, self.claims.worker, into_plan) for episode in episodes])
@@ -86,3 +96,50 @@ class EpisodeWriter:
 def signed(episode: Episode, worker: str, into_plan: float) -> Episode:
     """The episode with who played it, and how far that worker was into the plan by then."""
     return replace(episode, worker=worker, seconds=episode.seconds | {"into_plan": into_plan})
+
+
+class RolloutView(Progress):
+    """Counts episodes as they end."""
+
+    def __init__(self, title: str, total: int, *, shown: bool = True) -> None:
+        super().__init__(title, shown=shown)
+        self.total = total
+        self.episodes: list[Episode] = []
+        self.rewarded_episodes: list[Episode] = []
+
+    def played(self, episode: Episode) -> None:
+        """Count a finished episode."""
+        self.episodes.append(episode)
+        self.changed()
+
+    def ended(self, playing: asyncio.Future[Episode]) -> None:
+        """Count an episode that has been played, unless playing it failed."""
+        if not playing.cancelled() and not playing.exception():
+            self.played(playing.result())
+
+    def rewarded(self, episodes: Sequence[Episode]) -> None:
+        """Add episodes with their rewards to the means."""
+        self.rewarded_episodes += episodes
+        self.changed()
+
+    def figures(self) -> Mapping[str, str]:
+        count = max(1, len(self.episodes))
+        shown = {
+            "episodes": f"{len(self.episodes)} of {self.total}",
+            "tokens/s": rates(self.episodes, max(1e-9, time.monotonic() - self.started)),
+            "searches": f"{sum(len(episode.searches) for episode in self.episodes) / count:.2f}",
+            "ended by": ", ".join(f"{stop} {n}" for stop, n in Counter(e.stop for e in self.episodes).most_common()),
+        }
+        for name in names_of_rewards(self.rewarded_episodes):
+            values = [episode.rewards[name] for episode in self.rewarded_episodes if name in episode.rewards]
+            shown[name] = f"{sum(values) / len(values):.3f}"
+        return shown
+
+
+def rates(episodes: Sequence[Episode], elapsed: float) -> str:
+    """Sampled tokens per second, and of each server where there are several. Example: 240 (a:8100 120, b:8100 120)."""
+    by_server: Counter[str] = Counter()
+    for episode in episodes:
+        by_server[episode.server] += episode.sampled
+    each = ", ".join(f"{server} {tokens / elapsed:,.0f}" for server, tokens in sorted(by_server.items()))
+    return f"{by_server.total() / elapsed:,.0f}" + (f" ({each})" if len(by_server) > 1 else "")

@@ -7,12 +7,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.builder import Found
+from forage.agent.agent import Agent, BatchedSearch, Found
 from forage.agent.combination import (
     MakeRewards,
     RewardFunction,
@@ -42,8 +42,7 @@ from forage.rollout.agreement import adapter_of, open_embedder, read_run
 from forage.rollout.claims import LEASE, Claims
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, Played
-from forage.rollout.playing import EpisodeWriter, play_all
-from forage.rollout.view import RolloutView
+from forage.rollout.playing import EpisodeWriter, RolloutView, play_all
 from forage.store.card import NO_EMBEDDER
 from forage.store.opening import Store, open_place
 
@@ -90,8 +89,11 @@ class Rollout:
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
         return self.store.search(queries, self.settings.k, self.settings.mode, fusion=self.settings.fusion)
 
-    async def play_group(self, question: Question, plan: Plan, view: RolloutView) -> list[Episode]:
+    async def play_group(self, plan: Plan, view: RolloutView, name: str) -> list[Episode]:
         """A question's group of episodes, rewarded."""
+        question = self.by_id[plan.split].get(name)
+        if question is None:
+            raise UserError(f"plan {plan.name} asks for {plan.split} question {name}, which {self.options.data} lacks")
         sampling = replace(self.options.sampling, temperature=plan.temperature)
         agent = Agent(self.engine, self.protocol, self.batched_search, self.settings, sampling, tools=self.tools)
         playing = [asyncio.ensure_future(agent.play(question, n, plan.seed)) for n in range(plan.num_rollouts)]
@@ -114,11 +116,6 @@ class Rollout:
         matrix_NR = reward_matrix(self.functions, episodes, questions)
         combined_N = combine_rewards(matrix_NR, "uniform", list(self.weights.values()))
         return scored(episodes, list(self.functions), matrix_NR, combined_N)
-
-    def question(self, plan: Plan, name: str) -> Question:
-        if name not in self.by_id[plan.split]:
-            raise UserError(f"plan {plan.name} asks for {plan.split} question {name}, which {self.options.data} lacks")
-        return self.by_id[plan.split][name]
 
 
 def read_split_questions(data: Path) -> dict[str, dict[str, Question]]:
@@ -161,17 +158,11 @@ async def play_plan(
     """
     played = Played(run_dir, plan)
     claims = make_claims(played.claims, worker, lease, asyncio.get_running_loop().time)
-    write = EpisodeWriter(played.folder, claims)
+    write = EpisodeWriter(played.folder, claims, check)
     total = len(plan.questions) * plan.num_rollouts
     at_once = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)
     with RolloutView(f"{plan.name}{part}, {rollout.engine.adapter}", total, shown=shown) as view:
-
-        async def play(name: str) -> None:
-            episodes = await rollout.play_group(rollout.question(plan, name), plan, view)
-            check()
-            write(name, episodes)
-
-        await play_all(played.missing, play, claims, at_once, poll=poll)
+        await play_all(played.missing, partial(rollout.play_group, plan, view), write, claims, at_once, poll=poll)
 
 
 async def load_newest(

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from forage.agent.agent import Agent, BatchedSearch, SearchMany, searched_for
-from forage.agent.builder import Found
+from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, searched_for
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Passage, Protocol, write_answer, write_call

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from forage.agent.builder import Found
+from forage.agent.agent import Found
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Passage, Protocol
 from forage.data.chunking import sentence_spans

@@ -32,11 +32,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from forage.agent.agent import Agent, turn_seed
-from forage.agent.builder import EpisodeBuilder, TurnTokens
+from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, turn_seed
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
-from forage.engines.base import EngineError, Sample
+from forage.engines.base import EngineError
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome
 
@@ -98,7 +97,7 @@ class _Forcing:
             goal = budget.min_thinking if turn.thought < budget.min_thinking and waits else budget.max_thinking
             tokens = turn.left if turn.acts else min(turn.left, max(1, goal - turn.thought))
             part_seed = turn_seed(seed, "part", part) if part else seed
-            turn.add(await self.agent.sample(episode, turn.ids, tokens, part_seed))
+            turn.add(await self.agent.speak(episode, tokens, part_seed, turn.ids))
             part += 1
             if turn.thought < budget.min_thinking and waits and (turn.answer_at >= 0 or turn.ended) and not turn.calls:
                 self.cut += turn.cut_answer()
@@ -162,10 +161,12 @@ class _Turn:
         """Sampled tokens before the answer."""
         return sum(self.mask[: self.thinking])
 
-    def add(self, sampled: Sample) -> None:
-        self.ids += sampled.ids
-        self.mask += [1] * len(sampled.ids)
-        self.logprobs += sampled.logprobs
+    def add(self, said: TurnTokens) -> None:
+        """The turn's tokens so far, with those that were sampled after them."""
+        new = slice(len(self.ids), None)
+        self.ids += said.ids[new]
+        self.mask += said.mask[new]
+        self.logprobs += said.logprobs[new]
 
     def cut_answer(self) -> int:
         """Remove everything after the thinking, and the line break before it; returns how many sampled tokens that was.

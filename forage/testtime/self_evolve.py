@@ -40,8 +40,7 @@ from typing import Any
 
 from forage.cli import run_script
 from forage.data.splits import read_held_out, read_training_questions
-from forage.engines.base import Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.evaluation.options import EvaluationOptions, is_learned, read_system
 from forage.evaluation.outcomes import OutcomeLog

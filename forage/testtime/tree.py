@@ -33,8 +33,7 @@ import asyncio
 import math
 from dataclasses import dataclass, field
 
-from forage.agent.agent import Agent
-from forage.agent.builder import EpisodeBuilder
+from forage.agent.agent import Agent, EpisodeBuilder
 from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.errors import check_at_least_one

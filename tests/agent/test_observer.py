@@ -2,8 +2,7 @@
 
 import asyncio
 
-from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.builder import Observer
+from forage.agent.agent import Agent, BatchedSearch, Observer
 from forage.agent.options import AgentSettings
 from forage.engines.base import Sampling
 from forage.engines.local import LocalEngine

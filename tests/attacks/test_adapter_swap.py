@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.data.records import Question
+from forage.engines.base import EngineOptions
 from forage.engines.local import LocalEngine
-from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from tests.misbehaving_vllm import MisbehavingVLLM
 from tests.scripted_engine import search_many

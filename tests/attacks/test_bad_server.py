@@ -11,8 +11,7 @@ from safetensors.numpy import save_file
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.data.records import Question
-from forage.engines.base import EngineError, Request, Sample, Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineError, EngineOptions, Request, Sample, Sampling
 from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from forage.agent.episode import read_episodes
-from forage.data.records import Question
 from forage.rollout.claims import Claims
 from forage.rollout.plans import Plan, Played
 from forage.rollout.rollout import play_plan
@@ -44,13 +43,10 @@ class SlowRollout:
     def __init__(self):
         self.played = Counter()
 
-    def question(self, plan, name):
-        return Question(name, "?", "!")
-
-    async def play_group(self, question, plan, view):
-        self.played[question.id] += 1
+    async def play_group(self, plan, view, name):
+        self.played[name] += 1
         await asyncio.sleep(0.05)
-        return [replace(EPISODE, id=f"{question.id}/{n}", question_id=question.id, reward=n / 2) for n in range(2)]
+        return [replace(EPISODE, id=f"{name}/{n}", question_id=name, reward=n / 2) for n in range(2)]
 
 
 def shared(rollout, run_dir, workers="abc", lease=0.4):

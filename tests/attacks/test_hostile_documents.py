@@ -30,7 +30,7 @@ from forage.engines.base import Sample
 from forage.evaluation.measures import COSTS
 from forage.evaluation.tables import print_table, tables_of
 from forage.files import json_lines
-from forage.rollout.view import RolloutView
+from forage.rollout.playing import RolloutView
 from forage.runs.progress import print_step
 from forage.sft.teacher import TeacherOptions, demonstrate
 from forage.store.document_store import DocumentStore

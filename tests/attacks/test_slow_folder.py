@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from forage.data.records import Question
 from forage.grpo.options import TrainOptions
 from forage.grpo.resume import foreign, tidy
 from forage.grpo.run import Run, write_plans
@@ -63,15 +62,12 @@ class Rollout:
     def __init__(self, draw, longest):
         self.draw, self.longest, self.engine = draw, longest, Engine(draw)
 
-    def question(self, plan, name):
-        return Question(name, "?", "!")
-
-    async def play_group(self, question, plan, view):
+    async def play_group(self, plan, view, name):
         adapter, weights = self.engine.adapter, self.engine.weights
         await asyncio.sleep(self.draw.uniform(1, self.longest))
         high = self.draw.choice((0.0, 1.0))
         return [
-            replace(EPISODE, id=f"{question.id}/{n}", question_id=question.id, reward=n * high, adapter=adapter,
+            replace(EPISODE, id=f"{name}/{n}", question_id=name, reward=n * high, adapter=adapter,
                     answer=weights)
             for n in range(plan.num_rollouts)
         ]  # fmt: skip

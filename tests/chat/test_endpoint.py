@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.builder import Observer
+from forage.agent.agent import Agent, BatchedSearch, Observer
 from forage.agent.options import AgentSettings
 from forage.chat.endpoint import ToolCaller, call_text
 from forage.engines.base import Sampling

@@ -7,9 +7,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from forage.engines import choice
-from forage.engines.base import Request
+from forage.engines.base import EngineOptions, Request
 from forage.engines.local import LocalEngine
-from forage.engines.options import EngineOptions
 from forage.policy import room
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import AdapterOptions, PolicyCard, read_policy_card

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from forage.engines.base import Request, Sample, Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Request, Sample, Sampling
 from forage.engines.vllm import VLLMEngine, alike, fall_asleep
 from forage.errors import UserError
 from tests.misbehaving_vllm import MisbehavingVLLM

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from forage.engines.base import Request, Sample, Sampling
+from forage.engines.base import EngineOptions, Request, Sample, Sampling
 from forage.engines.completion import read_sample
-from forage.engines.options import EngineOptions
 from forage.engines.vllm import VLLMEngine
 from forage.errors import UserError
 from forage.policy.adapters import served_name

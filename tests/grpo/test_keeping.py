@@ -9,7 +9,7 @@ import pytest
 
 import grpo_train
 from forage.agent.options import SearchOptions
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
 from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions

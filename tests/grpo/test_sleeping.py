@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forage.agent.options import AgentSettings
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
 from forage.optimizer import MemoryOptions

@@ -13,8 +13,7 @@ import merge_lora
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.agent.prompts import MEDICAL_TASK
 from forage.agent.protocol import Protocol, read_turn, write_call
-from forage.engines.base import Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Sampling
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import publish_adapter
 from tests.bounds import mismatch_bound

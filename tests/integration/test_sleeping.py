@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from forage.engines import vllm
-from forage.engines.base import Request, Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.vllm import VLLMEngine, fall_asleep
 from forage.errors import UserError
 

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.data.records import Question
-from forage.engines.base import Request, Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Request, Sampling
 from forage.engines.vllm import VLLMEngine
 from tests.bounds import mismatch_bound
 from tests.integration.agreement import QUESTIONS, differences, requests_of

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from forage.engines.base import Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Sampling
 from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter

@@ -10,7 +10,7 @@ import grpo_rollout
 import grpo_train
 from forage.agent.episode import read_episodes
 from forage.agent.options import SearchOptions
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
 from forage.optimizer import MemoryOptions, OptimizerOptions

@@ -9,7 +9,7 @@ import sft_train
 from forage.agent.episode import append_episodes, read_episodes
 from forage.agent.options import AgentSettings, SearchOptions
 from forage.data.records import read_questions
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.grpo.options import TrainOptions

@@ -14,8 +14,7 @@ from evaluate import SYSTEMS, main
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
 from forage.agent.rewards import get_mrr
 from forage.data.records import Question, read_questions
-from forage.engines.base import Sampling
-from forage.engines.options import EngineOptions
+from forage.engines.base import EngineOptions, Sampling
 from forage.errors import UserError
 from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS

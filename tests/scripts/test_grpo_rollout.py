@@ -204,9 +204,9 @@ def test_a_worker_that_slept_does_not_write_what_another_played(rollout, tmp_pat
     folder = tmp_path / "episodes" / "000000"
     real = rollout.play_group
 
-    async def slow(question, plan, view):
-        episodes = await real(question, plan, view)
-        path = folder / "claims-v000000" / question.id
+    async def slow(plan, view, name):
+        episodes = await real(plan, view, name)
+        path = folder / "claims-v000000" / name
         if path.read_text() == "w":  # while it played, its claims were taken over
             path.write_text("other")
             append_episodes(folder / "other.jsonl", episodes)

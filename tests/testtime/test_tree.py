@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.builder import EpisodeBuilder
+from forage.agent.agent import EpisodeBuilder
 from forage.agent.protocol import write_answer, write_call
 from forage.engines.base import EngineError
 from forage.testtime.scorers import Oracle
