@@ -66,7 +66,7 @@ def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: Datase
     """Fetch the page of every row that names one. The sample's own server (`sites`) needs no politeness."""
     scraping = options.scraping
     if sites:
-        scraping = replace(scraping, resolve={**scraping.resolve, **sites}, delay=0, per_host=8)
+        scraping = replace(scraping, resolve=sites, delay=0, per_host=8)
     urls = list(dict.fromkeys(row.url for row in rows if row.url))
     with Counting("pages", len(urls)) as bar:
         return scrape(urls, options.content_dir, scraping, options.skip_existing, lambda record: bar.update())

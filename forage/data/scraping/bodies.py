@@ -12,7 +12,6 @@ import httpx
 from forage.data.scraping.causes import Unfetchable
 
 PAGE_TYPES = {"text/html", "application/xhtml+xml", "text/plain"}
-LOOKS_LIKE_HTML = re.compile(rb"<(?:!doctype html|html|head|body|title|meta|h1|p|div)\b", re.IGNORECASE)
 ROBOTS_BYTES = 512 * 1024  # RFC 9309 asks for at least 500 KiB; the rest is ignored
 PIECE = 64 * 1024  # decompressed data at a time
 
@@ -20,18 +19,15 @@ PIECE = 64 * 1024  # decompressed data at a time
 async def read_page_body(response: httpx.Response, max_bytes: int) -> bytes:
     """The body of a response; Unfetchable if its type, size or first bytes say that it is not a page."""
     kind = re.split("[;,]", response.headers.get("content-type", ""))[0].strip().lower()
-    if kind and kind not in PAGE_TYPES:
-        raise Unfetchable("not_html", kind)
+    if kind not in PAGE_TYPES:
+        raise Unfetchable("not_html", kind or "no Content-Type")
     body = bytearray()
     async for piece in _decoded(response):
         body += piece
         if len(body) > max_bytes:
             raise Unfetchable("too_large", f"over {max_bytes} bytes", size=len(body))
-    head = bytes(body[:1024])
-    if head.lstrip().startswith(b"%PDF"):
+    if body[:1024].lstrip().startswith(b"%PDF"):
         raise Unfetchable("not_html", "PDF", size=len(body))
-    if head and not kind and not LOOKS_LIKE_HTML.search(head):
-        raise Unfetchable("not_html", "no Content-Type, and doesn't look like HTML", size=len(body))
     return bytes(body)
 
 
@@ -70,11 +66,6 @@ async def _decoded(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 META_CHARSET = re.compile(rb"<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*[\"']?\s*([\w.:-]+)", re.I)
-BYTE_ORDER_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 # Browsers read these charsets as their supersets, and pages rely on it.
 SUPERSETS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "gbk": "gb18030"}
 SUPERSETS |= {"shift_jis": "cp932", "euc_kr": "cp949"}
@@ -83,14 +74,13 @@ NOT_CHARSETS = {"unicode-escape", "raw-unicode-escape", "punycode", "idna", "utf
 
 
 def decode_html(body: bytes, charset: str | None) -> str:
-    """Text of a page: by its byte-order mark, as UTF-8 if valid, by the header, by <meta>, else as windows-1252.
+    """Text of a page: as UTF-8 if valid, by the header, by <meta>, else as windows-1252.
 
     Valid UTF-8 comes before the declarations: they are wrong more often than other text is valid UTF-8 by chance.
     """
-    marked = next((codec for mark, codec in BYTE_ORDER_MARKS if body.startswith(mark)), "")
     meta = META_CHARSET.search(body[:4096])
     declared = (_codec(charset or ""), _codec(meta[1].decode("ascii", "replace") if meta else ""))
-    texts = (_decode(body, codec) for codec in (marked, "utf-8", *declared))
+    texts = (_decode(body, codec) for codec in ("utf-8-sig", *declared))
     text = next((text for text in texts if text is not None), None)
     # libxml2 would end the page at a NUL.
     return (body.decode("cp1252", "replace") if text is None else text).replace("\0", "")

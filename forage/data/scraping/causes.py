@@ -4,15 +4,15 @@ A manifest row's `cause` is 'ok', or why there is no page. Permanent causes are 
 
     bad_url             not an absolute URL, or one with an impossible host or port, or with a user name
     bad_scheme          neither http nor https, also after a redirect
-    private_address     the host, also after a redirect, is not on the internet (permanent unless allow_local)
+    private_address     the host, also after a redirect, is not on the internet
     robots              robots.txt forbids it
     not_found           404, 410
     client_error        another 4xx
     bad_status          a status that is no error and brings no page (206, 304, a redirect to nowhere)
     redirect_loop       a redirect back to a URL already visited
-    too_many_redirects  more than max_redirects
-    not_html            another content type by its header, or PDF by its first bytes
-    too_large           over max_bytes (permanent until max_bytes is raised)
+    too_many_redirects  more than MAX_REDIRECTS
+    not_html            no content type of pages by its header, or PDF by its first bytes
+    too_large           over max_bytes
     bad_encoding        a Content-Encoding other than gzip, or broken compressed data
     empty               no text in the page
 

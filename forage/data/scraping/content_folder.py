@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from forage.errors import UserError
-from forage.files import end_of_lines, json_lines, locked, replacing
+from forage.files import append, json_lines, locked, make_folder, replacing
+from forage.outputs import clear_half_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,63 +35,41 @@ class ContentFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.manifest = path, path / "manifest.jsonl"
         self.rows: dict[str, PageRecord] = {}
-        if self.manifest.exists():
-            end = end_of_lines(self.manifest)  # its writer may have been killed in the middle of a row
-            with self.manifest.open("rb+") as file:
-                file.truncate(end)
-            for number, row in json_lines(self.manifest):
-                try:
-                    record = PageRecord(**row)
-                except TypeError as error:
-                    raise UserError(f"{self.manifest}:{number}: not a manifest row; delete that line") from error
-                self.rows[record.url] = record
+        append(self.manifest, b"")  # whose writer may have been killed in the middle of a row
+        for number, row in json_lines(self.manifest):
+            try:
+                record = PageRecord(**row)
+            except TypeError as error:
+                raise UserError(f"{self.manifest}:{number}: not a manifest row; delete that line") from error
+            self.rows[record.url] = record
 
     def store(self, url: str, body: bytes) -> str:
-        """Save a page under a hash of its URL; no fsync, since a page lost in a power cut is fetched again."""
+        """Save a page under a hash of its URL."""
         name = hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        partial = self.path / name[:2] / f".{name}.part"
-        with disk_errors(self.path):
-            partial.parent.mkdir(exist_ok=True)
-            try:
-                partial.write_bytes(body)
-                partial.replace(partial.with_name(f"{name}.html"))
-            finally:
-                partial.unlink(missing_ok=True)
+        with replacing(self.path / name[:2] / f"{name}.html") as file:
+            file.buffer.write(body)
         return f"{name[:2]}/{name}.html"
 
     def add(self, record: PageRecord) -> None:
-        with disk_errors(self.path), self.manifest.open("a", encoding="ascii") as file:
-            file.write(_line(record))
+        append(self.manifest, _line(record).encode())
         self.rows[record.url] = record
 
     def compact(self, wanted: list[str]) -> None:
         """Rewrite the manifest with one row per URL: those of earlier runs first, then this run's in its order."""
         asked = set(wanted)
         order = [url for url in self.rows if url not in asked] + wanted
-        with disk_errors(self.path), replacing(self.manifest) as file:
-            file.writelines(_line(self.rows[url]) for url in order)
+        with replacing(self.manifest) as file:
+            file.writelines(map(_line, map(self.rows.__getitem__, order)))
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[ContentFolder]:
     """The folder, held by this process alone."""
-    with disk_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     with locked(path / ".lock", f"{path}: another run is scraping into this folder; wait until it ends"):
-        for left_over in path.glob(".manifest.jsonl.*.part"):
-            left_over.unlink()
+        for folder in (path, *path.glob("??")):
+            clear_half_written(folder)
         yield ContentFolder(path)
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{path}: {error.strerror or error}; make room there or choose another --content-dir, then re-run the same "
-            "command to resume"
-        ) from error
 
 
 def _line(record: PageRecord) -> str:

@@ -21,6 +21,11 @@ from forage.data.scraping.hosts import Host, host_of, look_up, parse_url
 from forage.data.scraping.options import ScrapeOptions, split_address
 from forage.data.scraping.page_text import read_page
 
+USER_AGENT = "forage/0.2 (collects the pages of a question-answering data set)"
+ROBOT = "forage"  # the name that rules of robots.txt are matched against
+MAX_WAIT = 60.0  # seconds before a retry, or for a Retry-After or a Crawl-delay
+MAX_REDIRECTS = 5
+UNREACHABLE_AFTER = 5  # failures in a row to connect to a host or to get its robots.txt
 REDIRECTS = {301, 302, 303, 307, 308}
 
 ReadBody = Callable[[httpx.Response], Awaitable[bytes]]
@@ -50,7 +55,6 @@ class Fetcher:
         self.folder = folder
         self.in_flight = asyncio.Semaphore(options.batch_size)
         self.hosts: dict[str, Host] = {}
-        self.robot = options.user_agent.split("/")[0].strip()
 
     def _host(self, url: httpx.URL) -> Host:
         name = host_of(url)
@@ -70,11 +74,11 @@ class Fetcher:
                 record = _record(url, failure.cause, failure.detail, failure.status, failure.size)
             if record.cause not in RETRIED or attempt == self.options.retries or self._given_up(parse_url(url)):
                 return record
-            await asyncio.sleep(min(self.options.max_wait, 2**attempt) * random.uniform(0.5, 1))
+            await asyncio.sleep(min(MAX_WAIT, 2**attempt) * random.uniform(0.5, 1))
             attempt += 1
 
     def _given_up(self, url: httpx.URL) -> bool:
-        return self._host(url).failures >= self.options.unreachable_after
+        return self._host(url).failures >= UNREACHABLE_AFTER
 
     async def _attempt(self, url: str) -> PageRecord:
         first = parse_url(url)
@@ -96,7 +100,7 @@ class Fetcher:
         """The answer at the end of a URL's redirects."""
         seen: list[httpx.URL] = []
         try:
-            while len(seen) <= self.options.max_redirects:
+            while len(seen) <= MAX_REDIRECTS:
                 seen.append(url)
                 if obey_robots:
                     await self._obey_robots(url)
@@ -110,15 +114,15 @@ class Fetcher:
             if url != seen[0]:
                 failure.detail += f" (redirected to {url})"
             raise
-        raise Unfetchable("too_many_redirects", f"more than {self.options.max_redirects}", answer.status)
+        raise Unfetchable("too_many_redirects", f"more than {MAX_REDIRECTS}", answer.status)
 
     async def _obey_robots(self, url: httpx.URL) -> None:
         host, site = self._host(url), f"{url.scheme}://{url.netloc!r}"
         async with host.robots_lock:
             if site not in host.robots:
                 host.robots[site] = rules = await self._fetch_robots(host, url)
-                host.slow_down(min(rules.crawl_delay(self.robot) or 0.0, self.options.max_wait))
-        if not host.robots[site].can_fetch(str(url), self.robot):
+                host.slow_down(min(rules.crawl_delay(ROBOT) or 0.0, MAX_WAIT))
+        if not host.robots[site].can_fetch(str(url), ROBOT):
             raise Unfetchable("robots", "robots.txt forbids it")
 
     async def _fetch_robots(self, host: Host, url: httpx.URL) -> Protego:
@@ -143,10 +147,10 @@ class Fetcher:
             raise Unfetchable("host_unreachable", f"given up after {host.failures} failures in a row")
         async with host.turn(self.in_flight):
             try:
-                async with asyncio.timeout(self.options.page_timeout):
+                async with asyncio.timeout(4 * self.options.timeout):
                     return await self._connect(host, url, read)
             except TimeoutError as error:
-                raise Unfetchable("timeout", f"not done in {self.options.page_timeout:g} s") from error
+                raise Unfetchable("timeout", f"not done in {4 * self.options.timeout:g} s") from error
             except Unfetchable as failure:
                 host.failures += failure.cause in HOST_FAILURES
                 raise
@@ -172,8 +176,8 @@ class Fetcher:
         harmless address when checked and a local one when used.
         """
         name = host_of(url)
-        if name in self.options.resolve:
-            return [split_address(self.options.resolve[name])]
+        if name in (resolve := self.options.resolve or {}):
+            return [split_address(resolve[name])]
         port = url.port or (443 if url.scheme == "https" else 80)
         if not host.addresses:
             host.addresses = await look_up(name, port, self.options.timeout, self.options.allow_local)
@@ -185,7 +189,7 @@ class Fetcher:
             url.copy_with(host=address, port=port),
             headers={
                 "Host": url.netloc.decode("ascii"),
-                "User-Agent": self.options.user_agent,
+                "User-Agent": USER_AGENT,
                 "Accept": "text/html, application/xhtml+xml, text/plain;q=0.8, */*;q=0.1",
                 "Accept-Encoding": "gzip",
                 "Connection": "close",
@@ -205,7 +209,7 @@ class Fetcher:
             return _Answer(url, status, location=response.headers["location"])
         cause = cause_of_status(status)
         if cause in ("rate_limited", "server_error"):
-            host.hold(_retry_after(response.headers.get("retry-after", ""), self.options.max_wait))
+            host.hold(_retry_after(response.headers.get("retry-after", "")))
         if cause:
             raise Unfetchable(cause, f"HTTP {status}", status)
         try:
@@ -215,9 +219,9 @@ class Fetcher:
             raise
 
 
-def _retry_after(value: str, longest: float) -> float:
+def _retry_after(value: str) -> float:
     """Seconds for which all pages of the host wait; a date, or anything else that says to wait, is the longest wait."""
-    return min(float(value), longest) if value.isdecimal() else longest * bool(value)
+    return min(float(value), MAX_WAIT) if value.isdecimal() else MAX_WAIT * bool(value)
 
 
 def _join(url: httpx.URL, location: str) -> httpx.URL:

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address
 
 import httpx
 from protego import Protego
@@ -63,26 +62,18 @@ def _is_host(host: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address, and the IPv4 address embedded in it if there is one, is on the public internet."""
+    """Whether an address, and the IPv4 address embedded in it if there is one, is on the public internet.
+
+    ::ffff:127.0.0.1, 2002:7f00:1:: (6to4) and 64:ff9b::7f00:1 (NAT64) all end at 127.0.0.1.
+    """
     ip = ipaddress.ip_address(address)
-    inner = _embedded_ipv4(ip)
+    inner = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None)
+    if ip in NAT64:
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
     if inner is not None:
         return is_public(str(inner))
     # is_global alone lets multicast pass.
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved and not _is_site_local(ip)
-
-
-def _embedded_ipv4(ip: IPv4Address | IPv6Address) -> IPv4Address | None:
-    """::ffff:127.0.0.1, 2002:7f00:1:: (6to4) and 64:ff9b::7f00:1 (NAT64) all end at 127.0.0.1."""
-    if isinstance(ip, IPv4Address):
-        return None
-    if ip in NAT64:
-        return IPv4Address(int(ip) & 0xFFFFFFFF)
-    return ip.ipv4_mapped or ip.sixtofour
-
-
-def _is_site_local(ip: IPv4Address | IPv6Address) -> bool:
-    return isinstance(ip, IPv6Address) and ip.is_site_local
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or getattr(ip, "is_site_local", False))
 
 
 async def look_up(host: str, port: int, timeout: float, allow_local: bool) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def scrape(
     options.check()
     wanted = list(dict.fromkeys(urls))
     with opened(content_dir) as folder:
-        settled = {url for url in wanted if skip_existing and _is_settled(folder, url, options)}
+        settled = {url for url in wanted if skip_existing and _is_settled(folder, url)}
         for url in wanted:
             if url in settled:
                 on_page(folder.rows[url])
@@ -50,19 +50,14 @@ def scrape(
         return {url: folder.rows[url] for url in wanted}
 
 
-def _is_settled(folder: ContentFolder, url: str, options: ScrapeOptions) -> bool:
+def _is_settled(folder: ContentFolder, url: str) -> bool:
     """Whether this run need not ask again."""
     record = folder.rows.get(url)
     if record is None:
         return False
     if record.cause == "ok":
         file = folder.path / (record.path or "")
-        # Pages are not synced one by one, so after a power cut a file may have the right size and the wrong bytes.
         return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == record.sha256
-    if record.cause == "private_address":
-        return not options.allow_local
-    if record.cause == "too_large":
-        return options.max_bytes < record.bytes
     return record.cause not in TRANSIENT
 
 
