@@ -16,10 +16,9 @@ from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import newest_adapter, versions
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import Lora
 from forage.policy.memory import SLOTS
 from forage.policy.policy import load_base, vocabulary_of
-from forage.policy.room import engine_slots, lora_of
+from forage.policy.room import engine_slots, rank_of
 
 if TYPE_CHECKING:
     from forage.engines.local import LocalEngine
@@ -53,9 +52,9 @@ def open_local(card: PolicyCard, slots: int, tokens: int) -> LocalEngine:
     beside = card.quantized and on_gpu
     base = load_base(card, dequantize=not beside)
     if on_gpu:
-        lora = lora_of(newest_adapter(card.folder)) if versions(card.folder) else Lora(0)  # a plain model has none
+        rank = rank_of(newest_adapter(card.folder)) if versions(card.folder) else 0  # a plain model has none
         way_out = "lower --max-tokens, or start a vLLM server"
-        slots = engine_slots(card, slots, tokens, lora=lora, merged=not beside, way_out=way_out)
+        slots = engine_slots(card, slots, tokens, rank=rank, merged=not beside, way_out=way_out)
     return LocalEngine(base, slots, beside=beside)
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from forage.policy.branches import Branch
-from forage.policy.footprint import WIDEST_TREE
+
+WIDEST_TREE = 4096  # tokens of a tree, in which attention costs the square of them
 
 
 class Tokens(Protocol):

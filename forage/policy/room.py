@@ -17,10 +17,8 @@ from forage.policy.footprint import (
     CONTEXT,
     FP32,
     GIB,
-    Lora,
     ModelShape,
     Precision,
-    optimizer_bytes,
     shape_of,
     slots_within,
     weight_bytes,
@@ -44,7 +42,7 @@ def fitted(
         return memory
     if (shape := planned_shape(card.base)) is None:
         return memory
-    work = Work(lora_of(adapter), precision_of(card), max_tokens)
+    work = Work(rank_of(adapter), precision_of(card), max_tokens)
     room = free_bytes() + offloaded(shape, work, offload) - (engine_weights(shape, work) if plays else 0)
     if found := trainer_within(shape, work, room, budget=budget, checkpointing=again):
         how = "recomputed" if found.gradient_checkpointing else "kept"
@@ -60,28 +58,26 @@ def fitted(
 def offloaded(shape: ModelShape, work: Work, offload: Offload) -> float:
     """What of a policy and its optimizer is not on the GPU."""
     weights = max(0.0, weight_bytes(shape, work.precision) - BF16 * LIVE) if offload == "all" else 0.0
-    return weights + (optimizer_bytes(shape, work.lora) if offload != "none" else 0.0)
+    return weights + (2 * FP32 * shape.adapter(work.rank) if offload != "none" else 0.0)  # AdamW's two moments
 
 
 def engine_weights(shape: ModelShape, work: Work) -> float:
     """What a LocalEngine keeps on the GPU while nothing is played. An adapter is merged into a bf16 base."""
-    adapter = work.lora.parameters(shape) * FP32 if work.precision == "nf4" else 0
+    adapter = shape.adapter(work.rank) * FP32 if work.precision == "nf4" else 0
     return weight_bytes(shape, work.precision) + adapter
 
 
-def engine_slots(
-    card: PolicyCard, wanted: int, longest: int, *, lora: Lora, merged: bool, way_out: str
-) -> int:  # fmt: skip
+def engine_slots(card: PolicyCard, wanted: int, longest: int, *, rank: int, merged: bool, way_out: str) -> int:
     """How many of the `wanted` sequences to sample at once on a GPU: those that fit beside what is loaded now.
 
-    `lora` is still to be loaded (rank 0: is there already). Of a model that can't be planned, all are taken.
+    An adapter of this `rank` is still to be loaded (0: none is). Of a model that can't be planned, all are taken.
     """
     if (shape := planned_shape(card.base)) is None:
         return wanted
     torch.cuda.empty_cache()  # what an update has left to this process counts as free
     dtype = compute_dtype(card.dtype)
     room = (free_bytes() - CONTEXT) * BF16 / dtype.itemsize  # the context is there already
-    slots = slots_within(room, shape, lora, precision_of(card), wanted=wanted, longest=longest, merged=merged)
+    slots = slots_within(room, shape, rank, precision_of(card), wanted=wanted, longest=longest, merged=merged)
     free = f"{max(0.0, room) * dtype.itemsize / BF16 / GIB:.1f} GiB that are free of this GPU"
     if not slots:
         raise UserError(f"not even one sequence of {longest} tokens can be sampled in the {free}; {way_out}")
@@ -101,11 +97,10 @@ def precision_of(card: PolicyCard) -> Precision:
     return "nf4" if card.quantized else "bf16"
 
 
-def lora_of(adapter: Path) -> Lora:
-    """Rank and layers of a published adapter."""
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    targets = config["target_modules"]
-    return Lora(config["r"], () if isinstance(targets, str) else tuple({name.split(".")[-1] for name in targets}))
+def rank_of(adapter: Path) -> int:
+    """Of a published adapter; it is taken to change every linear layer."""
+    rank: int = json.loads((adapter / "adapter_config.json").read_text())["r"]
+    return rank
 
 
 def free_bytes() -> float:

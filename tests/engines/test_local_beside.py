@@ -12,7 +12,7 @@ from forage.engines.local import LocalEngine
 from forage.policy import room
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import AdapterOptions, PolicyCard, read_policy_card
-from forage.policy.footprint import GIB, KNOWN, Lora, slots_within
+from forage.policy.footprint import GIB, KNOWN, slots_within
 from forage.policy.memory import RESERVE
 from forage.policy.policy import create_policy, load_base, load_policy
 from tests.factories import tiny_model
@@ -128,17 +128,17 @@ def test_beside_a_4_bit_base_it_samples_what_the_trainer_scores(four_bit):
 def test_slots_by_hand():
     """A slot of a 7B with 2,048 tokens: 56 KiB x 2,049, and 28 bytes of logits for each of 152,064 tokens."""
     each = 56 * 1024 * 2049 + 28 * 152_064
-    once = 4 * Lora().parameters(SEVEN) + 2048 * (8 * 18944 + 12 * 3584) + 2048**2  # adapter, a prompt's forward pass
+    once = 4 * SEVEN.adapter(16) + 2048 * (8 * 18944 + 12 * 3584) + 2048**2  # adapter, a prompt's forward pass
     for slots in (0, 1, 5):
         for missing, fit in ((0, slots), (1, slots - 1)):
             room_left = once + slots * each - missing
-            found = slots_within(room_left, SEVEN, Lora(), "bf16", wanted=64, longest=2048, merged=True)
+            found = slots_within(room_left, SEVEN, 16, "bf16", wanted=64, longest=2048, merged=True)
             assert found == max(0, fit)
-    assert slots_within(900 * GIB, SEVEN, Lora(), "bf16", wanted=64, longest=2048, merged=True) == 64
+    assert slots_within(900 * GIB, SEVEN, 16, "bf16", wanted=64, longest=2048, merged=True) == 64
     # Beside, the largest 4-bit weight is unpacked: 3584 x 18944 in 16 bits, its scales twice in fp32.
     unpacked = 3584 * 18944 * (2 + 8 / 64)
     room_left = once + unpacked + 5 * each
-    assert slots_within(room_left, SEVEN, Lora(), "nf4", wanted=64, longest=2048, merged=False) == 5
+    assert slots_within(room_left, SEVEN, 16, "nf4", wanted=64, longest=2048, merged=False) == 5
 
 
 def with_gpu(monkeypatch, free):
@@ -177,7 +177,7 @@ def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, 
     assert asked == [not quantized]
     assert engine.beside is quantized
     precision, free = "nf4" if quantized else "bf16", (6 - 24 * RESERVE) * GIB
-    expected = slots_within(free, SEVEN, Lora(0), precision, wanted=64, longest=2048, merged=not quantized)
+    expected = slots_within(free, SEVEN, 0, precision, wanted=64, longest=2048, merged=not quantized)
     assert 16 < len(engine.slots) == expected < 64
     told = capsys.readouterr().out
     assert told.count("\n") == 1

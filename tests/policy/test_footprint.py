@@ -10,57 +10,49 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from forage.errors import UserError
 from forage.policy import footprint as fp
-from forage.policy.footprint import KNOWN, Batch, Lora, ModelShape, shape_from_config, shape_of, training
+from forage.policy.footprint import KNOWN, ModelShape, shape_from_config, shape_of, training
 
 # hidden 64, MLP 128, 4 heads of 16 with 2 for keys: queries 64, keys 32. Linear layers: 64 x 64 x 2 + 64 x 32 x 2
-# + 64 x 128 x 3 = 36,864 weights a layer. The rest: 2 x 256 x 64 + 5 x 64 = 33,088.
+# + 64 x 128 x 3 = 36,864 weights a layer. Embeddings and output: 2 x 256 x 64 = 32,768.
 SMALL = ModelShape(2, 64, 128, 4, 2, 16, 256, False)
 SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
 
 
 def test_weights():
     assert SMALL.linear_parameters == 73_728
-    assert SMALL.other_parameters == 33_088
-    assert fp.weight_bytes(SMALL, "bf16") == 2 * (73_728 + 33_088)
-    # half a byte each, a byte of scale for 64, and 4 bytes for 256 of those scales
-    assert fp.weight_bytes(SMALL, "nf4") == 36_864 + 1_152 + 18 + 66_176
-    assert fp.weight_bytes(SMALL, "nf4", fp.SERVED_NF4) == 36_864 + 4_608 + 66_176
+    assert SMALL.embeddings == 32_768
+    assert fp.weight_bytes(SMALL, "bf16") == 2 * (73_728 + 32_768)
+    assert fp.weight_bytes(SMALL, "nf4") == 36_864 + 4_608 + 65_536  # half a byte each, and a scale for 64
     assert fp.kv_bytes(SMALL) == 2 * 2 * 32 * 2
     assert fp.kv_bytes(SEVEN) == 56 * 1024
 
 
-@pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj")])
-def test_adapters_are_as_large_as_peft_makes_them(targets):
+def test_an_adapter_is_as_large_as_peft_makes_it():
     config = LlamaConfig(
         vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2,
     )  # fmt: skip
-    lora = LoraConfig(r=8, target_modules=list(targets) or "all-linear", task_type="CAUSAL_LM")
+    lora = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
     policy = get_peft_model(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), lora)
     trained = [weight for weight in policy.parameters() if weight.requires_grad]
     assert {weight.dtype for weight in trained} == {torch.float32}  # as the footprint takes for granted
-    assert Lora(8, targets).parameters(SMALL) == sum(weight.numel() for weight in trained)
+    assert SMALL.adapter(8) == sum(weight.numel() for weight in trained)
 
 
 def test_what_a_layer_keeps_by_hand():
     # A token: two norms in fp32 512; inputs in bf16, of q, k and v 128, of o 128, of gate and up 128, of down 256, and
-    # 7 x 16 fp32 between A and B 448; query, output 256, sums of 4 heads 16, key and value 128; three of the MLP 768.
-    assert fp.layer_bytes(SMALL, Lora(16), Batch(1, 10)) == 10 * 2_768
-    # Padded: keys and values for all heads, 256 in place of 128, and a mask of 2 rows x 10 x 10 in bf16.
-    assert fp.layer_bytes(SMALL, Lora(16), Batch(2, 10, padded=True)) == 20 * 2_896 + 400
-    # Not adapted, a layer keeps neither its input nor anything between A and B.
-    assert fp.layer_bytes(SMALL, Lora(16, ("q_proj",)), Batch(1, 10)) == 10 * (512 + 128 + 64 + 400 + 768)
-    # Of two that read the same input, one keeps it.
-    assert fp.layer_bytes(SMALL, Lora(16, ("q_proj", "v_proj")), Batch(1, 10)) == 10 * (512 + 128 + 128 + 400 + 768)
+    # 7 x 16 fp32 between A and B 448; query, output, key and value of all heads 512, sums of 4 heads 16; three of the
+    # MLP 768; a row of the mask of 5 bf16.
+    assert fp.layer_bytes(SMALL, 16, tokens=10, longest=5) == 10 * (2_896 + 10)
 
 
 @pytest.mark.parametrize("vocabulary", [256, 32])
 def test_an_update_holds_its_parts(vocabulary):
     shape = replace(SMALL, vocabulary=vocabulary)
-    held = fp.weight_bytes(shape, "bf16") + 16 * Lora().parameters(SMALL) + fp.CONTEXT
-    kept, ends, work = 2 * 10 * 2_768, 10 * 10 * 64, 10 * (4 * 128 + 10 * 64)
+    held = fp.weight_bytes(shape, "bf16") + 16 * SMALL.adapter(16) + fp.CONTEXT
+    kept, ends, work = 2 * 10 * 2_906, 10 * 10 * 64, 10 * (4 * 128 + 10 * 64)
     logits = 16 * vocabulary * 10  # at 256 more than `work`, so the peak is in the head
-    assert training(shape, Lora(), "bf16", Batch(1, 10), checkpointing=False) == held + kept + ends + max(work, logits)
+    assert training(shape, 16, "bf16", 10, 5, checkpointing=False) == held + kept + ends + max(work, logits)
     assert (work < logits) == (vocabulary == 256)
 
 
@@ -79,9 +71,10 @@ def test_a_config_has_the_size_of_its_model(kind, tied):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shape = shape_from_config(config.to_dict(), "small")
-    assert shape.parameters == sum(weight.numel() for weight in model.parameters())
-    linears = {name.split(".")[-1]: module for name, module in model.model.layers[0].named_modules()}
-    assert shape.linears == {n: (m.in_features, m.out_features) for n, m in linears.items() if n.endswith("_proj")}
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
+    assert shape.linear_parameters + shape.embeddings == matrices
+    linears = [module for module in model.model.layers[0].modules() if isinstance(module, torch.nn.Linear)]
+    assert shape.linears == [(linear.in_features, linear.out_features) for linear in linears]
 
 
 def test_the_shape_of_a_folder(tmp_path):

@@ -37,11 +37,12 @@ def test_one_card_for_trainer_and_server_of_a_7b(gib, kind):
 def test_a_card_each_or_no_plan():
     assert plan(SEVEN, 16, WORK, shared=True) is None
     trainer, server = plan(SEVEN, 12, WORK, shared=False)
-    assert (trainer.processes, max(trainer.bytes, server.bytes) <= usable(12)) == (1, True)
+    assert max(trainer.bytes, server.bytes) <= usable(12)
     assert plan(SEVEN, 6, WORK, shared=False) is None
     assert plan(SEVEN, 10, replace(WORK, max_tokens=16384), shared=False) is None
     assert plan(SEVEN, 10, replace(WORK, max_tokens=1024), shared=False)
-    assert plan(KNOWN[LARGE], 24.5, WORK, shared=False)[0].processes > 1
+    assert plan(KNOWN[LARGE], 24.5, WORK, shared=False) is None
+    assert plan(KNOWN[LARGE], 24.5, WORK, shared=False, processes=4)
 
 
 # Cards
@@ -53,17 +54,18 @@ def test_a_card_each_or_no_plan():
         (1, "", "", Cards((0,), (0,), True)), (2, "", "", Cards((0,), (1,), False)),
         (2, "1", "", Cards((1,), (0,), False)),
         (2, "1", "1", Cards((1,), (1,), True)), (4, "3", "0,1", Cards((3,), (0, 1), False)),
+        (4, "", "", Cards((0,), (1, 2, 3), False)),
     ],
 )  # fmt: skip
 def test_the_cards_that_each_takes(there, vllm, train, cards):
-    assert share_out(Options((A24,) * there, vllm_gpus=vllm, train_gpus=train), 1) == cards
+    assert share_out(Options((A24,) * there, vllm_gpus=vllm, train_gpus=train)) == cards
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (Options((A16,)), r"16\.0 GiB do not hold both .*; take .*; or set VLLM_GPU_MEMORY"),
-        (Options((LARGER,), base=LARGE, train_nodes=1), r"takes \d cards of 24\.5 GiB besides vLLM's, and has 1; take"),
+        (Options((A16,)), r"does not fit into cards of 16\.0 GiB, one for both; take .*, or set VLLM_GPU_MEMORY"),
+        (Options((LARGER,), base=LARGE, train_nodes=1), r"24\.5 GiB, one for vLLM and 1 for the trainer; take"),
         (Options((A24,), train_gpus="1"), r"there is no GPU 1 \(TRAIN_GPUS=1\); give numbers of nvidia-smi, 0 to 0"),
         (Options((A24,) * 4, vllm_gpus="0,1"), "VLLM_GPUS=0,1: the stack's server takes one GPU; give one"),
         (Options((A24,) * 2, train_gpus="1", train_processes=2), "TRAIN_PROCESSES=2 takes as many GPUs"),

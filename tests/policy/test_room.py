@@ -10,9 +10,9 @@ from forage.grpo.strategies import CONFIGS
 from forage.optimizer import MemoryOptions
 from forage.policy.adapters import newest_adapter
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import GIB, KNOWN, Lora, shape_of, weight_bytes
+from forage.policy.footprint import GIB, KNOWN, shape_of, weight_bytes
 from forage.policy.memory import Work
-from forage.policy.room import LIVE, fitted, lora_of, offloaded
+from forage.policy.room import LIVE, fitted, offloaded, rank_of
 from tests.tiny import make_base, make_policy
 
 SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
@@ -58,15 +58,15 @@ def test_a_real_adapter_has_its_size(tmp_path):
     folder = newest_adapter(policy)
     with safe_open(folder / "adapter_model.safetensors", "pt") as file:
         size = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    assert lora_of(folder).parameters(shape_of(str(tmp_path / "base"))) == size
+    assert shape_of(str(tmp_path / "base")).adapter(rank_of(folder)) == size
 
 
 def test_what_is_kept_on_the_cpu_leaves_room(adapter, monkeypatch):
     """Worked out by hand: 8 bytes of state for a weight of the adapter; all weights but 300 million in bf16."""
-    work = Work(Lora(8), "bf16")
+    work = Work(8, "bf16")
     assert offloaded(SEVEN, work, "none") == 0
-    assert offloaded(SEVEN, work, "optimizer") == 8 * Lora(8).parameters(SEVEN)
-    assert offloaded(SEVEN, work, "all") == 8 * Lora(8).parameters(SEVEN) + weight_bytes(SEVEN, "bf16") - 600_000_000
+    assert offloaded(SEVEN, work, "optimizer") == 8 * SEVEN.adapter(8)
+    assert offloaded(SEVEN, work, "all") == 8 * SEVEN.adapter(8) + weight_bytes(SEVEN, "bf16") - 600_000_000
     with_gpu(monkeypatch, 12)
     budgets = [
         fitted(MemoryOptions(gradient_checkpointing=True), card(adapter), adapter, 1024, plays=False, offload=offload)
