@@ -4,7 +4,6 @@
     python document_store.py search --store data/store "how is gout noticed"
     python document_store.py serve --store data/store --port 8000
     python document_store.py serve --store data/store --protocol mcp
-    python document_store.py info --store data/store
 
 Files of a store:
     store.json      embedder and options; written last
@@ -95,23 +94,13 @@ class Serve:
     fusion: Fusion = field(default_factory=Fusion)
 
 
-@dataclass
-class Info:
-    """Print what a store holds."""
-
-    store: str = "data/store"
-    """Folder of the store, or http://HOST:PORT of its server."""
-
-
-def main(command: Build | Search | Serve | Info) -> None:
+def main(command: Build | Search | Serve) -> None:
     if isinstance(command, Build):
         build(command)
     elif isinstance(command, Search):
         print_hits(command)
-    elif isinstance(command, Serve):
-        serve(command)
     else:
-        print_info(command.store)
+        serve(command)
 
 
 def build(command: Build) -> None:
@@ -131,7 +120,9 @@ def print_hits(command: Search) -> None:
     from forage.store.opening import open_place
 
     check_at_least_one(command, "k")
-    store = open_place(asked_place(command.store), Path())
+    place = StorePlace(command.store, store_patience=PATIENCE)
+    place.check()
+    store = open_place(place, Path())
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion)
     table = Table("", "score", "chunk", "text", title=Text(printable(command.query)))
     table.columns[2].no_wrap = True
@@ -202,30 +193,6 @@ def serve_mcp(command: Serve, search: SearchMany) -> None:
 def cant_listen(command: Serve, error: OSError) -> UserError:
     why = (error.strerror or str(error)).partition(" (")[0]  # Python adds the address in brackets
     return UserError(f"can't listen on {command.host}:{command.port} ({why}); choose another --port")
-
-
-def asked_place(store: str) -> StorePlace:
-    place = StorePlace(str(store), store_patience=PATIENCE)
-    place.check()
-    return place
-
-
-def print_info(store: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from forage.store.opening import card_at
-
-    card, _ = card_at(asked_place(store), Path())
-    values = {
-        "complete": card.complete, "documents": card.documents, "chunks": card.chunks,
-        "dimension": card.dimension, **vars(card.options),
-    }  # fmt: skip
-    table = Table("", "", show_header=False, title=Text(printable(str(store))))
-    for name, value in values.items():
-        table.add_row(name, Text(printable(str(value))))
-    Console().print(table)
 
 
 if __name__ == "__main__":

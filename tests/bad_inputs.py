@@ -36,7 +36,7 @@ CASES = {
     "document_store.py": (
         "serch --store {w}/data/store gout",
         "search --store {w}/data/store --k 0 gout",
-        "info --store {w}/none",
+        "search --store {w}/none gout",
         "build --documents {w}/broken.jsonl --store {w}/out",
         "build --documents {w}/docs.jsonl --embedder none --store {w}/file",
     ),

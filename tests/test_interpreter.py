@@ -39,7 +39,7 @@ def test_the_wrong_python_is_told_with_the_way_out(bare, command):
 def started_with(folder):
     """A script that imports what is in the folder first."""
     return subprocess.run(
-        [sys.executable, "document_store.py", "info"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(folder)},
+        [sys.executable, "document_store.py", "search"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 

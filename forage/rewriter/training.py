@@ -23,10 +23,10 @@ from forage.rewriter.actors import Actors, left_padded, with_padding
 from forage.rewriter.data import Row
 from forage.rewriter.options import Options
 from forage.rewriter.ppo import PromptBatch, Training, make_optimizer, train_own
-from forage.rewriter.rewards import Episode, Scorer
+from forage.rewriter.rewards import Scorer
 from forage.rewriter.trl_backend import train_trl
 from forage.runs import trackers
-from forage.runs.plots import BLUE, GREY, ORANGE, STYLE, VERMILION, reach_of, running_mean, save_figure
+from forage.runs.plots import STYLE, draw_panel, save_figure
 from forage.runs.trackers import Log, chosen, open_tracker
 
 
@@ -79,37 +79,29 @@ class Recorder:
 
     def after_update(self, figures: dict[str, float]) -> None:
         """Check, show and keep the figures of an update; save a checkpoint when one is due."""
-        step = len(self.history) + 1
-        metrics = self._metrics(step, figures)
+        options, step = self.options, len(self.history) + 1
+        metrics = {"step": step} | figures | {
+            "episode": step * options.ppo.batch_size, "policy/entropy": figures["policy/entropy_avg"],
+            "lr": options.actor.rate, "grad_norm": sum(self.norms) / len(self.norms),
+            "seconds": time.perf_counter() - self.started,
+        }  # fmt: skip
         bad = next((name for name, value in metrics.items() if not math.isfinite(value)), None)
         if bad:
             raise UserError(f"update {step}: {bad} is {metrics[bad]}; training diverged, lower --learning-rate")
         self.history.append(metrics)
-        self._keep(step, metrics, self.scorer.episodes)
-        self.norms.clear()
-        self.started = time.perf_counter()
-
-    def _keep(self, step: int, metrics: dict[str, float], episodes: list[Episode]) -> None:
-        options = self.options
-        self._print(step, metrics, episodes)
-        write_jsonl(options.run_dir / "episodes" / f"{step:06d}.jsonl", episodes)
+        self._print(step, metrics)
+        write_jsonl(options.run_dir / "episodes" / f"{step:06d}.jsonl", self.scorer.episodes)
         write_jsonl(options.run_dir / "metrics.jsonl", self.history)
         draw_metrics(self.history, options.run_dir / "training.png")
         self.log(step, metrics)
         if step % options.save_every == 0 or step == options.max_steps:
             save_checkpoint(options.run_dir / "state", step, self.actors, self.optimizer, self.history)
+        self.norms.clear()
+        self.started = time.perf_counter()
 
-    def _metrics(self, step: int, figures: dict[str, float]) -> dict[str, float]:
-        """The row of metrics.jsonl."""
-        return {"step": step} | figures | {
-            "episode": step * self.options.ppo.batch_size, "policy/entropy": figures["policy/entropy_avg"],
-            "lr": self.options.actor.rate, "grad_norm": sum(self.norms) / len(self.norms),
-            "seconds": time.perf_counter() - self.started,
-        }  # fmt: skip
-
-    def _print(self, step: int, metrics: dict[str, float], episodes: list[Episode]) -> None:
+    def _print(self, step: int, metrics: dict[str, float]) -> None:
         first = (step - 1) * self.options.ppo.batch_size + 1
-        for number, episode in enumerate(episodes, first):
+        for number, episode in enumerate(self.scorer.episodes, first):
             print(f"Episode {number}: Reward = {episode.reward:.3f}")
         print(
             f"update {step} of {self.options.max_steps}, {metrics['seconds']:.1f} s: "
@@ -123,28 +115,21 @@ class Recorder:
 # Plots
 
 # A panel's title, and its metrics with their labels.
-PANELS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("reward per episode", {"objective/scores": "reward", "objective/rlhf_reward": "reward minus KL penalty"}),
-    ("KL to the untrained model, nats per episode", {"objective/kl": "KL"}),
-    ("entropy per token, nats", {"policy/entropy": "entropy"}),
-    ("ratio to the sampling policy", {"val/ratio": "mean ratio", "policy/clipfrac_avg": "share clipped"}),
-    ("policy loss", {"loss/policy_avg": "loss"}),
-    ("value loss", {"loss/value_avg": "loss"}),
-)
+PANELS: dict[str, dict[str, str]] = {
+    "reward per episode": {"objective/scores": "reward", "objective/rlhf_reward": "reward minus KL penalty"},
+    "KL to the untrained model, nats per episode": {"objective/kl": ""},
+    "entropy per token, nats": {"policy/entropy": ""},
+    "ratio to the sampling policy": {"val/ratio": "mean ratio", "policy/clipfrac_avg": "share clipped"},
+    "policy loss": {"loss/policy_avg": ""},
+    "value loss": {"loss/value_avg": ""},
+}
 
 
 def draw_metrics(rows: Sequence[Mapping[str, float]], path: Path) -> None:
-    """A dot for each update, and a line for the running mean."""
-    steps, reach = [row["step"] for row in rows], reach_of(len(rows))
+    """The metrics by update."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12, 9), layout="constrained")
-        for axes, (title, names) in zip(figure.subplots(3, 2).flat, PANELS, strict=True):
-            for (name, label), color in zip(names.items(), (BLUE, ORANGE, VERMILION), strict=False):
-                values = [row[name] for row in rows]
-                axes.plot(steps, values, ".", color=color, alpha=0.35)
-                axes.plot(steps, running_mean(values, reach), color=color, label=label)
+        for axes, (title, lines) in zip(figure.subplots(3, 2).flat, PANELS.items(), strict=True):
             axes.set_title(title)
-            axes.set_xlabel("updates", color=GREY)
-            if len(names) > 1:
-                axes.legend()
+            draw_panel(axes, {int(row["step"]): row for row in rows}, lines)
         save_figure(figure, path)

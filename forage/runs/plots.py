@@ -105,17 +105,21 @@ def training_figure(stats: Sequence[StepStats]) -> Figure:
     grid = figure.add_gridspec(rows, 3)
     for place, (title, lines) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[place // 3, place % 3], title=title)
-        for (name, label), color in zip(lines.items(), (BLUE, ORANGE, GREEN), strict=False):
-            if name in known:
-                points: dict[int, Any] = {step: row[name] for step, row in figures.items() if name in row}
-                _line(axes, list(points), list(points.values()), color, label)
-        if any(lines.values()):
-            axes.legend(fontsize=11)
+        draw_panel(axes, figures, lines)
     axes, phases = figure.add_subplot(grid[rows - 1, :], title="seconds of a step"), phase_seconds(stats)
     if phases:
         axes.stackplot(list(figures), list(phases.values()), labels=list(phases))
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(phases), fontsize=11)
     return figure
+
+
+def draw_panel(axes: Axes, figures: Mapping[int, Mapping[str, Any]], lines: Mapping[str, str]) -> None:
+    """Of the figures of each step those that `lines` names, with its labels."""
+    for (name, label), color in zip(lines.items(), (BLUE, ORANGE, GREEN), strict=False):
+        if points := {step: row[name] for step, row in figures.items() if name in row}:
+            _line(axes, list(points), list(points.values()), color, label)
+    if any(lines.values()):
+        axes.legend(fontsize=11)
 
 
 def phase_seconds(stats: Sequence[StepStats]) -> dict[str, list[float]]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from forage.errors import UserError
 from forage.files import replacing
-from forage.store.fusion import Ids, Ranking, Scores, top_k
+from forage.store.fusion import Ids, Ranking, top_k
 from forage.text import UNSPACED, WORD
 
 STOP_WORDS = frozenset(
@@ -190,23 +190,16 @@ class Titles:
 
     index: BM25
     of_chunk: Ids
-    having: dict[str, Ids]
-    """The titles that have each word."""
-    sizes: NDArray[np.int64]
-    """The number of distinct words of each title."""
+    words: list[frozenset[str]]
+    """The distinct words of each title."""
 
     @classmethod
     def build(cls, titles: Sequence[str], tokenize: Callable[[str], list[str]]) -> Titles:
         """From the title of each chunk."""
         number = {title: place for place, title in enumerate(dict.fromkeys(titles))}
         words = [tokenize(title) for title in number]
-        having: dict[str, list[int]] = {}
-        for place, several in enumerate(words):
-            for word in set(several):
-                having.setdefault(word, []).append(place)
-        sizes = np.array([len(set(several)) for several in words], np.int64)
         of_chunk = np.array([number[title] for title in titles], np.int64)
-        return cls(BM25.build(words), of_chunk, {word: np.array(places) for word, places in having.items()}, sizes)
+        return cls(BM25.build(words), of_chunk, list(map(frozenset, words)))
 
     def rank(self, words: Sequence[str], chunks: Ids, by_share: bool) -> Ranking:
         """These chunks by how well the words match their titles, from 0 to 1.
@@ -220,13 +213,11 @@ class Titles:
         best = scores.max(initial=0.0)
         scores = scores / best if best else scores
         if by_share:
-            scores = scores * self.shares(words)[titles]
+            scores = scores * np.array([said_share(self.words[title], words) for title in titles.tolist()])
         order = np.lexsort((chunks, -scores))
         return Ranking(chunks[order], scores[order])
 
-    def shares(self, words: Sequence[str]) -> Scores:
-        """The share of each title's words that are among these. Example: of "gouty arthritis", "arthritis" says .5."""
-        said = np.zeros(len(self.sizes))
-        for word in self.having.keys() & set(words):
-            said[self.having[word]] += 1
-        return said / np.maximum(self.sizes, 1)
+
+def said_share(title: frozenset[str], words: Sequence[str]) -> float:
+    """The share of a title's words that are among these. Example: of "gouty arthritis", "arthritis" says .5."""
+    return len(title.intersection(words)) / max(len(title), 1)

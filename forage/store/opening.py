@@ -5,40 +5,24 @@ Imports nothing heavy, so that a script may read a store's card before it loads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from forage.arguments import users_class
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.manifest import file_digest
 from forage.store.card import CHUNKS_FILE, StoreCard, fingerprint_of, read_card
-from forage.store.hit import Hit
-from forage.store.options import Fusion, Mode, StoreOptions, StorePlace
+from forage.store.options import StoreOptions, StorePlace
 from forage.store.remote import RemoteStore
 
 if TYPE_CHECKING:
     from forage.store.document_store import DocumentStore
-    from forage.store.embedder import Embedder
 
 
-class Store(Protocol):
-    """What the agent searches: a DocumentStore, or a RemoteStore that asks a server of one."""
-
-    @property
-    def path(self) -> Path | str: ...
-    @property
-    def card(self) -> StoreCard: ...
-    @property
-    def options(self) -> StoreOptions: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def embedder(self) -> Embedder: ...
-    def search(
-        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...
-    ) -> list[list[Hit]]: ...
+Store: TypeAlias = "DocumentStore | RemoteStore"
+"""What the agent searches: a folder, or a server of one."""
 
 
 def open_store(path: Path) -> DocumentStore:

@@ -73,8 +73,8 @@ def test_the_commands(here, monkeypatch):
         open_store(store).search("gout")
 
 
-def impatient(self, url, chunks=None, start=RemoteStore.__init__):
-    start(self, url, chunks, patience=0.1)
+def impatient(self, url, start=RemoteStore.__init__):
+    start(self, url, patience=0.1)
 
 
 def test_a_class_that_is_none_is_one_line(here):
