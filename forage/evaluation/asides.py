@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from forage.agent.agent import Agent, turn_seed
@@ -18,7 +17,6 @@ class Aside:
     """One line without tags."""
     sampled: int = 0
     read: int = 0
-    seconds: float = 0.0
 
 
 NOTHING = Aside()
@@ -30,10 +28,8 @@ async def ask(agent: Agent, name: str, instruction: str, text: str, tokens: int,
     Raises EngineError if the engine gave up. Neither the text nor the reply can forge a turn: their control tokens and
     tags are made harmless.
     """
-    started, protocol = time.perf_counter(), agent.protocol
+    protocol = agent.protocol
     ids = tuple(prompt_tokens(protocol.tokenizer, instruction, protocol.harmless(text)))
     request = Request(ids, tokens, protocol.stop_ids, turn_seed(seed, name, 0), agent.sampling, name)
     sampled = await agent.reply(request)
-    return Aside(
-        protocol.harmless(protocol.text(sampled.ids)), len(sampled.ids), len(ids), time.perf_counter() - started
-    )
+    return Aside(protocol.harmless(protocol.text(sampled.ids)), len(sampled.ids), len(ids))

@@ -17,7 +17,6 @@ The retrieval metrics of `plain_rag` are those of the raw question.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -84,14 +83,13 @@ async def _written(agent: Agent, question: Question, instruction: str, seed: int
 
 async def _searched(agent: Agent, question: Question, seed: int, text: str, before: Aside = NOTHING) -> Outcome:
     """The answer after a search for `text`; the call shows the text cut to a query's length."""
-    started = time.perf_counter()
     hits = await agent.search(text)
     searched = Search(0, text, tuple(hit.chunk_id for hit in hits))
     protocol = agent.protocol
     call = protocol.turn_ids(write_call(shortened(protocol.harmless(text), agent.settings.max_query)))
     shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
     ids = protocol.prompt(question.question) + call + protocol.join([shown], call[-1])
-    return await _answered(agent, question, seed, ids, (searched,), time.perf_counter() - started, before)
+    return await _answered(agent, question, seed, ids, (searched,), before)
 
 
 def shortened(text: str, length: int) -> str:
@@ -101,11 +99,10 @@ def shortened(text: str, length: int) -> str:
 
 async def _answered(
     agent: Agent, question: Question, seed: int, asked: Sequence[int], searches: tuple[Search, ...] = (),
-    searching: float = 0.0, before: Aside = NOTHING,
+    before: Aside = NOTHING,
 ) -> Outcome:  # fmt: skip
     """The policy's answer to the conversation `asked`, forced if it gives none by itself."""
-    name, started = f"{question.id}/0", time.perf_counter()
-    protocol, ids, dropped = agent.protocol, list(asked), 0
+    name, protocol, ids, dropped = f"{question.id}/0", agent.protocol, list(asked), 0
     try:
         sampled = await _sample(agent, ids, turn_seed(seed, name, 0), name)
         reading = agent.read(sampled.ids)
@@ -117,9 +114,7 @@ async def _answered(
             reading = replace(reading, faults=(*reading.faults, "answer_forced"))
     finally:
         agent.engine.release(name)
-    generating = time.perf_counter() - started + before.seconds
-    seconds = {"generate": generating, "search": searching, "total": generating + searching}
-    episode = replace(_episode(agent, question, name, ids, sampled, reading, searches), seconds=seconds)
+    episode = _episode(agent, question, name, ids, sampled, reading, searches)
     return Outcome(episode, (episode,), before.sampled + dropped, before.read)
 
 

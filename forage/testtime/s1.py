@@ -35,7 +35,6 @@ from typing import Literal
 from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, turn_seed
 from forage.agent.protocol import Protocol
 from forage.data.records import Question
-from forage.engines.base import EngineError
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome
 
@@ -62,45 +61,34 @@ class BudgetForcing:
             )
 
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
-        forcing = _Forcing(self, agent)
-        episode = await agent.play(question, 0, seed, forcing.speak)
-        return Outcome(episode, (episode,), extra_sampled=forcing.cut)
+        turns: list[_Turn] = []
 
+        async def speak(episode: EpisodeBuilder, room: int, seed: int) -> TurnTokens:
+            if not episode.searches:
+                return await agent.speak(episode, room, seed)
+            turns.append(turn := _Turn(agent.protocol, room))
+            await self._say(turn, agent, episode, seed)
+            finish: Literal["stop", "length"] = "stop" if turn.ended else "length"
+            return TurnTokens(tuple(turn.ids), tuple(turn.mask), tuple(turn.logprobs), finish)
 
-@dataclass
-class _Forcing:
-    """Samples one episode's turns, and counts the tokens that were cut."""
+        episode = await agent.play(question, 0, seed, speak)
+        return Outcome(episode, (episode,), extra_sampled=sum(turn.cut for turn in turns))
 
-    budget: BudgetForcing
-    agent: Agent
-    cut: int = 0
-
-    async def speak(self, episode: EpisodeBuilder, room: int, seed: int) -> TurnTokens:
-        if not episode.searches:
-            return await self.agent.speak(episode, room, seed)
-        turn = _Turn(self.agent.protocol, room)
-        try:
-            await self._say(turn, episode, seed)
-        except EngineError:  # the turn is lost, but its tokens were sampled and count
-            self.cut += sum(turn.mask)
-            raise
-        return TurnTokens(tuple(turn.ids), tuple(turn.mask), tuple(turn.logprobs), turn.finish)
-
-    async def _say(self, turn: _Turn, episode: EpisodeBuilder, seed: int) -> None:
+    async def _say(self, turn: _Turn, agent: Agent, episode: EpisodeBuilder, seed: int) -> None:
         """Sample the turn in parts, each up to the next point where tokens may have to be forced."""
-        budget, waits, part = self.budget, self.budget.waits, 0
+        waits, part = self.waits, 0
         while turn.left and not turn.ended:
-            if turn.thought >= budget.max_thinking and not turn.acts and not turn.opens_a_tag:
+            if turn.thought >= self.max_thinking and not turn.acts and not turn.opens_a_tag:
                 turn.open()
                 if not turn.left:
                     break
-            goal = budget.min_thinking if turn.thought < budget.min_thinking and waits else budget.max_thinking
+            goal = self.min_thinking if turn.thought < self.min_thinking and waits else self.max_thinking
             tokens = turn.left if turn.acts else min(turn.left, max(1, goal - turn.thought))
             part_seed = turn_seed(seed, "part", part) if part else seed
-            turn.add(await self.agent.speak(episode, tokens, part_seed, turn.ids))
+            turn.add(await agent.speak(episode, tokens, part_seed, turn.ids))
             part += 1
-            if turn.thought < budget.min_thinking and waits and (turn.answer_at >= 0 or turn.ended) and not turn.calls:
-                self.cut += turn.cut_answer()
+            if turn.thought < self.min_thinking and waits and (turn.answer_at >= 0 or turn.ended) and not turn.calls:
+                turn.cut_answer()
                 turn.force(WAIT)
                 waits -= 1
 
@@ -114,6 +102,8 @@ class _Turn:
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    cut: int = 0
+    """Sampled tokens that were removed again."""
 
     @property
     def left(self) -> int:
@@ -122,10 +112,6 @@ class _Turn:
     @property
     def ended(self) -> bool:
         return bool(self.ids) and self.ids[-1] in self.protocol.stop_ids
-
-    @property
-    def finish(self) -> Literal["stop", "length"]:
-        return "stop" if self.ended else "length"
 
     @property
     def answer_at(self) -> int:
@@ -168,17 +154,16 @@ class _Turn:
         self.mask += said.mask[new]
         self.logprobs += said.logprobs[new]
 
-    def cut_answer(self) -> int:
-        """Remove everything after the thinking, and the line break before it; returns how many sampled tokens that was.
+    def cut_answer(self) -> None:
+        """Remove everything after the thinking, and the line break before it.
 
         A token that holds more than white space stays, such as ".\\n" in Qwen2.5's vocabulary.
         """
         kept = self.thinking
         while kept and self.mask[kept - 1] and not self.protocol.text(self.ids[kept - 1 : kept]).strip():
             kept -= 1
-        cut = len(self.ids) - kept
+        self.cut += len(self.ids) - kept
         del self.ids[kept:], self.mask[kept:], self.logprobs[kept:]
-        return cut
 
     def open(self) -> None:
         """Force the answer's opening, on a line of its own."""
