@@ -11,7 +11,7 @@ rewarded 1. After the first turn, "gout" has the Q-value .4 and "toe" has 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,19 +31,14 @@ from forage.testtime.scorers import unanswered
 if TYPE_CHECKING:
     from forage.store.embedder import Embedder
 
-Integers = NDArray[np.int64]
 MARGIN = 0.05  # two Q-values less than this apart are too near to learn from
 
 
-@dataclass(frozen=True)
-class Played:
-    """A training question and its episodes."""
-
-    question: Question
-    episodes: tuple[Episode, ...]
+Played = Mapping[Question, Sequence[Episode]]
+"""Training questions and their episodes."""
 
 
-def read_played(paths: Sequence[Path], data: Path, protocol: Protocol) -> list[Played]:
+def read_played(paths: Sequence[Path], data: Path, protocol: Protocol) -> Played:
     """The episodes by question, in the order of train.jsonl, each once; not what the engine gave up on.
 
     Held-out questions are refused: what learns from episodes learns from the reference answers by which they are
@@ -62,11 +57,10 @@ def read_played(paths: Sequence[Path], data: Path, protocol: Protocol) -> list[P
             raise UserError(f"{path}: its tokens are of another tokenizer; name the --policy that played it")
         for episode in episodes:
             if episode.stop != "engine":
-                by_question.setdefault(episode.question_id, {}).setdefault((episode.id, episode.ids), episode)
-    several = [Played(known[name], tuple(by_question[name].values())) for name in known if name in by_question]
-    if not several:
+                by_question.setdefault(episode.question_id, {})[episode.id, episode.ids] = episode
+    if not by_question:
         raise UserError("no episode is left to learn from; give files of whole episodes")
-    return several
+    return {known[name]: list(by_question[name].values()) for name in known if name in by_question}
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -77,48 +71,30 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """N candidates; those of one question and one depth are compared."""
-
-    features_NF: Rows
-    q_N: Floats
-    question_N: Integers
-    """Each candidate's question, by its number."""
-    depth_N: Integers
-    """Turns after which the candidate goes on; 0: finished."""
-
-    def of(self, questions: Sequence[int]) -> Examples:
-        """Those of these questions."""
-        mine = np.isin(self.question_N, questions)
-        return Examples(self.features_NF[mine], self.q_N[mine], self.question_N[mine], self.depth_N[mine])
-
-
 def examples_of(
-    several: Sequence[Played], embedder: Embedder, protocol: Protocol, functions: Mapping[str, RewardFunction]
-) -> Examples:
-    """The examples of some questions, numbered from 0. Rewards may see the reference answer, features may not."""
-    rows, q_values, numbers, depths = [], [], [], []
-    for number, played in enumerate(several):
-        rewards_NR = reward_matrix(functions, played.episodes, [played.question] * len(played.episodes))
-        for depth, nodes, q_N in siblings_of(played.episodes, combine_rewards(rewards_NR)):
-            rows.append(features(embedder, protocol, unanswered(played.question), nodes))
-            q_values.append(q_N)
-            numbers += [number] * len(nodes)
-            depths += [depth] * len(nodes)
-    return Examples(np.concatenate(rows), np.concatenate(q_values), np.array(numbers), np.array(depths))
+    played: Played, embedder: Embedder, protocol: Protocol, functions: Mapping[str, RewardFunction]
+) -> tuple[Rows, Pairs]:
+    """The features of all candidates, and the pairs of them that tell. Rewards may see the reference, features not."""
+    rows, pairs, start = [], [], 0
+    for question, episodes in played.items():
+        rewards_N = combine_rewards(reward_matrix(functions, episodes, [question] * len(episodes)))
+        for nodes, q_N in siblings_of(episodes, rewards_N):
+            rows.append(features(embedder, protocol, unanswered(question), nodes))
+            pairs.append(pairs_of(q_N, start))
+            start += len(nodes)
+    return np.concatenate(rows), Pairs(*map(np.concatenate, zip(*pairs, strict=True)))
 
 
-def siblings_of(episodes: Sequence[Episode], rewards_N: Floats) -> Iterator[tuple[int, Sequence[Episode], Floats]]:
-    """(depth, what is compared, Q-values): the finished episodes at depth 0, then the nodes after so many turns."""
-    yield 0, episodes, rewards_N
+def siblings_of(episodes: Sequence[Episode], rewards_N: Floats) -> Iterator[tuple[Sequence[Episode], Floats]]:
+    """(what is compared, Q-values): the finished episodes, then the nodes after one turn, after two, and so on."""
+    yield episodes, rewards_N
     for depth in range(1, max(len(episode.turns) for episode in episodes)):
         below: dict[tuple[int, ...], list[int]] = {}
         for number, episode in enumerate(episodes):
             if len(episode.turns) > depth:
                 below.setdefault(episode.ids[: episode.turns[depth].start], []).append(number)
         nodes = [cut_after(episodes[numbers[0]], depth) for numbers in below.values()]
-        yield depth, nodes, np.array([rewards_N[numbers].mean() for numbers in below.values()])
+        yield nodes, np.array([rewards_N[numbers].mean() for numbers in below.values()])
 
 
 def cut_after(episode: Episode, turns: int) -> Episode:
@@ -133,28 +109,20 @@ def cut_after(episode: Episode, turns: int) -> Episode:
     )  # fmt: skip
 
 
-def pairs_of(examples: Examples, margin: float = MARGIN) -> Pairs:
-    """Every two compared candidates whose Q-values are at least `margin` apart.
+def pairs_of(q_N: Floats, start: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    """(better, worse, by how much) of every two candidates whose Q-values are apart; the first has the number `start`.
 
-    Example: Q-values .9, .5 and .45 with margin .1 give the pairs (first, second) and (first, third).
+    Example: Q-values .9, .5 and .47 give the pairs (0, 1) and (0, 2).
     """
-    better, worse = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for key in sorted(set(zip(examples.question_N.tolist(), examples.depth_N.tolist(), strict=True))):
-        rows = np.flatnonzero((examples.question_N == key[0]) & (examples.depth_N == key[1]))
-        apart_NN = examples.q_N[rows][:, None] - examples.q_N[rows][None, :]
-        ahead, behind = np.nonzero((apart_NN >= margin) & (apart_NN > 0))
-        better.append(rows[ahead])
-        worse.append(rows[behind])
-    better_P, worse_P = np.concatenate(better), np.concatenate(worse)
-    return Pairs(better_P, worse_P, examples.q_N[better_P] - examples.q_N[worse_P])
+    apart_NN = q_N[:, None] - q_N[None, :]
+    better_P, worse_P = np.nonzero(apart_NN >= MARGIN)
+    return better_P + start, worse_P + start, apart_NN[better_P, worse_P]
 
 
-def right_shares(scores_N: Floats, pairs: Pairs, question_N: Integers) -> Floats:
-    """The share of each question's pairs that are scored in the right order; equal scores count a half.
+def right_share(scores_N: Floats, pairs: Pairs) -> float:
+    """The share of pairs that are scored in the right order; equal scores count a half.
 
-    Example: scores .9, .5 and .5 for pairs (0, 1), (0, 2) and (1, 2) of one question give 2.5 of 3.
+    Example: scores .9, .5 and .5 for pairs (0, 1), (0, 2) and (1, 2) give 2.5 of 3.
     """
     ahead_P = scores_N[pairs.better_P] - scores_N[pairs.worse_P]
-    right_P = np.where(ahead_P == 0, 0.5, ahead_P > 0)
-    _, place_P = np.unique(question_N[pairs.better_P], return_inverse=True)
-    return np.asarray(np.bincount(place_P, right_P) / np.bincount(place_P))
+    return float(np.where(ahead_P == 0, 0.5, ahead_P > 0).mean())

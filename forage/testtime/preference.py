@@ -4,8 +4,7 @@ Paper: rStar-Math, https://arxiv.org/abs/2501.04519, fine-tunes a language model
 model), by the pairwise loss of Bradley and Terry on pairs of a good and a bad step.
 
 Here: the same loss, each pair weighted by how far its Q-values are apart, trains a network with one hidden layer over
-standardised features. The products of embeddings come in through a matrix of low rank, which is zero at first: without
-evidence for it, it stays near zero.
+standardised features (features.py).
 
 Only differences within a question are learnt, so scores are shifted to be .5 on average, for finished episodes and for
 those that go on alike; a sigmoid brings them between 0 and 1.
@@ -36,11 +35,11 @@ from forage.files import replacing
 from forage.manifest import digest, write_manifest
 from forage.store.card import SAME_MODEL
 from forage.store.embedder import Embedder
-from forage.testtime.features import OPEN, PRODUCTS, SCALARS, Rows, features
+from forage.testtime.features import FEATURES, OPEN, Rows, features
 
 CARD, WEIGHTS = "scorer.json", "head.safetensors"
 PROBE = "probe"  # the embedder's vector of a sentence that is always the same, kept beside the weights
-HIDDEN, RANK = 32, 4  # units of the hidden layer; rank of the weighting of products
+HIDDEN = 32  # units of the hidden layer
 STEPS, LEARNING_RATE, WEIGHT_DECAY = 600, 2e-3, 0.1  # of AdamW, whose rate falls to 0
 FARTHEST = 5.0  # standard deviations from the mean at which a feature is cut
 PAIRS_PER_BATCH = 256
@@ -71,21 +70,18 @@ class Head(torch.nn.Module):
     centres: Tensor
     """The mean raw score of finished episodes, and of those that go on."""
 
-    def __init__(self, width: int, hidden: int = HIDDEN, rank: int = RANK) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean_F", torch.zeros(width))
-        self.register_buffer("deviation_F", torch.ones(width))
+        self.register_buffer("mean_F", torch.zeros(len(FEATURES)))
+        self.register_buffer("deviation_F", torch.ones(len(FEATURES)))
         self.register_buffer("centres", torch.zeros(2))
-        self.interaction = torch.nn.Parameter(torch.zeros(width - len(SCALARS), rank))
-        self.hidden = torch.nn.Linear(len(SCALARS) + rank, hidden)
-        self.out = torch.nn.Linear(hidden, 1, bias=False)
+        self.hidden = torch.nn.Linear(len(FEATURES), HIDDEN)
+        self.out = torch.nn.Linear(HIDDEN, 1, bias=False)
 
     def forward(self, rows_NF: Tensor) -> Tensor:
         """(N,) raw scores."""
         even_NF = ((rows_NF - self.mean_F) / self.deviation_F).clamp(-FARTHEST, FARTHEST)
-        scalars_NS, products_NP = even_NF.tensor_split([len(SCALARS)], dim=1)
-        mixed = torch.cat([scalars_NS, products_NP @ self.interaction], dim=1)
-        scores_N: Tensor = self.out(torch.nn.functional.gelu(self.hidden(mixed)))[:, 0]
+        scores_N: Tensor = self.out(torch.nn.functional.gelu(self.hidden(even_NF)))[:, 0]
         return scores_N
 
     @torch.no_grad()
@@ -118,7 +114,7 @@ def fit(rows_NF: Rows, pairs: Pairs, seed: int = 0, steps: int = STEPS) -> Head:
     weights_P = torch.from_numpy(pairs.weights_P).float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = Head(given_NF.shape[1])
+        head = Head()
     head.standardise(given_NF)
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(head.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
@@ -159,12 +155,10 @@ class Preference:
     @classmethod
     def load(cls, folder: Path, embedder: Embedder) -> Preference:
         """The scorer in a folder of train_scorer.py; refuses one that was trained with another embedder."""
-        path, now_D = folder / WEIGHTS, embedder.probe()
+        path, now_D, head = folder / WEIGHTS, embedder.probe(), Head()
         try:
             tensors = load_file(path)
             then_D: NDArray[np.float32] = tensors.pop(PROBE).numpy()
-            hidden, inputs = tensors["hidden.weight"].shape
-            head = Head(len(SCALARS) + len(PRODUCTS) * len(then_D), hidden, inputs - len(SCALARS))
             head.load_state_dict(tensors)
         except (OSError, SafetensorError, KeyError, RuntimeError) as error:
             raise UserError(f"{path} is no scorer of this version ({type(error).__name__}); {MAKE_IT}") from error

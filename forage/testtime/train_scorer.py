@@ -25,7 +25,7 @@ scorers are as good. It knows the mistakes of the policy whose episodes it saw: 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,15 +42,14 @@ from forage.cli import run_script
 from forage.errors import UserError
 from forage.evaluation.policies import find_policy
 from forage.manifest import plain
-from forage.metrics import Interval, bootstrapped, span
 from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
 from forage.store.embedder import Embedder
 from forage.store.opening import card_at
 from forage.store.options import StorePlace
-from forage.testtime.examples import MARGIN, Examples, examples_of, pairs_of, read_played, right_shares
-from forage.testtime.features import SCALARS, Floats
+from forage.testtime.examples import MARGIN, Played, examples_of, read_played, right_share
+from forage.testtime.features import FEATURES, OPEN, Floats, Rows
 from forage.testtime.preference import CARD, Head, Pairs, fit, write_scorer
 
 WRITTEN = ("well_formed", "relevance", "support")  # what looks_good is the mean of; each is a feature too
@@ -91,24 +90,23 @@ def main(options: Options) -> None:
     played = read_played(options.files, options.data, protocol)
     embedder = open_embedder(card_at(options.place, options.data)[0])
     with filling_folder(options.out, way_out="--out"):
-        examples = examples_of(played, embedder, protocol, reward_functions(embedder))
-        held_out = draw_held_out([one.question.id for one in played], options.held_out, options.seed)
-        learnt, unseen = examples.of(sorted({*range(len(played))} - held_out)), examples.of(sorted(held_out))
-        pairs, unseen_pairs = pairs_of(learnt), pairs_of(unseen)
+        learnt, unseen = split(played, options.held_out, options.seed)
+        functions = reward_functions(embedder)
+        rows_NF, pairs = examples_of(learnt, embedder, protocol, functions)
         if not len(pairs):
             raise UserError(
                 f"no two episodes of a question differ by {MARGIN} in their rewards; give several episodes of each "
                 "question, as best_of:8 plays them"
             )
-        head = fit(learnt.features_NF, pairs, options.seed)
-        accuracy = accuracies(head, unseen, unseen_pairs)
+        head = fit(rows_NF, pairs, options.seed)
+        accuracy = accuracies(head, *examples_of(unseen, embedder, protocol, functions)) if unseen else {}
         card = {
-            "embedder": embedder.name, "options": plain(options), "learnt_from": counts(learnt, pairs),
-            "held_out": counts(unseen, unseen_pairs), "accuracy": accuracy,
+            "embedder": embedder.name, "options": plain(options), "questions": len(learnt), "pairs": len(pairs),
+            "accuracy": accuracy,
         }  # fmt: skip
         write_scorer(options.out, head, embedder.probe(), card)
     for kind, scorers in accuracy.items():
-        print(f"right on held-out pairs, {kind}: " + ", ".join(f"{n} {told(found)}" for n, found in scorers.items()))
+        print(f"right on held-out pairs, {kind}: " + ", ".join(f"{n} {share:.3f}" for n, share in scorers.items()))
     print(f"wrote {options.out / CARD}; use it: python evaluate.py --scorer {options.out} --systems best_of:8:learned")
 
 
@@ -117,39 +115,31 @@ def reward_functions(embedder: Embedder) -> Mapping[str, RewardFunction]:
     return {"answer_similarity": similarity, "mrr": get_mrr}
 
 
-def draw_held_out(ids: Sequence[str], share: float, seed: int) -> set[int]:
-    """Numbers of the questions to hold out, the same whatever their order."""
-    drawn = set(random.Random(seed).sample(sorted(ids), round(share * len(ids))))
-    return {number for number, name in enumerate(ids) if name in drawn}
+def split(played: Played, share: float, seed: int) -> tuple[Played, Played]:
+    """(to learn from, to judge by), the same whatever the order of the questions."""
+    ids = sorted(question.id for question in played)
+    drawn = set(random.Random(seed).sample(ids, round(share * len(ids))))
+    return (
+        {question: episodes for question, episodes in played.items() if question.id not in drawn},
+        {question: episodes for question, episodes in played.items() if question.id in drawn},
+    )
 
 
-def accuracies(head: Head, unseen: Examples, pairs: Pairs) -> dict[str, dict[str, Interval]]:
+def accuracies(head: Head, rows_NF: Rows, pairs: Pairs) -> dict[str, dict[str, float]]:
     """How often the scorer puts the better one of a held-out pair first, beside what strategies choose by without it.
 
-    With 95 % bootstrap intervals over questions; of finished episodes and of those that go on.
+    Of finished episodes and of those that go on.
     """
     scores: dict[str, Floats] = {
-        "learned": np.array(head.scores(unseen.features_NF)),
-        "looks_good": unseen.features_NF[:, [SCALARS.index(name) for name in WRITTEN]].astype(np.float64).mean(axis=1),
+        "learned": np.array(head.scores(rows_NF)),
+        "looks_good": rows_NF[:, [FEATURES.index(name) for name in WRITTEN]].astype(np.float64).mean(axis=1),
     }
-    finished_P = unseen.depth_N[pairs.better_P] == 0
-    kinds = {"finished": pairs.some(finished_P), "going on": pairs.some(~finished_P)}
+    open_P = rows_NF[pairs.better_P, OPEN] == 1
+    kinds = {"finished": pairs.some(~open_P), "going on": pairs.some(open_P)}
     return {
-        kind: {name: bootstrapped(right_shares(scores_N, some, unseen.question_N).tolist())
-               for name, scores_N in scores.items()}
+        kind: {name: right_share(scores_N, some) for name, scores_N in scores.items()}
         for kind, some in kinds.items() if len(some)
     }  # fmt: skip
-
-
-def counts(examples: Examples, pairs: Pairs) -> dict[str, int]:
-    return {
-        "questions": len(np.unique(examples.question_N)), "episodes": int((examples.depth_N == 0).sum()),
-        "pairs": len(pairs),
-    }  # fmt: skip
-
-
-def told(interval: Interval) -> str:
-    return f"{interval['mean']:.3f} ({span(interval)})"
 
 
 if __name__ == "__main__":

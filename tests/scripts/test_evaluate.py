@@ -26,7 +26,6 @@ from forage.evaluation.setting import choose
 from forage.evaluation.tables import tables_of
 from forage.files import write_jsonl
 from forage.policy.card import PolicyCard
-from forage.testtime.features import PRODUCTS, SCALARS
 from forage.testtime.preference import Head, write_scorer
 from tests import ROOT
 from tests.options import with_options
@@ -238,8 +237,8 @@ def scorer(tmp_path, embedder):
 
     def made(name, seed):
         torch.manual_seed(seed)
-        folder, width = tmp_path / name, len(SCALARS) + len(PRODUCTS) * embedder.dimension
-        write_scorer(folder, Head(width, 8, 2), embedder.probe(), {})
+        folder = tmp_path / name
+        write_scorer(folder, Head(), embedder.probe(), {})
         return folder
 
     return made

@@ -7,43 +7,39 @@ import pytest
 
 from forage.agent.episode import Search, Turn
 from forage.agent.protocol import write_answer, write_call
-from forage.testtime.examples import Examples, cut_after, pairs_of, right_shares, siblings_of
+from forage.agent.rewards import get_mrr
+from forage.data.records import Question
+from forage.testtime.examples import cut_after, examples_of, pairs_of, right_share, siblings_of
+from forage.testtime.features import OPEN
 from forage.testtime.preference import Pairs
 from tests.factories import EPISODE
+from tests.rated_samples import samples_of
 from tests.scripted_engine import run
+from tests.word_embedder import WordEmbedder
 
-
-def examples(q_values, questions, depths=None):
-    count = len(q_values)
-    return Examples(
-        np.zeros((count, 1), np.float32), np.array(q_values), np.array(questions), np.array(depths or [0] * count)
-    )
-
-
-def listed(pairs):
-    return list(zip(pairs.better_P.tolist(), pairs.worse_P.tolist(), strict=True))
+QUESTIONS = [
+    Question(f"q{n}", f"What mends disease {n}?", f"Remedy {n}.", relevant_chunk_ids=(f"d{n}#0",)) for n in (0, 1)
+]
 
 
 def test_pairs_by_hand():
-    several = examples([0.9, 0.5, 0.45], [0, 0, 0])
-    pairs = pairs_of(several, 0.1)
-    assert listed(pairs) == [(0, 1), (0, 2)]
-    assert pairs.weights_P == pytest.approx([0.4, 0.45])
-    assert listed(pairs_of(several, 0.0)) == [(0, 1), (0, 2), (1, 2)]
-    assert listed(pairs_of(examples([0.5, 0.5], [0, 0]), 0.0)) == []
+    better, worse, apart = pairs_of(np.array([0.9, 0.5, 0.47]), 4)
+    assert list(zip(better.tolist(), worse.tolist(), strict=True)) == [(4, 5), (4, 6)]
+    assert apart == pytest.approx([0.4, 0.43])
 
 
-def test_only_candidates_of_one_question_and_depth_are_compared():
-    several = examples([0.1, 0.9, 0.3, 0.8], [0, 1, 0, 0], [0, 0, 0, 1])
-    assert listed(pairs_of(several)) == [(2, 0)]
-    assert listed(pairs_of(several.of([]))) == []
-    assert several.of([1]).q_N.tolist() == [0.9]
+def test_only_candidates_of_one_question_and_depth_are_compared(tiny_protocol):
+    """Sample 0 is right in all, 1 in nothing: a pair of finished ones and a pair of first turns for each question."""
+    played = {question: samples_of(question, tiny_protocol, 2) for question in QUESTIONS}
+    rows_NF, pairs = examples_of(played, WordEmbedder(), tiny_protocol, {"mrr": get_mrr})
+    assert len(rows_NF) == 2 * 4
+    assert list(zip(pairs.better_P.tolist(), pairs.worse_P.tolist(), strict=True)) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert rows_NF[:, OPEN].tolist() == [0, 0, 1, 1] * 2
 
 
 def test_accuracy_by_hand():
-    pairs = Pairs(np.array([0, 0, 1, 3]), np.array([1, 2, 2, 4]), np.ones(4))
-    scores_N = np.array([0.9, 0.5, 0.5, 0.1, 0.2])
-    assert right_shares(scores_N, pairs, np.array([0, 0, 0, 1, 1])) == pytest.approx([2.5 / 3, 0])
+    pairs = Pairs(np.array([0, 0, 1]), np.array([1, 2, 2]), np.ones(3))
+    assert right_share(np.array([0.9, 0.5, 0.5]), pairs) == pytest.approx(2.5 / 3)
 
 
 def episode(*turns, prompt=(9,), found=(8,)):
@@ -63,10 +59,10 @@ def test_a_tree_by_hand():
     # Two share the turn (1, 2), of which one searched once more; the third began otherwise; the fourth did not search.
     tree = [episode((1, 2), (3,)), episode((1, 2), (4,), (5,)), episode((1, 3), (3,)), episode((6,))]
     finished, first, second = siblings_of(tree, np.array([0.2, 0.6, 1, 0]))
-    assert (finished[0], list(finished[1]), finished[2].tolist()) == (0, tree, [0.2, 0.6, 1, 0])
-    assert (first[0], [e.ids for e in first[1]]) == (1, [(9, 1, 2, 8), (9, 1, 3, 8)])
-    assert first[2] == pytest.approx([0.4, 1])
-    assert (second[0], [e.ids for e in second[1]], second[2].tolist()) == (2, [(9, 1, 2, 8, 4, 8)], [0.6])
+    assert (list(finished[0]), finished[1].tolist()) == (tree, [0.2, 0.6, 1, 0])
+    assert [e.ids for e in first[0]] == [(9, 1, 2, 8), (9, 1, 3, 8)]
+    assert first[1] == pytest.approx([0.4, 1])
+    assert ([e.ids for e in second[0]], second[1].tolist()) == ([(9, 1, 2, 8, 4, 8)], [0.6])
 
 
 def test_a_cut_episode_is_what_was_there_then(tiny_protocol):

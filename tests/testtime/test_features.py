@@ -7,14 +7,7 @@ import pytest
 
 from forage.testtime.best_of import candidates
 from forage.testtime.examples import cut_after
-from forage.testtime.features import (
-    PRODUCTS,
-    SCALARS,
-    Vectors,
-    cosines,
-    features,
-    products,
-)
+from forage.testtime.features import FEATURES, cosines, features
 from tests.scripted_engine import QUESTION, run, turns
 from tests.word_embedder import WordEmbedder
 
@@ -39,33 +32,35 @@ def played(protocol):
 
 def columns(protocol, episodes, embedder=None):
     rows_NF = features(embedder or WordEmbedder(), protocol, QUESTION, episodes)
-    return dict(zip(SCALARS, rows_NF.T, strict=False))
+    return dict(zip(FEATURES, rows_NF.T, strict=True))
+
+
+VECTORS = {"asked": (1, 0), "both": (0.6, 0.8), "one": (1, 0), "other": (0, 1)}
+
+
+class Given:
+    """An embedder of four texts."""
+
+    def encode_queries(self, texts):
+        return np.array([VECTORS[text] for text in texts], np.float32)
+
+    encode_passages = encode_queries
 
 
 def test_cosines_by_hand():
-    found = [np.array([[1.0, 0.0], [0.0, 1.0]]), np.zeros((0, 2))]
-    vectors = Vectors(np.array([1.0, 0.0]), np.array([[0.6, 0.8], [1.0, 0.0]]), np.array([[0.0, 1.0], [0, 0]]), found)
-    by_name = {name: column.tolist() for name, column in cosines(vectors).items()}
-    assert by_name["question_answer"] == [0.6, 1.0]
-    assert by_name["question_query"] == [0.0, 0.0]
-    assert by_name["query_answer"] == [0.8, 0.0]
-    assert [by_name[f"answer_passage_{which}"][0] for which in ("1", "2", "3", "max", "mean")] == pytest.approx(
-        [0.6, 0.8, 0.0, 0.8, 0.7]
-    )
-    assert [by_name[f"answer_passage_{which}"][1] for which in ("1", "2", "3", "max", "mean")] == [0.0] * 5
-    assert by_name["other_answers"] == pytest.approx([0.6, 0.6])
-    assert by_name["answer_other_passages"] == [0.0, 1.0]  # only the first has a passage
-    assert by_name["other_passages"] == [0.0, 0.0]
-    # question * answer, question * nearest passage, answer * nearest passage: the second is nearer to the answer.
-    assert products(vectors).tolist() == [[0.6, 0.0, 1.0, 0.0, 0.0, 0.8], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+    found = cosines(Given(), "asked", ["both", "one", ""], [["one", "other"], [], ["other"]])
+    assert {name: pytest.approx(list(column)) for name, column in found.items()} == {
+        "question_answer": [0.6, 1, 0], "question_passage": [1, 0, 0], "answer_passage": [0.8, 0, 0],
+        "other_answers": [0.3, 0.3, 0],
+    }  # fmt: skip
 
 
 def test_a_row_by_hand(protocol, played):
     by_name = columns(protocol, played)
     wanted = {
         "answered": [1, 1, 1], "open": [0, 0, 0], "searches": [1, 1, 0], "hits": [2, 1, 0], "well_formed": [1, 1, 0.5],
-        "answer_words": np.log1p([2, 1, 1]), "repeated_words": [0.5, 0, 0], "confidence": np.exp([-0.5, -0.1, -0.3]),
-        "support": [1, 1, 0], "agreement": [0, 0.5, 0.5], "turn_confidence": np.exp([-0.5, -0.1, -0.3]),
+        "answer_words": np.log1p([2, 1, 1]), "confidence": np.exp([-0.5, -0.1, -0.3]),
+        "support": [1, 1, 0], "agreement": [0, 0.5, 0.5],
     }  # fmt: skip
     for name, values in wanted.items():
         assert by_name[name] == pytest.approx(values), name
@@ -75,12 +70,10 @@ def test_a_row_by_hand(protocol, played):
 def test_an_episode_that_goes_on_has_no_answer_yet(protocol, played):
     by_name = columns(protocol, [cut_after(played[0], 1), cut_after(played[1], 1)])
     assert by_name["open"].tolist() == [1, 1]
-    nothing = ["answered", "question_answer", "query_answer", "answer_passage_max", "other_answers", "agreement",
-               "support", "confidence", "answer_words"]  # fmt: skip
+    nothing = ["answered", "question_answer", "answer_passage", "other_answers", "agreement", "support", "confidence",
+               "answer_words"]  # fmt: skip
     assert not any(by_name[name].any() for name in nothing)
-    assert by_name["question_query"][0] > 0
-    assert by_name["question_passage_max"][0] > by_name["question_passage_max"][1]  # it found gout
-    assert by_name["turn_confidence"] == pytest.approx(np.exp([-0.5, -0.1]))
+    assert by_name["question_passage"][0] > by_name["question_passage"][1]  # it found gout
 
 
 def test_every_feature_is_a_number_whatever_the_episode(protocol, played):
@@ -89,6 +82,6 @@ def test_every_feature_is_a_number_whatever_the_episode(protocol, played):
         played[2], ids=played[2].ids[:3], mask=(0,) * 3, logprobs=(0.0,) * 3, turns=(), answer="", stop="tokens"
     )
     rows_NF = features(WordEmbedder(), protocol, QUESTION, [silent, unplayed, played[0]])
-    assert rows_NF.shape == (3, len(SCALARS) + len(PRODUCTS) * 16)
+    assert rows_NF.shape == (3, len(FEATURES))
     assert np.isfinite(rows_NF).all()
     assert features(WordEmbedder(), protocol, QUESTION, [unplayed]).shape[0] == 1  # alone

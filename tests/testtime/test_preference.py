@@ -13,7 +13,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.data.records import Question
 from forage.errors import UserError
 from forage.testtime.examples import cut_after
-from forage.testtime.features import OPEN, PRODUCTS, SCALARS
+from forage.testtime.features import FEATURES, OPEN
 from forage.testtime.preference import Head, Pairs, Preference, bradley_terry, fit, write_scorer
 from forage.testtime.scorers import scores_of
 from tests.factories import QUESTION
@@ -21,15 +21,14 @@ from tests.rated_samples import samples_of
 from tests.scripted_engine import library
 from tests.word_embedder import WordEmbedder
 
-WIDTH = len(SCALARS) + len(PRODUCTS) * 4
-KNOWN = SCALARS.index("support")
+KNOWN = FEATURES.index("support")
 
 
-def rows_of(count, seed=0, by=KNOWN):
-    """Random rows, and each one's worth, which is feature `by`."""
-    rows_NF = np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
+def rows_of(count, seed=0):
+    """Random rows, and each one's worth, which is a feature of them."""
+    rows_NF = np.random.default_rng(seed).normal(size=(count, len(FEATURES))).astype(np.float32)
     rows_NF[:, OPEN] = np.arange(count) % 2
-    return rows_NF, rows_NF[:, by].astype(np.float64)
+    return rows_NF, rows_NF[:, KNOWN].astype(np.float64)
 
 
 def pairs_by(worth_N, group=8):
@@ -56,12 +55,10 @@ def test_the_loss_by_hand():
 
 
 def test_an_order_is_learnt_from_pairs_and_holds_for_other_rows():
-    """From one number of a product of embeddings."""
-    by = len(SCALARS) + 1
-    rows_NF, worth_N = rows_of(400, by=by)
+    rows_NF, worth_N = rows_of(400)
     head = fit(rows_NF, pairs_by(worth_N))
     assert right(head, rows_NF, worth_N) > 0.9
-    assert right(head, *rows_of(80, seed=1, by=by)) > 0.8
+    assert right(head, *rows_of(80, seed=1)) > 0.8
 
 
 def test_equal_inputs_give_an_equal_head_and_other_draws_stay():
@@ -85,14 +82,14 @@ ASKED = replace(QUESTION, relevant_chunk_ids=("g#0",))
 @pytest.fixture
 def folder(tmp_path):
     torch.manual_seed(0)
-    write_scorer(tmp_path, Head(len(SCALARS) + 16 * len(PRODUCTS), 8, 2), WordEmbedder().probe(), {"embedder": "words"})
+    write_scorer(tmp_path, Head(), WordEmbedder().probe(), {"embedder": "words"})
     return tmp_path
 
 
 def test_a_scorer_is_read_back_whatever_its_embedder_is_called(folder):
-    rows_NF = np.ones((2, len(SCALARS) + 48), np.float32)
+    rows_NF = np.ones((2, len(FEATURES)), np.float32)
     torch.manual_seed(0)
-    head = Head(len(SCALARS) + 16 * len(PRODUCTS), 8, 2)
+    head = Head()
     assert Preference.load(folder, WordEmbedder("a/folder/of/words")).head.scores(rows_NF) == head.scores(rows_NF)
     assert set(json.loads((folder / "scorer.json").read_text())) == {"head", "embedder"}
 
