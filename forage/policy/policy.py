@@ -7,7 +7,6 @@ one type, so there the same bytes are called bf16. They are never cast: a cast c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,21 +102,8 @@ def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "au
 # Making
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Parameters of a model and their bytes in memory."""
-
-    parameters: int
-    trainable: int
-    bytes: int
-
-    def __str__(self) -> str:
-        share = f"{self.trainable:,} of {self.parameters:,} parameters ({self.trainable / self.parameters:.2%})"
-        return f"trains {share}, takes {self.bytes / 2**20:,.1f} MiB of memory"
-
-
-def create_policy(base: str, folder: Path, adapter: AdapterOptions, *, quantize: bool, dtype: Dtype) -> Sizes:
-    """Write base, adapter and model.json into a folder; return the policy's size."""
+def create_policy(base: str, folder: Path, adapter: AdapterOptions, *, quantize: bool, dtype: Dtype) -> str:
+    """Write base, adapter and model.json into a folder; return the policy's size in words."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     quantization = {"quantization_config": nf4()} if quantize else {}
@@ -134,7 +120,9 @@ def create_policy(base: str, folder: Path, adapter: AdapterOptions, *, quantize:
     full_base = folder_of(base)  # None for weights that are no safetensors
     digest = base_digest(full_base) if full_base else ""
     write_policy_card(PolicyCard(folder, loaded, base, quantize, dtype, digest), folder)
-    return sizes(policy)
+    trained, every = policy.get_nb_trainable_parameters()
+    mib = policy.get_memory_footprint() / 2**20
+    return f"trains {trained:,} of {every:,} parameters ({trained / every:.2%}), takes {mib:,.1f} MiB of memory"
 
 
 def nf4() -> Any:
@@ -167,20 +155,6 @@ def add_adapter(model: Any, base: str, options: AdapterOptions) -> Any:
     # The adapter is merged into the full base later, so it names that one, even if a 4-bit copy is loaded here.
     policy.peft_config["default"].base_model_name_or_path = base
     return policy
-
-
-def sizes(model: Any) -> Sizes:
-    """Count true sizes: bitsandbytes packs several 4-bit weights into an element and keeps their shape beside it."""
-    parameters = trainable = held = 0
-    for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        number = state.shape.numel() if state is not None else parameter.numel()
-        parameters += number
-        trainable += number if parameter.requires_grad else 0
-        held += parameter.numel() * parameter.element_size()
-        if state is not None:
-            held += state.absmax.numel() * state.absmax.element_size()
-    return Sizes(parameters, trainable, held)
 
 
 # 4-bit weights

@@ -13,7 +13,7 @@ from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.policy.base_models import base_digest
 from forage.policy.card import AdapterOptions, read_policy_card
-from forage.policy.policy import Sizes, load_base, load_policy, load_tokenizer
+from forage.policy.policy import load_base, load_policy, load_tokenizer
 from tests.factories import tiny_llama
 
 
@@ -72,7 +72,7 @@ def test_four_bits_are_the_default_with_a_gpu_alone(tiny, tmp_path, monkeypatch,
 
     def create(base, folder, adapter, *, quantize, dtype):
         asked.append(quantize)
-        return Sizes(1, 1, 1)
+        return ""
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("forage.policy.policy.create_policy", create)
