@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from forage.data.chunking import Chunk
-from forage.data.documents import Library, PageText, assemble, page_text
+from forage.data.documents import Library, assemble, page_text
 from forage.data.options import DatasetOptions
 from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.records import Document, Question
@@ -72,7 +72,7 @@ def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: Datase
         return scrape(urls, options.content_dir, scraping, options.skip_existing, lambda record: bar.update())
 
 
-def read_pages(records: Mapping[str, PageRecord], content_dir: Path) -> dict[str, PageText]:
+def read_pages(records: Mapping[str, PageRecord], content_dir: Path) -> dict[str, Document]:
     """The text of every page that was fetched, without what recurs across its host's pages, if that leaves any."""
     fetched = {url: record for url, record in records.items() if record.cause == "ok"}
     pages: dict[str, Page] = {}

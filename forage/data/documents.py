@@ -17,15 +17,6 @@ from forage.data.scraping.page_text import Page
 ON_PAGE = 0.5
 
 
-@dataclass(frozen=True)
-class PageText:
-    """The text of one page, with the offsets at which its sections start."""
-
-    title: str
-    text: str
-    sections: tuple[int, ...] = ()
-
-
 @dataclass
 class Library:
     """Documents, and which of them has each row's answer."""
@@ -41,7 +32,7 @@ class Library:
     """Documents left out because another has the same text."""
 
 
-def assemble(rows: Sequence[QARow], pages: Mapping[str, PageText]) -> Library:
+def assemble(rows: Sequence[QARow], pages: Mapping[str, Document]) -> Library:
     """One document per URL (per row, if it has none); equal texts are kept once."""
     library, kept, taken = Library(doc_of_row=[""] * len(rows)), dict[str, Document](), set[str]()
     numbers_of: dict[str, list[int]] = {}
@@ -77,16 +68,15 @@ def _with_own_id(document: Document, place: str, taken: set[str]) -> Document:
     return document
 
 
-def _document(place: str, rows: Sequence[QARow], page: PageText | None) -> tuple[Document, int]:
+def _document(place: str, rows: Sequence[QARow], page: Document | None) -> tuple[Document, int]:
     """The document of one place (URL or row), and how many answers were added to its page's text."""
-    title = next((row.focus for row in rows if row.focus), "") or (page.title if page else "")
-    url = rows[0].url
+    title, url = next((row.focus for row in rows if row.focus), ""), rows[0].url
     answers = list(dict.fromkeys(text for row in rows if (text := clean(row.answer))))
     if page is None:
         return _with_sections(Document(document_id(place, url), title, "", url, "answer"), answers), 0
     on_page = trigrams(page.text)
     missing = [answer for answer in answers if shared_share(trigrams(answer), on_page) < ON_PAGE]
-    document = Document(document_id(place, url), title, page.text, url, "page", page.sections)
+    document = replace(page, id=document_id(place, url), title=title or page.title, url=url)
     return _with_sections(document, missing), len(missing)
 
 
@@ -103,8 +93,10 @@ def _with_sections(document: Document, texts: Iterable[str]) -> Document:
     return replace(document, text=text, sections=tuple(sections))
 
 
-def page_text(page: Page) -> PageText:
-    """One line per block; a section starts, after a blank line, at each heading that follows other text.
+def page_text(page: Page) -> Document:
+    """A page as a document without an id: one line per block.
+
+    A section starts, after a blank line, at each heading that follows other text.
 
     Example: h1 "Asthma", h2 "Care", p "Rest.", h2 "Drugs" -> "Asthma\nCare\nRest.\n\nDrugs", sections (0, 19).
     """
@@ -117,7 +109,7 @@ def page_text(page: Page) -> PageText:
             text += "\n"
         text += block.text
         previous = block
-    return PageText(page.title, text, tuple(sections))
+    return Document("", page.title, text, sections=tuple(sections))
 
 
 def document_id(place: str, url: str, digits: int = 8) -> str:

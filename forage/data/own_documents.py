@@ -10,8 +10,6 @@ import io
 import logging
 import os
 import re
-import struct
-import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,7 +80,7 @@ def read_folder(folder: Path) -> OwnDocuments:
         else:
             kept[text.text] = document_id(name, name)
             records[name] = replace(records[name], document_id=kept[text.text])
-            documents.append(Document(kept[text.text], page.title, text.text, "", "file", text.sections))
+            documents.append(replace(text, id=kept[text.text], source="file"))
     if not documents:
         causes = ", ".join(sorted({record.cause for record in records.values()})) or "it is empty"
         raise UserError(
@@ -150,11 +148,7 @@ def read_markdown(text: str) -> Page:
 def read_pdf(body: bytes) -> Page:
     """Title, which may be empty, and paragraphs of a PDF. Unreadable where there is no text."""
     import pypdf
-    from pypdf.errors import PyPdfError
 
-    # pypdf lets through what its code trips over in a damaged file.
-    tripped = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RecursionError)
-    tripped += (TypeError, ValueError, struct.error, zlib.error, EOFError)  # type: ignore[assignment]
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it warns of each fault that it can read past
     try:
         reader = pypdf.PdfReader(io.BytesIO(body))
@@ -162,7 +156,9 @@ def read_pdf(body: bytes) -> Page:
             raise Unreadable("encrypted PDF")
         title = reader.metadata.title if reader.metadata else None
         blocks = tuple(block for page in reader.pages for block in paragraphs(page.extract_text()))
-    except (PyPdfError, *tripped) as error:
+    except Unreadable:
+        raise
+    except Exception as error:  # whatever pypdf's code trips over in a damaged file
         raise Unreadable("damaged PDF") from error
     if not blocks:
         raise Unreadable("PDF without text (scanned?)")

@@ -12,7 +12,7 @@ from forage.data.chunking import Chunk
 from forage.engines.chat_endpoint import Endpoint, RefusedError, all_of
 from forage.errors import UserError
 from forage.files import append, json_lines
-from forage.questions.candidates import Candidate
+from forage.questions.vetting import Candidate
 from forage.text import encodable, titled
 
 INSTRUCTION = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from forage.data.chunking import Chunk
@@ -16,16 +16,13 @@ from forage.data.relevance import make_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.progress import Counting
-from forage.questions.candidates import Candidate, in_turn
 from forage.questions.options import MakingOptions
 from forage.questions.phrasing import Phraser
-from forage.questions.vetting import Vetter
+from forage.questions.vetting import Candidate, Vetter
 from forage.store.document_store import DocumentStore
 
 BATCH = 64  # passages between two looks at whether there are enough questions
 DROPPED, ASKED = "questions_dropped.jsonl", "questions_asked.jsonl"
-
-Writer = Callable[[Sequence[Chunk]], Awaitable[list[Candidate]]]
 
 
 def make_from(
@@ -51,28 +48,32 @@ def make_from(
     return questions, kept, reasons
 
 
+def in_turn(passages: Sequence[Chunk], seed: int) -> list[Chunk]:
+    """Every document's first passage, then every document's second, and so on; which is first, the seed decides."""
+    shuffled = sorted(passages, key=lambda passage: hashlib.sha256(f"{seed}:{passage.id}".encode()).digest())
+    before, turn = Counter[str](), {}
+    for passage in shuffled:
+        turn[passage.id] = before[passage.doc_id]
+        before[passage.doc_id] += 1
+    return sorted(shuffled, key=lambda passage: turn[passage.id])
+
+
 async def _judged(store: DocumentStore, options: MakingOptions, folder: Path, seed: int) -> list[Candidate]:
-    vetter, judged, wanted = Vetter(store, options.found_within), list[Candidate](), options.max_questions
-    passages = in_turn(store.chunks, seed)
-    async with AsyncExitStack() as stack:
-        write = await _writer(options, folder, store, stack)
-        bar = stack.enter_context(Counting("making questions", len(passages)))
-        while passages and sum(not one.fault for one in judged) < wanted:
-            batch, passages = passages[:BATCH], passages[BATCH:]
-            judged += vetter.judged(await write(batch))
-            bar.update(len(batch))
-    return judged
-
-
-async def _writer(options: MakingOptions, folder: Path, store: DocumentStore, stack: AsyncExitStack) -> Writer:
-    if not options.make_questions:
-        return Phraser(store.chunks)
     from forage.engines.chat_endpoint import Endpoint
     from forage.questions.chat_writer import INSTRUCTION, REPLY_TOKENS, ChatWriter
 
+    vetter, judged, wanted = Vetter(store, options.found_within), list[Candidate](), options.max_questions
+    passages = in_turn(store.chunks, seed)
     url, name = options.make_questions_url, options.make_questions
-    model = Endpoint(url, name, INSTRUCTION, REPLY_TOKENS, "--make-questions-url")
-    return ChatWriter(await stack.enter_async_context(model), folder / ASKED)
+    model = Endpoint(url, name, INSTRUCTION, REPLY_TOKENS, "--make-questions-url") if name else None
+    with Counting("making questions", len(passages)) as bar:
+        async with model or nullcontext():
+            write = ChatWriter(model, folder / ASKED) if model else Phraser(store.chunks)
+            while passages and sum(not one.fault for one in judged) < wanted:
+                batch, passages = passages[:BATCH], passages[BATCH:]
+                judged += vetter.judged(await write(batch))
+                bar.update(len(batch))
+    return judged
 
 
 def questions_of(kept: Sequence[Candidate], store: DocumentStore) -> list[Question]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from forage.data.chunking import Chunk, sentence_spans
-from forage.questions.candidates import Candidate
+from forage.questions.vetting import Candidate
 from forage.store.bm25 import STOP_WORDS, Tokenizer
 
 WORD = re.compile(r"[^\W\d_][\w’'-]*\w")

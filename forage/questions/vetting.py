@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from forage.data.chunking import Chunk
 from forage.data.relevance import question_key, relevant_chunks, shared_share, trigrams
-from forage.questions.candidates import Candidate
 from forage.store.bm25 import Tokenizer
 from forage.store.card import NO_EMBEDDER
 from forage.store.document_store import DocumentStore
@@ -20,6 +21,20 @@ NOT_FOUND = "a search with it does not find its passage"
 TOLD = 0.5
 # At least this share of an answer's word triples is in its passage, as elsewhere (forage/data/relevance.py).
 IN_PASSAGE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A question made for a passage."""
+
+    kind: Literal["title", "model"]
+    passage: Chunk
+    question: str
+    answer: str
+    fault: str = ""
+    """Why it is dropped; empty if it is kept."""
+    rank: int = 0
+    """The rank at which a search with the question finds its passage."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,7 @@ def read_card(path: Path) -> StoreCard:
 
 def card_of(values: Mapping[str, Any]) -> StoreCard:
     """The card from its JSON. Raises ValueError, KeyError or TypeError if that is none."""
-    options = {f.name: values["options"][f.name] for f in fields(StoreOptions) if f.name in values["options"]}
-    rest = {f.name: values[f.name] for f in fields(StoreCard) if f.name in values}
-    return StoreCard(**rest | {"options": StoreOptions(**options)})
+    return StoreCard(**{**values, "options": StoreOptions(**values["options"])})
 
 
 def fingerprint_of(card: StoreCard, chunks: str) -> str:

@@ -12,14 +12,6 @@ Mode = Literal["hybrid", "dense", "sparse"]
 """dense: by meaning (embeddings). sparse: by words (BM25). hybrid: both, and the title."""
 
 
-LANGUAGES = (
-    "english", "arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "esperanto", "estonian",
-    "finnish", "french", "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian",
-    "nepali", "norwegian", "persian", "polish", "portuguese", "romanian", "russian", "serbian", "sesotho", "spanish",
-    "swedish", "tamil", "turkish", "yiddish", "other",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class StoreOptions:
     """How the store is built."""
@@ -46,8 +38,10 @@ class StoreOptions:
         return f"{title}\n{text}" if self.title_in_chunk and title else text
 
     def check(self) -> None:
-        if self.language not in LANGUAGES:
-            raise UserError(f"--language {self.language} has no rules here; give one of {', '.join(LANGUAGES)}")
+        from Stemmer import algorithms
+
+        if self.language not in (known := [*algorithms(), "other"]):
+            raise UserError(f"--language {self.language} has no rules here; give one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,9 @@ class RemoteStore:
             self._retrieve(["heart"], 1, {})
             return self.card, ""
         try:
-            values = reply.json()
-            return card_of(values), str(values["chunks_digest"])
+            values = dict(reply.json())
+            chunks = str(values.pop("chunks_digest"))
+            return card_of(values), chunks
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.path}/card is no store's card ({said(reply)}); check --store") from error
 

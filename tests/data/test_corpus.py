@@ -1,9 +1,9 @@
 """The corpus: what is printed while pages are fetched, and what is read of them."""
 
 from forage.data.corpus import fetch_pages, read_pages
-from forage.data.documents import PageText
 from forage.data.options import DatasetOptions
 from forage.data.qa_rows import QARow
+from forage.data.records import Document
 from forage.data.scraping.content_folder import PageRecord
 
 
@@ -24,6 +24,6 @@ def test_pages_are_read_without_what_recurs_on_their_host(tmp_path):
         records[url] = PageRecord(url, 200, "ok", "", 1, "", path, "utf-8", "")
     records["http://x.example/9"] = PageRecord("http://x.example/9", 404, "not_found", "", 0, None, None, None, "")
     pages = read_pages(records, tmp_path)
-    assert pages["http://x.example/1"] == PageText("Gout", "Gout\nPage 1", (0,))
-    assert pages["http://x.example/0"] == PageText("Gout", "Gout", (0,))
+    assert pages["http://x.example/1"] == Document("", "Gout", "Gout\nPage 1", sections=(0,))
+    assert pages["http://x.example/0"] == Document("", "Gout", "Gout", sections=(0,))
     assert list(pages) == list(records)[:5]

@@ -1,7 +1,8 @@
 """Documents out of rows and pages."""
 
-from forage.data.documents import PageText, assemble, document_id, page_text
+from forage.data.documents import assemble, document_id, page_text
 from forage.data.qa_rows import QARow
+from forage.data.records import Document
 from forage.data.scraping.page_text import Block, Page
 
 URL = "http://x.example/conditions/Gout.html"
@@ -13,7 +14,7 @@ def row(number, answer, url=URL, focus="Gout"):
 
 def test_sections_start_at_headings_that_follow_text():
     page = Page("Asthma", (Block("Asthma", True), Block("Care", True), Block("Rest."), Block("Drugs", True)))
-    assert page_text(page) == PageText("Asthma", "Asthma\nCare\nRest.\n\nDrugs", (0, 19))
+    assert page_text(page) == Document("", "Asthma", "Asthma\nCare\nRest.\n\nDrugs", sections=(0, 19))
     blocks = (Block("Asthma", True), Block("A disease."), Block("Signs", True), Block("Cough"), Block("Wheeze"))
     assert page_text(Page("Asthma", blocks)).text == "Asthma\nA disease.\n\nSigns\nCough\nWheeze"
     assert page_text(Page("", ())).text == ""
@@ -29,7 +30,7 @@ def test_without_a_page_the_answers_are_the_document_each_a_section():
 
 
 def test_an_answer_that_its_page_lacks_is_added_to_it():
-    page = PageText("Page", "Gout\nThe big toe swells at night and is sore.\n\nCare\nRest it.", (0, 47))
+    page = Document("", "Page", "Gout\nThe big toe swells at night and is sore.\n\nCare\nRest it.", sections=(0, 47))
     rows = [
         row(1, "the big toe swells at night and is sore", focus=""),
         row(2, "Uric acid crystals gather there.", focus=""),

@@ -3,8 +3,9 @@
 import asyncio
 
 from forage.data.chunking import Chunk
-from forage.questions.candidates import Candidate, in_turn
+from forage.questions.making import in_turn
 from forage.questions.phrasing import Phraser, is_heading, lowered, sentences_of, shortened, split_headings, within
+from forage.questions.vetting import Candidate
 
 
 def passage(text, title="Care of bees", number=0, doc="bees"):

@@ -6,8 +6,8 @@ import pytest
 from forage.data.chunking import Chunk
 from forage.engines.chat_endpoint import RefusedError
 from forage.errors import UserError
-from forage.questions.candidates import Candidate
 from forage.questions.chat_writer import MALFORMED, ChatWriter, candidate_of
+from forage.questions.vetting import Candidate
 
 CHUNK = Chunk("nets", "Nets", "Heat harms. Wax keeps salt out of twine.", 0, 40, 0, 1)
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from forage.data.records import Document
-from forage.questions.candidates import Candidate
 from forage.questions.vetting import (
     DUPLICATE,
     GIVEN_AWAY,
     NOT_FOUND,
     NOT_IN_PASSAGE,
+    Candidate,
     Vetter,
     fault,
     told_share,

@@ -99,21 +99,16 @@ class Fetcher:
     async def _follow(self, url: httpx.URL, read: ReadBody, obey_robots: bool = True) -> _Answer:
         """The answer at the end of a URL's redirects."""
         seen: list[httpx.URL] = []
-        try:
-            while len(seen) <= MAX_REDIRECTS:
-                seen.append(url)
-                if obey_robots:
-                    await self._obey_robots(url)
-                answer = await self._request(url, read)
-                if answer.location is None:
-                    return answer
-                url = _join(url, answer.location)
-                if url in seen:
-                    raise Unfetchable("redirect_loop", "back to a URL already visited", answer.status)
-        except Unfetchable as failure:
-            if url != seen[0]:
-                failure.detail += f" (redirected to {url})"
-            raise
+        while len(seen) <= MAX_REDIRECTS:
+            seen.append(url)
+            if obey_robots:
+                await self._obey_robots(url)
+            answer = await self._request(url, read)
+            if answer.location is None:
+                return answer
+            url = _join(url, answer.location)
+            if url in seen:
+                raise Unfetchable("redirect_loop", "back to a URL already visited", answer.status)
         raise Unfetchable("too_many_redirects", f"more than {MAX_REDIRECTS}", answer.status)
 
     async def _obey_robots(self, url: httpx.URL) -> None:
@@ -230,9 +225,6 @@ def _join(url: httpx.URL, location: str) -> httpx.URL:
         return parse_url(urljoin(str(url), location))
     except ValueError as error:  # from urljoin, for brackets that hold no address
         raise Unfetchable("bad_url", f"redirect to {location!r}: {error}") from error
-    except Unfetchable as failure:
-        failure.detail = f"redirect to {location!r}: {failure.detail}"
-        raise
 
 
 def _record(url: str, cause: str, detail: str, status: int | None, size: int) -> PageRecord:

@@ -34,7 +34,6 @@ BLOCKS = (
 # A row that contains one of these is page layout, not data.
 NOT_IN_DATA_ROWS = (*HEADINGS, *MAIN_PARTS, "section", "table")
 
-CELL = "\x1f"  # between the cells of a row until they are joined; in a page's own text it becomes a space
 INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff\u00ad"))  # zero-width, soft hyphen
 BEFORE_SITE_NAME = re.compile(r"(.+)\s(?:[|»·•–—-]|::)\s")
 
@@ -65,6 +64,7 @@ def read_page(body: bytes, charset: str | None) -> Page:
     soup = BeautifulSoup("<".join(pieces[:MAX_TAGS]), "lxml")
     drop_furniture(soup)
     root = _main_part(soup)
+    _join_rows(root)
     title = _title(soup, root)
     for tag in root.find_all("title"):
         tag.decompose()
@@ -93,44 +93,37 @@ def _title(soup: BeautifulSoup, root: Tag) -> str:
     return with_site_name[1] if with_site_name else text
 
 
-def _blocks(root: Tag) -> Iterator[Block]:
-    """Text between the starts and ends of block elements; a row of data is one block, whatever is in its cells."""
+def _join_rows(root: Tag) -> None:
+    """A row of data becomes one text, its cells joined by ' | ', whatever is in them."""
     layout = ancestors_of(root, NOT_IN_DATA_ROWS)
+    for row in root.find_all("tr"):
+        if id(row) not in layout and not row.decomposed:  # with one around it
+            cells = row.find_all(("td", "th"), recursive=False)
+            texts = [" ".join(block.text for block in _blocks(cell)) for cell in cells]
+            row.clear(decompose=True)
+            row.append(" | ".join(filter(None, texts)))
+
+
+def _blocks(root: Tag) -> Iterator[Block]:
+    """Text between the starts and ends of block elements."""
     owners: dict[int, Tag] = {id(root): root}  # the block element that each element is in, or is
-    rows: dict[int, Tag] = {}  # the row of data that each block element is in, or is
     current, parts = root, list[str]()
     for element in root.descendants:
         owner = owners[id(element.parent)]
         if isinstance(element, Tag):
-            owners[id(element)] = owner = _own(element, owner, rows, layout)
+            owners[id(element)] = owner = element if element.name in BLOCKS else owner
         if owner is not current:
-            if id(current) in rows and rows.get(id(owner)) is rows[id(current)]:
-                parts.append(CELL if element is owner and owner.name in ("td", "th") else " ")
-            else:
-                yield from _block(current, parts)
-                parts = []
-            current = owner
+            yield from _block(current, parts)
+            current, parts = owner, []
         if isinstance(element, Tag):
             parts.append(" " if element.name == "br" else "")
         elif isinstance(element, NavigableString) and not isinstance(element, PreformattedString):
-            parts.append(element.replace(CELL, " "))
+            parts.append(element)
     yield from _block(current, parts)
 
 
-def _own(tag: Tag, outer: Tag, rows: dict[int, Tag], layout: set[int]) -> Tag:
-    """The block element of a tag: itself or the one around it. Records in `rows` which row of data a block is in."""
-    if tag.name not in BLOCKS:
-        return outer
-    if id(outer) in rows:
-        rows[id(tag)] = rows[id(outer)]
-    elif tag.name == "tr" and id(tag) not in layout:
-        rows[id(tag)] = tag
-    return tag
-
-
 def _block(owner: Tag, parts: list[str]) -> Iterator[Block]:
-    cells = (_one_line(cell) for cell in "".join(parts).split(CELL))
-    if text := " | ".join(cell for cell in cells if cell):
+    if text := _one_line("".join(parts)):
         yield Block(text, owner.name in HEADINGS)
 
 
