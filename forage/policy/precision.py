@@ -16,9 +16,9 @@ are the same, since the same numbers are multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
         ctx.save_for_backward(hidden_ND, weight_VD)
-        return WAYS[product_way(hidden_ND.device.type)](hidden_ND, weight_VD)
+        if hidden_ND.is_cuda:  # bf16 in, fp32 out, in one product
+            return torch.mm(hidden_ND, weight_VD.T, out_dtype=torch.float32)
+        return _blocks(hidden_ND, weight_VD)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -82,18 +84,6 @@ class _Product(torch.autograd.Function):
         return gradient_NV @ weight_VD if of_hidden else None, gradient_NV.T @ hidden_ND if of_weight else None
 
 
-Way = Literal["mixed", "blocks"]
-
-
-def product_way(device: str, *, has_mixed: bool = hasattr(torch.ops.aten.mm, "dtype")) -> Way:
-    """mixed: bf16 in, fp32 out, in one product. PyTorch has it on CUDA and ROCm, from version 2.8 on."""
-    return "mixed" if device == "cuda" and has_mixed else "blocks"
-
-
-def _mixed(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
-    return torch.mm(hidden_ND, weight_VD.T, out_dtype=torch.float32)
-
-
 def _blocks(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
     hidden_ND, rows = hidden_ND.float(), max(1, BLOCK // weight_VD.shape[1])
     logits_NV = hidden_ND.new_empty(len(hidden_ND), len(weight_VD))
@@ -101,9 +91,6 @@ def _blocks(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
         block = weight_VD[first : first + rows].float()
         torch.mm(hidden_ND, block.T, out=logits_NV[:, first : first + rows])
     return logits_NV
-
-
-WAYS: dict[Way, Callable[[Tensor, Tensor], Tensor]] = {"mixed": _mixed, "blocks": _blocks}
 
 
 # An adapter's first product

@@ -119,13 +119,6 @@ class StepStats:
     schema: int = SCHEMA
     """Version of this format."""
 
-    def __post_init__(self) -> None:
-        if next(iter(self.rewards), None) != "overall":
-            raise ValueError(f"step {self.step}: the first reward must be 'overall', got {list(self.rewards)}")
-        lengths = {name: len(values) for name, values in self.rewards.items()}
-        if len(set(lengths.values())) > 1 or not lengths["overall"]:
-            raise ValueError(f"step {self.step}: each reward needs one value per episode, got {lengths}")
-
     @cached_property
     def summary(self) -> dict[str, Summary]:
         """Summary of each reward's distribution over the episodes that have it."""
@@ -202,8 +195,6 @@ def steps_there(run_dir: Path) -> list[int]:
 def _read(path: Path, step: int) -> StepStats:
     try:
         row = json.loads(path.read_bytes(), parse_constant=_refuse)
-        if row["schema"] > SCHEMA:
-            raise UserError(f"{path} has schema {row['schema']}, this code reads up to {SCHEMA}; update the code")
         if row["step"] != step:
             raise ValueError(f"it says step {row['step']}")
         row |= {name: {} for name in OPTIONAL} | row["measured"]

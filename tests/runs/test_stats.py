@@ -113,7 +113,6 @@ def broken(change):
         ("", "JSONDecodeError"),
         (broken({"step": 8}), "it says step 8"),
         (broken({"training": {"kl": float("nan")}}), "NaN is not valid JSON"),
-        (broken({"schema": 2}), "has schema 2, this code reads up to 1"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path, text, says):
