@@ -17,7 +17,7 @@ written a second time, as plainly as can be; tests/test_nano_grpo.py holds both 
     micro-batches  many episodes in one pass, shared prompts computed once, never the logits of a whole batch in memory
     sharding       several GPUs: ZeRO, FSDP2, sequences split among them
     exact resume   a run killed at any point ends with the same weights; every file appears whole or not at all
-    other losses   GSPO, CISPO, Dr. GRPO, RLOO, a KL term, credit for single words, demonstrations to keep imitating
+    other losses   GSPO, CISPO, Dr. GRPO, RLOO, a KL term, credit for single words
     guards         stop or go back when a run collapses; evaluations as it trains, plots, a report, trackers
     the agent      other tools beside search, episodes of a single query
 
