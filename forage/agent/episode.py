@@ -87,7 +87,7 @@ class Episode:
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds spent: generate, search, total; into_plan: from when its worker began the plan to when it was written."""
+    """Seconds spent: generate, search, total."""
     credits: tuple[float, ...] = ()
     """What each token added to the reward, where that is known (credit.py); empty where it is not."""
     uses: tuple[Use, ...] = ()

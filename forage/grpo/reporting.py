@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import resource
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -43,16 +43,21 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
             "replaced": len(batch.groups().keys() - set(plan.questions)),
         },
         episodes=figures_of(episodes),
-        stops=dict(sorted(Counter(str(e.stop) for e in episodes).items())),
-        faults=dict(sorted(Counter(fault for e in episodes for fault in e.faults).items())),
+        stops=counted(e.stop for e in episodes),
+        faults=counted(fault for e in episodes for fault in e.faults),
         training={name: value for name, value in training.items() if math.isfinite(value)},
         evaluation=read_evaluations(run.options.run_dir).get(run.step),
         notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
         seconds=run.phases.take() | waited(episodes),
         memory_gib=peak_memory(),
-        workers={} if run.options.rollouts == "own" else worker_figures(episodes),
-        servers=server_figures(episodes),
+        workers={} if run.options.rollouts == "own" else counted(episode.worker for episode in episodes),
+        servers=counted(episode.server for episode in episodes),
     )
+
+
+def counted(names: Iterable[str]) -> dict[str, int]:
+    """How often each name occurs. Example: "b", "", "a", "b" gives {"a": 1, "b": 2}."""
+    return dict(sorted(Counter(filter(None, names)).items()))
 
 
 def learns_from_another(options: UpdateOptions) -> bool:
@@ -111,51 +116,3 @@ def report_end(run: Run) -> None:
             print(
                 f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})"
             )
-
-
-# Who played how many of a step's episodes, and how fast
-
-Figures = dict[str, dict[str, float]]
-
-
-def worker_figures(episodes: Sequence[Episode]) -> Figures:
-    """By worker: its episodes, and its sampled tokens per second from its beginning with the plan.
-
-    Example: a's episodes of 3 and 5 tokens were written 1 s and 4 s into the plan: {"a": 2 episodes, 2.0 tokens/s}.
-    """
-    counts = Counter(episode.worker for episode in episodes if episode.worker)
-    took, tokens = seconds_of(episodes), Counter[str]()
-    for episode in episodes:
-        tokens[episode.worker] += episode.sampled
-    return {
-        worker: {"episodes": count, "tokens_per_s": round(rate(tokens[worker], took.get(worker)), 1)}
-        for worker, count in sorted(counts.items())
-    }
-
-
-def server_figures(episodes: Sequence[Episode]) -> Figures:
-    """By server: the same. Workers use it at the same time, so their rates there add up."""
-    counts = Counter(episode.server for episode in episodes if episode.server)
-    took, tokens = seconds_of(episodes), defaultdict[str, Counter[str]](Counter)
-    for episode in episodes:
-        tokens[episode.server][episode.worker] += episode.sampled
-    return {
-        server: {
-            "episodes": count,
-            "tokens_per_s": round(sum(rate(n, took.get(worker)) for worker, n in tokens[server].items()), 1),
-        }
-        for server, count in sorted(counts.items())
-    }
-
-
-def seconds_of(episodes: Sequence[Episode]) -> dict[str, float]:
-    """By worker, how long it played the plan."""
-    took: dict[str, float] = {}
-    for episode in episodes:
-        if "into_plan" in episode.seconds:
-            took[episode.worker] = max(took.get(episode.worker, 0.0), episode.seconds["into_plan"])
-    return took
-
-
-def rate(tokens: int, seconds: float | None) -> float:
-    return tokens / seconds if seconds else 0.0

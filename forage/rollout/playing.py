@@ -79,23 +79,16 @@ class EpisodeWriter:
     def __init__(self, folder: Path, claims: Claims, check: Callable[[], None] = lambda: None) -> None:
         self.folder, self.claims, self.check = folder, claims, check
         self.path: Path | None = None
-        self.began = time.monotonic()
 
     def __call__(self, question_id: str, episodes: Sequence[Episode]) -> None:
         self.check()
         self.path = self.path or self._new_file()
-        into_plan = time.monotonic() - self.began
-        append_episodes(self.path, [signed(episode, self.claims.worker, into_plan) for episode in episodes])
+        append_episodes(self.path, [replace(episode, worker=self.claims.worker) for episode in episodes])
 
     def _new_file(self) -> Path:
         names = itertools.chain([self.claims.worker], (f"{self.claims.worker}~{n}" for n in itertools.count(2)))
         paths = (self.folder / f"{name}.jsonl" for name in names)
         return next(path for path in paths if not is_written(path) and self.claims.create(path, ""))
-
-
-def signed(episode: Episode, worker: str, into_plan: float) -> Episode:
-    """The episode with who played it, and how far that worker was into the plan by then."""
-    return replace(episode, worker=worker, seconds=episode.seconds | {"into_plan": into_plan})
 
 
 class RolloutView(Progress):
@@ -126,7 +119,7 @@ class RolloutView(Progress):
         count = max(1, len(self.episodes))
         shown = {
             "episodes": f"{len(self.episodes)} of {self.total}",
-            "tokens/s": rates(self.episodes, max(1e-9, time.monotonic() - self.started)),
+            "tokens/s": f"{sum(e.sampled for e in self.episodes) / max(1e-9, time.monotonic() - self.started):,.0f}",
             "searches": f"{sum(len(episode.searches) for episode in self.episodes) / count:.2f}",
             "ended by": ", ".join(f"{stop} {n}" for stop, n in Counter(e.stop for e in self.episodes).most_common()),
         }
@@ -134,12 +127,3 @@ class RolloutView(Progress):
             values = [episode.rewards[name] for episode in self.rewarded_episodes if name in episode.rewards]
             shown[name] = f"{sum(values) / len(values):.3f}"
         return shown
-
-
-def rates(episodes: Sequence[Episode], elapsed: float) -> str:
-    """Sampled tokens per second, and of each server where there are several. Example: 240 (a:8100 120, b:8100 120)."""
-    by_server: Counter[str] = Counter()
-    for episode in episodes:
-        by_server[episode.server] += episode.sampled
-    each = ", ".join(f"{server} {tokens / elapsed:,.0f}" for server, tokens in sorted(by_server.items()))
-    return f"{by_server.total() / elapsed:,.0f}" + (f" ({each})" if len(by_server) > 1 else "")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from forage.agent.agent import Agent, BatchedSearch, Found
+from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.combination import (
     MakeRewards,
     RewardFunction,
@@ -27,7 +27,7 @@ from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import has_reference
-from forage.agent.searcher import Searcher
+from forage.agent.searcher import Searcher, searching
 from forage.agent.tools import functions_for
 from forage.data.records import Question, read_answerable
 from forage.data.splits import read_training_questions
@@ -44,7 +44,7 @@ from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import Plan, Played
 from forage.rollout.playing import EpisodeWriter, RolloutView, play_all
 from forage.store.card import NO_EMBEDDER
-from forage.store.opening import Store, open_place
+from forage.store.opening import open_place
 
 SEEN_WITHIN = 120.0  # seconds until what another machine wrote can be seen here; NFS's longest by default is 60
 
@@ -53,16 +53,16 @@ class Rollout:
     """Plays questions and rewards the episodes. Made by `open_rollout`."""
 
     def __init__(
-        self, options: RolloutOptions, settings: AgentSettings, engine: Engine, protocol: Protocol,
-        store: Store, functions: Mapping[str, RewardFunction],
+        self, options: RolloutOptions, engine: Engine, protocol: Protocol, searcher: Searcher,
+        functions: Mapping[str, RewardFunction],
     ) -> None:  # fmt: skip
-        self.searcher = Searcher(lambda: store, settings)
-        self.options, self.settings, self.functions = options, settings, functions
-        self.engine, self.protocol, self.store = engine, protocol, store
+        self.options, self.functions, self.settings = options, functions, searcher.settings
+        self.engine, self.protocol, self.searcher = engine, protocol, searcher
         self.weights = weights_by_name(functions, options.weights)
         self.by_id = read_split_questions(options.data)
-        self.tools = functions_for(settings.tools)
-        self.batched_search = BatchedSearch(self.search, in_line=engine.exact)
+        self.tools = functions_for(self.settings.tools)
+        search = searching(searcher.store, self.settings)
+        self.batched_search = BatchedSearch(search, in_line=engine.exact)
         self.try_rewards()
 
     def try_rewards(self) -> None:
@@ -85,9 +85,6 @@ class Rollout:
         """The second of two made-up episodes, rewarded."""
         blank = Episode("trial/0", "trial", (), (), (), (), (), "", "turns", "base")
         return self.reward([blank, replace(blank, id="trial/1", answer="yes")], [question] * 2)[1]
-
-    def search(self, queries: Sequence[str]) -> Sequence[Sequence[Found]]:
-        return self.store.search(queries, self.settings.k, self.settings.mode, fusion=self.settings.fusion)
 
     async def play_group(self, plan: Plan, view: RolloutView, name: str) -> list[Episode]:
         """A question's group of episodes, rewarded."""
@@ -143,8 +140,8 @@ async def open_rollout(
     slots, tokens = options.concurrent_episodes, settings.max_tokens
     async with open_engine(options.engine, card, slots, tokens, sleeps=sleeps) as engine:
         opened = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card, embedder)
-        functions = rewards_of(make_rewards, opened, Searcher(lambda: store, settings))
-        yield Rollout(options, settings, engine, protocol, store, functions)
+        searcher = Searcher(lambda: store, settings)
+        yield Rollout(options, engine, protocol, searcher, rewards_of(make_rewards, opened, searcher))
 
 
 async def play_plan(

@@ -281,8 +281,6 @@ def curves(
         figures = {f"reward {name}": summary["mean"] for name, summary in step.summary.items()} | step.training
         figures |= {f"episodes: {name}": float(value) for name, value in step.episodes.items()}  # type: ignore[arg-type]
         figures |= {f"seconds: {WAIT}": step.seconds[WAIT]} if WAIT in step.seconds else {}
-        for played in (step.workers, step.servers):
-            figures |= {f"tokens/s of {who}": row["tokens_per_s"] for who, row in played.items()}
         figures["flat groups, share"] = step.groups["flat"] / max(1, step.groups["total"])
         for name, value in figures.items():
             found.setdefault(name, []).append((step.step, value))

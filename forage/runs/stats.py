@@ -10,7 +10,7 @@ Only the fields under `measured` differ between two runs of the same seed on the
     "rewards": {"overall": [0.5, 0.75], "mrr": [0.0, 1.0]},         null where a reward does not exist for a question
     "summary": {"overall": {"mean": 0.625, "std": 0.125, "min": 0.5, "p25": 0.5625, ...}, ...},
     ...
-    "measured": {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5, "workers": {"a": {"episodes": 2, ...}}}
+    "measured": {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5, "workers": {"a": 2}}
     }
 """
 
@@ -112,10 +112,10 @@ class StepStats:
     the trainer waited for episodes."""
     memory_gib: float = 0.0
     """Peak memory of the GPU, or without one of the process."""
-    workers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By worker that played: its episodes of the step, and its sampled tokens_per_s while it played them."""
-    servers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By address of the server that sampled them: episodes of the step, and tokens_per_s."""
+    workers: Mapping[str, int] = field(default_factory=dict)
+    """By worker: how many of the episodes it played."""
+    servers: Mapping[str, int] = field(default_factory=dict)
+    """By address of the server: how many of the episodes it sampled."""
     schema: int = SCHEMA
     """Version of this format."""
 

@@ -47,11 +47,9 @@ def flatten(stats: StepStats) -> dict[str, float]:
         flat[f"loss/{name.removesuffix('_loss')}" if name.endswith("_loss") else f"training/{name}"] = value
     parts: dict[str, Mapping[str, Any]] = {
         "groups": stats.groups, "episodes": stats.episodes, "stops": stats.stops, "faults": stats.faults,
-        "seconds": stats.seconds,
+        "seconds": stats.seconds, "workers": stats.workers, "servers": stats.servers,
     }  # fmt: skip
     flat |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-    for kind, figures in (("worker", stats.workers), ("server", stats.servers)):
-        flat |= {f"{kind}/{who}/{name}": value for who, row in figures.items() for name, value in row.items()}
     flat["memory_gib"] = stats.memory_gib
     # Tensorboard would replace other characters with a warning each time; this way all trackers get the same names.
     return {re.sub(r"[^\w./-]+", "_", name): float(value) for name, value in flat.items()}

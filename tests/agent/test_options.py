@@ -1,14 +1,12 @@
 """agent.json: how a policy plays is kept beside it, taken from there, and refused where it is contradicted."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, same_settings, write_agent
 from forage.agent.searcher import searching
 from forage.errors import UserError
-from forage.rollout.rollout import Rollout
 from forage.store.options import Fusion
 
 
@@ -85,17 +83,12 @@ def test_a_broken_file_is_told_by_its_path(tmp_path, text):
         SearchOptions().settle(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "search", [lambda store, settings: Rollout.search(SimpleNamespace(store=store, settings=settings), ["gout"]),
-               lambda store, settings: searching(store, settings)(["gout"])],
-)  # fmt: skip
-def test_hybrid_search_weighs_as_the_policy_does(search):
-    """In rollouts, and elsewhere."""
+def test_hybrid_search_weighs_as_the_policy_does():
     settings, asked = AgentSettings(dense_weight=0.7, title_weight=0.1, title_share=False), []
 
     class Store:
         def search(self, queries, k, mode, **more):
             asked.append((queries, k, mode, more))
 
-    search(Store(), settings)
+    searching(Store(), settings)(["gout"])
     assert asked == [(["gout"], 3, "hybrid", {"fusion": Fusion(dense_weight=0.7, title_weight=0.1, title_share=False)})]

@@ -278,14 +278,14 @@ def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypat
             view.line(),
         ]
         print_step([stats], 9)
-        print_hits(Search(hostile.text, store_without_vectors, k=3, mode="sparse"))
+        print_hits(Search(hostile.text, str(store_without_vectors), k=3, mode="sparse"))
         outputs.append(capsys.readouterr().out)
         # Markup is text: every bracket is shown where a line is not cut.
         shown = all("[red]" in output for output in outputs) or "[red]" not in text
         return all(map(is_calm, outputs)) and shown
 
     failed = failures(check, SHORT)
-    print_hits(Search("gout arthritis toe rest", store_without_vectors, k=200, mode="sparse"))
+    print_hits(Search("gout arthritis toe rest", str(store_without_vectors), k=200, mode="sparse"))
     assert is_calm(printed := capsys.readouterr().out)
     assert printed.count("Gout is a kind of") > 40
     survived("terminal: search, rollout, training, evaluation", failed, len(SHORT))

@@ -73,8 +73,7 @@ def test_a_run_that_rolled_back_learns_from_restored_adapters_only(tiny, tmp_pat
     assert sorted(stats[2].rewards["even"]) == sorted(episode.rewards["even"] for episode in learnt.values())
     assert stats[2].episodes["count"] == 12
     for row in stats:
-        assert sum(worker["episodes"] for worker in row.workers.values()) == 12
-        assert min(worker["tokens_per_s"] for worker in row.workers.values()) > 0
+        assert sum(row.workers.values()) == 12
         assert "rollout_wait" not in row.seconds  # nobody waited, in one process
 
     # Killed right before the rollback's checkpoint, with plans and episodes of the next step, it comes to the same.

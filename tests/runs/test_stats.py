@@ -52,8 +52,7 @@ def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
 
 
 def test_who_played_comes_back_and_is_measured(tmp_path):
-    figures = {"episodes": 2, "tokens_per_s": 120.5}
-    played = replace(STATS, workers={"a": figures}, servers={"gpu1:8100": figures})
+    played = replace(STATS, workers={"a": 2}, servers={"gpu1:8100": 2})
     write_stats(tmp_path, played)
     assert read_stats(tmp_path) == [played]
     assert same_run([STATS], [played])

@@ -5,14 +5,13 @@ from dataclasses import replace
 from forage.runs.waiting import advice
 from tests.factories import STATS
 
-A = {"episodes": 8, "tokens_per_s": 120.0}
-STARTING = replace(STATS, step=0, seconds={"rollout": 99.0, "rollout_wait": 99.0}, workers={"a": A})
+STARTING = replace(STATS, step=0, seconds={"rollout": 99.0, "rollout_wait": 99.0}, workers={"a": 8})
 
 
 def step(number, waited):
     """A step of ten seconds, of which six are the update's and four the rollout's."""
     seconds = {"rollout": 4.0, "backward": 6.0, "generate": 3.0} | ({"rollout_wait": waited} if waited else {})
-    return replace(STATS, step=number, seconds=seconds, workers={"a": A}, servers={}, notes=[])
+    return replace(STATS, step=number, seconds=seconds, workers={"a": 8}, servers={}, notes=[])
 
 
 def test_what_is_advised():

@@ -100,7 +100,7 @@ def rollout(protocol, tmp_path, embedder):
     )
     options = RolloutOptions(data=tmp_path, num_rollouts=2, batch_size=3)
     functions = get_reward_functions(embedder, Searcher(lambda: store, AgentSettings()))
-    return Rollout(options, AgentSettings(), Game(protocol), protocol, store, functions)
+    return Rollout(options, Game(protocol), protocol, Searcher(lambda: store, AgentSettings()), functions)
 
 
 def first_plan(rollout):
@@ -300,5 +300,5 @@ def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, 
 def test_a_broken_reward_stops_the_run_before_anything_is_played(rollout):
     broken = {"mine": lambda episodes, questions: [float("nan")] * len(episodes)}
     with pytest.raises(UserError, match="reward 'mine' gave nan"):
-        Rollout(rollout.options, rollout.settings, rollout.engine, rollout.protocol, rollout.store, broken)
+        Rollout(rollout.options, rollout.engine, rollout.protocol, rollout.searcher, broken)
     assert rollout.engine.asked == []
