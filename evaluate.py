@@ -60,9 +60,7 @@ SYSTEMS: Systems = {
     "s1": lambda _, least=32, most=None: BudgetForcing(least, least if most is None else most),
     "tpo": lambda setting, n=4, rounds=1, *, learned=False: TPO(scorer_of(setting, learned), n, rounds),
     "s_star": lambda _, n=4, rounds=1: SStar(n, rounds),
-    "tree": lambda setting, rollouts=8, *, learned=False: TreeSearch(
-        scorer := scorer_of(setting, learned), scorer if learned else None, rollouts
-    ),
+    "tree": lambda setting, rollouts=8, *, learned=False: TreeSearch(scorer_of(setting, learned), learned, rollouts),
 }
 
 

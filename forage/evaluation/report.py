@@ -12,8 +12,7 @@ eval.json is one JSON object:
     "systems": [{
         "name": "trained/single", "policy": "trained", "system": "single", "adapter": "v000040",
         "metrics": {"mrr": {"mean": .6, "low": .5, "high": .7}, ...},           with 95 % bootstrap intervals
-        "over_reference": {"mrr": {"mean": .1, "low": .05, "high": .15}, ...},  paired differences; not in the reference
-        "by_type": {"symptoms": {"questions": 31, "metrics": {...}, "over_reference": {...}}, ...}
+        "over_reference": {"mrr": {"mean": .1, "low": .05, "high": .15}, ...}   paired differences; not in the reference
     }, ...]
     }
 
@@ -25,7 +24,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -43,7 +41,6 @@ from forage.manifest import plain, source_digest, write_manifest
 from forage.metrics import Interval
 
 SCHEMA = 1
-Intervals = dict[str, Interval]
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def report(setting: Setting) -> None:
     """Write per_question.jsonl, table.md, eval.png and eval.json, and print the tables."""
     options, questions, out = setting.options, setting.questions, setting.options.output_dir
     systems = system_scores(setting)
-    rows = summary(systems, questions)
+    rows = summary(systems)
     unit = "document" if setting.by_document else "chunk"
     title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, retrieval measured in {unit}s"
     write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
@@ -100,37 +97,22 @@ def system_scores(setting: Setting) -> list[SystemScores]:
     return systems
 
 
-def summary(systems: Sequence[SystemScores], questions: Sequence[Question]) -> list[dict[str, Any]]:
-    """The rows of `systems` in eval.json; the first one is the reference."""
-    types = np.array([question.question_type for question in questions])
-    counts = Counter(types.tolist())
-    by_type = {kind: np.flatnonzero(types == kind) for kind, _ in counts.most_common()} if len(counts) > 1 else {}
-    everything = np.arange(len(questions))
-    reference = systems[0]
-    return [
-        {
-            "name": system.name, "policy": system.policy, "system": system.system, "adapter": system.adapter,
-            **figures(system, reference, everything),
-            "by_type": {
-                kind or "(none)": {"questions": len(some), **figures(system, reference, some)}
-                for kind, some in by_type.items()
-            },
-        }
-        for system in systems
-    ]  # fmt: skip
-
-
-def figures(
-    system: SystemScores, reference: SystemScores, indices: np.ndarray[Any, np.dtype[np.int64]]
-) -> dict[str, Intervals]:
-    """Every metric over these questions, and its paired difference to the reference.
+def summary(systems: Sequence[SystemScores]) -> list[dict[str, Any]]:
+    """The rows of `systems` in eval.json; the first one is the reference.
 
     Example: [1, 0, 1] with the reference at [0, 0, 1] has mean 2/3 and is 1/3 over the reference.
     """
-    own = {name: interval(values[indices]) for name, values in system.arrays.items()}
-    over = {name: interval((values - reference.arrays[name])[indices]) for name, values in system.arrays.items()}
-    found = {"metrics": {name: found for name, found in own.items() if found}}
-    return found | ({} if system is reference else {"over_reference": {n: found for n, found in over.items() if found}})
+    rows: list[dict[str, Any]] = []
+    for system in systems:
+        row = {"name": system.name, "policy": system.policy, "system": system.system, "adapter": system.adapter}
+        own, over = system.arrays, {name: values - systems[0].arrays[name] for name, values in system.arrays.items()}
+        rows.append(row | {"metrics": intervals(own)} | ({"over_reference": intervals(over)} if rows else {}))
+    return rows
+
+
+def intervals(arrays: Mapping[str, Floats]) -> dict[str, Interval]:
+    """Those of the metrics that some of the questions have."""
+    return {name: found for name, values in arrays.items() if (found := interval(values))}
 
 
 def per_question(systems: Sequence[SystemScores], questions: Sequence[Question]) -> Iterable[dict[str, Any]]:

@@ -50,7 +50,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def tables_of(rows: Sequence[Mapping[str, Any]], title: str, *, whole: bool) -> list[Table]:
-    """The rows of eval.json: scores, differences and costs; if `whole`, at every cutoff and by question type too."""
+    """The rows of eval.json: scores, differences and costs; if `whole`, at every cutoff."""
     scores = score_names(rows)
     shown = scores if whole else first_cutoffs(scores)
     tables = [Table(title, shown, [(row["name"], [figure(row["metrics"][name]) for name in shown]) for row in rows])]
@@ -60,9 +60,6 @@ def tables_of(rows: Sequence[Mapping[str, Any]], title: str, *, whole: bool) -> 
         tables.append(Table(heading, shown, cells))
     costs = [(row["name"], [f"{row['metrics'][name]['mean']:,.4g}" for name in COSTS]) for row in rows]
     tables.append(Table("Cost per question", COSTS, costs))
-    for kind, first in rows[0]["by_type"].items() if whole else ():
-        of_kind = [(r["name"], [figure(r["by_type"][kind]["metrics"].get(name)) for name in shown]) for r in rows]
-        tables.append(Table(f"{kind}, {first['questions']} questions", shown, of_kind))
     return tables
 
 
@@ -79,9 +76,9 @@ def first_cutoffs(names: Sequence[str]) -> list[str]:
     return list(firsts.values())
 
 
-def figure(found: Interval | None) -> str:
-    """Example: 0.500 (0.400 to 0.600); a dash where no question has a value."""
-    return f"{found['mean']:.3f} ({span(found)})" if found else "-"
+def figure(found: Interval) -> str:
+    """Example: 0.500 (0.400 to 0.600)."""
+    return f"{found['mean']:.3f} ({span(found)})"
 
 
 def difference(found: Interval) -> str:

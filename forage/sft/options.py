@@ -21,7 +21,6 @@ WRITTEN = (  # what sft_train.py writes into its output folder beside config.jso
 )  # fmt: skip
 
 FREE = ("overwrite", "place.store_patience", "place.store_timeout")
-Keep = Literal["best", "last"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class SFTOptions:
     """Updates between measurements, each followed by a checkpoint."""
     early_stop: int = 3
     """Stop after this many measurements without a lower held-out loss; not with --keep last."""
-    keep: Keep = "best"
+    keep: Literal["best", "last"] = "best"
     """The adapter that is the result: that of the lowest held-out loss, or the one after all updates. For episodes that
     the policy played itself take the last: what it says anyway can't get much likelier, however much it learns."""
     seed: int = 0

@@ -21,7 +21,7 @@ from forage.policy.adapters import adapter_path, publish_adapter, restore_adapte
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import has_windows, token_logprobs
 from forage.policy.packing import pack, pack_trees
-from forage.sft.options import Keep, SFTOptions
+from forage.sft.options import SFTOptions
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,24 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
         step = until
         rows.append(measure(policy, held_out, options, step, sum(losses) / len(losses), started))
         report(rows, options)
-        if kept_row(rows, options.keep) is rows[-1]:
+        if options.keep == "best" and best_row(rows) is rows[-1]:
             publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
         save_checkpoint(state, step, policy, optimizer, [asdict(row) for row in rows])
-        remove_others(best, rows, options.keep)  # now that no checkpoint needs them
-    if kept_row(rows, options.keep).step == 0:
+        remove_others(best, rows)  # now that no checkpoint needs them
+    if options.keep == "last":
+        return policy
+    if best_row(rows).step == 0:
         raise UserError("the held-out loss never fell; lower --learning-rate or give more --num-demonstrations")
     print(f"the held-out loss was lowest at step {best_row(rows).step}")
-    remove_others(best, rows, options.keep)  # a process killed after its last checkpoint has not come to it
-    restore_adapter(policy, adapter_path(best, kept_row(rows, options.keep).step))
+    remove_others(best, rows)  # a process killed after its last checkpoint has not come to it
+    restore_adapter(policy, adapter_path(best, best_row(rows).step))
     return policy
 
 
-def remove_others(folder: Path, rows: Sequence[Row], keep: Keep) -> None:
-    """All adapters but the one that is kept, which has its step's number."""
+def remove_others(folder: Path, rows: Sequence[Row]) -> None:
+    """All adapters but the best, which has its step's number."""
     for version in versions(folder):
-        if version != kept_row(rows, keep).step:
+        if version != best_row(rows).step:
             remove_folder(adapter_path(folder, version))
 
 
@@ -145,10 +147,6 @@ def measure(
 
 def best_row(rows: Sequence[Row]) -> Row:
     return min(rows, key=lambda row: row.held_out_loss)
-
-
-def kept_row(rows: Sequence[Row], keep: Keep) -> Row:
-    return rows[-1] if keep == "last" else best_row(rows)
 
 
 def out_of_patience(rows: Sequence[Row], early_stop: int) -> bool:

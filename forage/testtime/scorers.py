@@ -74,12 +74,11 @@ def confidence(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[f
 
     They are already at hand, under the distribution that was drawn from. Example: probabilities .9 and .4 give .6.
     """
-    return [probability(episode) if episode.answer else 0.0 for episode in episodes]
+    return [probability(episode) for episode in episodes]
 
 
 def probability(episode: Episode) -> float:
-    """Geometric mean of the last turn's token probabilities; 0 without a turn."""
-    if not episode.turns:
+    if not episode.answer:
         return 0.0
     turn = slice(episode.turns[-1].start, episode.turns[-1].end)
     sampled = [logprob for logprob, own in zip(episode.logprobs[turn], episode.mask[turn], strict=True) if own]

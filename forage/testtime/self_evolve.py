@@ -46,11 +46,9 @@ from forage.evaluation.options import EvaluationOptions, is_learned, read_system
 from forage.evaluation.outcomes import OutcomeLog
 from forage.optimizer import OptimizerOptions
 from forage.outputs import check_apart, check_folder, filling_folder
-from forage.policy.adapters import adapter_path, newest_adapter
-from forage.policy.card import read_policy_card
+from forage.policy.adapters import adapter_path
 from forage.runs.run_folder import keep_options
 from forage.sft.options import SFTOptions
-from forage.store.opening import card_at
 from forage.store.options import StorePlace
 from forage.testtime import train_scorer
 from forage.testtime.selection import select
@@ -113,9 +111,6 @@ class EvolveOptions:
             )
         check_folder("--output-dir", self.output_dir)
         check_apart("--output-dir", self.output_dir, {"--data": self.data, "--policy": self.policy})
-        read_policy_card(self.policy)
-        newest_adapter(self.policy)
-        card_at(self.place, self.data)
         known, needed = len(read_training_questions(self.data)), self.rounds * self.questions
         if needed > known:
             raise UserError(

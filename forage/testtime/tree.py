@@ -46,8 +46,8 @@ class TreeSearch:
     """A strategy. Example: await TreeSearch(looks_good, rollouts=8)(agent, question, seed)."""
 
     scorer: Scorer | Oracle
-    values: Scorer | None = None
-    """Judges turns before their episode is finished; None: only finished episodes tell what a turn is worth."""
+    values: bool = False
+    """The scorer also judges turns before their episode is finished; else only finished episodes tell their worth."""
     rollouts: int = 8
     width: int = 3
     """Most children of a node."""
@@ -102,7 +102,7 @@ class TreeSearch:
             # Turns with the same tokens are one candidate, as they are where the scorer is trained (examples.py).
             different = {tuple(state.ids): state for _, state in going}
             episodes = [state.so_far(agent.protocol) for state in different.values()]
-            scores = await scores_of(agent, self.values, question, episodes) if self.values and going else []
+            scores = await scores_of(agent, self.scorer, question, episodes) if going else []
             score_of = dict(zip(different, scores, strict=True))
             for node, state in going:
                 node.value = score_of[tuple(state.ids)]

@@ -259,7 +259,7 @@ def on_terminal(show):
 
 ROW = {"metrics": {"mrr": {"mean": 0.5, "low": 0.4, "high": 0.6}} | {
     cost: {"mean": 1.0, "low": 1.0, "high": 1.0} for cost in COSTS
-}, "by_type": {}}  # fmt: skip
+}}  # fmt: skip
 
 
 def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypatch, capsys):

@@ -93,7 +93,11 @@ def test_what_a_turn_found_counts_before_its_answers_do(protocol):
     plain, _ = run(TreeSearch(SCORER, rollouts=3, width=2, concurrency=1), protocol, poor, FOUND)
     assert (plain.episode.answer, plain.tried[2].hits) == ("poor", ("x#0",))  # the first of equal ones
     values, asked = relevance_of({"x#0": 0.1, "y#0": 0.9})
-    search = TreeSearch(SCORER, values=values, rollouts=3, width=2, concurrency=1)
+
+    def both(protocol, question, episodes):
+        return (values if episodes[0].stop == "search" else SCORER)(protocol, question, episodes)
+
+    search = TreeSearch(both, values=True, rollouts=3, width=2, concurrency=1)
     outcome, engine = run(search, protocol, poor, FOUND)
     assert (outcome.episode.answer, outcome.tried[2].hits) == ("great", ("y#0",))
     # Turns of one depth are judged together, without what came after them.
