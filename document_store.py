@@ -15,6 +15,7 @@ Any number of processes may read a store at once; only one may build it.
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -175,7 +176,7 @@ def serve_retrieve(command: Serve, search: SearchMany, store: DocumentStore) -> 
 
 
 def serve_mcp(command: Serve, search: SearchMany) -> None:
-    from forage.store.mcp_server import listen, make_mcp_server, serve_http, serve_stdio
+    from forage.store.mcp_server import PATH, make_mcp_server, serve_http, serve_stdio
 
     server = make_mcp_server(search, command.k, command.about)
     if command.protocol == "mcp-stdio":
@@ -183,10 +184,10 @@ def serve_mcp(command: Serve, search: SearchMany) -> None:
         serve_stdio(server)
         return
     try:
-        listening, url = listen(command.host, command.port)
+        listening = socket.create_server((command.host, command.port))
     except OSError as error:
         raise cant_listen(command, error) from error
-    print(f"serving {command.store} on {url}", flush=True)
+    print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{PATH}", flush=True)
     serve_http(server, listening, command.host)
 
 

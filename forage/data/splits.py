@@ -20,9 +20,13 @@ def read_training_questions(data: Path) -> list[Question]:
 
 
 def read_train(data: Path) -> list[Question]:
-    """All questions of train.jsonl; refuses a folder that holds one of them out as well."""
+    """All questions of train.jsonl; refuses a folder that holds one of them out, by its id or its words."""
     train = read_questions(data / "train.jsonl")
-    check_disjoint(data, train, read_held_out(data))
+    if both := shared(train, read_held_out(data)):  # it would be evaluated on what it learnt
+        raise UserError(
+            f"{data}: {len(both)} questions of train.jsonl are in eval.jsonl too, such as {both[0].id} "
+            f"({both[0].question[:80]!r}); make the data again with data_prep.py, or delete those lines of train.jsonl"
+        )
     return train
 
 
@@ -32,22 +36,10 @@ def read_held_out(data: Path) -> list[Question]:
     return read_questions(path) if path.is_file() else []
 
 
-def check_disjoint(data: Path, train: Sequence[Question], held_out: Sequence[Question]) -> None:
-    """Refuse a question on both sides, under one id or in the same words: it would be evaluated on what it learnt."""
-    if both := shared(train, held_out):
-        raise UserError(
-            f"{data}: {len(both)} questions of train.jsonl are in eval.jsonl too, such as {both[0].id} "
-            f"({both[0].question[:80]!r}); make the data again with data_prep.py, or delete "
-            "those lines of train.jsonl"
-        )
-
-
 def shared(train: Sequence[Question], held_out: Sequence[Question]) -> list[Question]:
     """The training questions that are held out under the same id or in the same words, whatever their case."""
-    ids, keys = (
-        {question.id for question in held_out},
-        {question_key(question.question) for question in held_out} - {""},
-    )
+    ids = {question.id for question in held_out}
+    keys = {question_key(question.question) for question in held_out} - {""}
     return [question for question in train if question.id in ids or question_key(question.question) in keys]
 
 

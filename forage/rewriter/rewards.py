@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from forage.agent.prompts import final_query
 from forage.arguments import users_class
@@ -20,6 +20,9 @@ MEASURES: dict[str, Callable[[Sequence[str], Sequence[str], int], float]] = {
     "ndcg": ndcg,
     "mrr": lambda found, relevant, k: reciprocal_rank(found, relevant),
 }
+
+Reward = Callable[[str, Sequence[str]], float]
+"""Of the query that is searched for and the ids of the documents that answer it."""
 
 
 class CustomRewardModel:
@@ -37,27 +40,17 @@ class CustomRewardModel:
         self.search, self.k = search, k
 
 
-class Measured(CustomRewardModel):
-    """One of MEASURES among the best k, in [0, 1]."""
-
-    def __init__(self, search: Search, k: int, name: str) -> None:
-        super().__init__(search, k)
-        self.name = name
-
-    def compute_reward(self, query: str, relevant_doc_ids: Sequence[str]) -> float:
-        return MEASURES[self.name](self.search([query])[0], relevant_doc_ids, self.k)
-
-
-def load_reward(name: str, search: Search, k: int) -> Any:
+def load_reward(name: str, search: Search, k: int) -> Reward:
     """A built-in reward by its name, or a user's class as module:Class: anything with a method compute_reward."""
     if name in MEASURES:
-        return Measured(search, k, name)
+        return lambda query, relevant_doc_ids: MEASURES[name](search([query])[0], relevant_doc_ids, k)
     if not all(name.partition(":")):
         raise UserError(f"--reward {name} is unknown; choose {', '.join(MEASURES)}, or give module:Class")
     reward: Any = users_class("--reward", name)
     if not (isinstance(reward, type) and callable(getattr(reward, "compute_reward", None))):
         raise UserError(f"--reward {name} must be a class with a method compute_reward(self, query, relevant_doc_ids)")
-    return reward(search, k) if issubclass(reward, CustomRewardModel) else reward()
+    made: Any = reward(search, k) if issubclass(reward, CustomRewardModel) else reward()
+    return cast("Reward", made.compute_reward)
 
 
 @dataclass(frozen=True)
@@ -73,8 +66,8 @@ class Episode:
 class Scorer:
     """Rewards of sampled tokens; keeps the episodes of the last batch for display."""
 
-    def __init__(self, model: Any, options: RewriteOptions, tokenizer: Any) -> None:
-        self.model, self.options, self.tokenizer = model, options, tokenizer
+    def __init__(self, reward: Reward, options: RewriteOptions, tokenizer: Any) -> None:
+        self.reward, self.options, self.tokenizer = reward, options, tokenizer
         self.episodes: list[Episode] = []
 
     def __call__(self, rows: Sequence[Row], responses: Sequence[Sequence[int]]) -> list[float]:
@@ -84,7 +77,7 @@ class Scorer:
     def _episode(self, row: Row, tokens: Sequence[int]) -> Episode:
         written = text_of(self.tokenizer, tokens, self.tokenizer.eos_token_id)
         searched = final_query(row.query, written, self.options.rewrite, self.options.query_weight)
-        reward = float(self.model.compute_reward(searched, list(row.relevant_doc_ids)))
+        reward = float(self.reward(searched, list(row.relevant_doc_ids)))
         if not math.isfinite(reward):
             raise UserError(f"the reward is {reward} for the query {searched!r}; it must be a finite number")
         return Episode(row.query, written, searched, reward)

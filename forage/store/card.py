@@ -1,15 +1,13 @@
-"""The card of a store: its options and state in store.json, its fingerprint, and the lock held while it is built."""
+"""The card of a store: its options and state in store.json, and its fingerprint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
-from forage.files import locked
 from forage.manifest import digest, read_manifest, write_manifest
 from forage.store.options import StoreOptions
 
@@ -67,8 +65,3 @@ def check_place(path: Path) -> None:
     there = [] if (path / "store.json").exists() else [name for name in PARTS if (path / name).exists()]
     if there:
         raise UserError(f"{path} holds {there[0]}, but no store.json, so it is no store; choose another folder for it")
-
-
-def build_lock(path: Path) -> AbstractContextManager[None]:
-    """Held while a store is built, so that a second builder gets an error instead of mixing its files in."""
-    return locked(path / ".lock", f"{path}: another process is building this store; wait until it ends or stop it")

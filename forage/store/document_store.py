@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from forage.data.chunking import Chunk, chunk_document
 from forage.data.records import Document, as_document
 from forage.errors import UserError
-from forage.files import json_lines, make_folder, write_jsonl
+from forage.files import json_lines, locked, make_folder, write_jsonl
 from forage.manifest import file_digest
 from forage.outputs import clear_half_written
 from forage.progress import Counting
@@ -27,7 +27,6 @@ from forage.store.card import (
     SAME_MODEL,
     VECTORS,
     StoreCard,
-    build_lock,
     check_place,
     fingerprint_of,
     read_card,
@@ -106,7 +105,7 @@ class DocumentStore:
             raise UserError("no documents to build a store from")
         check_place(path)
         make_folder(path)
-        with build_lock(path):
+        with locked(path / ".lock", f"{path}: another process is building this store; wait until it ends or stop it"):
             clear_half_written(path)
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from forage.errors import UserError, first_line
-from forage.machine import Choice, gains_by_bf16, hub_reachable
+from forage.machine import gains_by_bf16, hub_reachable
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -123,20 +123,12 @@ class Embedder:
 
 
 def choose_embedder() -> str:
-    """What `embedder_choice` says; the packaged one is printed, with the reason."""
-    name, why = embedder_choice(hub_reachable)
-    if name == PACKAGED_EMBEDDER:
-        print(f"embedder: {name} (all-MiniLM-L6-v2), because {why}")
-    return name
-
-
-def embedder_choice(reaches_hub: Callable[[], bool]) -> Choice:
-    """E5 if there is a GPU and the hub is reachable, else the packaged MiniLM."""
-    if not torch.cuda.is_available():
-        return Choice(PACKAGED_EMBEDDER, "there is no GPU")
-    if not reaches_hub():
-        return Choice(PACKAGED_EMBEDDER, "the hub can't be reached")
-    return Choice(HUB_EMBEDDER, "there is a GPU, and the hub is reachable")
+    """E5 if there is a GPU and the hub is reachable, else the packaged MiniLM, which is printed with the reason."""
+    why = "the hub can't be reached" if torch.cuda.is_available() else "there is no GPU"
+    if torch.cuda.is_available() and hub_reachable():
+        return HUB_EMBEDDER
+    print(f"embedder: {PACKAGED_EMBEDDER} (all-MiniLM-L6-v2), because {why}")
+    return PACKAGED_EMBEDDER
 
 
 def locate(name: str) -> tuple[str, bool]:

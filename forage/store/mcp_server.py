@@ -69,14 +69,6 @@ def serve_stdio(server: MCPServer[Any]) -> None:
     asyncio.run(server.run_stdio_async())
 
 
-def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """A socket and the address that clients are given; port 0 picks a free one. Raises OSError where it can't."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family)
-    shown = f"[{host}]" if family == socket.AF_INET6 else host
-    return listening, f"http://{shown}:{listening.getsockname()[1]}{PATH}"
-
-
 def http_app(server: MCPServer[Any], host: str) -> Starlette:
     """Without sessions, which a search doesn't need: clients survive a restart of the server."""
     return server.streamable_http_app(streamable_http_path=PATH, json_response=True, stateless_http=True, host=host)

@@ -37,7 +37,7 @@ class Nan(CustomRewardModel):
 
 def test_a_users_reward_is_loaded_by_its_name():
     reward = load_reward("tests.rewriter.test_rewards:Short", search, 5)
-    assert reward.compute_reward("a b", ["a"]) == pytest.approx(0.8)
+    assert reward("a b", ["a"]) == pytest.approx(0.8)
 
 
 class NoMethod:
@@ -58,6 +58,6 @@ def test_a_reward_that_can_not_be_loaded(name, says):
 
 
 def test_a_reward_that_is_no_number_is_reported_with_its_query(tiny_tokenizer):
-    score = Scorer(Nan(search, 5), RewriteOptions(), tiny_tokenizer)
+    score = Scorer(Nan(search, 5).compute_reward, RewriteOptions(), tiny_tokenizer)
     with pytest.raises(UserError, match="the reward is nan for the query 'q q q'"):
         score([Row("q", ("a",), (5,))], [[2]])

@@ -39,7 +39,9 @@ class Words(CustomRewardModel):
 
 def test_the_scorer_searches_for_what_was_written(tiny_tokenizer):
     tokenizer = tiny_tokenizer
-    score = Scorer(Words(lambda queries: [], 5), RewriteOptions(rewrite="append", query_weight=2), tokenizer)
+    score = Scorer(
+        Words(lambda queries: [], 5).compute_reward, RewriteOptions(rewrite="append", query_weight=2), tokenizer
+    )
     tokens = [*tokenizer(" sore toe")["input_ids"], EOS, EOS]
     assert score(ROWS[:2], [tokens, [EOS]]) == [4, 12]
     assert [(e.query, e.written, e.searched, e.reward) for e in score.episodes] == [

@@ -1,6 +1,7 @@
 """The store as a tool of MCP clients, asked by the mcp package's own client: in memory, over HTTP and over pipes."""
 
 import asyncio
+import socket
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import data_prep
 from forage.data.options import DatasetOptions
 from forage.store import mcp_server
 from forage.store.document_store import DocumentStore
-from forage.store.mcp_server import listen, make_mcp_server
+from forage.store.mcp_server import make_mcp_server
 from forage.store.options import StoreOptions
 from tests import ROOT
 from tests.scripted_engine import search_many
@@ -110,11 +111,11 @@ def test_searches_at_once_run_one_after_the_other_in_the_same_thread():
 @contextmanager
 def over_http(server):
     """Its address, while it runs in a thread."""
-    listening, url = listen("127.0.0.1", 0)
+    listening = socket.create_server(("127.0.0.1", 0))
     running = uvicorn.Server(uvicorn.Config(mcp_server.http_app(server, "127.0.0.1"), log_level="warning"))
     thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
     thread.start()
-    yield url
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}{mcp_server.PATH}"
     running.should_exit = True
     thread.join()
 
