@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from forage.errors import UserError
+from forage.errors import UserError, first_line
 from forage.machine import Choice, hub_reachable
 from forage.manifest import read_manifest
 from forage.outputs import making_folder
@@ -70,7 +70,7 @@ def check_folder(folder: Path) -> None:
 def check_hub_model(name: str) -> None:
     """Refuse a hub model that is gated or doesn't exist, or that is not cached while the hub can't be reached."""
     from huggingface_hub import auth_check, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
@@ -79,13 +79,10 @@ def check_hub_model(name: str) -> None:
         raise UserError(f"model {name!r} is not in the cache, and the hub can't be reached; {way_out}")
     try:
         auth_check(name)
-    except GatedRepoError as error:
-        raise UserError(f"model {name!r} is gated; accept its terms on the hub, then run `hf auth login`") from error
-    except RepositoryNotFoundError as error:
-        raise UserError(f"model {name!r} is not on the hub, or private (`hf auth login`); {way_out}") from error
     except HfHubHTTPError as error:
         raise UserError(
-            f"model {name!r} can't be downloaded from the hub (status {error.response.status_code}); {way_out}"
+            f"model {name!r} can't be had from the hub ({first_line(error)}); {way_out}, or run `hf auth login` if it "
+            "is private or gated"
         ) from error
 
 

@@ -169,10 +169,11 @@ def read_scores(folder: Path, adapter: Path) -> Scores:
         split, questions, rows = found["split"], int(found["questions"]), found["systems"]
         own = [row for row in rows if known[f"policy {row['policy']}"] == weights_digest(adapter)]
         data = Path(found["options"]["data"]).name
-    except FileNotFoundError as error:
-        raise UserError(f"{error.filename} is missing; give --evaluation the --output-dir of evaluate.py") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is broken ({type(error).__name__}: {error}); evaluate again") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder} is no evaluation ({type(error).__name__}: {error}); give --evaluation the --output-dir of "
+            "evaluate.py"
+        ) from error
     if split != "eval":
         raise UserError(f"{path} measured training questions; evaluate with --split eval")
     if not own:

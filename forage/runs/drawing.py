@@ -18,7 +18,6 @@ from forage.text import one_line
 ROOT = Path(__file__).parents[2]  # of this package, wherever a script was started
 DRAW_EVERY = 20.0  # seconds
 COMMAND = (sys.executable, "-m", "forage.runs.report")
-LIVE = ("--max-episodes", "500", "--max-tokens", "0")  # while it trains, a page that is soon written
 
 
 class Drawing:
@@ -37,7 +36,7 @@ class Drawing:
         if stats.evaluation is None and now - self._began < DRAW_EVERY:
             return
         if self._process is None or self._process.poll() is not None:
-            self._began, self._process = now, self._start(*LIVE)
+            self._began, self._process = now, self._start("--live")
 
     def finish(self) -> None:
         """Draw the whole run, wait for it, and print where it is, or why it is not."""

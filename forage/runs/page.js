@@ -63,7 +63,7 @@ function start(data) {
   const legend = data.runs.length < 2 ? [] : data.runs.map((one, index) =>
     make("span", `${one.name} `, { className: index ? "key second" : "key" }));
   bar.append(...fields, count);
-  const left = data.left_out ? `${data.left_out} episodes of earlier steps are left out; --max-episodes changes that.` : "";
+  const left = data.left_out ? `${data.left_out} episodes of earlier steps are left out.` : "";
   const noted = data.runs.flatMap((one) => one.notes.map((note) =>
     make("div", data.runs.length > 1 ? `${one.name}: ${note}` : note, { className: "note" })));
   document.body.append(header, ...noted, ...legend, ...figures(data.runs), ...lastStep(data.runs), bar, make("div", left, { className: "quiet" }), list, shown, keys);

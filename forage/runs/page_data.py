@@ -100,17 +100,13 @@ def tables(stats: StepStats, evaluations: Mapping[int, Mapping[str, Any]]) -> di
     Example: {"Rewards": {"mrr": {"mean": .5, "std": .1}}, "Groups": {"flat": 2}}.
     """
     found: dict[str, Mapping[str, Any]] = {
-        "Rewards": stats.summary, "Episodes": stats.episodes, "Groups": stats.groups,
+        f"Rewards (step {stats.step})": stats.summary, "Episodes": stats.episodes, "Groups": stats.groups,
         "Ended because": explained(stats.stops, STOPS), "Protocol faults": explained(stats.faults, FAULTS),
         "Update": stats.training, "Seconds": stats.seconds, "Workers": stats.workers, "Servers": stats.servers,
     }  # fmt: skip
     versions = dict.fromkeys((min(evaluations), max(evaluations))) if evaluations else {}
     found |= {f"Evaluation of {version_name(each)}, 95 % interval": evaluations[each] for each in versions}
-    return {
-        f"{caption} (step {stats.step})" if caption == "Rewards" else caption: rows
-        for caption, rows in found.items()
-        if rows
-    }
+    return {caption: rows for caption, rows in found.items() if rows}
 
 
 def explained(counts: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 from forage.arguments import POSITIONAL
 from forage.cli import run_script
-from forage.errors import UserError
 from forage.files import replacing
 from forage.runs.page_data import contents, stats_of
 from forage.runs.plots import draw_plots
@@ -30,7 +29,9 @@ from forage.text import encodable, printable
 
 HERE = Path(__file__).parent
 SCRIPTS = ("page_figures.js", "page_episode.js", "page.js")
-MAX_EPISODES, MAX_TOKENS = 10_000, 1_000
+# The latest episodes that a page has, and how many of them come with tokens: of a whole run, and while it trains, where
+# the page must soon be written.
+WHOLE, LIVE = (10_000, 1_000), (500, 0)
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -46,11 +47,9 @@ PAGE = """<!doctype html>
 """
 
 
-def write_page(
-    run_dir: Path, second: Path | None = None, max_episodes: int = MAX_EPISODES, max_tokens: int = MAX_TOKENS
-) -> dict[str, Any]:
+def write_page(run_dir: Path, second: Path | None = None, *, live: bool = False) -> dict[str, Any]:
     """Write run.html into the first run's folder, and return what it holds."""
-    held = contents([run_dir, second] if second else [run_dir], max_episodes, max_tokens)
+    held = contents([run_dir, second] if second else [run_dir], *(LIVE if live else WHOLE))
     css, js = (HERE / "page.css").read_text(), "\n".join((HERE / name).read_text() for name in SCRIPTS)
     title = html.escape(printable(encodable(run_dir.resolve().name)))
     page = PAGE.format(title=title, css=css, js=js, css_hash=_hash(css), js_hash=_hash(js), data=packed(held))
@@ -77,20 +76,13 @@ class Options:
     """Run folder."""
     second: Annotated[Path | None, POSITIONAL] = None
     """Another run folder, whose curves are drawn over those of the first, and whose episodes are there too."""
-    max_episodes: int = MAX_EPISODES
-    """Episodes on the page at most, of two runs half of each; the latest steps are kept."""
-    max_tokens: int = MAX_TOKENS
-    """Episodes, the latest, that come with their tokens and log-probabilities."""
-
-    def __post_init__(self) -> None:
-        for flag, number in (("--max-episodes", self.max_episodes), ("--max-tokens", self.max_tokens)):
-            if number < 0:
-                raise UserError(f"{flag} must be at least 0, got {number}")
+    live: bool = False
+    """Only the latest 500 episodes, without tokens, as while it trains."""
 
 
 def main(options: Options) -> None:
     draw_plots(options.run_dir, stats_of(options.run_dir), read_evaluations(options.run_dir))
-    held = write_page(options.run_dir, options.second, options.max_episodes, options.max_tokens)
+    held = write_page(options.run_dir, options.second, live=options.live)
     print(f"{options.run_dir / 'run.html'} shows its curves and {len(held['episodes'])} of its episodes")
 
 

@@ -65,8 +65,8 @@ def merge_again(folder, monkeypatch, *more):
     ("change", "says"),
     [
         (lambda path: path.write_text(re.sub('"policy .*": "', r"\g<0>0", path.read_text())), "evaluate this adapter"),
-        (lambda path: path.unlink(), "evaluation.json is missing; give --evaluation the --output-dir of evaluate.py"),
-        (lambda path: path.write_text("["), r"eval.json is broken \(JSONDecodeError"),
+        (lambda path: path.unlink(), r"is no evaluation \(FileNotFoundError.*; give --evaluation the --output-dir"),
+        (lambda path: path.write_text("["), r"is no evaluation \(JSONDecodeError"),
     ],
 )  # fmt: skip
 def test_scores_of_something_else_are_refused(folder, tmp_path, monkeypatch, change, says):
