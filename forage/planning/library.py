@@ -40,24 +40,24 @@ class Options:
     """File to write."""
     most: int = 12
     """Most templates of the library: each one's name is part of every prompt."""
-    min_episodes: int = 2
-    """Lowest number of episodes behind a template."""
 
+
+MIN_EPISODES = 2  # behind a template
 
 Earned = Mapping[str, Sequence[float]]
 """What a query shape earned in each episode, by kind of question."""
 
 
 def main(options: Options) -> None:
-    check_at_least_one(options, "most", "min_episodes")
+    check_at_least_one(options, "most")
     check_apart("--out", options.out, {"--data": options.data / "train.jsonl"})
     questions = read_train(options.data)
     wordings, earned = merged(earnings(played_in(options.run_dir), questions))
-    known = {name: rewards for name, rewards in earned.items() if len(all_of(rewards)) >= options.min_episodes}
+    known = {name: rewards for name, rewards in earned.items() if len(all_of(rewards)) >= MIN_EPISODES}
     names = cover(known, shares_of(questions), options.most)
     if not names:
         raise UserError(
-            f"no query of {options.run_dir} gives a template; lower --min-episodes, or give a run whose queries found "
+            f"no query of {options.run_dir} gives a template; give a run whose queries found "
             "something and whose questions have a focus in train.jsonl"
         )
     print(f"{len(names)} templates in {options.out}, the most useful first:")

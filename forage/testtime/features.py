@@ -2,7 +2,7 @@
 
 The written scorers, what is simply counted, and cosines between the embeddings of question, answer and passages shown.
 An episode that goes on has no answer yet: `open` is 1, and what needs an answer is 0. On 70 questions of the sample
-data these told more than three times as many, with products of embeddings: .83 of held-out pairs beside .77.
+data a scorer of these was right on .83 of held-out pairs, and one that also saw products of embeddings on .77.
 
 Example: an answer (.6, .8) beside passages (1, 0) and (0, 1) has the cosine .8 with the nearest of them.
 """
@@ -33,7 +33,7 @@ MOST = 10  # passages that are embedded
 FEATURES = (
     "answered", "open", "answer_words", "searches", "hits",
     "agreement", "hit_agreement", "support", "relevance", "confidence", "well_formed",
-    "question_answer", "question_passage", "answer_passage", "other_answers",
+    "question_answer", "question_passage", "answer_passage",
 )  # fmt: skip
 OPEN = FEATURES.index("open")
 
@@ -63,15 +63,11 @@ def passages_of(protocol: Protocol, episode: Episode) -> list[str]:
 def cosines(
     embedder: Embedder, question: str, answers: Sequence[str], passages: Sequence[Sequence[str]]
 ) -> dict[str, Floats | list[float]]:
-    """The columns that compare embeddings; 0 where there is no text, or nothing to compare it with.
-
-    `question_passage` and `answer_passage` are of the nearest passage, `other_answers` is the mean over the others.
-    """
+    """The columns that compare embeddings, with the nearest passage; 0 where there is no text to compare with."""
     [question_D] = embedder.encode_queries([question])
     texts = sorted({text for each in (answers, *passages) for text in each if text})  # in whatever order they came
     vector_of = dict(zip(texts, embedder.encode_passages(texts), strict=True))
     answers_ND = np.stack([vector_of.get(answer, np.zeros_like(question_D)) for answer in answers])
-    alike_NN = answers_ND @ answers_ND.T
 
     def nearest(text_D: Rows, shown: Sequence[str]) -> float:
         return max((float(text_D @ vector_of[passage]) for passage in shown), default=0.0)
@@ -80,5 +76,4 @@ def cosines(
         "question_answer": answers_ND @ question_D,
         "question_passage": [nearest(question_D, shown) for shown in passages],
         "answer_passage": [nearest(*pair) for pair in zip(answers_ND, passages, strict=True)],
-        "other_answers": (alike_NN.sum(axis=1) - alike_NN.diagonal()) / max(1, len(answers) - 1),
     }

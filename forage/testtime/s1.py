@@ -12,7 +12,7 @@ the first search. Example with `min_thinking` 6 and `max_thinking` 20; the token
 
 Thinking that reaches `max_thinking` ends there, even if it was about to search again; with 0 there is none, so the
 first search is the last. A line break before a suppressed `<answer>` goes with it, as "Wait" goes on with the line.
-Equal bounds ask for a length; `min_thinking` 0 only limits it, and so does `waits` 0.
+Equal bounds ask for a length; `min_thinking` 0 only limits it.
 
 Left out: suppressing tokens while sampling. The turn is sampled in parts; if a part opens the answer or ends the turn
 too early, that is cut off and replaced by "Wait". The cut tokens are counted in `extra_sampled`. The paper also selects
@@ -40,6 +40,7 @@ from forage.evaluation.outcomes import Outcome
 
 ANSWER, CALL = "<answer>", "<tool_call>"
 WAIT = " Wait"
+WAITS = 6  # most times that it is inserted
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,11 @@ class BudgetForcing:
     """Tokens the policy must sample before it answers."""
     max_thinking: int = 96
     """After this many tokens the answer is opened for it; 0: at once."""
-    waits: int = 6
-    """Most times that "Wait" is inserted."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_thinking <= self.max_thinking or self.waits < 0:
+        if not 0 <= self.min_thinking <= self.max_thinking:
             raise UserError(
-                f"budget forcing needs 0 <= min_thinking ({self.min_thinking}) <= max_thinking ({self.max_thinking}) "
-                f"and waits ({self.waits}) >= 0"
+                f"budget forcing needs 0 <= min_thinking ({self.min_thinking}) <= max_thinking ({self.max_thinking})"
             )
 
     async def __call__(self, agent: Agent, question: Question, seed: int) -> Outcome:
@@ -76,7 +74,7 @@ class BudgetForcing:
 
     async def _say(self, turn: _Turn, agent: Agent, episode: EpisodeBuilder, seed: int) -> None:
         """Sample the turn in parts, each up to the next point where tokens may have to be forced."""
-        waits, part = self.waits, 0
+        waits, part = WAITS, 0
         while turn.left and not turn.ended:
             if turn.thought >= self.max_thinking and not turn.acts and not turn.opens_a_tag:
                 turn.open()

@@ -5,7 +5,7 @@
 Runs the other scripts one after the other. Round r, in round_r/ of --output-dir:
 
     played/      evaluate.py plays training questions of this round's own with the policy of round r - 1 (in round 1:
-                 --policy), by the search --first-system, later --system, which may choose by the last round's scorer
+                 --policy), by best_of:8, later --system, which may choose by the last round's scorer
     scorer/      train_scorer.py trains the preference model on the candidates of all rounds
     kept.jsonl   of each question the best episode by the rewards, if it beats the policy's first sample (selection.py)
     policy/      sft_train.py imitates what all rounds kept
@@ -56,6 +56,7 @@ from forage.testtime.selection import select
 SCRIPT = "evaluate"  # whose dictionary of systems users add to
 PLAYER = "policy"  # the name under which a round's policy plays training questions
 FIRST = "single"  # the system that plays one sample: what a kept episode has to beat
+FIRST_SEARCH = "best_of:8"  # of round 1, when there is no learned scorer yet
 MEASURED = ("single", "best_of:8")
 # These may change between calls with one output folder: what is there stays valid, and more rounds go on from it.
 FREE = (
@@ -78,10 +79,8 @@ class EvolveOptions:
     """Number of rounds; a larger number goes on from those that are finished."""
     questions: int = 500
     """Training questions that a round plays, none of them played in another round."""
-    first_system: str = "best_of:8"
-    """System of evaluate.py that searches in round 1, when there is no learned scorer yet."""
     system: str = "tree:learned"
-    """System that searches in later rounds, such as tree:learned or best_of:8:learned."""
+    """System of evaluate.py that searches in later rounds than the first, such as tree:learned or best_of:8:learned."""
     eval_questions: int = 200
     """Held-out questions that all rounds' policies are measured on; 0: all."""
     max_steps: int = 100
@@ -102,13 +101,7 @@ class EvolveOptions:
         self.sampling.check()
         check_at_least_one(self, "rounds", "questions", "max_steps", "concurrency")
         check_at_least_zero(self, "eval_questions", "learning_rate")
-        systems = importlib.import_module(SCRIPT).SYSTEMS
-        for option, name in (("--first-system", self.first_system), ("--system", self.system)):
-            read_system(name, systems, option)
-        if is_learned(self.first_system):
-            raise UserError(
-                f"--first-system {self.first_system}: there is no learned scorer yet; give best_of:8 or tree"
-            )
+        read_system(self.system, importlib.import_module(SCRIPT).SYSTEMS, "--system")
         check_folder("--output-dir", self.output_dir)
         check_apart("--output-dir", self.output_dir, {"--data": self.data, "--policy": self.policy})
         known, needed = len(read_training_questions(self.data)), self.rounds * self.questions
@@ -128,7 +121,7 @@ class EvolveOptions:
         return self.round(number) / "policy" if number else self.policy
 
     def system_of(self, number: int) -> str:
-        return self.system if number > 1 else self.first_system
+        return self.system if number > 1 else FIRST_SEARCH
 
     def log(self, number: int, system: str) -> OutcomeLog:
         return OutcomeLog(self.round(number) / "played", f"{PLAYER}/{system}")
@@ -193,7 +186,7 @@ def starts(made: Path, title: str) -> bool:
 
 
 TOP = (
-    "data", "policy", "output-dir", "rounds", "questions", "first-system", "system", "eval-questions", "engine", "urls",
+    "data", "policy", "output-dir", "rounds", "questions", "system", "eval-questions", "engine", "urls",
     "temperature", "seed",
 )  # fmt: skip
 

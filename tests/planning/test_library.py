@@ -70,16 +70,18 @@ def test_a_library_serves_all_kinds():
 
 def test_the_command(tmp_path, capsys):
     held_out = replace(GOUT, id="eval-1", question="What mends gout?")
-    episodes = [played(GOUT, 0.9, Search(0, "cause gout", ("right",))), played(held_out, 1.0, Search(0, "gout cure"))]
+    cause = played(GOUT, 0.9, Search(0, "cause gout", ("right",)))
+    episodes = [cause, cause, played(held_out, 1.0, Search(0, "gout cure"))]
     append_episodes(tmp_path / "run" / "episodes" / "000003" / "w.jsonl", episodes)
+    append_episodes(tmp_path / "few" / "episodes" / "000003" / "w.jsonl", [cause])
     write_jsonl(tmp_path / "train.jsonl", [GOUT])
     write_jsonl(tmp_path / "eval.jsonl", [held_out])
-    options = Options(tmp_path / "run", tmp_path, tmp_path / "library.jsonl", min_episodes=1)
+    options = Options(tmp_path / "run", tmp_path, tmp_path / "library.jsonl")
     main(options)
     assert read_library(options.out) == {"cause": "cause [topic]"}
-    assert "cause: cause [topic] (0.90, 1)" in capsys.readouterr().out
+    assert "cause: cause [topic] (0.90, 2)" in capsys.readouterr().out
     for wrong, says in (
-        ({"min_episodes": 2}, "lower --min-episodes"), ({"most": 0}, "--most 0"),
+        ({"run_dir": tmp_path / "few"}, "gives a template"), ({"most": 0}, "--most 0"),
         ({"run_dir": tmp_path / "none"}, "has no episodes"), ({"out": tmp_path / "train.jsonl"}, "--out"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):

@@ -5,6 +5,7 @@ import pytest
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.errors import UserError
+from forage.testtime import s1
 from forage.testtime.s1 import BudgetForcing
 from tests.scripted_engine import check_books, run
 
@@ -58,8 +59,9 @@ def test_at_the_budget_the_answer_is_opened(protocol):
     check_books(outcome, engine)
 
 
-def test_an_early_end_is_suppressed_only_so_often(protocol):
-    strategy, limits = BudgetForcing(min_thinking=8, max_thinking=40, waits=2), AgentSettings(max_turns=2)
+def test_an_early_end_is_suppressed_only_so_often(protocol, monkeypatch):
+    monkeypatch.setattr(s1, "WAITS", 2)
+    strategy, limits = BudgetForcing(min_thinking=8, max_thinking=40), AgentSettings(max_turns=2)
     outcome, engine = run(strategy, protocol, script("a", "b", "c"), FOUND, limits=limits)
     turn = outcome.episode.turns[1]
     assert protocol.text(outcome.episode.ids[turn.start : turn.end]) == "a Waitb Waitc"
@@ -77,11 +79,12 @@ def test_a_turn_that_searches_is_left_alone(protocol):
     assert said(outcome.episode, protocol)[1] == ""
 
 
-def test_a_thought_that_ends_too_early_goes_on_behind_wait_on_its_line(protocol):
+def test_a_thought_that_ends_too_early_goes_on_behind_wait_on_its_line(protocol, monkeypatch):
     """Five tokens go beyond the thought: the line break and four of the answer are cut."""
+    monkeypatch.setattr(s1, "WAITS", 1)
     thought = length(protocol, THOUGHT)
     parts = (f"{THOUGHT}\n{write_answer('rest')}", " Passage 1 says: Rest helps.\n" + write_answer("Rest."))
-    strategy = BudgetForcing(min_thinking=thought + 5, max_thinking=60, waits=1)
+    strategy = BudgetForcing(min_thinking=thought + 5, max_thinking=60)
     outcome, engine = run(strategy, protocol, script(*parts), FOUND)
     turn = outcome.episode.turns[-1]
     text = f"{THOUGHT} Wait Passage 1 says: Rest helps.\n<answer>Rest.</answer>"
@@ -102,14 +105,7 @@ def test_with_a_budget_of_nothing_the_answer_comes_first(protocol):
     check_books(outcome, engine)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"min_thinking": 5, "max_thinking": 4},
-        {"min_thinking": -1},
-        {"waits": -1},
-    ],
-)
+@pytest.mark.parametrize("wrong", [{"min_thinking": 5, "max_thinking": 4}, {"min_thinking": -1}])
 def test_bad_budgets_are_told(wrong):
     with pytest.raises(UserError, match="budget forcing"):
         BudgetForcing(**wrong)

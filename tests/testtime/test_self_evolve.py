@@ -101,7 +101,6 @@ def test_other_options_do_not_go_on_with_an_evolution(options, ran):
     ("changed", "told"),
     [
         ({"system": "lerned"}, r"--system lerned: choose among plain_rag, "),
-        ({"first_system": "tree:learned"}, r"--first-system tree:learned: there is no learned scorer yet"),
         ({"questions": 4}, r"--rounds 2 of --questions 4 need 8 training questions, and .*train.jsonl has 6 that"),
     ],
 )
