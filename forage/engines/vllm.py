@@ -70,7 +70,7 @@ class VLLMEngine(Engine):
         self._base = ""
         self._served: dict[str, Served] = {}
         self._plain: dict[httpx.AsyncClient, Sample] = {}  # what each server's base answers to COMPARED
-        self._before: dict[httpx.AsyncClient, Sample] = {}  # what each sleeping server answered last to COMPARED
+        self._laid_down: set[httpx.AsyncClient] = set()  # servers that sleep by this engine's word
         self._waited: set[httpx.AsyncClient] = set()  # servers that were found asleep
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -267,12 +267,10 @@ class VLLMEngine(Engine):
             raise without_sleep_mode(client)
 
     async def _sleep(self, client: httpx.AsyncClient) -> None:
-        if not await self._asleep(client):
-            await self._restored(client)
-            self._before[client] = await self._compared(client, self._model)
-        elif client not in self._before:
+        if client not in self._laid_down and await self._asleep(client):
             raise UserError(f"{client.base_url} is asleep already; give each trainer a server of its own")
         await self._lay_down(client)
+        self._laid_down.add(client)
 
     async def _lay_down(self, client: httpx.AsyncClient) -> None:
         if not await self._asleep(client):
@@ -287,37 +285,23 @@ class VLLMEngine(Engine):
                 raise UnreadyError("it does not wake")
 
     async def _resume(self, client: httpx.AsyncClient) -> None:
-        """Wake a server, and check that its memory is what it was; an adapter that isn't is loaded again.
+        """Wake a server, check that its base is what it was, and load the adapter in use from its file.
 
-        One that was started again meanwhile has not slept: it is probed, and loads the adapter from its file.
+        So nothing depends on what became of the adapter's memory, nor on whether the server was started again.
         """
         await self._rouse(client)
-        before, served = self._before.get(client), self._served.get(self.adapter)
-        if not await self._restored(client) and before and not alike(await self._compared(client, self._model), before):
-            if served:
-                print(f"{client.base_url} woke with other weights; loading adapter {served.name} again", flush=True)
+        before = self._plain[client]
+        await self._probe(client)
+        if not alike(self._plain[client], before):
+            raise UserError(
+                f"{client.base_url} gives other answers than before it slept, so its memory was corrupted; restart it, "
+                "then re-run the same command to resume, without --vllm-sleep if it happens again"
+            )
+        if served := self._served.get(self.adapter):
+            if await self._has(client, served.name):
                 await self._unload(client, served)
-                await self._load(client, served)
-            if not served or not alike(await self._compared(client, served.name), before):
-                raise UserError(
-                    f"{client.base_url} gives other answers than before it slept, so its memory was corrupted; restart "
-                    "it, then re-run the same command to resume, without --vllm-sleep if it happens again"
-                )
-        self._before.pop(client, None)
-
-    @property
-    def _model(self) -> str:
-        """The servers' name for what is in use."""
-        served = self._served.get(self.adapter)
-        return served.name if served else self._base
-
-    async def _restored(self, client: httpx.AsyncClient) -> bool:
-        """Load the adapter in use if the server doesn't have it, as after a restart; says whether it did."""
-        served = self._served.get(self.adapter)
-        if served is None or await self._has(client, served.name):
-            return False
-        await self._load(client, served, probe=True)
-        return True
+            await self._load(client, served)
+        self._laid_down.discard(client)
 
     async def _asleep(self, client: httpx.AsyncClient) -> bool:
         answer = await self._call(client, "GET", IS_SLEEPING)

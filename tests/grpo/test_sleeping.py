@@ -65,12 +65,13 @@ def test_a_run_in_turns_is_that_of_a_server_that_stays_awake(tiny, tmp_path, fak
     assert during == [True] * 3
     assert not fake.asleep
     play = ["load", "completion"]
+    again = ["unload"]  # and loaded: the adapter that it had, as nothing is known of its memory
     assert turns_of(fake) == [
         SLEEP, WAKE,  # the room is measured, the policy loaded, the server probed
         *play, SLEEP,  # step 0, with the evaluation before it
-        WAKE, "load", "unload", "completion", SLEEP,
-        WAKE, "load", "unload", "completion", SLEEP,  # step 2, with an evaluation
-        WAKE, "load", "unload", "completion",  # the last evaluation; then awake for whoever comes next
+        WAKE, *again, "load", "unload", "completion", SLEEP,
+        WAKE, *again, "load", "unload", "completion", SLEEP,  # step 2, with an evaluation
+        WAKE, *again, "load", "unload", "completion",  # the last evaluation; then awake for whoever comes next
     ]  # fmt: skip
     awake = options_of(tiny, tmp_path / "awake" / "run", fake, vllm_sleep=False)
     train(awake)
