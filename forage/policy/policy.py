@@ -144,7 +144,7 @@ def add_adapter(model: Any, base: str, options: AdapterOptions) -> Any:
 
     every = options.target_modules == ("all-linear",)
     config = LoraConfig(
-        task_type="CAUSAL_LM", r=options.r, lora_alpha=options.alpha, lora_dropout=options.dropout,
+        task_type="CAUSAL_LM", r=options.r, lora_alpha=options.alpha,
         use_rslora=options.rslora, use_dora=options.dora,
         target_modules="all-linear" if every else list(options.target_modules),
     )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -214,7 +215,7 @@ class Pieces:
     def __init__(self, tokenizer: Any, texts: dict[str, int]) -> None:
         """`texts`: each text's number, which it extends."""
         self._tokenizer, self._texts = tokenizer, texts
-        self._decoded: dict[tuple[int, ...], str] = {}
+        self._decode = cache(lambda ids: tokenizer.decode(list(ids)))
 
     def of(self, ids: Sequence[int], transcript: str) -> list[int] | None:
         """The number of each token's text; None without a tokenizer, or where the texts are not the transcript.
@@ -236,11 +237,6 @@ class Pieces:
             if TORN not in text:
                 return [text, *[""] * (length - 1)]
         return [self._decode(ids[:1])]
-
-    def _decode(self, ids: tuple[int, ...]) -> str:
-        if ids not in self._decoded:
-            self._decoded[ids] = self._tokenizer.decode(list(ids))
-        return self._decoded[ids]
 
 
 def tokens(episode: Episode, pieces: Pieces) -> dict[str, Any] | None:
