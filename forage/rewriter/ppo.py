@@ -251,12 +251,13 @@ def learn(
             loss, figures = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options)
             (loss * options.micro_batch / size).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                rows.append(figures | {"policy/entropy_avg": masked_mean(entropy_of(logits_BRV), part.mask_BR)})
+                entropy, ratio = masked_mean(entropy_of(logits_BRV), part.mask_BR), figures.pop("val/ratio")
+            rows.append(figures | {"policy/entropy_avg": entropy, "val/ratio": ratio})
         optimizer.step()
         optimizer.zero_grad()
-    of_each = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
-    variance = float(of_each["val/ratio"].var()) if len(rows) > 1 else 0.0
-    return {name: float(values.mean()) for name, values in of_each.items()} | {"val/ratio_var": variance}
+    table = torch.tensor([list(row.values()) for row in rows])
+    variance = float(table[:, -1].var()) if len(rows) > 1 else 0.0
+    return dict(zip(rows[0], table.mean(0).tolist(), strict=True)) | {"val/ratio_var": variance}
 
 
 def logits_and_values(actors: Actors, sequences_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
