@@ -89,7 +89,7 @@ class Source:
     documents: list[Document]
     split: Callable[[DocumentStore], Split]
     told: dict[str, str]
-    """Rows of the table that is printed at the end; `split` may add some."""
+    """What is printed at the end, with its number; `split` may add some."""
     manifest: Iterable[Any] = ()
 
 
@@ -128,12 +128,13 @@ def write(source: Source, options: Options) -> None:
     export_rewriter_data(out / "rewriter", store.chunks, train, held_out)
     write_jsonl(out / "train.jsonl", train)
     write_jsonl(out / "eval.jsonl", held_out)
-    print_table(source.told | {
+    told = source.told | {
         "documents": f"{len(source.documents):,}" + _causes(Counter(d.source for d in source.documents)),
         "chunks": f"{len(store.chunks):,} (embedded now: {store.embedded:,})",
         "training questions": f"{len(train):,}",
         "eval questions": f"{len(held_out):,}",
-    })  # fmt: skip
+    }
+    print("\n".join(f"{what:46} {count}" for what, count in told.items()))
 
 
 def rows_and_pages(options: Options) -> Source:
@@ -219,17 +220,6 @@ def load_or_scrape_documents(
     from forage.data.corpus import dataset_of, load_corpus
 
     return dataset_of(load_corpus(options))
-
-
-def print_table(rows: Mapping[str, str]) -> None:
-    """What was made, and why the rest was left out."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "", show_header=False, title="prepared")
-    for row in rows.items():
-        table.add_row(*row)
-    Console().print(table)
 
 
 def _causes(counts: Mapping[str, int]) -> str:

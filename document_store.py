@@ -61,7 +61,7 @@ class Build:
 
 @dataclass
 class Search:
-    """Print the best chunks for a query as a table."""
+    """Print the best chunks for a query: rank, score, id and text."""
 
     query: Annotated[str, POSITIONAL]
     """The query."""
@@ -114,10 +114,6 @@ def build(command: Build) -> None:
 
 
 def print_hits(command: Search) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from forage.store.opening import open_place
 
     check_at_least_one(command, "k")
@@ -125,12 +121,11 @@ def print_hits(command: Search) -> None:
     place.check()
     store = open_place(place, Path())
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion)
-    table = Table("", "score", "chunk", "text", title=Text(printable(command.query)))
-    table.columns[2].no_wrap = True
     for hit in hits:
         text = " ".join(titled(hit.title, hit.text).split())[:200]
-        table.add_row(str(hit.rank), f"{hit.score:.3f}", Text(printable(hit.chunk_id)), Text(printable(text)))
-    Console().print(table if hits else f"nothing found for {command.query!r}", markup=False)
+        print(printable(f"{hit.rank:2}  {hit.score:.3f}  {hit.chunk_id}  {text}"))
+    if not hits:
+        print(f"nothing found for {command.query!r}")
 
 
 def serve(command: Serve) -> None:

@@ -111,7 +111,7 @@ def test_a_model_writes_the_questions(files, tmp_path):
         assert reasons["no question and answer in the model's reply"]["answer"] == "I would rather not."
         assert reasons["the model refused the passage"]["answer"] == "status 400: too long"
         assert reasons["the answer is not in the passage"]["question"] == "What burns in paradise?"
-        assert "the model refused the" in " ".join(said.replace("│", " ").split())
+        assert "the model refused the" in " ".join(said.split())
         before = (tmp_path / "train.jsonl").read_bytes()
         refused = sum(row["reason"] == "the model refused the passage" for row in lost)
         prepare(files, tmp_path, *by_model(chat, "--min-questions", "5"))

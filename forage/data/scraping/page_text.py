@@ -137,7 +137,10 @@ def drop_boilerplate(pages: Mapping[str, Page], site_of: Callable[[str], str]) -
     for address, page in pages.items():
         by_site.setdefault(site_of(address), []).append(page)
     recurring = {site: recurring_blocks(its_pages) for site, its_pages in by_site.items()}
-    return {address: _without(page, recurring[site_of(address)]) for address, page in pages.items()}
+    return {
+        address: replace(page, blocks=tuple(block for block in page.blocks if block not in recurring[site_of(address)]))
+        for address, page in pages.items()
+    }
 
 
 def recurring_blocks(pages: Iterable[Page]) -> set[Block]:
@@ -148,7 +151,3 @@ def recurring_blocks(pages: Iterable[Page]) -> set[Block]:
     distinct = {page.blocks for page in pages}
     counts = Counter(block for blocks in distinct for block in set(blocks) if not block.is_heading)
     return {block for block, count in counts.items() if count >= max(3, len(distinct) / 2)}
-
-
-def _without(page: Page, blocks: set[Block]) -> Page:
-    return replace(page, blocks=tuple(block for block in page.blocks if block not in blocks))
