@@ -99,11 +99,12 @@ class SStar:
         text = f"Question: {question.question} Answer 1: {one.answer} Answer 2: {other.answer}"
         instruction = worded(DISTINGUISH, agent.protocol.task)
         aside = await ask(agent, f"{question.id}/pair{name}", instruction, text, QUERY_TOKENS, seed)
-        only_one, only_other = differing(one.answer, other.answer)
+        only_one, only_other = own_words(one.answer, other.answer), own_words(other.answer, one.answer)
         query = aside.text or f"{question.question} {only_one} {only_other}"
         hits = await agent.search(query[: agent.settings.max_query])
         passages = [f"{hit.title} {hit.text}" for hit in hits]
-        return preferred(covered(only_one, passages), covered(only_other, passages)), aside
+        found, beside = covered(only_one, passages), covered(only_other, passages)
+        return 0.5 if found == beside else float(found > beside), aside
 
 
 def clusters(episodes: Sequence[Episode]) -> list[list[Episode]]:
@@ -114,19 +115,10 @@ def clusters(episodes: Sequence[Episode]) -> list[list[Episode]]:
     return list(groups.values())
 
 
-def differing(one: str, other: str) -> tuple[str, str]:
-    """The words that only one of two answers has. Example: "rest, ice" and "rest, heat" give ice and heat."""
-    words = [dict.fromkeys(text.split()) for text in (one, other)]
-    stems = [set(WORDS(text)) for text in (one, other)]
-    return (
-        " ".join(word for word in words[0] if set(WORDS(word)) - stems[1]),
-        " ".join(word for word in words[1] if set(WORDS(word)) - stems[0]),
-    )
-
-
-def preferred(one: float, other: float) -> float:
-    """The first one's point. Example: .5 and .25 give 1; equal ones give .5."""
-    return 0.5 if one == other else float(one > other)
+def own_words(one: str, other: str) -> str:
+    """The words of an answer that another one lacks. Example: "rest, ice" beside "rest, heat" gives ice."""
+    held = set(WORDS(other))
+    return " ".join(word for word in dict.fromkeys(one.split()) if set(WORDS(word)) - held)
 
 
 def passed(protocol: Protocol, question: Question, episode: Episode) -> tuple[float, float]:
