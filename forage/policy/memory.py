@@ -176,15 +176,6 @@ class Options:
             raise UserError("nvidia-smi lists no GPU; without one set DEVICE=cpu (docker-compose.cpu.yml)")
 
 
-@dataclass(frozen=True)
-class Cards:
-    """Which cards the two have."""
-
-    vllm: tuple[int, ...]
-    train: tuple[int, ...]
-    shared: bool
-
-
 def numbers(name: str, text: str, there: int) -> tuple[int, ...]:
     """Example: "0,1" gives (0, 1)."""
     parts = text.split(",") if text else []
@@ -193,37 +184,37 @@ def numbers(name: str, text: str, there: int) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def share_out(options: Options) -> Cards:
-    """The cards that were named; else card 0 for the server, and the others, if there are any, for the trainer."""
+def share_out(options: Options) -> tuple[int, tuple[int, ...]]:
+    """The server's card and the trainer's: those that were named, else card 0 and the others, or both card 0.
+
+    Of machines that only train or only serve each has all of its cards.
+    """
     every = tuple(range(len(options.mib)))
     vllm, train = (numbers(name, getattr(options, name.lower()), len(every)) for name in ("VLLM_GPUS", "TRAIN_GPUS"))
     if len(vllm) > 1:
         raise UserError(f"VLLM_GPUS={options.vllm_gpus}: the stack's server takes one GPU; give one")
-    if options.train_nodes:  # whatever a machine has is for what runs on it
-        return Cards(vllm or train[:1] or (0,), train or every, shared=False)
-    vllm = vllm or tuple(number for number in every if number not in train)[:1] or train[:1]
-    train = train or tuple(number for number in every if number not in vllm) or vllm
-    return Cards(vllm, train, shared=bool(set(vllm) & set(train)))
+    server = next(iter((*vllm, *(number for number in every if number not in train), *train)))
+    others = every if options.train_nodes else tuple(number for number in every if number != server)
+    return server, train or others or (server,)
 
 
 def settings(options: Options) -> tuple[dict[str, str], list[str]]:
     """What the services are told, by name, and what to say about it."""
-    cards, told, notes = share_out(options), dict[str, str](), list[str]()
+    (vllm, train), told, notes = share_out(options), dict[str, str](), list[str]()
+    shared, gpus = vllm in train and not options.train_nodes, ",".join(map(str, train))
     serve, share = options.serve, options.vllm_gpu_memory
-    processes = options.train_processes or len(cards.train)
-    if processes > len(cards.train):
-        raise UserError(
-            f"TRAIN_PROCESSES={processes} takes as many GPUs, and TRAIN_GPUS={text(cards.train)} has {len(cards.train)}"
-        )
+    processes = options.train_processes or len(train)
+    if processes > len(train):
+        raise UserError(f"TRAIN_PROCESSES={processes} takes as many GPUs, and TRAIN_GPUS={gpus} has {len(train)}")
     if share:
         serve = ("nf4" if options.quantize else "bf16") if serve == "auto" else serve
     else:
         work = Work(options.r, "nf4" if options.quantize else "bf16", options.max_tokens, options.concurrency)
-        gib = round(min(options.mib[number] for number in (*cards.vllm, *cards.train)) / 1024, 2)
+        gib = round(min(options.mib[number] for number in (vllm, *train)) / 1024, 2)
         every = processes * max(1, options.train_nodes)
-        found = plan(shape_of(options.base), gib, work, serve, shared=cards.shared, processes=every)
+        found = plan(shape_of(options.base), gib, work, serve, shared=shared, processes=every)
         if found is None:
-            where = "one for both" if cards.shared else f"one for vLLM and {every} for the trainer"
+            where = "one for both" if shared else f"one for vLLM and {every} for the trainer"
             raise UserError(
                 f"{options.base} does not fit into cards of {gib:.1f} GiB, {where}; take more or larger ones, or a "
                 "smaller BASE_MODEL or MAX_TOKENS, or let the two take turns (docs/operations.md), or set "
@@ -234,16 +225,12 @@ def settings(options: Options) -> tuple[dict[str, str], list[str]]:
             f"GPUs: of {gib:g} GiB a card the trainer takes {trainer.bytes / GIB:.1f}, vLLM {server.bytes / GIB:.1f}"
         )
         told |= {"PLAN_VLLM_ARGS": server.flags, "PLAN_TRAIN_ARGS": trainer.flags}
-        serve, share = server.serve, server.share(gib) if cards.shared else APART
+        serve, share = server.serve, server.share(gib) if shared else APART
     told |= {
-        "VLLM_GPU_MEMORY": f"{share:.2f}", "VLLM_GPUS": text(cards.vllm), "TRAIN_GPUS": text(cards.train),
-        "TRAIN_PROCESSES": str(processes), "SERVE": serve, "PLAN_SHARED": "1" if cards.shared else "",
+        "VLLM_GPU_MEMORY": f"{share:.2f}", "VLLM_GPUS": str(vllm), "TRAIN_GPUS": gpus,
+        "TRAIN_PROCESSES": str(processes), "SERVE": serve, "PLAN_SHARED": "1" if shared else "",
     }  # fmt: skip
     return told, [*notes, "GPUs: " + " ".join(f"{name}={value}" for name, value in told.items())]
-
-
-def text(cards: tuple[int, ...]) -> str:
-    return ",".join(str(number) for number in cards)
 
 
 def main(options: Options) -> None:

@@ -8,7 +8,6 @@ from forage.errors import UserError
 from forage.policy.footprint import GIB, KNOWN
 from forage.policy.memory import (
     MIN_SEQUENCES,
-    Cards,
     Options,
     Work,
     main,
@@ -51,10 +50,10 @@ def test_a_card_each_or_no_plan():
 @pytest.mark.parametrize(
     ("there", "vllm", "train", "cards"),
     [
-        (1, "", "", Cards((0,), (0,), True)), (2, "", "", Cards((0,), (1,), False)),
-        (2, "1", "", Cards((1,), (0,), False)),
-        (2, "1", "1", Cards((1,), (1,), True)), (4, "3", "0,1", Cards((3,), (0, 1), False)),
-        (4, "", "", Cards((0,), (1, 2, 3), False)),
+        (1, "", "", (0, (0,))), (2, "", "", (0, (1,))),
+        (2, "1", "", (1, (0,))),
+        (2, "1", "1", (1, (1,))), (4, "3", "0,1", (3, (0, 1))),
+        (4, "", "", (0, (1, 2, 3))),
     ],
 )  # fmt: skip
 def test_the_cards_that_each_takes(there, vllm, train, cards):
