@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.draw_imports import folder_of, imported
 from tests import ROOT
+from tests.draw_imports import folder_of, imported
 
 # From the top: what needs nothing, to what needs all of it. Folders on one line know nothing of each other.
 LAYERS = [

@@ -2,11 +2,12 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.metrics import common_length, rouge_l, token_f1
+from forage.metrics import bootstrapped, clear, common_length, rouge_l, span, token_f1
 
 
 def test_token_f1_by_hand():
@@ -30,3 +31,18 @@ def test_the_longest_common_subsequence_equals_its_definition(one, other):
         return 1 + longest(i + 1, j + 1) if one[i] == other[j] else max(longest(i + 1, j), longest(i, j + 1))
 
     assert common_length(list(one), list(other)) == longest(0, 0)
+
+
+def test_the_width_is_that_of_the_normal_distribution_where_there_are_many():
+    values = np.random.default_rng(1).normal(2, 1, 1000)
+    interval = bootstrapped(values)
+    wanted = 1.96 * values.std() / 1000**0.5
+    assert interval["mean"] - interval["low"] == pytest.approx(wanted, rel=0.1)
+    assert interval["high"] - interval["mean"] == pytest.approx(wanted, rel=0.1)
+    assert bootstrapped(values) == interval
+
+
+def test_an_interval_is_clear_without_zero_in_it():
+    for low, high, expected in ((0.1, 0.25, True), (-0.1, 0.2, False), (-0.3, -0.1, True), (0, 0.1, False)):
+        assert clear({"mean": 0.0, "low": low, "high": high}) is expected
+    assert span({"mean": 0.2, "low": 0.1, "high": 0.25}) == "0.100 to 0.250"

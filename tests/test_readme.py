@@ -5,8 +5,6 @@ import functools
 import importlib
 import io
 import re
-import subprocess
-import sys
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from forage.arguments import flags_of
 from forage.errors import UserError
 from forage.policy import memory
 from tests import ROOT
+from tests.draw_imports import draw
 from tests.pages import FENCE, commands_of, fenced, options_of, parsed, python_call
 
 README = ROOT / "README.md"
@@ -128,11 +127,8 @@ def anchors(page):
 
 
 def test_the_drawing_of_imports_is_up_to_date():
-    drawn = subprocess.run(
-        [sys.executable, ROOT / "scripts/draw_imports.py"], capture_output=True, text=True, check=True
-    )
     page = (ROOT / "docs" / "layout.md").read_text()
-    assert drawn.stdout.strip() in page, "run python scripts/draw_imports.py docs/layout.md"
+    assert draw() in page, "run python -m tests.draw_imports docs/layout.md"
 
 
 def test_every_guarantee_names_a_test_that_exists():

@@ -130,9 +130,6 @@ class ShardedLearner(Learner):
     def step(self, learning_rate: float, max_norm: float) -> float:
         return self.strategy.step(learning_rate, max_norm)
 
-    def drop_gradients(self) -> None:
-        self.strategy.drop_gradients()
-
     # Saving and loading: all processes gather together, only the first one writes
 
     def adapter_state(self) -> dict[str, Tensor]:

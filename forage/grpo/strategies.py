@@ -41,7 +41,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forage.grpo.learner import Scorer
 from forage.optimizer import update_weights
-from forage.policy.packing import TokenBatch
 from forage.policy.policy import move_scales, store_as
 from forage.processes import Offload, Sharding, process_device, rank, sum_gradients, world
 
@@ -112,9 +111,6 @@ class Replicated:
     def _sum_gradients(self) -> None:
         sum_gradients(self.weights)
 
-    def drop_gradients(self) -> None:
-        self.optimizer.zero_grad()
-
     def working_weights(self) -> list[Tensor]:
         """The weights that a forward pass reads: this process's part of each."""
         return [weight.data for weight in self.weights]
@@ -165,23 +161,14 @@ class FullyShardedDataParallel(Replicated):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo can't multiply before it adds
-        self.unreduced = False
         self._make_optimizer(weight_decay)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.scorer.set_requires_gradient_sync(last)
-        self.unreduced = not last
         loss.backward()  # type: ignore[no-untyped-call]
 
     def _sum_gradients(self) -> None:
         """Nothing to do: the last micro-batch's backward pass has already summed them."""
-
-    def drop_gradients(self) -> None:
-        if self.unreduced:  # FSDP2 frees what earlier micro-batches left only when it reduces it
-            empty_BT = torch.zeros(1, 1, dtype=torch.long, device=process_device())
-            scores = self.scorer(TokenBatch(empty_BT, empty_BT, empty_BT, empty_BT, torch.ones_like(empty_BT)), 1.0)
-            self.backward(scores.logprobs_BT.sum(), last=True)
-        self.optimizer.zero_grad()
 
     def working_weights(self) -> list[Tensor]:
         return [_local(weight.data) for weight in self.weights]
@@ -227,13 +214,6 @@ class Zero2:
         self.zero.clip_grad = max_norm
         self.engine.step()  # skips the update where the norm is not finite
         return float(self.engine.get_global_grad_norm())
-
-    def drop_gradients(self) -> None:
-        # DeepSpeed keeps the sums here, and an update's first micro-batch resets them.
-        self.zero.averaged_gradients = dict.fromkeys(self.zero.averaged_gradients)
-        self.zero.all_grad_tensors = dict.fromkeys(self.zero.all_grad_tensors)
-        self.zero.micro_step_id = -1
-        self.zero.zero_grad()
 
     def working_weights(self) -> list[Tensor]:
         return [weight.data for weight in self.weights]
@@ -289,9 +269,6 @@ class Zero3(Zero2):
 
     def _make_states(self) -> None:
         self._set_states(self.zero.fp32_partitioned_groups_flat)
-
-    def drop_gradients(self) -> None:
-        self.zero.zero_grad()
 
     def working_weights(self) -> list[Tensor]:
         return [weight.ds_tensor.data for weight in self.weights]

@@ -187,12 +187,12 @@ def learn_within_memory(
         try:
             return learn_epoch(budget, learner, taught, old, context), budget
         except torch.OutOfMemoryError as error:
-            learner.drop_gradients()
             if budget <= longest or not learner.can_start_over:
                 raise UserError(
                     f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
                     "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"
                 ) from error
+        learner.drop_gradients()
         torch.cuda.empty_cache()
         set_random_states(states)  # the epoch draws the dropout it would have drawn
         budget = learner.lowered_budget = max(budget // 2, longest)

@@ -1,7 +1,7 @@
 """Draw how the folders of forage/ import each other, from the code itself.
 
-    python scripts/draw_imports.py                     prints the drawing (mermaid)
-    python scripts/draw_imports.py docs/layout.md      puts it into that page, between its two marks
+    python -m tests.draw_imports                       prints the drawing (mermaid)
+    python -m tests.draw_imports docs/layout.md        puts it into that page, between its two marks
 
 An arrow A --> B says that modules of A import modules of B; arrows that a longer path already implies are left out.
 """
@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- scripts/draw_imports.py begins -->", "<!-- scripts/draw_imports.py ends -->"
+from tests import ROOT
+
+BEGIN, END = "<!-- tests/draw_imports.py begins -->", "<!-- tests/draw_imports.py ends -->"
 Edges = Mapping[str, set[str]]
 
 
