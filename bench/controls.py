@@ -92,8 +92,6 @@ class Options:
     """Folder that data_prep.py wrote; its store needs no embedder."""
     work: Path = Path("runs/controls")
     """Folder for the split, policies, runs and evaluations."""
-    base_model: str = "auto"
-    """Model that all arms start from, as in create_lora_model.py."""
     rows: Path = Path("bench/controls.jsonl")
     """File of what was measured."""
     only: tuple[str, ...] = ()
@@ -194,7 +192,7 @@ def prepare(options: Options) -> None:
         write_data(options, options.played_data, [], choose(unseen, HELD_OUT, DEV_SEED))
     policy = options.work / "policy"
     if not policy.exists():
-        run("create_lora_model", "--base-model", options.base_model, "--no-quantize", "--output-dir", policy)
+        run("create_lora_model", "--no-quantize", "--output-dir", policy)
 
 
 def write_data(options: Options, path: Path, train: Sequence[Question], played: Sequence[Question]) -> None:
