@@ -46,7 +46,8 @@ async def play_all(
                 await asyncio.sleep(poll)
                 continue
             done, _ = await asyncio.wait(playing, timeout=poll, return_when=FIRST)
-            for task in sorted(done, key=failed):  # what was played is written before an error ends it all
+            # In the order they were begun, and what was played is written before an error ends it all.
+            for task in sorted((task for task in playing if task in done), key=failed):
                 name, result = playing.pop(task), task.result()
                 if claims.holds(name):  # not if this process was asleep so long that another one took over
                     write(name, result)
