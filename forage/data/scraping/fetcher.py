@@ -21,7 +21,7 @@ from forage.data.scraping.hosts import Host, host_of, look_up, parse_url
 from forage.data.scraping.options import ScrapeOptions, split_address
 from forage.data.scraping.page_text import read_page
 
-USER_AGENT = "forage/0.2 (collects the pages of a question-answering data set)"
+USER_AGENT = "forage (collects the pages of a question-answering data set)"
 ROBOT = "forage"  # the name that rules of robots.txt are matched against
 MAX_WAIT = 60.0  # seconds before a retry, or for a Retry-After or a Crawl-delay
 MAX_REDIRECTS = 5
