@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from forage.agent.episode import Episode
+from forage.agent.protocol import CALL
 from forage.agent.rewards import rank_score
 from forage.agent.searcher import Place, Searcher
 from forage.data.records import Question
@@ -83,10 +84,13 @@ def words_in(episode: Episode, turn: int, query: str, decode: Decode) -> Iterato
     """
     first, last = episode.turns[turn].start, episode.turns[turn].end
     ends = [len(decode(episode.ids[first : token + 1]).rstrip()) for token in range(first, last)]
-    # The last: a query of one word may be the tool's name too, which is said before.
-    offset = decode(episode.ids[first:last]).rfind(f'"{query}"') + 1
-    if not offset:
+    text = decode(episode.ids[first:last])
+    # Inside of a call, as the turn may quote its query elsewhere, and the last there: a query of one word may be the
+    # tool's name too, which is said before.
+    places = [call.start(1) + place + 1 for call in CALL.finditer(text) if (place := call[1].rfind(f'"{query}"')) >= 0]
+    if not places:
         return
+    offset = places[-1]
     said = set[str]()
     for match in re.finditer(r"\S+", query):
         start, end = match.start() + offset, match.end() + offset

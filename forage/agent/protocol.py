@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,9 +33,9 @@ TOOL_TEXT = (
     "turn; what was found comes in <tool_response>."
 )
 # Retrieved text must not contain these: every tag, in any spelling that a template or a model could know. Some
-# tokenizers read full-width characters as their ASCII ones and drop invisible ones.
+# tokenizers read characters as what they are compatible with, such as full-width letters, and drop invisible ones.
 INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff"
-TAG = re.compile(rf"[<＜﹤](?=[{INVISIBLE}]*[|/!｜／A-Za-z])")
+TAG = re.compile(rf"[<＜﹤](?=[{INVISIBLE}]*([^{INVISIBLE}]))")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 NO_TOOLS: Mapping[str, Spec] = {}
@@ -157,6 +158,14 @@ def write_call(query: str) -> str:
 def write_answer(answer: str) -> str:
     """A well-formed answer, for demonstrations."""
     return f"<answer>{answer}</answer>"
+
+
+def parted(found: re.Match[str]) -> str:
+    """A bracket with a space after it, if a tag could begin there. Example: the bracket of <b gets one, that of < 3 or
+    of <3 none."""
+    following = unicodedata.normalize("NFKC", found[1])[:1]
+    opens = following.isascii() and (following.isalpha() or following in "|/!")
+    return f"{found[0]} " if opens else found[0]
 
 
 @dataclass(frozen=True)
@@ -355,7 +364,7 @@ class Protocol:
 
     def harmless(self, text: str) -> str:
         """Text without tags and control tokens: each gets a space after its first character."""
-        return self._control.broken(TAG.sub(r"\g<0> ", " ".join(encodable(text).split())))
+        return self._control.broken(TAG.sub(parted, " ".join(encodable(text).split())))
 
     def _cut(self, text: str, tokens: int) -> str:
         offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]

@@ -54,13 +54,16 @@ class Learner:
         return scores
 
     def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
-        """Log-probabilities by the policy that training began with."""
+        """Log-probabilities by the policy that training began with, without dropout."""
+        training = self.policy.training
         self.policy.set_adapter(REFERENCE, inference_mode=True)
+        self.policy.eval()
         try:
             with torch.no_grad():
                 return self.score(batch, temperature).logprobs_BT
         finally:
             self.policy.set_adapter("default")
+            self.policy.train(training)
 
     def keep_reference(self, folder: Path) -> None:
         """Load a published adapter as the reference of the KL term."""

@@ -91,20 +91,28 @@ def prepare(
         advantages_N,
         chosen_N * torch.tensor([float(episode.stop not in masked) for episode in episodes]),
         len(flat_groups(rewards_N, groups)),
-        scaled_credits([episode.credits if chosen else () for episode, chosen in zip(episodes, chosen_N, strict=True)]),
+        scaled_credits(
+            [episode.credits if chosen else () for episode, chosen in zip(episodes, chosen_N, strict=True)],
+            options.word_cost,
+        ),
     )
 
 
-def scaled_credits(credits: Sequence[Sequence[float]]) -> list[Sequence[float]]:
-    """Credits over their root mean square, so that they are of the size of advantages; none if all are 0.
+LEAST_CREDIT = 0.05  # words that are worth less than this at the root mean square are not scaled up
 
-    Only tokens with a credit count in the mean. Example: (0, 3, 4) and () give (0, .849, 1.131) and (), as the root of
-    (9 + 16) / 2 is 3.54.
+
+def scaled_credits(credits: Sequence[Sequence[float]], cost: float = 0.0) -> list[Sequence[float]]:
+    """Credits over the root mean square of what words are worth, so that they are of the size of advantages.
+
+    The `cost` that was subtracted from each does not count in that mean, nor does a word that is worth nothing: where
+    words are worth next to nothing, their cost must not become as large as an advantage. None if all are 0. Example:
+    (0, 3, 4) and () give (0, .849, 1.131) and (), as the root of (9 + 16) / 2 is 3.54.
     """
-    known = np.array([value for each in credits for value in each if value])
-    if not known.size:
+    if not any(map(any, credits)):
         return []
-    size = float(np.sqrt((known**2).mean()))
+    worth = np.array([value + cost for each in credits for value in each if value])
+    worth = worth[np.abs(worth) > 1e-9]
+    size = max(LEAST_CREDIT, float(np.sqrt((worth**2).mean())) if worth.size else 0.0)
     return [tuple(value / size for value in each) for each in credits]
 
 

@@ -10,7 +10,10 @@ from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened
 
 # A token for each piece; a call that was begun for the policy is not sampled.
-PIECES = ('<call>{"query": "', "go", "ut", " si", "gns", '"}', "</call>", "<end>", " signs", "-x", '\\"', '{"name": "')
+PIECES = (
+    '<tool_call>{"query": "', "go", "ut", " si", "gns", '"}', "</tool_call>", "<end>", " signs", "-x", '\\"',
+    '<tool_call>{"name": "', '", "query": "', ' "',
+)  # fmt: skip
 
 
 TENTH = (0.5 + 91 / 191) / 2
@@ -41,24 +44,33 @@ def test_the_tokens_of_each_word():
 
 def test_a_token_of_two_words_is_the_last_ones():
     """In `gout signs-x signs`, `-x` ends the second word and ` signs` is the third."""
-    assert words("gout signs-x signs", [0, 1, 2, 8, 9, 8, 5]) == [
+    assert words("gout signs-x signs", [0, 1, 2, 8, 9, 8, 5, 6]) == [
         Word("gout", [2, 3]), Word("signs-x", [4, 5]), Word("signs", [6]),
     ]  # fmt: skip
 
 
 def test_a_token_that_was_given_has_no_credit():
-    assert words("gout signs", [0, 1, 2, 3, 4, 5], mask=[0, 0, 0, 1, 1, 1]) == [Word("gout", []), Word("signs", [4, 5])]
+    assert words("gout signs", [0, 1, 2, 3, 4, 5, 6], mask=[0, 0, 0, 1, 1, 1, 1]) == [
+        Word("gout", []),
+        Word("signs", [4, 5]),
+    ]
 
 
 def test_a_query_that_the_turn_spells_otherwise_has_no_words():
-    assert words('go"', [0, 1, 10, 5]) == []  # escaped in the call
-    assert words("", [0, 5]) == []
+    assert words('go"', [0, 1, 10, 5, 6]) == []  # escaped in the call
+    assert words("", [0, 5, 6]) == []
 
 
 def test_a_query_is_not_taken_for_another_string_of_the_call():
     """`{"name": "gout", "query": "gout"}`"""
-    assert words("gout", [11, 1, 2, 5, 0, 1, 2, 5]) == [Word("gout", [6, 7])]
-    assert words("gout", [0, 1, 2, 3, 4, 5]) == []  # the query is longer
+    assert words("gout", [11, 1, 2, 12, 1, 2, 5, 6]) == [Word("gout", [5, 6])]
+    assert words("gout", [0, 1, 2, 3, 4, 5, 6]) == []  # the query is longer
+
+
+def test_a_query_that_the_turn_quotes_after_its_call_is_credited_in_the_call():
+    """`<tool_call>{"query": "gout"}</tool_call> "gout"}`"""
+    assert words("gout", [0, 1, 2, 5, 6, 13, 1, 2, 5]) == [Word("gout", [2, 3])]
+    assert words("gout", [13, 1, 2, 5, 0, 1, 2, 5, 6]) == [Word("gout", [6, 7])]
 
 
 def test_credits_by_hand():
@@ -72,23 +84,23 @@ def test_credits_by_hand():
 
 def test_a_word_said_again_has_no_credit_and_the_first_answers_for_both():
     """Without signs the search is for gout, which ranks tenth; the second signs costs, and no more."""
-    said = saying("gout signs signs", [0, 1, 2, 3, 4, 8, 5])
+    said = saying("gout signs signs", [0, 1, 2, 3, 4, 8, 5, 6])
     library, searcher = opened({"gout signs signs": 1, "gout": 10})
     [episode] = credited([said], GOUT, searcher, decode, cost=0.25)
     gout, signs = 1 - 0.25, 1 - TENTH - 0.25
-    assert episode.credits == pytest.approx([0, 0, gout, gout, signs, signs, -0.25, 0])
+    assert episode.credits == pytest.approx([0, 0, gout, gout, signs, signs, -0.25, 0, 0])
     assert [queries for queries, *_ in library.searched] == [("gout signs signs", "signs signs", "gout")]
     assert list(without_each([Word("Gout", []), Word("toe", []), Word("gout", [], again=True)])) == ["toe", "Gout gout"]
 
 
 def test_each_search_of_an_episode_is_judged_by_itself():
     """Two turns that say gout; the second is followed by nothing else."""
-    ids = (99, 0, 1, 2, 5, 98, 0, 1, 2, 5)
+    ids = (99, 0, 1, 2, 5, 6, 98, 0, 1, 2, 5, 6)
     two = replace(
-        EPISODE, ids=ids, mask=(0, 0, 1, 1, 1, 0, 0, 1, 1, 1), logprobs=(0.0,) * 10, turns=(Turn(1, 5), Turn(6, 10)),
+        EPISODE, ids=ids, mask=(0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1), logprobs=(0.0,) * 12, turns=(Turn(1, 6), Turn(7, 12)),
         searches=(Search(0, "gout"), Search(1, "gout")),
     )  # fmt: skip
     _, searcher = opened({"gout": 1, "": 10})
     [episode] = credited([two], GOUT, searcher, decode)
     credit = 1 - TENTH
-    assert episode.credits == pytest.approx([0, 0, credit, credit, 0, 0, 0, credit, credit, 0])
+    assert episode.credits == pytest.approx([0, 0, credit, credit, 0, 0, 0, 0, credit, credit, 0, 0])

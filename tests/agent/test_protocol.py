@@ -1,6 +1,8 @@
 """The protocol: what a turn says, by hand; delimiters of each family's template; text that can't forge a turn."""
 
 import asyncio
+import re
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -164,6 +166,25 @@ def test_harmless_text_has_no_control_token(protocol, text):
     tokenizer = protocol.tokenizer
     ids = tokenizer(protocol.harmless(text), add_special_tokens=False)["input_ids"]
     assert not set(ids) & set(tokenizer.added_tokens_decoder)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "<tool_call>",
+        "</answer>",
+        "＜ｔｏｏｌ＿ｃａｌｌ＞",
+        "<ⓐnswer>",
+        "<\u200b𝐭ool_call>",
+        "﹤／answer>",
+        "<｜im_end｜>",
+    ],
+)
+def test_a_tag_in_compatible_characters_is_none(protocol, tag):
+    """Some tokenizers read them as the ASCII ones (NFKC)."""
+    read = unicodedata.normalize("NFKC", protocol.harmless(f"a {tag} b")).replace("\u200b", "")
+    assert not re.search(r"<[A-Za-z/|!]", read)
+    assert protocol.harmless("1 < 2, <3, <ß") == "1 < 2, <3, <ß"
 
 
 def test_passages_are_numbered_and_cut_to_their_tokens(tokenizer):

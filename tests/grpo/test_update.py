@@ -92,6 +92,14 @@ def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny,
 def test_credits_by_hand():
     assert scaled_credits([(0.0, 3.0, 4.0), ()]) == [close((0, 3 / 12.5**0.5, 4 / 12.5**0.5)), ()]
     assert scaled_credits([(0.0, 0.0), ()]) == []
+    assert scaled_credits([(1e-12, 0.0)]) == [close((2e-11, 0))]  # worth nothing: over .05, not over itself
+
+
+def test_what_words_cost_is_not_scaled_up_where_they_are_worth_little():
+    """Words worth .002 that cost .005: -.003 each, over .05 and not over .003, which would be an advantage of -1."""
+    assert scaled_credits([(0.0, -0.003, -0.003)], 0.005) == [close((0, -0.06, -0.06))]
+    # Worth .3, .4 and, said again, nothing: over the root of (.09 + .16) / 2 = .354.
+    assert scaled_credits([(0.295, 0.395, -0.005)], 0.005) == [close([v / 0.125**0.5 for v in (0.295, 0.395, -0.005)])]
 
 
 def test_only_episodes_that_are_learnt_from_have_credits(tiny, episodes):
@@ -168,3 +176,35 @@ def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatc
     monkeypatch.setattr(learner, "step", short)
     with pytest.raises(UserError, match=r"out of memory in the optimizer.*--sharding"):
         updated(learner, tiny, episodes, LARGE, epochs=1)
+
+
+# The reference
+
+
+def test_the_reference_is_scored_without_dropout(tiny, episodes):
+    learner = learner_of_dropout(tiny)
+    [batch] = pack(episodes[:3], 10_000)
+    first, second = (learner.reference(batch, 1.0) for _ in range(2))
+    assert torch.equal(first, second)
+    assert learner.policy.training  # again
+    with torch.no_grad():  # a fresh adapter is the reference: in training, dropout takes the two apart
+        assert not torch.equal(learner.score(batch, 1.0).logprobs_BT, first)
+        learner.policy.eval()
+        torch.testing.assert_close(learner.score(batch, 1.0).logprobs_BT, first)
+
+
+def learner_of_dropout(tiny):
+    """Half of what goes into each adapter is dropped, and a first update has made them count."""
+    policy = load_policy(read_policy_card(tiny / "policy"))
+    torch.manual_seed(1)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.5)
+    learner = Learner(policy.train())
+    learner.keep_reference(tiny / "policy" / "adapters" / "v000000")
+    for module in policy.modules():
+        if hasattr(module, "lora_dropout"):
+            module.lora_dropout["default"] = module.lora_dropout["reference"] = torch.nn.Dropout(0.5)
+            module.lora_A["reference"].load_state_dict(module.lora_A["default"].state_dict())
+            module.lora_B["reference"].load_state_dict(module.lora_B["default"].state_dict())
+    return learner
