@@ -97,7 +97,7 @@ def test_each_search_of_an_episode_is_judged_by_itself():
     """Two turns that say gout; the second is followed by nothing else."""
     ids = (99, 0, 1, 2, 5, 6, 98, 0, 1, 2, 5, 6)
     two = replace(
-        EPISODE, ids=ids, mask=(0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1), logprobs=(0.0,) * 12, turns=(Turn(1, 6), Turn(7, 12)),
+        EPISODE, ids=ids, mask=(0, 0, 1, 1, 1, 1) * 2, logprobs=(0.0,) * 12, turns=(Turn(1, 6), Turn(7, 12)),
         searches=(Search(0, "gout"), Search(1, "gout")),
     )  # fmt: skip
     _, searcher = opened({"gout": 1, "": 10})

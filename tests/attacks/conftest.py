@@ -19,8 +19,8 @@ def site():
 def ground(site, tmp_path_factory):
     """(inputs, arena, every script's Target)"""
     folder = tmp_path_factory.mktemp("kills")
-    given = make_given(folder / "given")
-    return given, folder / "arena", targets(given, folder / "arena", site.address)
+    given = make_given(folder / "given", site.address)
+    return given, folder / "arena", targets(given, folder / "arena")
 
 
 @pytest.fixture(scope="session")

@@ -154,7 +154,7 @@ def make_trained(folder):
     write_policy_card(read_policy_card(folder / "policy"), folder / "trained")
 
 
-def make_given(folder):
+def make_given(folder, address):
     """The inputs of all scripts."""
     from tests.tiny import make_tiny
     from tests.tiny_rewriter import make_tiny as make_rewriter
@@ -168,7 +168,7 @@ def make_given(folder):
     make_ground(folder / "ground")
     paths = [f"good/{n}" for n in range(4)] + ["moved", "status/404"]
     write_jsonl(folder / "rows.jsonl", [
-        {"question": f"What is at {path}?", "answer": f"Page {path} is here.", "url": f"http://kills.test/{path}"}
+        {"question": f"What is at {path}?", "answer": f"Page {path} is here.", "url": f"http://{address}/{path}"}
         for path in paths
     ])  # fmt: skip
     beir = folder / "beir"
@@ -181,13 +181,13 @@ def make_given(folder):
     return folder
 
 
-def targets(given, arena, address):
+def targets(given, arena):
     """Every long-running script by its name."""
     return {
         "data_prep": Target(
             ("data_prep.py", "--dataset-name", given / "rows.jsonl", "--output-dir", arena / "data", "--content-dir",
-             arena / "pages", "--cache-dir", arena / "cache", "--delay", "0", "--retries", "0", "--resolve",
-             "kills.test", address, "--eval-share", "0.4", *EMBEDDER),
+             arena / "pages", "--cache-dir", arena / "cache", "--delay", "0", "--retries", "0", "--allow-local",
+             "--eval-share", "0.4", *EMBEDDER),
             look=lambda arena: store_contents(arena, arena / "data" / "store"),
         ),
         "store": Target(
