@@ -22,13 +22,13 @@ from tests.road import measure, walk
 BUDGETS = {
     "scripts": (8_000, 11),  # those in the root
     "forage": (11_900, 14),  # the modules of forage/ itself
-    "forage/agent": (13_700, 11),
+    "forage/agent": (13_800, 11),
     "forage/chat": (3_400, 4),
     "forage/data": (14_800, 12),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_450, 8),
     "forage/evaluation": (7_850, 11),
-    "forage/grpo": (18_050, 13),
+    "forage/grpo": (18_150, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_450, 3),
     "forage/policy": (12_450, 14),
@@ -41,7 +41,7 @@ BUDGETS = {
     "forage/store": (10_800, 12),
     "forage/testtime": (11_300, 12),
     "bench": (18_000, 14),
-    "tests": (203_000, 55),
+    "tests": (208_000, 55),
 }
 ROAD = {"files": 69, "functions": 448, "lines": 4_000}
 OPTIONS = {"grpo_train": 60}
