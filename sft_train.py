@@ -41,12 +41,13 @@ def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -
 
     from forage.agent.protocol import Protocol
     from forage.policy.adapters import newest_adapter, publish_adapter
-    from forage.policy.policy import load_policy, load_tokenizer
+    from forage.policy.policy import check_length, load_policy, load_tokenizer
     from forage.policy.room import fitted
     from forage.runs.run_folder import keep_options
     from forage.sft.demonstrations import get_demonstrations
     from forage.sft.training import train
 
+    check_length(card, settings.max_tokens)
     keep_options(options.output_dir, options, FREE, "another --output-dir, or --overwrite")
     if torch.cuda.is_available():
         memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=False)

@@ -31,7 +31,7 @@ BUDGETS = {
     "forage/grpo": (18_150, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_450, 3),
-    "forage/policy": (12_450, 14),
+    "forage/policy": (12_850, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (2_750, 5),
     "forage/rewriter": (10_050, 10),

@@ -17,7 +17,7 @@ from forage.engines.vllm import VLLMEngine
 from forage.policy.adapters import newest_adapter, versions
 from forage.policy.card import PolicyCard
 from forage.policy.memory import SLOTS
-from forage.policy.policy import load_base, vocabulary_of
+from forage.policy.policy import check_length, load_base, vocabulary_of
 from forage.policy.room import engine_slots, rank_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ async def open_engine(
 
     `sleeps`: the caller lets the servers sleep between what it plays.
     """
+    check_length(card, tokens)
     options = settled(with_key(options))
     if options.engine == "vllm":
         async with VLLMEngine(options, Wanted(card, vocabulary_of(card), tokens), sleeps=sleeps) as engine:

@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from forage.errors import UserError
+from forage.policy.logprobs import unsharable
 
 GROW = 256  # slots grow by this many tokens at a time
 
@@ -150,8 +151,6 @@ AttentionInterface.register(ATTENTION, slot_attention)
 
 
 def check_attention(model: Any) -> None:
-    """Refuse models with layers that don't attend to all earlier tokens."""
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        other = ", ".join(sorted(kinds - {"full_attention"}))
-        raise UserError(f"{model.config.model_type} has layers of {other}, which only vLLM can sample; start a server")
+    """Refuse models of which slots may not hold what attention needs."""
+    if why := unsharable(model.config):
+        raise UserError(f"{model.config.model_type} has {why}, which only vLLM can sample; start a server")

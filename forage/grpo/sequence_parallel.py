@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from forage.errors import UserError
-from forage.policy.logprobs import TokenScores
+from forage.policy.logprobs import TokenScores, unsharable
 from forage.policy.packing import TokenBatch
 
 NAME = "shared_rows"  # the attention function's name in transformers' registry
@@ -35,10 +35,9 @@ def check_split(config: Any, size: int, world: int) -> None:
                 f"--sequence-parallel {size} does not divide the model's {heads} {kind} heads, which processes share; "
                 "give a divisor"
             )
-    others = set(getattr(text, "layer_types", None) or []) - {"full_attention"}
-    if others:
+    if why := unsharable(config):
         raise UserError(
-            f"--sequence-parallel supports full attention only, and this model also has {min(others)}; leave it out"
+            f"--sequence-parallel splits full attention only, and {text.model_type} has {why}; leave it out"
         )
 
 

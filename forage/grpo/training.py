@@ -33,7 +33,7 @@ from forage.manifest import plain
 from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.policy.card import PolicyCard
-from forage.policy.logprobs import has_windows
+from forage.policy.logprobs import unsharable
 from forage.policy.policy import load_policy
 from forage.processes import join_processes, world
 from forage.rollout.agreement import RunManifest
@@ -51,7 +51,7 @@ def train(
     """Train from the last checkpoint to the last step."""
     run, run_dir = open_run(options, learner, manifest), options.run_dir
     begin(run, learner)
-    shared = options.prompts_shared and not has_windows(learner.policy.config)
+    shared = options.prompts_shared and not unsharable(learner.policy.config)
     kind, drawing = chosen(options.report_to, trackers.AGENT_ORDER) if run.lead else "none", Drawing(run_dir)
     with open_tracker(kind, run_dir, plain(options)) as log:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,18 @@ from forage.policy.precision import fp32_logits
 
 # Settings that make a model change its logits after the output layer, which the code here calls directly.
 LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+# Kinds of model whose sequences share what is computed, as tests/policy/test_model_kinds.py has tried them.
+SHARING = frozenset(
+    (
+        "apertus arcee aria_text bitnet diffllama doge ernie4_5 ernie4_5_moe flex_olmo flint gemma glm glm4 "
+        "glm4_moe gpt_bigcode granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 "
+        "hyperclovax internlm3 iquestcoder jais2 laguna lfm2 llama mellum minimax_m2 minimax_m3_vl_text "
+        "ministral3 mistral mixtral olmo olmo2 olmoe phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss "
+        "smollm3 solar_open starcoder2"
+    ).split()
+)
 
 
 class TokenScores(NamedTuple):
@@ -65,8 +78,8 @@ def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
         ids_BT, positions_BT = batch.ids_BT, batch.positions_BT
         mask = None if batch.ids_BT.is_cuda else batch.attention_BT
     else:
-        if has_windows(decoder.config):
-            raise UserError(f"{decoder.config.model_type} has layers that can't share prompts")
+        if why := unsharable(decoder.config):
+            raise UserError(f"{decoder.config.model_type} has {why}, so its sequences can't share prompts")
         ids_BT, positions_BT = batch.tree.ids_N[None], batch.tree.positions_N[None]
         # transformers passes a mask of four dimensions on as it is: what is added to the attention scores. Attention by
         # branches doesn't look at it, but some models (StableLM) don't hand `branches` on to their attention.
@@ -80,9 +93,20 @@ def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
     return hidden_BTD
 
 
-def has_windows(config: Any) -> bool:
-    """Whether some layers don't attend to all tokens before; those need masks of their own."""
-    return set(getattr(config, "layer_types", None) or ()) - {"full_attention"} != set()
+def unsharable(config: Any) -> str:
+    """Why sequences of a model can't share what is computed for a beginning that they have in common, such as their
+    prompt; empty if they can. Example: "layers of sliding_attention".
+
+    A window would need a mask of its own, and a model may add positions, keep states or call its attention in ways that
+    no sharing knows of: so only kinds that were tried may share.
+    """
+    text = config.get_text_config()
+    layers = getattr(text, "layer_types", None) or ()
+    if others := set(layers) - {"full_attention"}:
+        return f"layers of {', '.join(sorted(others))}"
+    if not layers and getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
+        return "a sliding window"
+    return "" if text.model_type in SHARING else "attention that was not tried here"
 
 
 def chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -95,6 +119,25 @@ def chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: fl
         probabilities_NV = (logits_NV - total_N[:, None]).exp_()
         entropy_N = total_N - torch.einsum("nv,nv->n", probabilities_NV, logits_NV)
     return logprobs_N, entropy_N
+
+
+@torch.no_grad()
+def check_scores(model: Any) -> None:
+    """Refuse a model whose logits depend on later tokens, or are not what its output layer makes of its decoder's last
+    states: both are relied on.
+    """
+    ids = torch.arange(3, 7, device=model.get_input_embeddings().weight.device)[None]
+    wanted_TV = model(input_ids=ids, use_cache=False).logits[0].float()
+    before_TV = model(input_ids=ids[:, :2], use_cache=False).logits[0].float()
+    try:
+        decoder, head = decoder_and_head(model)
+        found_TV = head(decoder(input_ids=ids, use_cache=False).last_hidden_state)[0].float()
+        close = partial(torch.allclose, rtol=0.02, atol=0.02 * wanted_TV.abs().max().item())
+        same = close(found_TV, wanted_TV) and close(before_TV, wanted_TV[:2])
+    except (AttributeError, TypeError, RuntimeError):  # it has no such parts, or they don't fit each other
+        same = False
+    if not same:
+        raise UserError(f"{model.config.model_type} models make their logits in a way of their own; use another model")
 
 
 def decoder_and_head(model: Any) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from forage.policy.adapters import adapter_path, newest_adapter
 from forage.policy.base_models import base_digest, folder_of
 from forage.policy.branches import attend_by_branches
 from forage.policy.card import AdapterOptions, PolicyCard, write_policy_card
+from forage.policy.logprobs import check_scores
 from forage.policy.precision import keep_inputs_narrow
 
 # Loading
@@ -35,6 +36,23 @@ def vocabulary_of(card: PolicyCard) -> int:
     from transformers import AutoConfig
 
     return int(AutoConfig.from_pretrained(card.base).get_text_config().vocab_size)
+
+
+def check_length(card: PolicyCard, tokens: int) -> None:
+    """Refuse episodes that are longer than the base was made for.
+
+    With rotations that depend on the length ("dynamic", "longrope"), all positions of a sequence change once it, or
+    another one beside it, is longer than the base was first trained with.
+    """
+    from transformers import AutoConfig
+
+    text = AutoConfig.from_pretrained(card.base).get_text_config()
+    rotations = getattr(text, "rope_parameters", None) or {}
+    most = getattr(text, "max_position_embeddings", None) or tokens
+    if rotations.get("rope_type") in ("dynamic", "longrope"):
+        most = min(most, rotations.get("original_max_position_embeddings") or most)
+    if tokens > most:
+        raise UserError(f"--max-tokens {tokens} is more than the {most} that {card.base} takes; give {most} or less")
 
 
 def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto") -> Any:
@@ -94,6 +112,7 @@ def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "au
     policy = PeftModel.from_pretrained(load_base(card, device=device), str(folder), is_trainable=True)
     # When it is saved again, the adapter names the full base that it is merged into, even if a 4-bit copy is loaded.
     policy.peft_config["default"].base_model_name_or_path = card.full_base
+    check_scores(policy)
     attend_by_branches(policy.get_base_model())
     keep_inputs_narrow(policy)
     return policy

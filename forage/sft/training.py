@@ -19,7 +19,7 @@ from forage.files import remove_folder, replacing, write_jsonl
 from forage.optimizer import update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
-from forage.policy.logprobs import has_windows, token_logprobs
+from forage.policy.logprobs import token_logprobs, unsharable
 from forage.policy.packing import pack, pack_trees
 from forage.sft.options import SFTOptions
 
@@ -125,7 +125,7 @@ def loss_of(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: 
     device = next(policy.parameters()).device
     tokens = sum(episode.sampled for episode in episodes)
     total = 0.0
-    for part in (pack if has_windows(policy.config) else pack_trees)(episodes, budget):
+    for part in (pack if unsharable(policy.config) else pack_trees)(episodes, budget):
         loss = -token_logprobs(policy, part.to(device)).sum() / tokens
         if backward:
             loss.backward()  # type: ignore[no-untyped-call]

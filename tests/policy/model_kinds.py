@@ -4,6 +4,9 @@ python -m tests.policy.model_kinds [model_type ...]     prints right, refused, o
 """
 
 import asyncio
+import json
+import os
+import signal
 import sys
 import warnings
 
@@ -14,7 +17,7 @@ from transformers.utils import logging
 from forage.engines.base import Request, Sampling
 from forage.engines.local import LocalEngine
 from forage.errors import UserError
-from forage.policy.logprobs import token_logprobs
+from forage.policy.logprobs import check_scores, token_logprobs
 from forage.policy.packing import pack, pack_trees
 
 # Small enough to run at once, with a window shorter than the sequences.
@@ -30,6 +33,7 @@ SIZES = {
     "use_cache": True, "attention_dropout": 0.0, "hidden_dropout": 0.0, "use_sliding_window": True,
     "initializer_range": 0.3,
 }  # fmt: skip
+LONGEST = 20  # seconds for a kind
 PROMPT = tuple(range(10, 30))
 ENDS = ((40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50), (60, 61, 62, 63, 64, 65, 66))
 
@@ -42,11 +46,11 @@ class Row:
 ROWS = [Row((*PROMPT, *end)) for end in ENDS]
 
 
-def tiny(kind):
-    """A random model of a kind; None where no tiny one can be made without knowing more of it."""
-    given = CONFIG_MAPPING[kind]()
-    named = given.to_dict()
-    config = CONFIG_MAPPING[kind](**{name: value for name, value in SIZES.items() if name in named})
+def tiny(kind, window):
+    """A random model of a kind, with a sliding window where it has any, or none."""
+    sizes = SIZES if window else SIZES | {"sliding_window": None, "use_sliding_window": False}
+    named = CONFIG_MAPPING[kind]().to_dict()
+    config = CONFIG_MAPPING[kind](**{name: value for name, value in sizes.items() if name in named})
     torch.manual_seed(0)
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval().float()
 
@@ -89,10 +93,12 @@ def sampled(model, count):
     return [sample.ids for sample in asyncio.run(play())]
 
 
-def verdicts(kind):
+def verdicts(kind, window):
     """{"rows": ..., "trees": ..., "engine": ...}, each right, refused: why, or wrong: how."""
-    model = tiny(kind)
+    model = tiny(kind, window)
     wanted, told = [plain(model, row) for row in ROWS], {}
+    if (made := verdict(lambda: check_scores(model) or "")) != "right":
+        return {"made": made}
     for name, how in (("rows", pack), ("trees", pack_trees)):
         told[name] = verdict(lambda how=how: off(packed(model, how), wanted))
     expected = [greedy(model, row.ids, 6) for row in ROWS]
@@ -118,12 +124,26 @@ def kinds():
     return [config.model_type for config in MODEL_FOR_CAUSAL_LM_MAPPING]
 
 
+def apart(kind, window):
+    """The verdicts on a kind by a process of its own, as some kinds end theirs or never end."""
+    left, right = os.pipe()
+    if not (child := os.fork()):
+        signal.alarm(LONGEST)
+        try:
+            found = verdicts(kind, window)
+        except Exception as error:  # noqa: BLE001 - likewise
+            found = {"made": f"not: {type(error).__name__}: {str(error)[:90]}"}
+        os.write(right, json.dumps(found).encode())
+        os._exit(0)
+    os.close(right)
+    os.waitpid(child, 0)
+    with os.fdopen(left) as told:
+        return json.loads(told.read() or '{"made": "not: it ended its process, or takes too long"}')
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     for kind in sys.argv[1:] or kinds():
-        try:
-            found = verdicts(kind)
-        except Exception as error:  # noqa: BLE001 - whatever a kind of model does is what is wanted to be known
-            found = f"not made: {type(error).__name__}: {str(error)[:100]}"
-        print(kind, found, flush=True)
+        for window in (True, False):
+            print(kind, "with a window" if window else "without", apart(kind, window), flush=True)

@@ -146,9 +146,18 @@ def test_trees_change_neither_values_nor_gradients(budget, kind, checkpointing):
         torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-4)
 
 
-def test_a_model_with_windows_shares_no_prompts():
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of sliding_attention"),
+        ({"sliding_window": 4}, "a sliding window"),
+        ({"model_type": "new"}, "attention that was not tried here"),
+    ],
+)
+def test_a_model_with_windows_or_of_an_unknown_kind_shares_no_prompts(more, why):
     model = tiny_model()
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(UserError, match="llama has layers that can't share prompts"):
+    for name, value in more.items():
+        setattr(model.config, name, value)
+    with pytest.raises(UserError, match=f"has {why}, so its sequences can't share prompts"):
         token_logprobs(model, pack_trees([C, D], 100)[0])
     assert token_logprobs(model, pack([C, D], 100)[0]).shape == (2, 4)

@@ -1,18 +1,19 @@
 """A policy folder loads as it was made, in 4 bits or not, and is refused with one line where a part is missing."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig
 
 from create_lora_model import Options, main
 from forage.errors import UserError
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
 from forage.policy.card import AdapterOptions, PolicyCard, read_policy_card, write_policy_card
-from forage.policy.logprobs import token_logprobs
+from forage.policy.logprobs import check_scores, token_logprobs
 from forage.policy.packing import pack
-from forage.policy.policy import load_base, load_policy
+from forage.policy.policy import check_length, load_base, load_policy
 from tests.factories import Sequence, tiny_llama
 
 
@@ -111,3 +112,29 @@ def test_a_card_names_a_4_bit_base_inside_its_folder_relatively_and_one_outside_
             "full_base_digest": "",
         }
         assert read_policy_card(tmp_path / folder).base == card.base
+
+
+@pytest.mark.parametrize(
+    ("rotations", "most"),
+    [
+        (None, 128),
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}, 64),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, 128),
+    ],
+)
+def test_episodes_longer_than_the_base_takes_are_refused(tmp_path, rotations, most):
+    """Rotations that depend on the length change all positions once a sequence is longer than in the first training."""
+    more = {"rope_parameters": rotations} if rotations else {}
+    LlamaConfig(max_position_embeddings=128, **more).save_pretrained(tmp_path)
+    card = PolicyCard(tmp_path, str(tmp_path), str(tmp_path), quantized=False)
+    check_length(card, most)
+    with pytest.raises(UserError, match=rf"--max-tokens {most + 1} is more than the {most} that .* takes; give {most}"):
+        check_length(card, most + 1)
+
+
+def test_a_model_that_makes_its_logits_in_a_way_of_its_own_is_refused():
+    model = tiny_llama()
+    check_scores(model)
+    model.forward = lambda **given: SimpleNamespace(logits=type(model).forward(model, **given).logits * 3)
+    with pytest.raises(UserError, match="llama models make their logits in a way of their own"):
+        check_scores(model)
