@@ -2,7 +2,8 @@
 
 A policy, a store, a run and an evaluation each have one. Whoever goes on with such a folder compares what it would
 write now with what is there, and is refused where the two contradict each other. Digests of code cover whole files:
-those that define a reward or a tool, and all files of this project, or of the user's own, that they import.
+those that define a reward, a tool or a way of answering, and all files of this project, or of the user's own, that
+they import.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import re
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -23,7 +25,7 @@ from forage.errors import UserError, flag
 from forage.files import replacing
 
 LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib"))
-PLAIN = (str, int, float, type(None), tuple, list, Path)
+PLAIN = (str, bytes, int, float, type(None), Path, re.Pattern)
 SECRETS = ("api_key",)  # belong in no file and no tracker
 
 
@@ -104,55 +106,69 @@ def file_digest(path: Path) -> str:
 
 
 def source_digest(*functions: Callable[..., Any]) -> str:
-    """Digest of the code behind rewards or tools, with the plain values that they hold.
+    """Digest of the code behind rewards, tools or ways of answering, with the plain values that they hold.
 
     Comments, docstrings and layout don't count.
     """
     read: dict[Path, str] = {}
-    waiting = [path for function in functions if (path := source_file(function))]
+    parts = [part for function in functions for part in reached(function)]
+    waiting = [path for _, part in parts if callable(part) and (path := source_file(part))]
     while waiting:
         path = waiting.pop()
         if path not in read:
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            waiting += imported_files(tree)
+            waiting += imported_files(path, tree)
             read[path] = ast.dump(without_docstrings(tree))
-    named = [word for function in functions for word in (name_of(function), *held(function))]
+    named = [f"{name}={name_of(part) if callable(part) else repr(part)}" for name, part in parts]
     return digest("\n".join([*named, *sorted(read.values())]).encode())
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    inner = unwrapped(function)
-    return getattr(inner, "__qualname__", type(inner).__qualname__)
+def name_of(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def unwrapped(function: Callable[..., Any]) -> Any:
-    while isinstance(function, partial):
-        function = function.func
-    return inspect.unwrap(function)
+def reached(thing: Any, name: str = "", inside: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """What can be called and what is plain, in a function or a value and in all that it holds, by name.
+
+    Example: partial(f, scale=2) gives ("", itself), (".func", f) and (".scale", 2).
+    """
+    if any(thing is one for one in inside):  # a function that calls itself
+        return
+    if callable(thing) or isinstance(thing, PLAIN):
+        yield name, thing
+    for key, value in held(thing).items():
+        yield from reached(value, f"{name}.{key}", (*inside, thing))
 
 
-def held(function: Any) -> list[str]:
-    """What a partial function, a closure or a dataclass holds, where it is plain. Example: partial(f, scale=2) gives
-    ["scale=2"]."""
-    values: dict[str, Any] = {}
-    while isinstance(function, partial):
-        values |= {str(number): value for number, value in enumerate(function.args)} | function.keywords
-        function = function.func
-    function = inspect.unwrap(function)
-    if cells := getattr(function, "__closure__", None):
-        values |= {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
-    owner = getattr(function, "__self__", function)
-    values |= {each.name: getattr(owner, each.name) for each in fields(owner) if each.compare} if is_data(owner) else {}
-    return [f"{name}={value!r}" for name, value in values.items() if isinstance(value, PLAIN)]
+def held(thing: Any) -> Mapping[Any, Any]:
+    """What a collection, a partial function, a closure, a wrapper, a method or a callable object holds."""
+    if isinstance(thing, Mapping):
+        return thing
+    if isinstance(thing, list | tuple | set | frozenset):
+        return dict(enumerate(sorted(thing, key=repr) if isinstance(thing, set | frozenset) else thing))
+    if isinstance(thing, partial):
+        return {"func": thing.func, "args": thing.args, **thing.keywords}
+    if inspect.isfunction(thing):
+        cells = inspect.getclosurevars(thing).nonlocals
+        return {**cells, "defaults": thing.__defaults__, "named": thing.__kwdefaults__, **vars(thing)}
+    if inspect.ismethod(thing):
+        return {"func": thing.__func__, "class": type(thing.__self__), **attributes(thing.__self__)}
+    if wrapped := getattr(thing, "__wrapped__", None):  # as functools.cache wraps a function
+        return {"wrapped": wrapped}
+    return attributes(thing) if callable(thing) else {}
 
 
-def is_data(thing: Any) -> bool:
-    return is_dataclass(thing) and not isinstance(thing, type)
+def attributes(owner: Any) -> Mapping[str, Any]:
+    """Of an object of this project's or of the user's, without those that its dataclass does not compare."""
+    if inspect.isclass(owner) or not source_file(type(owner)):
+        return {}
+    if is_dataclass(owner):
+        return {each.name: getattr(owner, each.name) for each in fields(owner) if each.compare}
+    return getattr(owner, "__dict__", {})
 
 
-def source_file(function: Callable[..., Any]) -> Path | None:
-    """The file that defines a function, a partial one or a callable object; None for a library's."""
-    thing = unwrapped(function)
+def source_file(thing: Callable[..., Any]) -> Path | None:
+    """The file that defines a function, a class or a callable object; None for a library's."""
     try:
         path = Path(inspect.getfile(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)))
     except TypeError:  # built in
@@ -163,13 +179,18 @@ def source_file(function: Callable[..., Any]) -> Path | None:
 def is_own(path: Path) -> bool:
     """Whether a file is this project's or the user's, wherever the project is installed."""
     mine = Path(__file__).resolve().parent in path.resolve().parents
-    return path.is_file() and (mine or not str(path.resolve()).startswith(LIBRARIES))
+    return path.exists() and (mine or not str(path.resolve()).startswith(LIBRARIES))
 
 
-def imported_files(tree: ast.Module) -> Iterator[Path]:
+def imported_files(importer: Path, tree: ast.Module) -> Iterator[Path]:
     """Files of the modules that a module imports. What a script's `main` imports computes no reward."""
     for node in (node for part in tree.body if getattr(part, "name", "") != "main" for node in ast.walk(part)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.level:
+            start = importer.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            parts = (start, *map(start.joinpath, names))
+            yield from (file for each in parts for file in (Path(f"{each}.py"), each / "__init__.py") if file.is_file())
+            continue
         if isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
         yield from (path for name in names if (path := own_module(name)))
@@ -184,7 +205,8 @@ def own_module(name: str) -> Path | None:
     first = name.partition(".")[0]
     try:
         spec = importlib.util.find_spec(first)
-        if spec and name != first and spec.origin and is_own(Path(spec.origin)):
+        # A package without __init__.py has folders only.
+        if spec and name != first and is_own(Path(spec.origin or (spec.submodule_search_locations or [""])[0])):
             spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):  # a function of the module
         return None
