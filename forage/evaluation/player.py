@@ -7,6 +7,7 @@ compared on the very same candidates. Each system is charged what it would cost 
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -18,36 +19,47 @@ from forage.agent.protocol import Protocol
 from forage.agent.searcher import searching
 from forage.agent.tools import functions_for
 from forage.data.records import Question
-from forage.engines.base import EngineError
+from forage.engines.base import Engine, EngineError
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.evaluation.options import EvaluationOptions, Systems, read_system
 from forage.evaluation.outcomes import Outcome, OutcomeLog, Strategy
 from forage.evaluation.policies import Policy, load_adapter
-from forage.evaluation.setting import Setting
+from forage.evaluation.setting import Setting, agree_on
+from forage.machine import compute_dtype
+from forage.manifest import digest, source_digest
 from forage.policy.policy import load_tokenizer
 from forage.rollout.claims import Claims, named_worker
 from forage.rollout.playing import RolloutView, play_all
 
 
 async def play(setting: Setting, systems: Systems) -> None:
-    """Play what is missing, beside other processes of this output folder. A policy is loaded only if it has to play."""
-    with named_worker(setting.options.output_dir) as worker:
+    """Play what is missing, beside other processes of this output folder. A policy is loaded only if it has to play.
+
+    What is there must have been played by the same code, or the systems could not be compared.
+    """
+    options = setting.options
+    names = dict.fromkeys(name for policy in setting.policies for name in options.systems_of(policy.name))
+    # All of them before anything is played: a scorer or a file that doesn't fit is told now, not hours later.
+    strategies = {name: read_system(name, systems)(setting) for name in names}
+    code = {f"system {name}": source_digest(strategy) for name, strategy in strategies.items()}
+    code |= {f"tool {name}": source_digest(tool) for name, tool in functions_for(setting.agent.tools).items()}
+    agree_on(options.output_dir, code)
+    with named_worker(options.output_dir) as worker:
         for policy in setting.policies:
-            names = setting.options.systems_of(policy.name)
-            logs = {name: log for name in names if unanswered(log := log_of(policy, name, setting.options), setting)}
+            systems_of = options.systems_of(policy.name)
+            logs = {name: log for name in systems_of if unanswered(log := log_of(policy, name, options), setting)}
             if logs:
-                await play_policy(policy, logs, setting, systems, worker)
+                await play_policy(policy, logs, setting, strategies, worker)
 
 
 async def play_policy(
-    policy: Policy, logs: Mapping[str, OutcomeLog], setting: Setting, systems: Systems, worker: str
+    policy: Policy, logs: Mapping[str, OutcomeLog], setting: Setting, strategies: Mapping[str, Strategy], worker: str
 ) -> None:
     options = setting.options
     protocol = Protocol.playing(load_tokenizer(policy.card), setting.agent)
-    # All of them before anything is played: a scorer or a file that doesn't fit is told now, not hours later.
-    strategies = {name: read_system(name, systems)(setting) for name in logs}
     async with open_engine(options.engine, policy.card, options.concurrency, setting.agent.max_tokens) as engine:
+        agree_on(options.output_dir, ways_of(policy, protocol, engine))
         await load_adapter(engine, policy)
         search = BatchedSearch(searching(setting.store, setting.agent), in_line=engine.exact)
         tools = functions_for(setting.agent.tools)
@@ -82,6 +94,13 @@ async def play_system(strategy: Strategy, agent: Agent, log: OutcomeLog, setting
 
     with RolloutView(log.name, len(unanswered(log, setting))) as view:
         await play_all(lambda: unanswered(log, setting), play_one, write, claims, options.concurrency)
+
+
+def ways_of(policy: Policy, protocol: Protocol, engine: Engine) -> dict[str, str]:
+    """What shows the policy's template and tokenizer, and the type it computes in, where that is known here."""
+    shown = [protocol.tokenizer.chat_template, protocol.prompt("?"), protocol.join(["?"], None)]
+    ways = {f"template {policy.name}": digest(json.dumps(shown).encode())}
+    return ways | ({f"dtype {policy.name}": str(compute_dtype(policy.card.dtype))} if engine.exact else {})
 
 
 def log_of(policy: Policy, system: str, options: EvaluationOptions) -> OutcomeLog:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from forage.agent.combination import MakeRewards, RewardFunction, rewards_of
 from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent, write_agent
@@ -25,7 +26,7 @@ from forage.evaluation.policies import Policy, find_policy, settle_agent
 from forage.files import make_folder
 from forage.manifest import agree, file_digest, plain, read_manifest
 from forage.policy.adapters import weights_digest
-from forage.rollout.agreement import open_embedder
+from forage.rollout.agreement import embedder_digest, open_embedder
 from forage.store.card import NO_EMBEDDER
 from forage.store.embedder import Embedder
 from forage.store.opening import Store, card_at, open_place
@@ -67,18 +68,21 @@ class Setting:
 def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setting:
     """Opens the store, and reads the judgements of a test collection if there are any.
 
-    Compares with what earlier calls recorded in the output folder, refuses what differs, and records what is new. A
-    policy plays with the adapter that it had when its first episode was played.
+    A policy plays with the adapter that it had when its first episode was played.
     """
-    questions, out, path = choose_questions(options), options.output_dir, options.output_dir / MANIFEST
-    before = read_manifest(path, f"put it back, or give {WAY_OUT}") if path.exists() else {}
-    adapters = before.get("adapters", {})
+    questions, out, before = choose_questions(options), options.output_dir, recorded(options.output_dir)
+    adapters, qrels = before.get("adapters", {}), options.data / "qrels" / f"{options.split}.tsv"
     policies = [find_policy(name, source, adapters.get(name, "")) for name, source in options.sources.items()]
     agent = settle_agent(options.search, policies)
-    embedder = open_embedder(card_at(options.place, options.data)[0], before.get("embedder", ""))
+    card, fingerprint = card_at(options.place, options.data)
+    embedder = open_embedder(card, before.get("embedder", ""))
     now = {
         "options": {name: value for name, value in plain(options).items() if name not in (*FREE, "place")},
-        "store": options.place.store, "embedder": embedder.name,
+        "store": options.place.store, "embedder": embedder.name, "embedder_weights": embedder_digest(embedder.name),
+        "data": {
+            options.split: file_digest(options.data / f"{options.split}.jsonl"), "qrels": file_digest(qrels),
+            "store": fingerprint,
+        },
         "adapters": adapters | {policy.name: policy.adapter.name for policy in policies if policy.adapter},
         **{f"policy {p.name}": weights_digest(p.adapter or Path(p.card.base)) for p in policies},
     }  # fmt: skip
@@ -88,15 +92,25 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
     if (out / AGENT_FILE).exists() and (name := difference(was := read_agent(out), agent)):
         words = f"{flag(name)} {quoted(getattr(was, name))}, not {quoted(getattr(agent, name))}"
         raise UserError(f"{out} was begun with {words}; give that, or {WAY_OUT}")
-    agree(path, before | now, WAY_OUT)
+    agree_on(out, now)
     write_agent(agent, out)
-    store, qrels = open_place(options.place, options.data), options.data / "qrels" / f"{options.split}.tsv"
+    store = open_place(options.place, options.data)
     if by_document := qrels.exists():
         judgements = read_qrels(qrels)
         grades: list[Grades] = [judgements.get(question.id, {}) for question in questions]
     else:
         grades = grades_of(questions)
     return Setting(options, policies, agent, store, questions, grades, by_document, make_rewards, embedder)
+
+
+def agree_on(out: Path, now: Mapping[str, Any]) -> None:
+    """Compare with what earlier calls recorded in the output folder, refuse what differs, and record what is new."""
+    agree(out / MANIFEST, {**recorded(out), **now}, WAY_OUT)
+
+
+def recorded(out: Path) -> dict[str, Any]:
+    path = out / MANIFEST
+    return read_manifest(path, f"put it back, or give {WAY_OUT}") if path.exists() else {}
 
 
 def choose_questions(options: EvaluationOptions) -> list[Question]:

@@ -1,9 +1,11 @@
 """evaluate.py end to end on a tiny policy: what it writes, what it refuses, and that a killed one resumes."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +23,14 @@ from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.policies import Policy, settle_agent
-from forage.evaluation.report import SystemScores, summary
+from forage.evaluation.report import SystemScores, say_missing, summary
 from forage.evaluation.setting import choose
 from forage.evaluation.tables import tables_of
 from forage.files import write_jsonl
-from forage.policy.card import PolicyCard
+from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
+from forage.testtime.best_of import BestOf
 from forage.testtime.preference import Head, write_scorer
+from forage.testtime.scorers import confidence, looks_good
 from tests import ROOT
 from tests.options import with_options
 
@@ -74,7 +78,7 @@ def stored(out, system, policy="tiny"):
 
 def counted(name, strategy, monkeypatch):
     """Questions that a system is asked, in SYSTEMS under a name of its own."""
-    asked = []
+    asked = deque()
 
     async def counting(agent, question, seed):
         asked.append(question.id)
@@ -173,6 +177,53 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
         main(replace(options, policy=(f"tiny={other}",)))
 
 
+@pytest.mark.parametrize("name", ["eval.jsonl", "store/chunks.jsonl", "qrels/eval.tsv"])
+def test_data_made_again_under_the_same_name_is_not_mixed(tiny, tmp_path, name):
+    data = shutil.copytree(tiny / "data", tmp_path / "data")
+    options = options_of(tiny, tmp_path / "out", data=data, systems=("plain_rag",), eval_questions=1)
+    main(options)
+    path = data / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(path.read_text().replace("emedy 1", "emedy 9") if path.exists() else "q0 0 d1 1\n")
+    part = {"eval.jsonl": "eval", "store/chunks.jsonl": "store", "qrels/eval.tsv": "qrels"}[name]
+    with pytest.raises(UserError, match=rf"was begun with another data\.{part}: give that, or another --output-dir"):
+        main(replace(options, eval_questions=2))
+
+
+def test_systems_that_were_changed_are_not_mixed(tiny, tmp_path, monkeypatch):
+    """Nor what they hold, such as how many candidates there are to choose among, or who chooses."""
+    options = options_of(tiny, tmp_path, systems=("mine",), eval_questions=1)
+    made = [BestOf(looks_good, 2), BestOf(looks_good, 3), BestOf(confidence, 2), baselines.single, baselines.plain_rag]
+    monkeypatch.setitem(SYSTEMS, "mine", lambda setting: made[0])
+    main(options)
+    for strategy in made[1:]:
+        monkeypatch.setitem(SYSTEMS, "mine", lambda setting, one=strategy: one)
+        with pytest.raises(UserError, match="was begun with another system mine: give that, or another --output-dir"):
+            main(options)
+    monkeypatch.setitem(SYSTEMS, "mine", lambda setting: BestOf(looks_good, 2))
+    main(replace(options, eval_questions=2))
+
+
+def test_another_template_or_type_is_not_mixed(tiny, tmp_path):
+    options = options_of(tiny, tmp_path / "out", policy=(f"tiny={tmp_path / 'policy'}",), systems=("no_retrieval",),
+                         eval_questions=1)  # fmt: skip
+    for name in ("base", "policy"):
+        shutil.copytree(tiny / name, tmp_path / name)
+    card = replace(read_policy_card(tmp_path / "policy"), base=str(tmp_path / "base"))
+    write_policy_card(card, tmp_path / "policy")
+    main(options)
+    write_policy_card(replace(card, dtype="bfloat16"), tmp_path / "policy")
+    main(options)  # nothing is left to play
+    with pytest.raises(UserError, match="was begun with another dtype tiny: give that, or another --output-dir"):
+        main(replace(options, eval_questions=2))
+    write_policy_card(card, tmp_path / "policy")
+    path = tmp_path / "base" / "chat_template.jinja"
+    text = path.read_text().replace("'\n' + message", "':\n' + message").replace("assistant\n", "assistant:\n")
+    path.write_text(text)
+    with pytest.raises(UserError, match="was begun with another template tiny: give that, or another --output-dir"):
+        main(replace(options, eval_questions=2))
+
+
 def policies_with(tmp_path, **settings):
     """Policies in folders of these names, each with an agent.json unless its settings are None."""
     policies = []
@@ -226,7 +277,7 @@ def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
     ]  # fmt: skip
     assert second["mrr"]["mean"] == 1
     assert first["odd"]["mean"] == 0.5  # of the two questions that have it
-    assert "4 of 6 questions have no odd: left out of its mean" in capsys.readouterr().out
+    assert "4 of 6 questions have no odd: left out of its means" in capsys.readouterr().out
     assert set(whole["rewards"]) == {"brief", "mrr", "rouge_l", "odd"}
 
 
@@ -277,3 +328,34 @@ def test_figures_by_hand():
     assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
     page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
     assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
+
+
+def test_means_are_over_the_questions_that_all_systems_have(capsys):
+    """A judge that comes to its bound in the second system, and has nothing left for the third's other metric."""
+    cost, nan = {name: np.ones(4) for name in COSTS}, math.nan
+    judged = {"a/first": [0.25, 0.25, 0.5, 0], "a/second": [1, nan, nan, nan], "a/third": [0, nan, nan, 0]}
+    partly = {"a/first": [1, nan, 0, 0], "a/second": [0, nan, 1, 1], "a/third": [1, nan, 1, 0]}
+    systems = [
+        SystemScores(*name.split("/"), "base", {"judge": np.array(judged[name]), "odd": np.array(partly[name]), **cost})
+        for name in judged
+    ]
+    rows = summary(systems)
+    assert [row["metrics"]["judge"]["mean"] for row in rows] == [0.25, 1, 0]  # of the first question
+    assert rows[1]["over_reference"]["judge"]["mean"] == 0.75
+    assert [row["metrics"]["odd"]["mean"] for row in rows] == pytest.approx([1 / 3, 2 / 3, 2 / 3])
+    assert math.isnan(systems[1].arrays["judge"][1])
+    assert systems[0].arrays["judge"].tolist() == judged["a/first"]  # as in per_question.jsonl
+    say_missing(systems)
+    assert capsys.readouterr().out.splitlines() == [
+        "3 of 4 questions have no judge of every system (a/second lacks 3, a/third lacks 2): left out of its means",
+        "1 of 4 questions have no odd: left out of its means",
+    ]
+
+
+def test_a_metric_that_one_system_lacks_altogether_is_in_no_row():
+    cost = {name: np.ones(2) for name in COSTS}
+    ones, none = np.ones(2), np.full(2, math.nan)
+    rows = summary([SystemScores("a", f"{n}", "base", {"mrr": ones, "judge": judge, **cost})
+                    for n, judge in enumerate((ones, none))])  # fmt: skip
+    assert all(row["metrics"].keys() == {"mrr", *COSTS} for row in rows)
+    assert "judge" not in "".join(map(str, tables_of(rows, "2 questions", whole=True)))
