@@ -1,6 +1,6 @@
 """Measures: each metric is an array over the questions of an evaluation, so systems are compared question by question.
 
-Where a question has no value of a metric (there is no reference to compare the answer with), it is NaN for all systems.
+Where a question has no value of a metric (there is no reference to compare the answer with), it is NaN.
 """
 
 from __future__ import annotations

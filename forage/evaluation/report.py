@@ -16,8 +16,9 @@ eval.json is one JSON object:
     }, ...]
     }
 
-The metrics are those of measures.py, costs included. per_question.jsonl has all values, one line per question; null
-where a question has no value.
+The metrics are those of measures.py, costs included. A metric's means are over the questions for which all systems
+have it: a judge that stops at its bound judges some systems on more questions than others. per_question.jsonl has all
+values, one line per question; null where a question has no value.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def report(setting: Setting) -> None:
         "embedder": setting.embedder.name,
         "rewards": {name: source_digest(function) for name, function in setting.rewards.items()}, "systems": rows,
     })  # fmt: skip
-    say_missing(systems[0].arrays)
+    say_missing(systems)
     for table in tables_of(rows, title, whole=False):
         print_table(table)
     print(f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}")
@@ -103,11 +104,24 @@ def summary(systems: Sequence[SystemScores]) -> list[dict[str, Any]]:
     Example: [1, 0, 1] with the reference at [0, 0, 1] has mean 2/3 and is 1/3 over the reference.
     """
     rows: list[dict[str, Any]] = []
+    systems = comparable(systems)
     for system in systems:
         row = {"name": system.name, "policy": system.policy, "system": system.system, "adapter": system.adapter}
         own, over = system.arrays, {name: values - systems[0].arrays[name] for name, values in system.arrays.items()}
         rows.append(row | {"metrics": intervals(own)} | ({"over_reference": intervals(over)} if rows else {}))
     return rows
+
+
+def comparable(systems: Sequence[SystemScores]) -> list[SystemScores]:
+    """The systems with NaN wherever one of them has no value.
+
+    Example: [1, 0, 1] beside [1, NaN, NaN] becomes [1, NaN, NaN].
+    """
+    gaps = {name: 0 * np.sum([system.arrays[name] for system in systems], axis=0) for name in systems[0].arrays}
+    return [
+        replace(system, arrays={name: values + gaps[name] for name, values in system.arrays.items()})
+        for system in systems
+    ]
 
 
 def intervals(arrays: Mapping[str, Floats]) -> dict[str, Interval]:
@@ -126,8 +140,12 @@ def per_question(systems: Sequence[SystemScores], questions: Sequence[Question])
         yield {"id": question.id, "question_type": question.question_type, "systems": values}
 
 
-def say_missing(arrays: Mapping[str, Floats]) -> None:
-    """Print which scores some of the questions don't have."""
-    for name, values in arrays.items():
-        if missing := int(np.isnan(values).sum()):
-            print(f"{missing} of {len(values)} questions have no {name}: left out of its mean")
+def say_missing(systems: Sequence[SystemScores]) -> None:
+    """Print which scores some of the questions don't have, and of which systems, where only some lack them."""
+    for name in systems[0].arrays:
+        counts = {system.name: int(np.isnan(system.arrays[name]).sum()) for system in systems}
+        gaps_Q = np.isnan(np.array([system.arrays[name] for system in systems])).any(axis=0)
+        if missing := int(gaps_Q.sum()):
+            lacking = ", ".join(f"{system} lacks {count}" for system, count in counts.items() if count)
+            some = f" of every system ({lacking})" if min(counts.values()) < missing else ""
+            print(f"{missing} of {len(gaps_Q)} questions have no {name}{some}: left out of its means")
