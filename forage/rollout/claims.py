@@ -26,8 +26,10 @@ from pathlib import Path
 
 from forage.errors import UserError
 from forage.files import GONE, create_once, locked
+from forage.manifest import digest
 
 LEASE = 120.0  # seconds; NFS shows a refresh after at most 60 (acregmax), and there is one every 30
+LONGEST_NAME = 240  # of the 255 bytes that file systems take; a claim's number and a temporary file's name add to it
 LOOKS = 8  # at another's claim, in the time of a lease
 
 
@@ -82,12 +84,21 @@ class Claims:
 
     def _last(self, question_id: str) -> tuple[Path | None, Path]:
         """(the claim that counts if there is one, the path of the next one)"""
-        name = urllib.parse.quote(question_id, safe="").replace("~", "%7E")  # quote leaves a ~ as it is
+        name = file_name(question_id)
         last, following, number = None, self.folder / name, 0
         while following.exists():
             number += 1
             last, following = following, self.folder / f"{name}~{number}"
         return last, following
+
+
+def file_name(question_id: str) -> str:
+    """A question's id as a file's name; of one that would be too long, the beginning and a digest.
+
+    Examples: "q/1" gives q%2F1, and 300 times "a" a hundred times "a" and =, which no other name has, and 16 digits.
+    """
+    name = urllib.parse.quote(question_id, safe="").replace("~", "%7E")  # quote leaves a ~ as it is
+    return name if len(name) <= LONGEST_NAME else f"{name[:100]}={digest(question_id.encode())}"
 
 
 def owner(claim: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forage.rollout.claims import Claims
+from forage.rollout.claims import Claims, file_name
 from tests.factories import Clock
 
 
@@ -20,6 +20,25 @@ def test_one_worker_gets_it_and_keeps_it(tmp_path):
     assert Claims(tmp_path / "claims", "a").take("q/1 ü")  # restarted under its name
     assert first.holds("q/1 ü")
     assert not second.holds("q/1 ü")
+
+
+@pytest.mark.parametrize("name", ["痛" * 30, "https://example.org/" + "a" * 300, "a" * 240])
+def test_ids_of_any_length_can_be_claimed_and_taken_over(tmp_path, name):
+    """Also one that differs from another only at its end."""
+    clock = Clock()
+    first, second = (Claims(tmp_path, worker, clock=clock) for worker in "ab")
+    void(clock, tmp_path, [name], first, second)
+    assert first.take(name)
+    assert not second.take(name)
+    assert second.take(name + "b")
+    assert first.holds(name)
+    assert not first.holds(name + "b")
+
+
+def test_only_ids_that_would_be_too_long_have_a_digest():
+    assert file_name("q/1~ü") == "q%2F1%7E%C3%BC"
+    assert file_name("a" * 240) == "a" * 240
+    assert file_name("a" * 241).startswith("a" * 100 + "=")
 
 
 def test_a_dead_workers_claim_falls_free_after_its_lease(tmp_path):
