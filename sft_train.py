@@ -14,29 +14,31 @@ resume a killed run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from forage.agent.options import AgentSettings, write_agent
 from forage.cli import run_script
+from forage.manifest import file_digest
 from forage.outputs import clear_superseded, empty_folder, filling_folder
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.sft.options import FREE, SFTOptions
-from forage.store.opening import card_at
+from forage.store.opening import card_at, digests_of
 
 
 def main(options: SFTOptions) -> None:
     options.check()
     settings, card = options.search.settle(options.policy), read_policy_card(options.policy)
-    card_at(options.place, options.data)  # before anything is written
+    _, fingerprint = card_at(options.place, options.data)  # before anything is written
     with filling_folder(options.output_dir, "adapters", "best/adapters", "state"):
         options.check()  # again, as another process may have finished the folder before this one held it
         if options.overwrite:
             empty_folder(options.output_dir, mark="config.json")
         clear_superseded(options.output_dir / "state")
-        warm_start(options, settings, card)
+        warm_start(options, settings, card, digests_of(options.data, fingerprint))
 
 
-def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -> None:
+def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard, data: Mapping[str, str]) -> None:
     import torch  # after the checks: it takes seconds
 
     from forage.agent.protocol import Protocol
@@ -48,7 +50,9 @@ def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard) -
     from forage.sft.training import train
 
     check_length(card, settings.max_tokens)
-    keep_options(options.output_dir, options, FREE, "another --output-dir, or --overwrite")
+    given = {str(path): file_digest(path) for path in options.demonstrations if path.exists()}  # or it is compressed
+    way_out = "another --output-dir, or --overwrite"
+    keep_options(options.output_dir, options, FREE, way_out, data=data, demonstrations=given)
     if torch.cuda.is_available():
         memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=False)
         options = replace(options, memory=memory)

@@ -33,7 +33,7 @@ def main(options: Options) -> None:
     options.check()
     from forage.policy.base_models import resolve_model
     from forage.rewriter.actors import make_actors
-    from forage.rewriter.data import open_search, read_data
+    from forage.rewriter.data import open_search, origins, read_data
     from forage.rewriter.evaluation import Evaluation
     from forage.rewriter.models import GPU_MODEL, load_policy, load_tokenizer, save_lm
     from forage.rewriter.rewards import Scorer, load_reward
@@ -41,8 +41,8 @@ def main(options: Options) -> None:
     from forage.rewriter.warm_start import warm_start
     from forage.runs.run_folder import run_folder
 
-    with run_folder(options.run_dir, options, MAY_CHANGE):
-        model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
+    model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
+    with run_folder(options.run_dir, options, MAY_CHANGE, **origins(options, model)):
         tokenizer = load_tokenizer(model)
         data = read_data(options, tokenizer)
         search = open_search(options, data)

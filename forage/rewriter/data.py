@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from forage.agent.prompts import prompt_tokens
+from forage.arguments import users_class
 from forage.data.records import Document, Question
 from forage.data.relevance import split_by_document
 from forage.data.rewriter_data import CORPUS
 from forage.data.splits import shared
 from forage.errors import UserError
 from forage.files import json_lines
-from forage.manifest import file_digest
+from forage.manifest import file_digest, source_digest
+from forage.policy.base_models import base_digest, folder_of
 from forage.rewriter.options import Options, RewriteOptions
 from forage.store.card import NO_EMBEDDER, read_card
 from forage.store.document_store import DocumentStore
-from forage.store.opening import Store, open_place, open_store
+from forage.store.opening import Store, card_at, open_place, open_store
 from forage.store.options import StoreOptions, StorePlace
 from forage.text import encodable_values
 
@@ -114,6 +116,18 @@ def make_rows(
     kept = [row for row in made if len(row.prompt) <= options.max_prompt_tokens]
     left_out[f"a prompt of over {options.max_prompt_tokens} tokens"] += len(made) - len(kept)
     return kept
+
+
+def origins(options: Options, model: str) -> dict[str, Any]:
+    """Digests of what a run's figures rest on: questions, documents and store, the base, and a reward of the user's."""
+    files = {Path(name).stem: file_digest(options.data / name) for name in ("train.jsonl", "eval.jsonl", CORPUS)}
+    store = card_at(StorePlace(options.store), options.data)[1] if options.store else ""
+    base, own = folder_of(model), ":" in options.reward
+    rest = {
+        "base": base_digest(base) if base else "",  # a hub model that is not here yet has none
+        "code of --reward": source_digest(users_class("--reward", options.reward)) if own else "",
+    }
+    return {"data": files | {"store": store}} | {name: value for name, value in rest.items() if value}
 
 
 # Search

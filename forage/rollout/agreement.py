@@ -16,12 +16,12 @@ from forage.agent.options import AgentSettings
 from forage.agent.searcher import Searcher
 from forage.agent.tools import functions_for
 from forage.errors import UserError
-from forage.manifest import contradictions, file_digest, plain, read_manifest, source_digest, write_manifest
+from forage.manifest import contradictions, plain, read_manifest, source_digest, write_manifest
 from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
 from forage.rollout.options import RolloutOptions
 from forage.store.card import NO_EMBEDDER, StoreCard
 from forage.store.embedder import Embedder, locate
-from forage.store.opening import card_at, open_place
+from forage.store.opening import card_at, digests_of, open_place
 
 RUN_FILE = "run.json"
 SAMPLED = ("num_rollouts", "batch_size", "temperature", "seed")  # options that a worker takes from the run
@@ -66,9 +66,9 @@ def manifest_now(
     # Only their names and sources are read here, so this searcher is never asked.
     functions = rewards_of(make_rewards, embedder, Searcher(lambda: open_place(options.place, options.data), settings))
     start = adapter_of(options.policy, known)
-    data = {name: file_digest(options.data / f"{name}.jsonl") for name in ("train", "eval")} | {"store": fingerprint}
     return RunManifest(
-        start.name, weights_digest(start), data, embedder.name, embedder_digest(embedder.name),
+        start.name, weights_digest(start), digests_of(options.data, fingerprint),
+        embedder.name, embedder_digest(embedder.name),
         {name: source_digest(function) for name, function in functions.items()},
         # A reward more or less than in the run is told first, by its name.
         {} if known and known.rewards.keys() != functions.keys() else weights_by_name(functions, options.weights),

@@ -18,12 +18,12 @@ SETTINGS = {".lock", "config.json", "code.diff", "run.json", "agent.json", "mode
 
 
 @contextmanager
-def run_folder(folder: Path, options: Any = None, free: Sequence[str] = ()) -> Iterator[None]:
+def run_folder(folder: Path, options: Any = None, free: Sequence[str] = (), **more: Any) -> Iterator[None]:
     """Lock a run folder for this process, and clear away what a killed one left half-written.
 
-    With options, they are kept in config.json, and only `free` ones may change. A start that ends before it made
-    anything, for example because --data names no data, leaves no options behind that would refuse the corrected
-    command, and no folder.
+    With options, they are kept in config.json beside what else is given, such as digests of the data, and only `free`
+    ones may change. A start that ends before it made anything, for example because --data names no data, leaves no
+    options behind that would refuse the corrected command, and no folder.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
@@ -36,7 +36,7 @@ def run_folder(folder: Path, options: Any = None, free: Sequence[str] = ()) -> I
                 clear_leftovers(folder / name)
             clear_superseded(folder / "state")
             if options is not None:
-                keep_options(folder, options, free)
+                keep_options(folder, options, free, **more)
             try:
                 yield
             except BaseException:  # Ctrl-C too; it is raised again
@@ -56,13 +56,15 @@ def forget_empty_run(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def keep_options(folder: Path, options: Any, free: Collection[str] = (), way_out: str = "another --run-dir") -> None:
-    """Keep the options in config.json, and refuse those of another run."""
+def keep_options(
+    folder: Path, options: Any, free: Collection[str] = (), way_out: str = "another --run-dir", **more: Any
+) -> None:
+    """Keep the options and what more is given in config.json, and refuse those of another run."""
     path = folder / "config.json"
     if path.exists() and "options" not in read_manifest(path, f"give {way_out}"):
         raise UserError(f"{path} was not written by this script; give {way_out}")
     keep_code(folder)
-    agree(path, {"options": plain(options)}, way_out, [f"options.{name}" for name in free])
+    agree(path, {"options": plain(options), **more}, way_out, [f"options.{name}" for name in free])
 
 
 def keep_code(folder: Path) -> None:
@@ -92,9 +94,9 @@ def code_state() -> str:
     here = Path(__file__).resolve().parent
     try:
         parts = [
-            subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout  # noqa: S603, S607
+            subprocess.run(["git", *args], cwd=here, capture_output=True, check=True).stdout  # noqa: S603, S607
             for args in (("rev-parse", "HEAD"), ("diff", "HEAD"))
         ]
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return "".join(parts)
+    return b"".join(parts).decode(errors="replace")  # a file of the user's may have any encoding

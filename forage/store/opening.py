@@ -50,6 +50,11 @@ def card_at(place: StorePlace, data: Path) -> tuple[StoreCard, str]:
     return card, fingerprint_of(card, file_digest(folder / CHUNKS_FILE))
 
 
+def digests_of(data: Path, fingerprint: str) -> dict[str, str]:
+    """Of the questions of both splits and of the store: equal digests, equal data."""
+    return {name: file_digest(data / f"{name}.jsonl") for name in ("train", "eval")} | {"store": fingerprint}
+
+
 def folder_of(place: StorePlace, data: Path) -> Path:
     return Path(place.store) if place.store else data / "store"
 

@@ -49,6 +49,7 @@ from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.adapters import adapter_path
 from forage.runs.run_folder import keep_options
 from forage.sft.options import SFTOptions
+from forage.store.opening import card_at, digests_of
 from forage.store.options import StorePlace
 from forage.testtime import train_scorer
 from forage.testtime.selection import select
@@ -140,7 +141,8 @@ class EvolveOptions:
 def main(options: EvolveOptions) -> None:
     options.check()
     with filling_folder(options.output_dir):
-        keep_options(options.output_dir, options, FREE, "another --output-dir")
+        data = digests_of(options.data, card_at(options.place, options.data)[1])
+        keep_options(options.output_dir, options, FREE, "another --output-dir", data=data)
         for number in range(1, options.rounds + 1):
             evolve(options, number)
         print("\nmeasuring on held-out questions", flush=True)

@@ -2,12 +2,13 @@
 
 import fcntl
 import json
+import subprocess
 from dataclasses import dataclass, field
 
 import pytest
 
 from forage.errors import UserError
-from forage.runs.run_folder import run_folder, set_aside
+from forage.runs.run_folder import keep_code, run_folder, set_aside
 
 
 @dataclass
@@ -30,6 +31,23 @@ def test_options_and_code_are_kept(tmp_path):
     assert kept == {"options": {"learning_rate": 0.1, "inner": {"top_k": 1}, "max_steps": 3}}
     assert (tmp_path / "run" / "code.diff").exists()
     assert "secret" not in (tmp_path / "run" / "config.json").read_text()
+
+
+def test_a_changed_file_of_any_encoding_is_in_the_diff(tmp_path, monkeypatch):
+    def git(*args):
+        command = ["git", "-c", "user.name=me", "-c", "user.email=me@here", *args]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+
+    (tmp_path / "notes.txt").write_bytes(b"caf\xe9\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    (tmp_path / "notes.txt").write_bytes(b"caf\xe9s\n")
+    monkeypatch.setattr("forage.runs.run_folder.__file__", str(tmp_path / "module.py"))
+    (tmp_path / "run").mkdir()
+    keep_code(tmp_path / "run")
+    diff = (tmp_path / "run" / "code.diff").read_text()
+    assert "-caf\ufffd\n+caf\ufffds\n" in diff
 
 
 def test_a_run_goes_on_under_its_own_options_but_for_the_free_ones(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
+from forage.agent.episode import write_episodes
 from forage.agent.options import SearchOptions
 from forage.data.records import Document, Question
+from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.card import AdapterOptions
@@ -187,6 +190,29 @@ def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monk
         (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes() for folder in (trained, output)
     )
     assert first == second
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "store/chunks.jsonl", "more.jsonl"])
+def test_a_killed_run_does_not_go_on_with_data_that_was_made_again(ground, tmp_path, monkeypatch, name):
+    """It would learn from demonstrations of the old data."""
+    data = shutil.copytree(ground, tmp_path / "data", symlinks=True)
+    write_episodes(data / "more.jsonl", [])
+    given = replace(options(data, tmp_path / "warm"), demonstrations=(data / "more.jsonl",))
+    monkeypatch.setattr("forage.sft.demonstrations.Vetting.read", lambda *_: [])
+    real = training.update
+    monkeypatch.setattr(training, "update", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        main(given)
+    monkeypatch.setattr(training, "update", real)
+    before = (data / name).read_text()
+    (data / name).write_text(before.replace("gout", "Gout") + "\n")
+    part = {"train.jsonl": "data.train", "store/chunks.jsonl": "data.store"}.get(name, f"demonstrations.{data / name}")
+    with pytest.raises(
+        UserError, match=f"was begun with another {part}: give that, or another --output-dir, or --over"
+    ):
+        main(given)
+    (data / name).write_text(before)
+    main(given)
 
 
 def test_a_run_killed_before_a_checkpoint_keeps_the_last_ones_best_adapter(ground, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The whole stage on a tiny model: a run, a kill, a resumed run, and a user's reward."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from forage.errors import UserError
 from forage.rewriter.options import Options
 from forage.rewriter.rewards import CustomRewardModel
-from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
+from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_lm
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,45 @@ def test_a_run_resumes_only_with_its_own_options(tiny, tmp_path, capsys):
     assert "resuming after update 1" in capsys.readouterr().out
     run(tiny_args(tiny, tmp_path, "--backend", "own", "--max-steps", "2"))  # nothing left to do
     assert len(metrics(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("train.jsonl", "mends", "heals"), ("eval.jsonl", "mends", "heals"), ("pubmed_corpus.json", "mended", "healed"),
+    ],
+)  # fmt: skip
+def test_a_run_resumes_only_on_its_own_data(tiny, tmp_path, name, old, new):
+    """Other questions of the same number would be trained on, and compared with those before."""
+    shutil.copytree(tiny, tmp_path / "tiny")
+    args = tiny_args(tmp_path / "tiny", tmp_path / "run", "--backend", "own", "--max-steps")
+    run([*args, "1"])
+    path = tmp_path / "tiny" / "data" / name
+    before = path.read_text()
+    path.write_text(before.replace(old, new))
+    part = name.partition(".")[0]
+    with pytest.raises(UserError, match=rf"run was begun with another data\.{part}: give that, or another --run-dir"):
+        run([*args, "2"])
+    path.write_text(before)
+    run([*args, "2"])
+    assert len(metrics(tmp_path / "run")) == 2
+
+
+def test_a_run_resumes_only_with_its_own_base_and_reward(tiny, tmp_path, monkeypatch):
+    shutil.copytree(tiny, tmp_path / "tiny")
+    (tmp_path / "reward_of_test.py").write_text(
+        "class Mine:\n    def compute_reward(self, query, ids):\n        return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    args = tiny_args(tmp_path / "tiny", tmp_path / "run", "--backend", "own", "--reward", "reward_of_test:Mine",
+                     "--max-steps")  # fmt: skip
+    run([*args, "1"])
+    (tmp_path / "reward_of_test.py").write_text(
+        "class Mine:\n    def compute_reward(self, query, ids):\n        return 0.5\n"
+    )
+    tiny_lm(seed=1)[0].save_pretrained(tmp_path / "tiny" / "model")
+    with pytest.raises(UserError, match="begun with another base; another code of --reward: give that, or another"):
+        run([*args, "2"])
 
 
 class Longest(CustomRewardModel):
