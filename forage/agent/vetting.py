@@ -68,7 +68,7 @@ class Vetting:
             return "has token ids that this policy's tokenizer lacks; play it again with this policy"
         if episode.transcript and tokenizer.decode(episode.ids) != episode.transcript:
             return "says something else in this policy's tokens; it is of another tokenizer, so play it again"
-        if self.asked(episode) is None:
+        if asked_in(episode, self.protocol) is None:
             return "does not begin with this policy's prompt; it has another chat template or task, so play it again"
         inside = {place for turn in episode.turns for place in range(turn.start, turn.end)}
         if not inside >= {place for place, one in enumerate(episode.mask) if one}:
@@ -82,12 +82,6 @@ class Vetting:
             if value > getattr(settings, name):
                 return f"needs {flag(name)} {value}, not {getattr(settings, name)}; give that, or play it again"
         return ""
-
-    def asked(self, episode: Episode) -> str | None:
-        """The question in the episode's prompt, as question_key; None if the prompt is not this protocol's."""
-        start = episode.turns[0].start if episode.turns else len(episode.ids)
-        text = self.protocol.question_in(episode.ids[:start])
-        return None if text is None else question_key(text)
 
     def malformed(self, episode: Episode) -> str:
         """Why an episode is left out; empty if it is well-formed."""
@@ -107,7 +101,7 @@ class Vetting:
 
     def is_held_out(self, episode: Episode) -> bool:
         """By its question's id, or in the same words, as in a file that was made from another data set."""
-        return episode.question_id in self._held_out or self.asked(episode) in self._held_out
+        return episode.question_id in self._held_out or asked_in(episode, self.protocol) in self._held_out
 
     def _other_settings(self, path: Path) -> str:
         """How the agent.json of the file's run differs from these settings."""
@@ -118,3 +112,10 @@ class Vetting:
             return ""
         was, now = quoted(getattr(theirs, name)), quoted(getattr(self.settings, name))
         return f"its episodes were played with {flag(name)} {was}, not {now}; give that, or play them again"
+
+
+def asked_in(episode: Episode, protocol: Protocol) -> str | None:
+    """The question in the episode's prompt, as question_key; None if the prompt is not this protocol's."""
+    start = episode.turns[0].start if episode.turns else len(episode.ids)
+    text = protocol.question_in(episode.ids[:start])
+    return None if text is None else question_key(text)

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from forage.agent.combination import RewardFunction, combine_rewards, reward_matrix
 from forage.agent.episode import Episode, episode_files, is_written, read_episodes
 from forage.agent.protocol import Protocol
+from forage.agent.vetting import asked_in
 from forage.data.records import Question
+from forage.data.relevance import question_key
 from forage.data.splits import read_train
 from forage.errors import UserError
 from forage.testtime.features import Floats, Rows, features
@@ -55,12 +57,23 @@ def read_played(paths: Sequence[Path], data: Path, protocol: Protocol) -> Played
             )
         if any(e.transcript and e.transcript != protocol.tokenizer.decode(e.ids) for e in episodes[:1]):
             raise UserError(f"{path}: its tokens are of another tokenizer; name the --policy that played it")
+        if other := [episode for episode in episodes if asks_other(episode, known[episode.question_id], protocol)]:
+            raise UserError(
+                f"{path}: {len(other)} of its episodes answer another question than {data / 'train.jsonl'} has under "
+                f"the id {other[0].question_id}; give the --data that they were played on"
+            )
         for episode in episodes:
             if episode.stop != "engine":
                 by_question.setdefault(episode.question_id, {})[episode.id, episode.ids] = episode
     if not by_question:
         raise UserError("no episode is left to learn from; give files of whole episodes")
     return {known[name]: list(by_question[name].values()) for name in known if name in by_question}
+
+
+def asks_other(episode: Episode, question: Question, protocol: Protocol) -> bool:
+    """Whether its prompt shows another question. A strategy may have added something, such as a critique."""
+    asked, words = asked_in(episode, protocol), question_key(protocol.harmless(question.question))
+    return asked is not None and f" {words} " not in f" {asked} "
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:

@@ -1,5 +1,6 @@
 """The library of query templates by hand, and the whole chain on a tiny policy: episodes, library, plans, GRPO."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from forage.agent.options import SearchOptions
 from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
+from forage.manifest import file_digest
 from forage.planning import teaching
 from forage.planning.library import Options, cover, earnings, main, merged, shares_of, worth
 from forage.planning.tool import planner, read_library
@@ -80,6 +82,12 @@ def test_the_command(tmp_path, capsys):
     main(options)
     assert read_library(options.out) == {"cause": "cause [topic]"}
     assert "cause: cause [topic] (0.90, 2)" in capsys.readouterr().out
+    run_json = {"data": {"train": file_digest(tmp_path / "train.jsonl")}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(run_json))
+    main(options)
+    write_jsonl(tmp_path / "train.jsonl", [replace(GOUT, focus="toe")])  # made again
+    with pytest.raises(UserError, match=r"train.jsonl has other questions than .*run was trained on; give the run's"):
+        main(options)
     for wrong, says in (
         ({"run_dir": tmp_path / "few"}, "gives a template"), ({"most": 0}, "--most 0"),
         ({"run_dir": tmp_path / "none"}, "has no episodes"), ({"out": tmp_path / "train.jsonl"}, "--out"),

@@ -1,6 +1,7 @@
 """The command end to end without a model: what it learns and says, and what it refuses."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,19 @@ def test_held_out_questions_are_refused(options, tiny, tiny_protocol, tmp_path):
     with pytest.raises(UserError, match=told):
         main(replace(options, files=(tmp_path / "eval.jsonl",)))
     assert not options.out.exists()
+
+
+def test_other_questions_under_the_same_ids_are_refused(options, tiny, tmp_path):
+    """As after the data was made again; other cases and marks are the same question."""
+    data = shutil.copytree(tiny / "data", tmp_path / "data")
+    text = (data / "train.jsonl").read_text()
+    (data / "train.jsonl").write_text(text.replace("What mends disease 3?", "what mends disease 3"))
+    main(replace(options, data=data))
+    (data / "train.jsonl").write_text(text.replace("What mends disease 3?", "Whence disease 3?"))
+    with pytest.raises(
+        UserError, match=r"4 of its episodes answer another question .* under the id q3; give the --data"
+    ):
+        main(replace(options, data=data, out=tmp_path / "other"))
 
 
 def test_what_cannot_be_learnt_from_is_told(options, episodes, tmp_path):
