@@ -49,7 +49,7 @@ WEIGHT = 2  # how often the question comes before the query
 WARM, START, IMITATION, GRPO, RAW = "warm", "short imitation", "imitation", "GRPO, credit by words", "the question"
 AGENT = (
     "--mode", "sparse", "--k", "5", "--question-weight", str(WEIGHT), "--max-turns", "1", "--max-turn-tokens", "40",
-    "--force-search", "True", "--task", "Answer the medical question from a library",
+    "--force-search", "--task", "Answer the medical question from a library",
 )  # fmt: skip
 TEACHER = ("--guess", "words", "--guess-words", "8", "--batch-size", "8")
 DEMONSTRATED = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--eval-every", "60")

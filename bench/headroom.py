@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forage.agent.agent import searched_for
+from forage.agent.options import SearchOptions
+from forage.agent.searcher import searching
 from forage.cli import run_script
 from forage.data.records import read_answerable
 from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.metrics import bootstrapped, span
 from forage.store.opening import open_store
-from forage.store.options import Mode
 from forage.text import first_words
 
 
@@ -34,12 +35,7 @@ class Options:
     """Number of training questions, drawn by --seed."""
     words: int = 8
     """Words of an answer's beginning."""
-    question_weight: int = 1
-    """Repeat the question N times before the guess."""
-    k: int = 3
-    """Chunks to search for."""
-    mode: Mode = "hybrid"
-    """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
+    search: SearchOptions = field(default_factory=lambda: SearchOptions(question_weight=1))
     seed: int = 1
     """Seed of the choice of questions and of random answers."""
 
@@ -51,7 +47,8 @@ def main(options: Options) -> None:
     of_type = defaultdict(list)
     for question in questions:
         of_type[question.question_type].append(question)
-    store = open_store(options.data / "store")
+    settings = options.search.settle()
+    search = searching(open_store(options.data / "store"), settings)
     guesses = {
         "the question": [""] * len(chosen),
         f"and {options.words} words of an answer of its type": [
@@ -60,10 +57,10 @@ def main(options: Options) -> None:
         f"and {options.words} words of its answer": [first_words(q.answer, options.words) for q in chosen],
     }
     for name, several in guesses.items():
-        queries = [searched_for(q, guess, options.question_weight) for q, guess in zip(chosen, several, strict=True)]
-        ranked = [[hit.chunk_id for hit in hits] for hits in store.search(queries, options.k, options.mode)]
+        queries = [searched_for(q, guess, settings.question_weight) for q, guess in zip(chosen, several, strict=True)]
+        ranked = [[hit.chunk_id for hit in hits] for hits in search(queries)]
         found = bootstrapped(retrieval_measures(ranked, grades_of(chosen), ())["mrr"].tolist())
-        print(f"{name:40} MRR@{options.k} {found['mean']:.3f} ({span(found)})", flush=True)
+        print(f"{name:40} MRR@{settings.k} {found['mean']:.3f} ({span(found)})", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,16 @@ from dataclasses import replace
 import pytest
 
 from bench import controls
-from bench.controls import Options, Row, draw, kept, prepare, table
+from bench.controls import AGENT, Options, Row, draw, kept, prepare, table
+from forage.agent.options import SearchOptions
+from forage.agent.searcher import searching
+from forage.arguments import parse
 from forage.data.records import Document, Question, read_questions
 from forage.errors import UserError
 from forage.evaluation.setting import choose
 from forage.files import write_jsonl
 from forage.store.document_store import DocumentStore
+from forage.store.opening import open_store
 from forage.store.options import StoreOptions
 from tests import ROOT
 
@@ -74,6 +78,13 @@ def data(tmp_path_factory):
 def options(data, tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "run", lambda *_: None)
     return Options(data, tmp_path / "work", rows=tmp_path / "rows.jsonl")
+
+
+def test_controls_search_as_the_agent_does(options):
+    settings = replace(parse(SearchOptions, AGENT).settle(), k=10)
+    texts = ["rest disease 7", "crystals disease 12"]
+    found = searching(open_store(options.data / "store"), settings)(texts)
+    assert controls.search(options, texts) == [[hit.chunk_id for hit in hits] for hits in found]
 
 
 def test_dev_questions_are_trained_on_by_no_arm_and_held_out_ones_are_those_never_looked_at(data, options):
