@@ -71,6 +71,8 @@ class Search:
     """Number of chunks."""
     mode: Mode = "hybrid"
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
+    retriever: str = ""
+    """Class of your own that the folder was built with, as module:Class."""
     fusion: Fusion = field(default_factory=Fusion)
 
 
@@ -92,6 +94,8 @@ class Serve:
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     about: str = "a library"
     """What the store holds, as MCP clients are told: "Finds passages of ABOUT"."""
+    retriever: str = ""
+    """Class of your own that the folder was built with, as module:Class."""
     fusion: Fusion = field(default_factory=Fusion)
 
 
@@ -117,7 +121,7 @@ def print_hits(command: Search) -> None:
     from forage.store.opening import open_place
 
     check_at_least_one(command, "k")
-    place = StorePlace(command.store, store_patience=PATIENCE)
+    place = StorePlace(command.store, command.retriever, PATIENCE)
     place.check()
     store = open_place(place, Path())
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion)
@@ -137,7 +141,7 @@ def serve(command: Serve) -> None:
     from forage.store.opening import open_store
 
     with redirect_stdout(sys.stderr):  # standard output may be where an MCP client reads its messages
-        store = open_store(command.store)
+        store = open_store(command.store, command.retriever)
         search = warm_search(command, store)
     if command.protocol == "retrieve":
         serve_retrieve(command, search, store)

@@ -135,7 +135,7 @@ def origins(options: Options, model: str) -> dict[str, Any]:
 
 def open_search(options: Options, data: Data) -> Search:
     """Find the best k documents for each query."""
-    store = store_with(options.store, data) if options.store else word_store(data)
+    store = store_with(StorePlace(options.store, options.retriever), data) if options.store else word_store(data)
 
     def search(queries: Sequence[str]) -> list[list[str]]:
         hits = store.search(queries, options.k, options.mode)
@@ -144,12 +144,12 @@ def open_search(options: Options, data: Data) -> Search:
     return search
 
 
-def store_with(place: str, data: Data) -> Store:
+def store_with(place: StorePlace, data: Data) -> Store:
     """--store, whose chunks are the documents; of a server that isn't known."""
-    store = open_place(StorePlace(place), data.folder)
+    store = open_place(place, data.folder)
     if isinstance(store, DocumentStore) and (missing := data.texts.keys() - store.chunk_by_id.keys()):
         raise UserError(
-            f"--store {place} lacks {len(missing)} of the {len(data.texts)} documents of {data.folder}; give the store "
+            f"--store {place.store} lacks {len(missing)} of the {len(data.texts)} documents of {data.folder}; give the store "
             "that --data was prepared with"
         )
     return store

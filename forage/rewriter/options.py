@@ -155,6 +155,8 @@ class Options:
     store: str = ""
     """Search this store, made by data_prep.py, instead of building one for BM25; its chunks must be the documents of
     --data. Or http://HOST:PORT of its server."""
+    retriever: str = ""
+    """Class of your own that --store was built with, as module:Class."""
     k: int = 5
     """Documents per search."""
     reward: str = "recall"

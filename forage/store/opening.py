@@ -25,15 +25,26 @@ Store: TypeAlias = "DocumentStore | RemoteStore"
 """What the agent searches: a folder, or a server of one."""
 
 
-def open_store(path: Path) -> DocumentStore:
-    """Open a store's folder by the class it was built with."""
-    return retriever_of(read_card(path).options).open(path)
+def open_store(path: Path, retriever: str = "") -> DocumentStore:
+    """Open a store's folder by the class it was built with, which the caller names: a folder has no code imported."""
+    read_card_of(path, retriever)
+    return retriever_of(retriever).open(path)
+
+
+def read_card_of(path: Path, retriever: str) -> StoreCard:
+    """The card of a store's folder; refuses one that was built with another class than is named."""
+    card = read_card(path)
+    if card.options.retriever != retriever:
+        if not card.options.retriever:
+            raise UserError(f"{path} was built without --retriever; leave --retriever {retriever} out")
+        raise UserError(f"{path} is searched by a class, {card.options.retriever!r}; if you trust it, --retriever names it")
+    return card
 
 
 def open_place(place: StorePlace, data: Path) -> Store:
     """Open the store that is named, else that of the data folder."""
     if not place.is_server:
-        return open_store(folder_of(place, data))
+        return open_store(folder_of(place, data), place.retriever)
     store = remote_store(place)
     if note := store.note(data / "store" / CHUNKS_FILE):
         print(note, flush=True)
@@ -46,7 +57,7 @@ def card_at(place: StorePlace, data: Path) -> tuple[StoreCard, str]:
         store = remote_store(place)
         return store.card, store.fingerprint
     folder = folder_of(place, data)
-    card = read_card(folder)
+    card = read_card_of(folder, place.retriever)
     return card, fingerprint_of(card, file_digest(folder / CHUNKS_FILE))
 
 
@@ -65,15 +76,15 @@ def remote_store(place: StorePlace) -> RemoteStore:
 
 def build_store(path: Path, documents: Iterable[Document], options: StoreOptions) -> DocumentStore:
     """Make a store, or bring it up to date, by the class that the options name."""
-    return retriever_of(options).build(path, documents, options)
+    return retriever_of(options.retriever).build(path, documents, options)
 
 
-def retriever_of(options: StoreOptions) -> type[DocumentStore]:
+def retriever_of(name: str) -> type[DocumentStore]:
     from forage.store.document_store import DocumentStore
 
-    if not options.retriever:
+    if not name:
         return DocumentStore
-    found = users_class("--retriever", options.retriever)
+    found = users_class("--retriever", name)
     if not (isinstance(found, type) and issubclass(found, DocumentStore)):
-        raise UserError(f"--retriever {options.retriever} must be a subclass of document_store.DocumentStore")
+        raise UserError(f"--retriever {name} must be a subclass of document_store.DocumentStore")
     return found

@@ -29,7 +29,7 @@ class StoreOptions:
     bm25: Literal["own", "rank_bm25"] = "own"
     """Scorer of words; rank_bm25 gives the same scores, a hundred times as slowly."""
     retriever: str = ""
-    """Class of your own that inherits DocumentStore, as module:Class; every stage opens the store by it."""
+    """Class of your own that inherits DocumentStore, as module:Class; every stage that opens the store names it again."""
     chroma_url: str = ""
     """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
 
@@ -50,6 +50,8 @@ class StorePlace:
 
     store: str = ""
     """Store to search: a folder, or http://HOST:PORT of a server of /retrieve (the folder store in --data)."""
+    retriever: str = ""
+    """Class of your own that the folder was built with, as module:Class; no code runs because a folder names it."""
     store_patience: float = 60.0
     """Seconds to keep asking a store's server that doesn't answer; then the script stops."""
     store_timeout: float = fixed(120.0)

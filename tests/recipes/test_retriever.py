@@ -8,7 +8,7 @@ import pytest
 from document_store import DocumentStore, StoreOptions
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
-from forage.store.opening import card_at, open_store, retriever_of
+from forage.store.opening import card_at, open_place, open_store, retriever_of
 from forage.store.options import StorePlace
 from forage.store.remote import RemoteStore
 from forage.store.server import make_server
@@ -54,7 +54,7 @@ def test_the_commands(here, monkeypatch):
     __import__("fused").URL = service.url
     run(search, "--k", "3")
     assert service.asked == ["heart", "how is gout noticed"]  # first a trial of what it replies
-    found = open_store(store).search("how is gout noticed", 3, "sparse")
+    found = open_store(store, "fused:Fused").search("how is gout noticed", 3, "sparse")
     own = service.store.search("how is gout noticed", 3, "sparse")
     assert [hit.chunk_id for hit in found] == [own[1].chunk_id, own[0].chunk_id, own[2].chunk_id]
     assert [hit.rank for hit in found] == [1, 2, 3]
@@ -70,7 +70,7 @@ def test_the_commands(here, monkeypatch):
     service.server.server_close()
     monkeypatch.setattr("forage.store.remote.RemoteStore.__init__", impatient)
     with pytest.raises(UserError, match=f"{service.url} gives no answer .*; start the store's server"):
-        open_store(store).search("gout")
+        open_store(store, "fused:Fused").search("gout")
 
 
 def impatient(self, url, start=RemoteStore.__init__):
@@ -86,13 +86,28 @@ def test_a_class_that_is_none_is_one_line(here):
         "fused": "--retriever fused is no name of a class; give it as module:Class",
     }.items():
         with pytest.raises(UserError, match=says):
-            retriever_of(StoreOptions(retriever=name))
+            retriever_of(name)
 
 
 def test_a_run_notices_another_retriever(here):
     digests = set()
     for name in ("", "fused:Fused"):
         DocumentStore.build("store", ["Rest."], StoreOptions("none", retriever=name))
-        digests.add(card_at(StorePlace(), here)[1])
-        assert type(open_store(here / "store")).__name__ == ("Fused" if name else "DocumentStore")
+        digests.add(card_at(StorePlace("", name), here)[1])
+        assert type(open_store(here / "store", name)).__name__ == ("Fused" if name else "DocumentStore")
     assert len(digests) == 2
+
+
+def test_a_folder_runs_no_code(here):
+    """The folder came from elsewhere, with a module in it that the folder beside the scripts makes importable."""
+    DocumentStore.build("data/store", ["Rest."], StoreOptions("none", retriever="data.hidden:Hidden"))
+    (here / "data/hidden.py").write_text("raise SystemExit('it ran')\n")
+    for open_it in (open_place, card_at):
+        for named in ("", "fused:Fused"):
+            with pytest.raises(UserError, match=r"is searched by a class, 'data.hidden:Hidden'; if you trust it"):
+                open_it(StorePlace("", named), here / "data")
+    with pytest.raises(SystemExit, match="it ran"):
+        open_place(StorePlace("", "data.hidden:Hidden"), here / "data")
+    DocumentStore.build("data/store", ["Rest."], StoreOptions("none"))
+    with pytest.raises(UserError, match="was built without --retriever; leave --retriever fused:Fused out"):
+        open_place(StorePlace("", "fused:Fused"), here / "data")
