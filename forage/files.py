@@ -118,14 +118,14 @@ def exchange(one: Path, other: Path) -> bool:
 # Files and folders, whole or not at all
 
 
-ASIDE = ".aside"  # ends the name of a folder that stands aside while another takes its place
+OURS = ".forage"  # ends the hidden names of what is half-written, stands aside or is going: nobody else's do
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
     """Write a text file so that nobody finds half of it, even after a power cut: it is renamed once it is synced."""
     make_folder(path.parent)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}{OURS}")
     try:
         with naming(path), partial.open("w", encoding="utf-8") as file:
             yield file
@@ -145,7 +145,7 @@ def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]
     """
     folder = folder.resolve()  # so that a link to a folder on another disk stays one
     make_folder(folder.parent)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    partial = hidden_beside(folder)
     try:
         with naming(folder):
             yield partial
@@ -214,8 +214,12 @@ def _exchange(partial: Path, folder: Path) -> None:
         aside.rename(partial)
 
 
+def hidden_beside(folder: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=OURS, dir=folder.parent))
+
+
 def aside_of(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}{ASIDE}")
+    return folder.with_name(f".{folder.name}.aside{OURS}")
 
 
 def restore_aside(folder: Path) -> None:
@@ -228,28 +232,20 @@ def restore_aside(folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder so that no reader, crash or power cut finds half of it under its name."""
-    going = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    going = hidden_beside(folder)
     folder.rename(going)  # an empty folder may be replaced
     sync(folder.parent)
     shutil.rmtree(going, ignore_errors=True)  # what can't be removed now is cleared at the next start
-
-
-def clear_leftovers(parent: Path) -> None:
-    """Remove the hidden folders that killed processes left; one that stood aside for a new one takes its name again."""
-    for left_over in parent.glob(".*"):
-        if left_over.name.endswith(ASIDE):
-            restore_aside(parent / left_over.name[1:].removesuffix(ASIDE))
-        if left_over.is_dir():
-            shutil.rmtree(left_over, ignore_errors=True)
 
 
 @contextmanager
 def locked(path: Path, message: str, *, remove: bool = False) -> Iterator[None]:
     """Hold a lock file; the system releases it when this process ends, however it ends.
 
-    If another process holds it, UserError(message). With `remove`, the file goes when the lock is released.
+    If another process holds it, UserError(message). With `remove`, the file goes when the lock is released, unless it
+    holds something: then it is somebody's own.
     """
-    with path.open("w") as file:
+    with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -259,7 +255,7 @@ def locked(path: Path, message: str, *, remove: bool = False) -> Iterator[None]:
         try:
             yield
         finally:
-            if remove:
+            if remove and not file.tell():
                 path.unlink(missing_ok=True)
 
 

@@ -13,9 +13,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from forage.errors import UserError
-from forage.files import aside_of, locked, make_folder, remove_folder, replacing_folder, restore_aside
+from forage.files import OURS, locked, make_folder, remove_folder, replacing_folder, restore_aside
 
-LEFT_BY_WRITERS = (".lock", ".*.part", "code.diff")  # what a killed process of ours may have left in any folder
+LEFT_BY_WRITERS = (".lock", f".*{OURS}", "code.diff")  # what a killed process of ours may have left in any folder
 
 
 def check_apart(option: str, output: Path, reads: Mapping[str, Path | str | None], *, nested: bool = False) -> None:
@@ -73,8 +73,7 @@ def matches(name: str, patterns: Collection[str]) -> bool:
 
 
 # The temporary names that forage/files.py gives to what is being written or removed.
-HALF_FILE = re.compile(r"\..+\.\d+\.part")
-HALF_FOLDER = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}")
+HALF_MADE = re.compile(rf"\.(?P<name>.+)\.[a-z0-9_]+{re.escape(OURS)}")
 # Of a step in state/: its checkpoint, and the random states of several processes.
 OF_STEP = re.compile(r"(?:random-)?(\d{6})(?:\.safetensors)?")
 
@@ -98,7 +97,7 @@ def making_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
     make_folder(folder.parent)
     message = f"{folder} is being written by another process; wait until it ends, or choose another folder"
     with locked(folder.with_name(f".{folder.name}.lock"), message, remove=True):
-        clear_half_made(folder)
+        clear_half_written(folder.parent, folder.name)
         if folder.exists() and not overwrite:
             raise UserError(f"{folder} was made by another process meanwhile; use it, or choose another folder")
         with replacing_folder(folder, overwrite=overwrite) as partial:
@@ -117,13 +116,20 @@ def empty_folder(folder: Path, mark: str) -> None:
             path.unlink()
 
 
-def clear_half_written(folder: Path) -> None:
-    """Remove what killed processes left half-written in a folder that this process holds."""
-    for path in folder.glob(".*"):
-        if HALF_FILE.fullmatch(path.name) and path.is_file():
-            path.unlink()
-        elif HALF_FOLDER.fullmatch(path.name) and path.is_dir():
-            shutil.rmtree(path)
+def clear_half_written(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left half-written in a folder that this process holds, or of one name in it.
+
+    What stood aside for a new one that never came takes its name again. Example: .policy.a1b2c3d4.forage goes, and
+    .policy.settings, which is the user's, stays.
+    """
+    for path in list(folder.glob(".*")):
+        half = HALF_MADE.fullmatch(path.name)
+        if half and name in ("", half["name"]):
+            restore_aside(folder / half["name"])
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)  # what can't be removed now is cleared at the next start
+            else:
+                path.unlink(missing_ok=True)
 
 
 def clear_superseded(state: Path) -> None:
@@ -135,12 +141,3 @@ def clear_superseded(state: Path) -> None:
             remove_folder(path)
         else:
             path.unlink()
-
-
-def clear_half_made(folder: Path) -> None:
-    """Remove what killed processes left half-written beside a folder; an older one that stood aside takes its place."""
-    restore_aside(folder)
-    for path in folder.parent.glob(".*"):
-        half = HALF_FOLDER.fullmatch(path.name)
-        if path.is_dir() and (path == aside_of(folder) or (half and half["name"] == folder.name)):
-            shutil.rmtree(path)

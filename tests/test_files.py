@@ -8,7 +8,6 @@ import pytest
 
 from forage.errors import UserError
 from forage.files import (
-    clear_leftovers,
     json_lines,
     locked,
     replacing,
@@ -108,14 +107,6 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path):
     write(tmp_path / "policy", "new")
     assert (tmp_path / "policy").is_symlink()
     assert (tmp_path / "disk" / "policy" / "file").read_text() == "new"
-
-
-def test_a_folder_that_stood_aside_takes_its_name_again(tmp_path):
-    """Without an exchange at one stroke, a killed process may leave only the old folder, aside."""
-    for name in (".000001.aside", ".000002.aside", "000002", ".000003.x1y2"):
-        (tmp_path / name).mkdir()
-    clear_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
 
 
 def test_an_error_of_a_full_disk_names_the_file_or_folder(tmp_path):

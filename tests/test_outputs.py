@@ -129,7 +129,7 @@ def test_what_is_no_path_here_is_left_alone(tmp_path):
 def test_only_its_own_folder_may_be_replaced(tmp_path):
     check_replaceable("--out", tmp_path / "none", "mark")
     check_replaceable("--out", tmp_path, "mark")  # an empty one
-    for name in ("mark", "part-1", ".lock", ".part-1.77.part"):
+    for name in ("mark", "part-1", ".lock", ".part-1.77.forage"):
         (tmp_path / name).touch()
     check_replaceable("--out", tmp_path, "mark", ["part-*"])
     (tmp_path / ".git").mkdir()

@@ -4,6 +4,7 @@ import pytest
 
 from forage.errors import UserError
 from forage.outputs import clear_half_written, clear_superseded, empty_folder, filling_folder, making_folder
+from forage.runs.run_folder import run_folder
 
 
 def names(folder):
@@ -11,22 +12,43 @@ def names(folder):
 
 
 def test_what_a_killed_process_left_is_cleared_and_nothing_else(tmp_path):
-    for name in (".x.1.part", ".v000001.a1b2c3d4/half", ".git/config", ".env", ".my.notes", "x.part", "adapters/a"):
+    """A user's hidden names may look like any that a library makes."""
+    users = [".app.settings/a", ".draft.12.part", ".env", ".git/config", ".my.aside/b", "a/x.part"]
+    for name in (".x.1.forage", ".v000001.a1b2c3d4.forage/half", *users):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     clear_half_written(tmp_path)
-    assert names(tmp_path) == [".env", ".git", ".git/config", ".my.notes", "adapters", "adapters/a", "x.part"]
+    assert [name for name in names(tmp_path) if (tmp_path / name).is_file()] == users
+
+
+def test_a_run_leaves_hidden_folders_of_the_users_alone(tmp_path):
+    for name in ("adapters/.git/config", "state/.my.projects/thesis", ".lock"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    before = names(tmp_path)
+    with run_folder(tmp_path):
+        pass
+    assert names(tmp_path) == before
+    assert (tmp_path / ".lock").read_text() == "mine"
+
+
+def test_a_folder_that_stood_aside_takes_its_name_again(tmp_path):
+    """Without an exchange at one stroke, a killed process may leave only the old folder, aside."""
+    for name in (".000001.aside.forage", ".000002.aside.forage", "000002", ".000003.a1b2c3d4.forage"):
+        (tmp_path / name).mkdir()
+    clear_half_written(tmp_path)
+    assert names(tmp_path) == ["000001", "000002"]
 
 
 def test_only_the_newest_checkpoint_stays(tmp_path):
     """random-000012 belongs to a checkpoint that was not written any more."""
-    for name in ("000003", "000010", ".000011.a1b2c3d4"):
+    for name in ("000003", "000010", ".000011.a1b2c3d4.forage"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "kept.json").touch()
     for name in ("random-000003.safetensors", "random-000010.safetensors", "random-000012.safetensors", "notes"):
         (tmp_path / name).touch()
     clear_superseded(tmp_path)
-    left = [".000011.a1b2c3d4", "000010", "notes", "random-000010.safetensors", "random-000012.safetensors"]
+    left = [".000011.a1b2c3d4.forage", "000010", "notes", "random-000010.safetensors", "random-000012.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == left
     clear_superseded(tmp_path / "state")  # there is none yet
 
@@ -37,20 +59,20 @@ def test_a_folder_is_filled_by_one_process_at_a_time(tmp_path):
         with pytest.raises(UserError, match=told), filling_folder(tmp_path / "data"):
             pass
     (tmp_path / "data" / "rewriter").mkdir()
-    (tmp_path / "data" / "rewriter" / ".train.jsonl.7.part").touch()
+    (tmp_path / "data" / "rewriter" / ".train.jsonl.7.forage").touch()
     with filling_folder(tmp_path / "data", "rewriter"):
         assert names(tmp_path) == ["data", "data/.lock", "data/rewriter"]
 
 
 def test_a_folder_is_made_by_one_process_at_a_time_and_not_twice(tmp_path):
     policy = tmp_path / "policy"
-    (tmp_path / ".policy.a1b2c3d4").mkdir()
-    (tmp_path / ".policy2.a1b2c3d4").mkdir()  # another's, which may be at work
+    (tmp_path / ".policy.a1b2c3d4.forage").mkdir()
+    (tmp_path / ".policy2.a1b2c3d4.forage").mkdir()  # another's, which may be at work
     with making_folder(policy) as partial:
         (partial / "model.json").touch()
         with pytest.raises(UserError, match="is being written by another process"), making_folder(policy):
             pass
-    assert names(tmp_path) == [".policy2.a1b2c3d4", "policy", "policy/model.json"]
+    assert names(tmp_path) == [".policy2.a1b2c3d4.forage", "policy", "policy/model.json"]
     with pytest.raises(UserError, match="was made by another process meanwhile"), making_folder(policy):
         pass
     with making_folder(policy, overwrite=True) as partial:
@@ -59,8 +81,8 @@ def test_a_folder_is_made_by_one_process_at_a_time_and_not_twice(tmp_path):
 
 
 def test_what_stood_aside_when_a_process_was_killed_takes_its_name_again(tmp_path):
-    (tmp_path / ".policy.aside").mkdir()
-    (tmp_path / ".policy.aside" / "old").touch()
+    (tmp_path / ".policy.aside.forage").mkdir()
+    (tmp_path / ".policy.aside.forage" / "old").touch()
     with pytest.raises(UserError, match="meanwhile"), making_folder(tmp_path / "policy"):
         pass
     assert names(tmp_path) == ["policy", "policy/old"]

@@ -149,8 +149,8 @@ def store_with(place: StorePlace, data: Data) -> Store:
     store = open_place(place, data.folder)
     if isinstance(store, DocumentStore) and (missing := data.texts.keys() - store.chunk_by_id.keys()):
         raise UserError(
-            f"--store {place.store} lacks {len(missing)} of the {len(data.texts)} documents of {data.folder}; give the store "
-            "that --data was prepared with"
+            f"--store {place.store} lacks {len(missing)} of the {len(data.texts)} documents of {data.folder}; give the "
+            "store that --data was prepared with"
         )
     return store
 

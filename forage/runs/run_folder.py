@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
-from forage.files import clear_leftovers, locked, make_folder, replacing
+from forage.files import locked, make_folder, replacing
 from forage.manifest import agree, plain, read_manifest
 from forage.outputs import clear_half_written, clear_superseded
 
@@ -29,11 +29,9 @@ def run_folder(folder: Path, options: Any = None, free: Sequence[str] = (), **mo
     make_folder(folder)
     try:
         with locked(folder / ".lock", f"{folder} is in use by another trainer; give another --run-dir", remove=True):
-            parts = (folder / name for name in ("", "plans", "episodes", "sample", "state"))
+            parts = (folder / name for name in ("", "plans", "episodes", "sample", "adapters", "state"))
             for part in (*parts, *folder.glob("episodes/*/")):
                 clear_half_written(part)
-            for name in ("adapters", "state"):
-                clear_leftovers(folder / name)
             clear_superseded(folder / "state")
             if options is not None:
                 keep_options(folder, options, free, **more)

@@ -37,7 +37,9 @@ def read_card_of(path: Path, retriever: str) -> StoreCard:
     if card.options.retriever != retriever:
         if not card.options.retriever:
             raise UserError(f"{path} was built without --retriever; leave --retriever {retriever} out")
-        raise UserError(f"{path} is searched by a class, {card.options.retriever!r}; if you trust it, --retriever names it")
+        raise UserError(
+            f"{path} is searched by a class, {card.options.retriever!r}; if you trust it, --retriever names it"
+        )
     return card
 
 

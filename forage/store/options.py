@@ -29,7 +29,7 @@ class StoreOptions:
     bm25: Literal["own", "rank_bm25"] = "own"
     """Scorer of words; rank_bm25 gives the same scores, a hundred times as slowly."""
     retriever: str = ""
-    """Class of your own that inherits DocumentStore, as module:Class; every stage that opens the store names it again."""
+    """Class of your own that inherits DocumentStore, as module:Class; whoever opens the store names it again."""
     chroma_url: str = ""
     """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
 

@@ -38,7 +38,7 @@ def test_a_killed_process_leaves_a_pair_that_counts_once(tmp_path):
     lines = path.read_bytes()
     compress(path)
     path.write_bytes(lines)  # as if it had been killed before the plain one went
-    (tmp_path / ".worker.jsonl.gz.7.part").write_bytes(b"half")
+    (tmp_path / ".worker.jsonl.gz.7.forage").write_bytes(b"half")
     assert [found.name for found in episode_files(tmp_path)] == ["worker.jsonl.gz"]
     compress(path)
     assert not path.exists()

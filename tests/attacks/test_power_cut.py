@@ -17,7 +17,8 @@ from torch import nn
 
 from forage.agent.episode import append_episodes, compress
 from forage.evaluation.outcomes import Outcome, OutcomeLog
-from forage.files import clear_leftovers, remove_folder, replacing_folder
+from forage.files import remove_folder, replacing_folder
+from forage.outputs import clear_half_written
 from forage.policy.adapters import adapter_path, newest_adapter, publish_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.rollout.plans import Plan, Played
@@ -183,11 +184,11 @@ def test_without_syncs_the_same_check_finds_losses(tmp_path, name):
 
 
 def test_where_names_cant_be_exchanged_the_old_checkpoint_stands_aside(tmp_path, monkeypatch):
-    """As on a network file system: clear_leftovers, which a resumed run calls first, gives it its name again."""
+    """As on a network file system: clear_half_written, which a resumed run calls first, gives it its name again."""
     monkeypatch.setattr("forage.files.exchange", lambda one, other: False)
 
     def check(folder, acknowledged):
-        clear_leftovers(folder / "run" / "state")
+        clear_half_written(folder / "run" / "state")
         check_checkpoints(folder, acknowledged)
 
     monkeypatch.setitem(SAVES, "aside", (save_checkpoints, check))

@@ -330,10 +330,10 @@ def test_a_torn_last_row_is_cut_and_a_broken_one_named(server, tmp_path):
     whole = without_times(tmp_path)
     rows = tmp_path / "manifest.jsonl"
     rows.write_bytes(rows.read_bytes()[:-40])
-    (tmp_path / ".manifest.jsonl.1.part").write_text("left by a kill")
+    (tmp_path / ".manifest.jsonl.1.forage").write_text("left by a kill")
     scrape(urls, tmp_path, options)
     assert without_times(tmp_path) == whole
-    assert not list(tmp_path.glob("**/*.part"))
+    assert not list(tmp_path.glob("**/*.forage"))
 
     rows.write_text('{"url": "http://a.test/"}\n')
     with pytest.raises(UserError, match=r"manifest.jsonl:1: not a manifest row"):
