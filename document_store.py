@@ -15,6 +15,7 @@ Any number of processes may read a store at once; only one may build it.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -163,11 +164,11 @@ def warm_search(command: Serve, store: DocumentStore) -> SearchMany:
 
 
 def serve_retrieve(command: Serve, search: SearchMany, store: DocumentStore) -> None:
-    from forage.store.server import Served, make_server
+    from forage.store.server import KEY, Served, make_server
 
-    served = Served(store.card, store.chunks_digest)
+    served, key = Served(store.card, store.chunks_digest), os.environ.get(KEY, "")
     try:
-        server = make_server(search, command.host, command.port, command.k, served)
+        server = make_server(search, command.host, command.port, command.k, served, key)
     except OSError as error:
         raise cant_listen(command, error) from error
     print(f"serving {command.store} on http://{command.host}:{server.server_port}/retrieve", flush=True)

@@ -7,6 +7,7 @@ Labels name chunks by their ids, so its passages need the ids that the data's ch
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from forage.manifest import digest, file_digest
 from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions
+from forage.store.server import KEY
 from forage.text import encodable
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class RemoteStore:
         self.path = url.rstrip("/").removesuffix("/retrieve")
         self.patience = patience
         try:
-            self._client = httpx.Client(base_url=self.path, timeout=timeout)
+            self._client = httpx.Client(base_url=self.path, timeout=timeout, headers=key_header())
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"--store {url}: {error}; give a server's address as http://HOST:PORT") from error
         if not self._client.base_url.host:
@@ -156,6 +158,8 @@ class RemoteStore:
             beat()
             try:
                 reply = self._client.request(method, route, **body)
+                if reply.status_code == 401:
+                    raise UserError(f"{self.path} wants a key, or another one; set {KEY} to the server's")
                 if reply.status_code not in BUSY and (reply.status_code < 500 or reply.status_code in NO_CARD):
                     return reply
                 why = said(reply)
@@ -169,6 +173,10 @@ class RemoteStore:
                 print(f"waiting for {self.path} ({why})", flush=True)
             time.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def key_header() -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
 
 
 def said(reply: httpx.Response) -> str:

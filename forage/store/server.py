@@ -9,12 +9,16 @@ requests are whole batches, and one search at a time uses all cores anyway.
 
 from __future__ import annotations
 
+import hmac
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 from forage.errors import UserError
 from forage.store.card import StoreCard, fingerprint_of
@@ -25,13 +29,18 @@ from forage.text import encodable
 MAX_BODY = 8 * 2**20
 MAX_HITS = 1000
 ROUTES = "POST /retrieve, GET /card or GET /health"
+KEY = "STORE_API_KEY"  # in the environment of a server and of its clients, where they have one
 
 
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
 
 
 class BadRequest(Exception):
-    """A malformed request; answered with status 400 and this message."""
+    """A request that is refused; answered with this message and status."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -52,12 +61,14 @@ class Served:
 
 
 def make_server(
-    search: Callable[..., Sequence[Sequence[Hit]]], host: str, port: int, k: int = 3, served: Served | None = None
-) -> ThreadingHTTPServer:
+    search: Callable[..., Sequence[Sequence[Hit]]], host: str, port: int, k: int = 3, served: Served | None = None,
+    key: str = "",
+) -> ThreadingHTTPServer:  # fmt: skip
     """A server, not yet running, that answers /retrieve with `search`, and /health; port 0 picks a free one.
 
     `k` is the number of hits for a request that doesn't set topk. Where it is told what is `served`, /card says so, and
-    `search` is given the mode and the fusion of requests that have them, as keywords.
+    `search` is given the mode and the fusion of requests that have them, as keywords. With a `key`, only requests that
+    bear it are answered.
     """
     lock = threading.Lock()
     marked = {"store": served.fingerprint} if served else {}
@@ -68,31 +79,32 @@ def make_server(
         disable_nagle_algorithm = True  # else a reply's body would wait 40 ms for the acknowledgement of its head
 
         def do_GET(self) -> None:
-            if self.path == "/health":
-                self._answer(200, {"status": "ok"})
-            elif self.path == "/card" and served:
-                self._answer(200, served.described())
-            else:
-                self._answer(404, {"detail": ROUTES})
+            self._reply({"/health": lambda: {"status": "ok"}} | ({"/card": served.described} if served else {}))
 
         def do_POST(self) -> None:
+            self._reply({"/retrieve": self._retrieve})
+
+        def _reply(self, routes: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
             try:
-                if self.path != "/retrieve":
-                    raise BadRequest(ROUTES)
-                request = read_request(self._body())
-                queries, wanted, with_scores = parse_request(request, k)
-                how = way_of(request) if served else {}
+                check_host(self.headers, str(self.server.server_address[0]))
+                if self.path != "/health":
+                    check_key(self.headers, key)
+                if self.path not in routes:
+                    raise BadRequest(ROUTES, 404)
+                self._answer(200, routes[self.path]())
             except BadRequest as error:
                 self.close_connection = True  # the body may not have been read
-                self._answer(400, {"detail": str(error)})
-                return
-            try:
-                with lock:
-                    hits = search(queries, wanted, **how)
+                self._answer(error.status, {"detail": str(error)})
             except UserError as error:
                 self._answer(400, {"detail": str(error)})
-                return
-            self._answer(200, {"result": [[_document(hit, with_scores) for hit in row] for row in hits], **marked})
+
+        def _retrieve(self) -> dict[str, Any]:
+            request = read_request(self._body())
+            queries, wanted, with_scores = parse_request(request, k)
+            how = way_of(request) if served else {}
+            with lock:
+                hits = search(queries, wanted, **how)
+            return {"result": [[_document(hit, with_scores) for hit in row] for row in hits], **marked}
 
         def _body(self) -> bytes:
             length = self.headers.get("Content-Length", "")
@@ -114,6 +126,36 @@ def make_server(
             pass  # one line per search would drown a training run's log
 
     return ThreadingHTTPServer((host, port), Handler)
+
+
+def check_host(headers: Message, bound: str) -> None:
+    """On a loopback address, refuse whoever calls this machine by another name, or comes from another one's page.
+
+    So a web page can't search the store in its reader's browser by having its own name resolved to this machine.
+    """
+    names = [f"//{headers.get('Host', 'localhost')}", headers.get("Origin", "//localhost")]
+    if is_loopback(bound) and not all(map(is_loopback, map(host_of, names))):
+        raise BadRequest("this server answers its own machine alone; call it localhost or 127.0.0.1", 403)
+
+
+def host_of(url: str) -> str:
+    """The host of an address; empty where it is none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_key(headers: Message, key: str) -> None:
+    if key and not hmac.compare_digest(headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
+        raise BadRequest(f"this server wants a key; set {KEY} to it", 401)
 
 
 def read_request(body: bytes) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """/retrieve over real HTTP, in Search-R1's shape."""
 
+from contextlib import contextmanager
 from threading import Thread
 
 import httpx
 import pytest
 
 from forage.data.records import Document
+from forage.errors import UserError
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
-from forage.store.server import make_server
+from forage.store.remote import RemoteStore
+from forage.store.server import Served, make_server
 
 DOCUMENTS = [
     Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe."),
@@ -24,13 +27,19 @@ def store(tmp_path_factory):
     )
 
 
-@pytest.fixture(scope="module")
-def url(store):
-    server = make_server(lambda queries, k: store.search(queries, k), "127.0.0.1", 0, k=1)
+@contextmanager
+def running(store, host="127.0.0.1", key=""):
+    server = make_server(store.search, host, 0, 1, Served(store.card, store.chunks_digest), key)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture(scope="module")
+def url(store):
+    with running(store) as url:
+        yield url
 
 
 def test_the_request_and_response_of_search_r1(url, store):
@@ -58,3 +67,40 @@ def test_bad_requests_are_answered_with_what_is_wrong(url, body, says):
     answer = httpx.post(f"{url}/retrieve", content=body)
     assert answer.status_code == 400
     assert says in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost:80"}, 200),
+        ({"Host": "[::1]:80", "Origin": "http://localhost:3000"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:8000"}, 403),
+        ({"Host": "["}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_on_loopback_no_web_page_may_search(url, store, headers, status):
+    """A page whose own name was made to resolve to this machine sends that name; other pages send theirs as origin."""
+    for path in ("card", "health", "none"):
+        assert httpx.get(f"{url}/{path}", headers=headers).status_code == (
+            status if path != "none" or status > 400 else 404
+        )
+    assert httpx.post(f"{url}/retrieve", json={"queries": ["toe"]}, headers=headers).status_code == status
+    with running(store, "0.0.0.0") as everywhere:
+        assert httpx.get(f"{everywhere}/card", headers=headers).status_code == 200
+
+
+def test_a_key_is_asked_for(store, monkeypatch):
+    with running(store, key="s3") as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+        for key in ("", "Bearer s4", "s3", "Bearer \xe9"):
+            answer = httpx.post(
+                f"{url}/retrieve", json={"queries": ["toe"]}, headers={"Authorization": key.encode("latin-1")}
+            )
+            assert answer.status_code == 401
+        with pytest.raises(UserError, match=f"{url} wants a key, or another one; set STORE_API_KEY to the server's"):
+            RemoteStore(url)
+        monkeypatch.setenv("STORE_API_KEY", "s3")
+        assert RemoteStore(url).search(["toe"], 1, "sparse") == store.search(["toe"], 1, "sparse")
