@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 from forage.arguments import fixed
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 
 Mode = Literal["hybrid", "dense", "sparse"]
 """dense: by meaning (embeddings). sparse: by words (BM25). hybrid: both, and the title."""
+FusionKind = Literal["weighted", "rrf"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class StorePlace:
 class Fusion:
     """How hybrid search merges its three rankings: by meaning, by words, and by the words of the title."""
 
-    fusion: Literal["weighted", "rrf"] = "weighted"
+    fusion: FusionKind = "weighted"
     """Add up scaled scores (weighted), or reciprocal ranks (rrf)."""
     # The default weights were chosen on MedQuAD's training questions, put in other people's words.
     dense_weight: float = 0.6
@@ -91,8 +92,18 @@ class Fusion:
         return self.dense_weight, 1 - self.dense_weight - self.title_weight, self.title_weight
 
     def check(self) -> None:
+        """Refuse values that Python would take, too: they may come from a request."""
+        for each in fields(self):
+            value, kind = getattr(self, each.name), type(each.default)
+            if not isinstance(value, kind | int if kind is float else kind) or isinstance(value, bool) != (
+                kind is bool
+            ):
+                raise UserError(f"{flag(each.name)} {value!r} must be of type {kind.__name__}")
+        if self.fusion not in get_args(FusionKind):
+            raise UserError(f"--fusion {self.fusion} is none of {', '.join(get_args(FusionKind))}")
         check_at_least_one(self, "depth")
-        if min(self.dense_weight, self.title_weight) < 0 or self.dense_weight + self.title_weight > 1:
+        # Asked this way round, a weight that is no number fails.
+        if not (self.dense_weight >= 0 and self.title_weight >= 0 and self.dense_weight + self.title_weight <= 1):
             raise UserError(
                 f"--dense-weight {self.dense_weight} and --title-weight {self.title_weight} must be at least 0 and "
                 "together at most 1"

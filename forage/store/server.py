@@ -170,12 +170,15 @@ def read_request(body: bytes) -> dict[str, Any]:
 
 def parse_request(request: Mapping[str, Any], default_k: int) -> tuple[list[str], int, bool]:
     """(queries, topk, return_scores) of a request."""
-    queries, topk = request.get("queries"), request.get("topk") or default_k
+    queries, topk, with_scores = request.get("queries"), request.get("topk"), request.get("return_scores")
+    topk = default_k if topk is None else topk
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise BadRequest("queries must be a list of strings")
     if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_HITS:
         raise BadRequest(f"topk must be a whole number from 1 to {MAX_HITS}")
-    return list(map(encodable, queries)), topk, bool(request.get("return_scores", False))
+    if not isinstance(with_scores, bool | None):
+        raise BadRequest("return_scores must be true or false")
+    return list(map(encodable, queries)), topk, bool(with_scores)
 
 
 def way_of(request: Mapping[str, Any]) -> dict[str, Any]:

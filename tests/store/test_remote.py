@@ -111,7 +111,7 @@ def url(store, asked):
 
 @pytest.mark.parametrize("mode", ["hybrid", "dense", "sparse"])
 def test_it_finds_what_the_folder_does_to_the_last_bit(url, store, mode):
-    for fusion in (Fusion(), Fusion("rrf", 0.3, 0.2, 2)):
+    for fusion in (Fusion(), Fusion("rrf", 0.3, 0.2, depth=2)):
         assert RemoteStore(url).search(QUERIES, 2, mode, fusion=fusion) == store.search(QUERIES, 2, mode, fusion=fusion)
 
 
