@@ -24,7 +24,7 @@ from forage.manifest import digest, file_digest
 from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions
-from forage.store.server import KEY
+from forage.store.server import KEY, TOO_MUCH
 from forage.text import encodable
 
 if TYPE_CHECKING:
@@ -104,6 +104,9 @@ class RemoteStore:
     def _retrieve(self, queries: Sequence[str], k: int, how: Mapping[str, Any]) -> list[list[Hit]]:
         body = {"queries": queries, "topk": k, "return_scores": True, **how}
         reply = self._ask("POST", "/retrieve", json=body)
+        if reply.status_code == TOO_MUCH and len(queries) > 1:
+            half = len(queries) // 2
+            return self._retrieve(queries[:half], k, how) + self._retrieve(queries[half:], k, how)
         if reply.status_code != 200:
             raise UserError(f"{self.path}/retrieve refuses the search ({said(reply)}); check --store, or the server")
         try:

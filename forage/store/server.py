@@ -27,7 +27,11 @@ from forage.store.options import Fusion, Mode
 from forage.text import encodable
 
 MAX_BODY = 8 * 2**20
-MAX_HITS = 1000
+MAX_HITS = 1000  # for a query
+MAX_PASSAGES = 10_000  # in a reply: one search at a time, so that no request may take the server for itself
+MAX_QUERY = 10_000  # characters
+MAX_TEXT = 16 * 2**20  # characters in a reply
+TOO_MUCH = 413  # the status of what is refused for its size; less of it at a time may do
 ROUTES = "POST /retrieve, GET /card or GET /health"
 KEY = "STORE_API_KEY"  # in the environment of a server and of its clients, where they have one
 
@@ -104,6 +108,8 @@ def make_server(
             how = way_of(request) if served else {}
             with lock:
                 hits = search(queries, wanted, **how)
+            if (size := sum(len(hit.title) + len(hit.text) for row in hits for hit in row)) > MAX_TEXT:
+                raise BadRequest(f"{size} characters were found, over {MAX_TEXT}; ask for fewer passages", TOO_MUCH)
             return {"result": [[_document(hit, with_scores) for hit in row] for row in hits], **marked}
 
         def _body(self) -> bytes:
@@ -176,6 +182,10 @@ def parse_request(request: Mapping[str, Any], default_k: int) -> tuple[list[str]
         raise BadRequest("queries must be a list of strings")
     if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_HITS:
         raise BadRequest(f"topk must be a whole number from 1 to {MAX_HITS}")
+    if len(queries) * topk > MAX_PASSAGES:
+        raise BadRequest(f"{len(queries)} queries with topk {topk} are over {MAX_PASSAGES} passages", TOO_MUCH)
+    if (longest := max(map(len, queries), default=0)) > MAX_QUERY:
+        raise BadRequest(f"a query has {longest} characters; {MAX_QUERY} are the most")
     if not isinstance(with_scores, bool | None):
         raise BadRequest("return_scores must be true or false")
     return list(map(encodable, queries)), topk, bool(with_scores)
@@ -192,6 +202,8 @@ def way_of(request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             how["fusion"] = Fusion(**request["fusion"])
             how["fusion"].check()
+            if how["fusion"].depth > MAX_HITS:
+                raise UserError(f"--depth {how['fusion'].depth} is over {MAX_HITS}")
         except (TypeError, UserError) as error:
             raise BadRequest(f"fusion can't be used: {error}") from error
     return how

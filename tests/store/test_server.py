@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from threading import Thread
+from unittest import mock
 
 import httpx
 import pytest
@@ -63,6 +64,8 @@ def test_the_request_and_response_of_search_r1(url, store):
         (b'{"queries": ["toe"], "topk": -1}', "topk"),
         (b'{"queries": ["toe"], "topk": 0}', "topk"),
         (b'{"queries": ["toe"], "topk": ""}', "topk"),
+        (b'{"queries": ["%s"]}' % (b"toe " * 2501), "a query has 10004 characters; 10000 are the most"),
+        (b'{"queries": ["toe"], "fusion": {"depth": 1001}}', "--depth 1001 is over 1000"),
         (b'{"queries": ["toe"], "return_scores": "no"}', "return_scores must be true or false"),
         (b'{"queries": ["toe"], "mode": ["sparse"]}', "mode must be one of hybrid, dense, sparse"),
         (b'{"queries": ["toe"], "fusion": "rrf"}', "fusion can't be used"),
@@ -117,3 +120,31 @@ def test_a_key_is_asked_for(store, monkeypatch):
             RemoteStore(url)
         monkeypatch.setenv("STORE_API_KEY", "s3")
         assert RemoteStore(url).search(["toe"], 1, "sparse") == store.search(["toe"], 1, "sparse")
+
+
+def test_a_request_that_asks_for_too_much_is_refused_by_its_count(store, monkeypatch):
+    searched = mock.Mock(side_effect=store.search)
+    monkeypatch.setattr(store, "search", searched)
+    with running(store) as url:
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["toe"] * 11, "topk": 1000})
+        assert (answer.status_code, answer.json()["detail"]) == (
+            413,
+            "11 queries with topk 1000 are over 10000 passages",
+        )
+        assert not searched.called
+        monkeypatch.setattr("forage.store.server.MAX_TEXT", 99)  # gout has 45 characters with its title, flu 31
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["toe", "cough"], "topk": 2})
+        assert answer.status_code == 413
+        assert answer.json()["detail"] == "152 characters were found, over 99; ask for fewer passages"
+        assert httpx.post(f"{url}/retrieve", json={"queries": ["toe"], "topk": 2}).status_code == 200
+
+
+def test_what_is_too_much_at_once_is_asked_for_in_parts(url, store, monkeypatch):
+    monkeypatch.setattr("forage.store.server.MAX_PASSAGES", 4)
+    queries = ["toe", "cough", "crystals", "fever", "dry toe"]
+    assert RemoteStore(url).search(queries, 2) == store.search(queries, 2)
+    monkeypatch.setattr("forage.store.server.MAX_PASSAGES", 1)
+    with pytest.raises(
+        UserError, match=r"refuses the search \(status 413: 1 queries with topk 2 are over 1 passages\)"
+    ):
+        RemoteStore(url).search(queries, 2)
