@@ -134,7 +134,11 @@ def print_hits(command: Search) -> None:
 
 
 def serve(command: Serve) -> None:
+    from forage.store.server import MAX_HITS, MAX_READ
+
     check_at_least_one(command, "k")
+    if command.k > (most := MAX_HITS if command.protocol == "retrieve" else MAX_READ):
+        raise UserError(f"--k {command.k} is over {most}, the most that --protocol {command.protocol} finds")
     if not 0 <= command.port < 2**16:
         raise UserError(f"--port {command.port} must be from 0 to {2**16 - 1}")
     if command.protocol != "retrieve" and find_spec("mcp") is None:

@@ -22,14 +22,14 @@ from pydantic import BaseModel, Field
 from starlette.applications import Starlette
 
 from forage.store.hit import Hit
-from forage.store.server import MAX_QUERY, Search
+from forage.store.server import MAX_QUERY, MAX_READ, Search
 from forage.text import encodable, titled
 
 PATH = "/mcp"
 CLOSING = 3  # seconds that open connections get when the server is stopped
 
 Query = Annotated[str, Field(min_length=1, max_length=MAX_QUERY, description="What to look for, in a few words.")]
-Count = Annotated[int, Field(ge=1, le=100, strict=True, description="Number of passages.")]  # a model reads them all
+Count = Annotated[int, Field(ge=1, le=MAX_READ, strict=True, description="Number of passages.")]
 
 
 class Found(BaseModel):

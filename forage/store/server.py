@@ -28,6 +28,7 @@ from forage.text import encodable
 
 MAX_BODY = 8 * 2**20
 MAX_HITS = 1000  # for a query
+MAX_READ = 100  # for a call of an MCP client, whose model reads them all
 MAX_PASSAGES = 10_000  # in a reply: one search at a time, so that no request may take the server for itself
 MAX_QUERY = 10_000  # characters
 MAX_TEXT = 16 * 2**20  # characters in a reply

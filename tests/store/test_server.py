@@ -7,6 +7,7 @@ from unittest import mock
 import httpx
 import pytest
 
+from document_store import Serve, serve
 from forage.data.records import Document
 from forage.errors import UserError
 from forage.store.document_store import DocumentStore
@@ -148,3 +149,9 @@ def test_what_is_too_much_at_once_is_asked_for_in_parts(url, store, monkeypatch)
         UserError, match=r"refuses the search \(status 413: 1 queries with topk 2 are over 1 passages\)"
     ):
         RemoteStore(url).search(queries, 2)
+
+
+@pytest.mark.parametrize(("protocol", "most"), [("retrieve", 1000), ("mcp", 100), ("mcp-stdio", 100)])
+def test_a_default_that_every_request_would_be_refused_for_ends_the_start(store, protocol, most):
+    with pytest.raises(UserError, match=f"--k {most + 1} is over {most}, the most that --protocol {protocol} finds"):
+        serve(Serve(store.path, protocol, k=most + 1))
