@@ -41,7 +41,7 @@ def read_manifest(path: Path, way_out: str) -> dict[str, Any]:
         parts = json.loads(path.read_text())
         if not isinstance(parts, dict):
             raise ValueError("it holds no object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}); {way_out}") from error
     return parts
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import dropwhile, islice
+from typing import Any
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 # Control characters except tab and line break, what overrides the direction of text, and halves of emoji. What joins
@@ -83,6 +85,15 @@ def encodable_values(value: object) -> object:
     if isinstance(value, dict):
         return {encodable(name): encodable_values(part) for name, part in value.items()}
     return [encodable_values(part) for part in value] if isinstance(value, list) else value
+
+
+def from_json(content: bytes) -> Any:
+    """The value that a server or a client sent. A ValueError for what is none, also for 100,000 brackets."""
+    try:
+        value = json.loads(content)
+        return encodable_values(value) if b"\\ud" in content.lower() else value
+    except RecursionError as error:
+        raise ValueError("too many brackets within each other") from error
 
 
 def printable(text: str) -> str:

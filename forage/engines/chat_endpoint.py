@@ -12,6 +12,7 @@ import httpx
 
 from forage.engines.completion import RETRIED, message_of
 from forage.errors import UserError
+from forage.text import from_json
 
 T = TypeVar("T")
 PATIENCE = 120.0  # seconds to keep trying one prompt while the server does not answer
@@ -123,7 +124,7 @@ def chat_address(url: str) -> str:
 
 def choice_of(answer: httpx.Response) -> dict[str, Any]:
     try:
-        choice = dict(answer.json()["choices"][0])
+        choice = dict(from_json(answer.content)["choices"][0])
         return choice | {"message": dict(choice["message"])}
     except (ValueError, KeyError, TypeError, IndexError) as error:  # a proxy's page, for one
         raise NotNowError(f"status 200, but no chat completion: {answer.text[:60]!r}") from error

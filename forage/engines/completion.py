@@ -9,6 +9,7 @@ import httpx
 
 from forage.engines.base import Request, Sample
 from forage.errors import UserError
+from forage.text import from_json
 
 RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}  # statuses after which asking again may help
 ROUNDING = 1e-3  # a probability of 1 may come out this much above 1
@@ -45,7 +46,7 @@ def body_of(request: Request, model: str) -> dict[str, Any]:
 def choice_of(answer: httpx.Response) -> dict[str, Any]:
     """The one choice of a completion; a proxy's page or half an answer has none."""
     try:
-        [choice] = answer.json()["choices"]
+        [choice] = from_json(answer.content)["choices"]
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadyError(f"status {answer.status_code}, but no completion: {answer.text[:60]!r}") from error
     if not isinstance(choice, dict) or choice.get("finish_reason") not in ("stop", "length"):
@@ -106,7 +107,7 @@ def check_end(ids: list[int], finish: str, request: Request) -> None:
 def message_of(answer: httpx.Response) -> str:
     """The message of an error response, on one line."""
     try:
-        told = answer.json()
+        told = from_json(answer.content)
         told = told.get("error") or told
         text = told if isinstance(told, str) else told.get("message") or told
     except (ValueError, AttributeError):

@@ -39,6 +39,7 @@ from forage.engines.server_checks import (
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.policy.adapters import changes_tokens, weights_digest
+from forage.text import from_json
 
 SLEEP = "/sleep?level=1&mode=wait"  # wait: what is being sampled is finished first
 WAKE = "/wake_up"
@@ -323,7 +324,7 @@ class VLLMEngine(Engine):
         """The models and adapters of a server."""
         answer = await self._call(client, "GET", "/v1/models", timeout=timeout)
         try:
-            models = answer.json()["data"]
+            models = from_json(answer.content)["data"]
             if all(isinstance(model["id"], str) for model in models) and not all(m.get("parent") for m in models):
                 return list(models)
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -374,7 +375,7 @@ def address(url: httpx.URL) -> str:
 def asleep_of(answer: httpx.Response) -> bool | None:
     """Whether the server sleeps; None if the answer doesn't say, as most servers have no such route."""
     try:
-        asleep: Any = answer.json()["is_sleeping"]
+        asleep: Any = from_json(answer.content)["is_sleeping"]
     except (ValueError, KeyError, TypeError):
         return None
     return asleep if isinstance(asleep, bool) else None
@@ -385,7 +386,7 @@ def has_sleep_mode(answer: httpx.Response, client: httpx.AsyncClient) -> bool:
     if answer.status_code == 404:
         return False
     try:
-        configuration = answer.json()
+        configuration = from_json(answer.content)
     except ValueError as error:  # a proxy's page, for one
         raise UnreadyError(f"status {answer.status_code}, but no configuration") from error
     try:

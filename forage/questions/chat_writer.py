@@ -66,7 +66,7 @@ def candidate_of(passage: Chunk, reply: str) -> Candidate:
     for found in OBJECT.findall(THOUGHTS.sub("", reply)):
         try:
             value = json.loads(found)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         question, answer = (" ".join(encodable(str(value.get(name, ""))).split()) for name in ("question", "answer"))
         if all(re.search(r"\w", text) and len(text) <= LONGEST for text in (question, answer)):

@@ -7,6 +7,7 @@ Labels name chunks by their ids, so its passages need the ids that the data's ch
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -25,12 +26,13 @@ from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.server import KEY, TOO_MUCH
-from forage.text import encodable
+from forage.text import encodable, from_json
 
 if TYPE_CHECKING:
     from forage.store.embedder import Embedder
 
 QUERIES = 512  # the most in one request
+MAX_REPLY = 128 * 2**20  # bytes; ours says less, whatever a search finds
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 BUSY = (408, 425, 429)  # statuses that, beside 500 and above, may pass
 NO_CARD = (404, 405, 501)  # 501: a server that knows no GET at all
@@ -42,7 +44,7 @@ class RemoteStore:
 
     def __init__(self, url: str, patience: float = 60.0, timeout: float = 120.0) -> None:
         self.path = url.rstrip("/").removesuffix("/retrieve")
-        self.patience = patience
+        self.patience, self.timeout = patience, timeout
         try:
             self._client = httpx.Client(base_url=self.path, timeout=timeout, headers=key_header())
         except (httpx.InvalidURL, ValueError) as error:
@@ -110,12 +112,12 @@ class RemoteStore:
         if reply.status_code != 200:
             raise UserError(f"{self.path}/retrieve refuses the search ({said(reply)}); check --store, or the server")
         try:
-            answer = reply.json()
+            answer = from_json(reply.content)
             served = answer.get("store", self.fingerprint)
             found = [[self._hit(item, rank) for rank, item in enumerate(row[:k], 1)] for row in answer["result"]]
             if len(found) != len(queries):
                 raise ValueError(f"{len(found)} results for {len(queries)} queries")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             why = f"{type(error).__name__}: {error}"
             raise UserError(f"{self.path}/retrieve is no search server's reply ({why}); {SAYS}") from error
         if self.ours and served != self.fingerprint:
@@ -136,7 +138,10 @@ class RemoteStore:
             )
         name = str(document["id"])
         doc_id = str(document.get("doc_id", name.rpartition("#")[0] or name))
-        return Hit(name, doc_id, title, text, float(item.get("score", 1 / rank)), rank)
+        score = float(item.get("score", 1 / rank))
+        if not math.isfinite(score):
+            raise ValueError(f"a score of {score}")
+        return Hit(name, doc_id, title, text, score, rank)
 
     # HTTP
 
@@ -148,7 +153,7 @@ class RemoteStore:
             self._retrieve(["heart"], 1, {})
             return self.card, ""
         try:
-            values = dict(reply.json())
+            values = dict(from_json(reply.content))
             chunks = str(values.pop("chunks_digest"))
             return card_of(values), chunks
         except (ValueError, KeyError, TypeError) as error:
@@ -160,13 +165,13 @@ class RemoteStore:
         while True:
             beat()
             try:
-                reply = self._client.request(method, route, **body)
+                reply = self._reply(method, route, **body)
                 if reply.status_code == 401:
                     raise UserError(f"{self.path} wants a key, or another one; set {KEY} to the server's")
                 if reply.status_code not in BUSY and (reply.status_code < 500 or reply.status_code in NO_CARD):
                     return reply
                 why = said(reply)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 why = f"{type(error).__name__}: {error}".removesuffix(": ")
             if time.monotonic() + pause > deadline:
                 raise UserError(
@@ -177,6 +182,18 @@ class RemoteStore:
             time.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, LONGEST_PAUSE)
 
+    def _reply(self, method: str, route: str, **body: Any) -> httpx.Response:
+        """One reply, of which no more is read than any search finds, and no longer than a request may take."""
+        deadline, content = time.monotonic() + self.timeout, bytearray()
+        with self._client.stream(method, route, **body) as reply:
+            for part in reply.iter_bytes():
+                content += part
+                if len(content) > MAX_REPLY:
+                    raise UserError(f"{self.path} replies with over {MAX_REPLY} bytes; check --store, or ask for less")
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout(f"its reply did not end in {self.timeout:g} s")
+        return httpx.Response(reply.status_code, content=bytes(content))
+
 
 def key_header() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
@@ -186,7 +203,7 @@ def said(reply: httpx.Response) -> str:
     """What a server says of a request it did not answer, in one line."""
     text = " ".join(reply.text.split())
     try:
-        detail = reply.json()["detail"]
+        detail = from_json(reply.content)["detail"]
     except (ValueError, KeyError, TypeError):
         detail = text
     return f"status {reply.status_code}: {str(detail)[:200]}".removesuffix(": ")

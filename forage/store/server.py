@@ -24,7 +24,7 @@ from forage.errors import UserError
 from forage.store.card import StoreCard, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode
-from forage.text import encodable
+from forage.text import encodable, from_json
 
 MAX_BODY = 8 * 2**20
 MAX_HITS = 1000  # for a query
@@ -167,8 +167,8 @@ def check_key(headers: Message, key: str) -> None:
 
 def read_request(body: bytes) -> dict[str, Any]:
     try:
-        request = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        request = from_json(body)
+    except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(request, dict):
         raise BadRequest("the body must be a JSON object")

@@ -28,7 +28,7 @@ def test_what_is_sent_and_what_comes_back(monkeypatch):
     assert [message["role"] for message in body.messages] == ["system", "user"]
 
 
-@pytest.mark.parametrize("trouble", [(503, {}), (429, {}), (200, b"<html>"), (200, {"choices": []})])
+@pytest.mark.parametrize("trouble", [(503, {}), (429, {}), (200, b"<html>"), (200, b"[" * 100_000), (200, {"choices": []})])
 def test_a_server_that_stumbles_is_asked_again(trouble):
     with chat_server(lambda prompt, number: trouble if number < 3 else "yes") as chat:
         assert ask(chat.url, "a") == ["yes"]

@@ -164,8 +164,11 @@ def test_a_server_of_search_r1_is_taken_by_its_ids(data):
     ("answer", "says"),
     [
         (b"<html>", "JSONDecodeError"),
+        (b"[" * 100_000, "too many brackets within each other"),
         ({"result": []}, "ValueError: 0 results for 1 queries"),
         ({"result": [[{"document": {"id": "a", "contents": "t\nb"}, "score": "high"}]]}, "could not convert"),
+        ({"result": [[{"document": {"id": "a", "contents": "t\nb"}, "score": float("nan")}]]}, "a score of nan"),
+        ({"result": [[{"document": {"id": "a", "contents": "t\nb"}, "score": 10**400}]]}, "OverflowError"),
     ],
 )
 def test_nonsense_is_one_line_that_names_the_address(answer, says):
@@ -174,6 +177,29 @@ def test_nonsense_is_one_line_that_names_the_address(answer, says):
     assert str(error.value).startswith(f"{url}/retrieve is no search server's reply (")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("status", [200, 400, 503])
+def test_brackets_in_any_reply_are_one_line(status):
+    with foreign(lambda _: (status, b"[" * 100_000)) as url, pytest.raises(UserError):
+        RemoteStore(url, patience=0.1)
+
+
+def test_a_reply_that_does_not_end_is_cut_off(monkeypatch):
+    monkeypatch.setattr("forage.store.remote.MAX_REPLY", 1000)
+    reply = replying({"id": "a", "contents": "t\nb" + "b" * 500})
+    with foreign(reply) as url:
+        remote = RemoteStore(url)
+        with pytest.raises(UserError, match=f"{url} replies with over 1000 bytes; check --store, or ask for less"):
+            remote.search(["toe", "cough"], 1)
+        remote.timeout, remote.patience = 0, 0.1
+        with pytest.raises(UserError, match=r"gives no answer \(ReadTimeout: its reply did not end in 0 s\)"):
+            remote.search(["toe"], 1)
+
+
+def test_half_an_emoji_in_a_reply_becomes_a_question_mark():
+    with foreign(replying({"id": "a", "contents": "t\nhurts \ud83d"})) as url:
+        assert RemoteStore(url).search(["toe"], 1)[0][0].text == "hurts ?"
 
 
 # Servers that are away
