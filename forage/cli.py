@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from forage.arguments import by_name, help_text, parse
 from forage.errors import UserError
-from forage.text import one_line
+from forage.text import one_line, without_passwords
 
 CONFIG = "--config FILE reads any of the options from a YAML file, a line `max_steps: 100` each; flags win over it."
 # Errors of a full or unwritable disk, from Python itself and through safetensors.
@@ -45,7 +45,7 @@ def run_script(
         with sigterm_unwinds():
             run(main, sys.argv[1:], description or "", top, presets or {})
     except UserError as error:
-        sys.exit(f"error: {one_line(str(error))}")
+        sys.exit(f"error: {one_line(without_passwords(str(error)))}")
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise

@@ -23,6 +23,7 @@ from typing import Any
 
 from forage.errors import UserError, flag
 from forage.files import replacing
+from forage.text import without_passwords
 
 LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib"))
 PLAIN = (str, bytes, int, float, type(None), Path, re.Pattern)
@@ -73,12 +74,13 @@ def shown(value: object) -> str:
 
 
 def plain(options: Any) -> dict[str, Any]:
-    """A dataclass of options as JSON values, without secrets."""
+    """A dataclass of options as JSON values, without secrets, also those in addresses."""
 
     def public(part: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in part.items() if name not in SECRETS}
 
-    values: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str), object_hook=public)
+    text = without_passwords(json.dumps(asdict(options), default=str))
+    values: dict[str, Any] = json.loads(text, object_hook=public)
     return values
 
 

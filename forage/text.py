@@ -13,6 +13,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 # Control characters except tab and line break, what overrides the direction of text, and halves of emoji. What joins
 # letters or shows an accent stays: many scripts need it.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")
 WORD = re.compile(r"\w+")
 # Scripts that put no spaces between words, or, as Korean, only between groups of them: Thai, Lao, Burmese, Khmer,
 # Kana, Han, Hangul.
@@ -94,6 +95,11 @@ def from_json(content: bytes) -> Any:
         return encodable_values(value) if b"\\ud" in content.lower() else value
     except RecursionError as error:
         raise ValueError("too many brackets within each other") from error
+
+
+def without_passwords(text: str) -> str:
+    """Text without the user and the password of any address. Example: http://me:secret@host/a gives http://host/a."""
+    return USERINFO.sub("", text)
 
 
 def printable(text: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from forage.cli import expanded, run_script
 from forage.errors import UserError
+from forage.store.options import StorePlace
 from tests.here import run_here
 
 
@@ -52,6 +53,15 @@ def test_a_script_takes_it_and_names_an_unknown_option(tmp_path):
     assert (told.returncode, told.stderr) == (
         1, "error: --max-stepz is no option; did you mean --max-steps? --help-all shows the options\n",
     )  # fmt: skip
+
+
+def test_an_error_shows_no_password(monkeypatch):
+    def main(options: StorePlace) -> None:
+        raise UserError("--urls http://me:secret@gpu1:99999: no port")
+
+    monkeypatch.setattr(sys, "argv", ["a.py"])
+    with pytest.raises(SystemExit, match="error: --urls http://gpu1:99999: no port"):
+        run_script(main)
 
 
 def test_sigterm_stops_a_script_as_ctrl_c_does(monkeypatch, capsys):

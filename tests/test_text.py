@@ -1,9 +1,10 @@
 """Text from elsewhere, by hand: what files can hold, and what terminals are shown."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.text import count_words, cut_to_words, encodable, encodable_values, printable
+from forage.text import count_words, cut_to_words, encodable, encodable_values, from_json, printable, without_passwords
 
 
 def test_halves_of_emoji_become_question_marks():
@@ -11,6 +12,29 @@ def test_halves_of_emoji_become_question_marks():
     assert encodable_values({"\ud800": ["a", {"b": "\udfff", "c": 1.5}], "d": None}) == {
         "?": ["a", {"b": "?", "c": 1.5}], "d": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[" * 100_000, b'{"a":' * 900 + b'"\\ud83d"' + b"}" * 900, b"\xff", b"9" * 5_000]
+)
+def test_what_is_no_json_is_a_value_error(content):
+    with pytest.raises(ValueError):
+        from_json(content)
+
+
+def test_what_comes_as_json_can_be_written():
+    assert from_json(b'{"a": ["toe \\uD83D", 1]}') == {"a": ["toe ?", 1]}
+
+
+def test_an_address_loses_its_password_by_hand():
+    for text, left in {
+        "http://me:secret@host:80/a": "http://host:80/a",
+        "(https://secret@host) http://a:b@c@d/e": "(https://host) http://d/e",
+        '["http://host", "me@home"]': '["http://host", "me@home"]',
+        "http://host/@name?to=a@b": "http://host/@name?to=a@b",
+        "me@host.example": "me@host.example",
+    }.items():
+        assert without_passwords(text) == left
 
 
 def test_a_text_is_cut_to_words_by_hand():

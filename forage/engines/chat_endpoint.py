@@ -12,7 +12,7 @@ import httpx
 
 from forage.engines.completion import RETRIED, message_of
 from forage.errors import UserError
-from forage.text import from_json
+from forage.text import from_json, without_passwords
 
 T = TypeVar("T")
 PATIENCE = 120.0  # seconds to keep trying one prompt while the server does not answer
@@ -42,11 +42,12 @@ class Endpoint:
     ) -> None:  # fmt: skip
         self.model, self.instruction, self.reply_tokens, self.option = model, instruction, reply_tokens, option
         self.patience, self.timeout = patience or PATIENCE, timeout
-        self.url = chat_address(url)
+        self._address = chat_address(url)
+        self.url = without_passwords(self._address)  # in errors
         key = os.environ.get("OPENAI_API_KEY", "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            httpx.URL(self.url)
+            httpx.URL(self._address)
         except httpx.InvalidURL as error:
             raise UserError(f"{option} {url}: {error}; give an address as http://HOST:PORT/v1") from error
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout)
@@ -84,7 +85,7 @@ class Endpoint:
     async def _asked(self, body: Mapping[str, Any]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self.timeout):  # httpx itself times each piece of an answer
-                answer = await self._client.post(self.url, json={"model": self.model, **body})
+                answer = await self._client.post(self._address, json={"model": self.model, **body})
         except (httpx.RequestError, TimeoutError) as error:
             raise NotNowError(f"{type(error).__name__} {error}".strip()) from error
         status = answer.status_code

@@ -19,6 +19,7 @@ from forage.policy.card import PolicyCard
 from forage.policy.memory import SLOTS
 from forage.policy.policy import check_length, load_base, vocabulary_of
 from forage.policy.room import engine_slots, rank_of
+from forage.text import without_passwords
 
 if TYPE_CHECKING:
     from forage.engines.local import LocalEngine
@@ -70,7 +71,7 @@ def settled(options: EngineOptions) -> EngineOptions:
         return options
     if uses_servers(options):
         return replace(options, engine="vllm")
-    print(f"engine: this process, as no vLLM server answers at {options.urls[0]}")
+    print(f"engine: this process, as no vLLM server answers at {without_passwords(options.urls[0])}")
     return replace(options, engine="local")
 
 

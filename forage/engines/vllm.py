@@ -39,7 +39,7 @@ from forage.engines.server_checks import (
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.policy.adapters import changes_tokens, weights_digest
-from forage.text import from_json
+from forage.text import from_json, without_passwords
 
 SLEEP = "/sleep?level=1&mode=wait"  # wait: what is being sampled is finished first
 WAKE = "/wake_up"
@@ -75,10 +75,10 @@ class VLLMEngine(Engine):
         self._waited: set[httpx.AsyncClient] = set()  # servers that were found asleep
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        more: dict[str, Any] = {"headers": headers, "timeout": options.timeout, "limits": limits}
         try:
             self._clients = [
-                httpx.AsyncClient(base_url=url, headers=headers, timeout=options.timeout, limits=limits)
-                for url in options.urls
+                httpx.AsyncClient(auth=login_of(url), base_url=without_passwords(url), **more) for url in options.urls
             ]
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"--urls {' '.join(options.urls)}: {error}; give addresses as http://HOST:PORT") from error
@@ -367,8 +367,14 @@ class VLLMEngine(Engine):
             await asyncio.sleep(0.5)
 
 
+def login_of(url: str) -> tuple[str, str] | None:
+    """User and password of an address, so that what is printed and kept can go without them."""
+    parts = httpx.URL(url)
+    return (parts.username, parts.password) if parts.userinfo else None
+
+
 def address(url: httpx.URL) -> str:
-    """Host, port and path, without a password. Example: http://me:secret@gpu1:8100/ gives gpu1:8100."""
+    """Host, port and path. Example: http://gpu1:8100/ gives gpu1:8100."""
     return f"{url.netloc.decode()}{url.path}".rstrip("/")
 
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
+from forage.text import without_passwords
 
 Mode = Literal["hybrid", "dense", "sparse"]
 """dense: by meaning (embeddings). sparse: by words (BM25). hybrid: both, and the title."""
@@ -41,6 +42,8 @@ class StoreOptions:
     def check(self) -> None:
         from Stemmer import algorithms
 
+        if without_passwords(self.chroma_url) != self.chroma_url:
+            raise UserError("--chroma-url takes no user or password, as store.json keeps it; leave them out")
         if self.language not in (known := [*algorithms(), "other"]):
             raise UserError(f"--language {self.language} has no rules here; give one of {', '.join(known)}")
 

@@ -26,7 +26,7 @@ from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.server import KEY, TOO_MUCH
-from forage.text import encodable, from_json
+from forage.text import encodable, from_json, without_passwords
 
 if TYPE_CHECKING:
     from forage.store.embedder import Embedder
@@ -43,10 +43,11 @@ class RemoteStore:
     """A store that a server searches. Opening it asks what the server has."""
 
     def __init__(self, url: str, patience: float = 60.0, timeout: float = 120.0) -> None:
-        self.path = url.rstrip("/").removesuffix("/retrieve")
+        address = url.rstrip("/").removesuffix("/retrieve")
+        self.path = without_passwords(address)
         self.patience, self.timeout = patience, timeout
         try:
-            self._client = httpx.Client(base_url=self.path, timeout=timeout, headers=key_header())
+            self._client = httpx.Client(base_url=address, timeout=timeout, headers=key_header())
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"--store {url}: {error}; give a server's address as http://HOST:PORT") from error
         if not self._client.base_url.host:

@@ -28,7 +28,9 @@ def test_what_is_sent_and_what_comes_back(monkeypatch):
     assert [message["role"] for message in body.messages] == ["system", "user"]
 
 
-@pytest.mark.parametrize("trouble", [(503, {}), (429, {}), (200, b"<html>"), (200, b"[" * 100_000), (200, {"choices": []})])
+@pytest.mark.parametrize(
+    "trouble", [(503, {}), (429, {}), (200, b"<html>"), (200, b"[" * 100_000), (200, {"choices": []})]
+)
 def test_a_server_that_stumbles_is_asked_again(trouble):
     with chat_server(lambda prompt, number: trouble if number < 3 else "yes") as chat:
         assert ask(chat.url, "a") == ["yes"]
@@ -48,3 +50,10 @@ def test_a_refusal_is_not_repeated(status, error, says):
         with pytest.raises(error, match=says):
             ask(chat.url, "a")
         assert len(chat.asked) == 1
+
+
+def test_a_password_in_the_address_is_sent_and_not_told():
+    with chat_server(lambda prompt, number: (404, {})) as chat, pytest.raises(UserError) as error:
+        ask(chat.url.replace("://", "://me:secret@"), "a")
+    assert chat.headers[0]["Authorization"] == "Basic bWU6c2VjcmV0"
+    assert str(error.value).startswith(chat.url)

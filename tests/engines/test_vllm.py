@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 from forage.engines.base import EngineOptions, Request, Sample, Sampling
 from forage.engines.completion import read_sample
-from forage.engines.vllm import VLLMEngine
+from forage.engines.vllm import VLLMEngine, login_of
 from forage.errors import UserError
 from forage.policy.adapters import served_name
 from tests.misbehaving_vllm import MisbehavingVLLM
@@ -199,3 +199,16 @@ def test_a_server_that_does_not_see_the_adapter_yet_is_waited_for(fake, tmp_path
 async def load(engine, folder):
     await engine.load_adapter("run-v000001", folder)
     return engine.adapter
+
+
+def test_an_address_keeps_its_password_to_itself(capsys):
+    """It is sent, and neither printed nor in an error."""
+    with pytest.raises(UserError, match=r"no vLLM server answers at http://127\.0\.0\.1:9 ") as error:
+        asyncio.run(opened(VLLMEngine(EngineOptions(urls=("http://me:secret@127.0.0.1:9",), patience=0.1))))
+    assert "secret" not in str(error.value) + capsys.readouterr().out
+    assert (login_of("http://me:secret@a:1"), login_of("http://a:1")) == (("me", "secret"), None)
+
+
+async def opened(engine):
+    async with engine:
+        pass

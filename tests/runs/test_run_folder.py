@@ -15,6 +15,7 @@ from forage.runs.run_folder import keep_code, run_folder, set_aside
 class Inner:
     top_k: int = 1
     api_key: str = "secret"
+    urls: tuple[str, ...] = ("http://me:secret@gpu1:8100/", "http://gpu2")
 
 
 @dataclass
@@ -28,7 +29,13 @@ def test_options_and_code_are_kept(tmp_path):
     with run_folder(tmp_path / "run", Options()):
         pass
     kept = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert kept == {"options": {"learning_rate": 0.1, "inner": {"top_k": 1}, "max_steps": 3}}
+    assert kept == {
+        "options": {
+            "learning_rate": 0.1,
+            "inner": {"top_k": 1, "urls": ["http://gpu1:8100/", "http://gpu2"]},
+            "max_steps": 3,
+        }
+    }
     assert (tmp_path / "run" / "code.diff").exists()
     assert "secret" not in (tmp_path / "run" / "config.json").read_text()
 

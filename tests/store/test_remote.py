@@ -226,3 +226,14 @@ def test_a_dead_server_is_one_line_after_the_patience():
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"  # nobody listens
         with pytest.raises(UserError, match=rf"{url} gives no answer \(ConnectError: .*\); start the store's server"):
             RemoteStore(url, patience=0.6)
+
+
+def test_a_password_in_the_address_is_not_told():
+    with foreign(replying({"id": "a", "contents": "t\nb"})) as url:
+        remote = RemoteStore(url.replace("://", "://me:secret@"), patience=0.1)
+        assert (remote.path, remote.fingerprint) == (url, RemoteStore(url).fingerprint)
+        assert remote.search(["toe"], 1)
+    with pytest.raises(UserError, match=f"^{url} gives no answer"):
+        remote.search(["toe"], 1)
+    with pytest.raises(UserError, match="--chroma-url takes no user or password"):
+        StoreOptions("none", chroma_url="http://me:secret@host:8000").check()
