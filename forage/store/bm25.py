@@ -126,9 +126,23 @@ class BM25:
 
     def rank(self, words: Sequence[str], k: int) -> Ranking:
         """The k best texts that contain at least one of the words."""
-        scores = self.scores(words)
+        scores = self.relevance(words)
         ids = top_k(scores, k, above=0.0)
         return Ranking(ids, scores[ids])
+
+    def relevance(self, words: Sequence[str]) -> NDArray[np.float64]:
+        """The scores; where none is above 0, how many of the words each text has.
+
+        BM25Okapi takes a word that half of the texts have for no sign of any: of two texts it finds neither, though
+        one of them alone has the word.
+        """
+        scores = self.scores(words)
+        return scores if scores.max(initial=0.0) > 0 else self._present(words)
+
+    def _present(self, words: Sequence[str]) -> NDArray[np.float64]:
+        terms = {self.terms[word] for word in words if word in self.terms}
+        held = [self.texts[self.starts[term] : self.starts[term + 1]] for term in terms]
+        return np.bincount(np.concatenate([*held, self.texts[:0]]), minlength=self.size).astype(np.float64)
 
     def _dense_row(self, term: int, row: slice) -> NDArray[np.float64]:
         if term not in self._dense_rows:
@@ -209,7 +223,7 @@ class Titles:
         title's words that were said, as else the best title would count fully however little of it was.
         """
         titles = self.of_chunk[chunks]
-        scores = np.square(self.index.scores(words))[titles]
+        scores = np.square(self.index.relevance(words))[titles]
         best = scores.max(initial=0.0)
         scores = scores / best if best else scores
         if by_share:

@@ -85,3 +85,24 @@ def test_a_store_that_scores_by_rank_bm25_finds_the_same(tmp_path):
         found.append([(hit.chunk_id, pytest.approx(hit.score)) for hit in hits])
     assert len(found[0]) == 3
     assert found[0] == found[1]
+
+
+def test_of_one_or_two_texts_a_word_finds_those_that_have_it():
+    """By hand: BM25Okapi's idf of a word in 1 of 2 texts is log(1.5 / 1.5) = 0, and below 0 where all have it."""
+    one, two = BM25.build([["gout", "toe"]]), BM25.build([["gout", "toe", "toe"], ["flu", "toe"]])
+    assert found(one, ["toe"]) == found(one, ["toe", "flu"]) == [(0, 1.0)]
+    assert found(one, ["flu"]) == found(two, ["asthma"]) == found(BM25.build([]), ["toe"]) == []
+    assert found(two, ["flu"]) == [(1, 1.0)]
+    assert found(two, ["toe", "gout", "gout"]) == [(0, 2.0), (1, 1.0)]
+
+
+def found(index, words):
+    ranking = index.rank(words, 3)
+    return list(zip(ranking.ids.tolist(), ranking.scores.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("bm25", ["own", "rank_bm25"])
+def test_a_store_of_two_chunks_finds_words(tmp_path, bm25):
+    texts = ["Crystals hurt the toe.", "Fever and a cough."]
+    store = DocumentStore.build(tmp_path / "store", texts, StoreOptions("none", bm25=bm25))
+    assert [hit.text for hit in store.search("a cough", 2, "sparse")] == [texts[1]]
