@@ -35,7 +35,7 @@ from forage.errors import UserError, check_at_least_one
 from forage.outputs import check_files_apart, check_folder
 from forage.store.card import PARTS
 from forage.store.hit import Hit
-from forage.store.options import Fusion, Mode, StoreOptions, StorePlace
+from forage.store.options import KEY, Fusion, Mode, StoreOptions, StorePlace
 from forage.text import printable, titled
 
 # Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
@@ -168,7 +168,7 @@ def warm_search(command: Serve, store: DocumentStore) -> SearchMany:
 
 
 def serve_retrieve(command: Serve, search: SearchMany, store: DocumentStore) -> None:
-    from forage.store.server import KEY, Served, make_server
+    from forage.store.server import Served, make_server
 
     served, key = Served(store.card, store.chunks_digest), os.environ.get(KEY, "")
     try:

@@ -11,6 +11,8 @@ from forage.text import without_passwords
 
 Mode = Literal["hybrid", "dense", "sparse"]
 """dense: by meaning (embeddings). sparse: by words (BM25). hybrid: both, and the title."""
+KEY = "STORE_API_KEY"  # in the environment of a store's server and of its clients
+TOO_MUCH = 413  # the status of what a server refuses for its size; half of it may do
 FusionKind = Literal["weighted", "rrf"]
 
 

@@ -24,8 +24,7 @@ from forage.heartbeat import beat
 from forage.manifest import digest, file_digest
 from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
 from forage.store.hit import Hit
-from forage.store.options import Fusion, Mode, StoreOptions
-from forage.store.server import KEY, TOO_MUCH
+from forage.store.options import KEY, TOO_MUCH, Fusion, Mode, StoreOptions
 from forage.text import encodable, from_json, without_passwords
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from forage.errors import UserError
 from forage.store.card import StoreCard, fingerprint_of
 from forage.store.hit import Hit
-from forage.store.options import Fusion, Mode
+from forage.store.options import KEY, TOO_MUCH, Fusion, Mode
 from forage.text import encodable, from_json
 
 MAX_BODY = 8 * 2**20
@@ -32,9 +32,7 @@ MAX_READ = 100  # for a call of an MCP client, whose model reads them all
 MAX_PASSAGES = 10_000  # in a reply: one search at a time, so that no request may take the server for itself
 MAX_QUERY = 10_000  # characters
 MAX_TEXT = 16 * 2**20  # characters in a reply
-TOO_MUCH = 413  # the status of what is refused for its size; less of it at a time may do
 ROUTES = "POST /retrieve, GET /card or GET /health"
-KEY = "STORE_API_KEY"  # in the environment of a server and of its clients, where they have one
 
 
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
@@ -91,7 +89,7 @@ def make_server(
 
         def _reply(self, routes: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
             try:
-                check_host(self.headers, str(self.server.server_address[0]))
+                check_host(self.headers, host)
                 if self.path != "/health":
                     check_key(self.headers, key)
                 if self.path not in routes:
