@@ -20,13 +20,13 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (8_100, 11),  # those in the root
+    "scripts": (8_150, 11),  # those in the root
     "forage": (12_150, 14),  # the modules of forage/ itself
     "forage/agent": (13_800, 11),
     "forage/chat": (3_400, 4),
     "forage/data": (14_800, 12),
     "forage/doctor": (1_250, 2),
-    "forage/engines": (10_450, 8),
+    "forage/engines": (10_500, 8),
     "forage/evaluation": (8_350, 11),
     "forage/grpo": (18_150, 13),
     "forage/judge": (1_400, 1),
@@ -38,12 +38,12 @@ BUDGETS = {
     "forage/rollout": (6_650, 7),
     "forage/runs": (8_750, 10),
     "forage/sft": (5_400, 6),
-    "forage/store": (10_850, 12),
+    "forage/store": (11_850, 12),
     "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
-    "tests": (208_000, 55),
+    "tests": (210_000, 55),
 }
-ROAD = {"files": 69, "functions": 448, "lines": 4_015}
+ROAD = {"files": 69, "functions": 448, "lines": 4_040}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_600  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
