@@ -6,6 +6,7 @@ with is kept in evaluation.json.
 
 from __future__ import annotations
 
+import fcntl
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,9 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
 
 def agree_on(out: Path, now: Mapping[str, Any]) -> None:
     """Compare with what earlier calls recorded in the output folder, refuse what differs, and record what is new."""
-    agree(out / MANIFEST, {**recorded(out), **now}, WAY_OUT)
+    with (out / f".{MANIFEST}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes that begin at once, the second finds what the first wrote
+        agree(out / MANIFEST, {**recorded(out), **now}, WAY_OUT)
 
 
 def recorded(out: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.report import SystemScores, say_missing, summary
-from forage.evaluation.setting import choose
+from forage.evaluation.setting import agree_on, choose, recorded
 from forage.evaluation.tables import tables_of
 from forage.files import write_jsonl
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
@@ -222,6 +223,23 @@ def test_another_template_or_type_is_not_mixed(tiny, tmp_path):
     path.write_text(text)
     with pytest.raises(UserError, match="was begun with another template tiny: give that, or another --output-dir"):
         main(replace(options, eval_questions=2))
+
+
+def test_processes_that_begin_at_once_agree_and_lose_nothing(tmp_path):
+    """Threads stand in for them."""
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: agree_on(tmp_path, {f"system {n}": "beef"}), range(64)))
+        told = threads.map(lambda n: refused(tmp_path, {"data": f"{n}"}), range(8))
+    assert sorted(told) == [False] + [True] * 7
+    assert recorded(tmp_path).keys() == {*(f"system {n}" for n in range(64)), "data"}
+
+
+def refused(folder, now):
+    try:
+        agree_on(folder, now)
+    except UserError:
+        return True
+    return False
 
 
 def policies_with(tmp_path, **settings):
