@@ -38,7 +38,7 @@ BUDGETS = {
     "forage/rollout": (6_650, 7),
     "forage/runs": (8_750, 10),
     "forage/sft": (5_400, 6),
-    "forage/store": (11_850, 12),
+    "forage/store": (11_900, 12),
     "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
     "tests": (210_000, 55),
