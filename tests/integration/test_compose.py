@@ -128,7 +128,7 @@ def test_the_stack_trains_and_outlives_the_death_of_each_container(stack, tmp_pa
     assert max(row.training["grad_norm"] for row in stats) > 0
 
     # DeepSpeed's own word for it, from the process that trained, each time it was started.
-    assert json.loads((run / "config.json").read_text())["sharding"] == "zero3"
+    assert json.loads((run / "run.json").read_text())["options"]["sharding"] == "zero3"
     began = [line for line in stack.compose("logs", "train").stdout.splitlines() if "training by" in line]
     assert len(began) == 2  # it was killed once
     assert all(re.search(r"training by DeepSpeed 0\.19\.\d+ ZeRO-3, processes: 1$", line) for line in began)
