@@ -101,7 +101,7 @@ def test_a_second_call_keeps_a_copy_and_one_of_another_base_is_replaced(made, co
         assert {path.name: path.stat().st_ino for path in copy.iterdir()} == before
     serving = json.loads((copy / "serving.json").read_text())
     (copy / "serving.json").write_text(json.dumps(serving | {"made_from": "another"}))
-    (tmp_path / ".served-bf16.abcd1234").mkdir()  # left by a killed process
+    (tmp_path / ".served-bf16.abcd1234.forage").mkdir()  # left by a killed process
     serve_base(Options(made, link, "bf16"))
     assert json.loads((copy / "serving.json").read_text()) == serving
     assert {path.name: path.stat().st_ino for path in copy.iterdir()} != before
