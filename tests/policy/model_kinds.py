@@ -33,7 +33,7 @@ SIZES = {
     "use_cache": True, "attention_dropout": 0.0, "hidden_dropout": 0.0, "use_sliding_window": True,
     "initializer_range": 0.3,
 }  # fmt: skip
-LONGEST = 20  # seconds for a kind
+LONGEST = 120  # seconds for a kind, on a busy machine
 PROMPT = tuple(range(10, 30))
 ENDS = ((40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50), (60, 61, 62, 63, 64, 65, 66))
 
