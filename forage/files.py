@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from forage.errors import UserError
-from forage.text import encodable, encodable_values
+from forage.text import encodable, from_json
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
@@ -259,6 +259,14 @@ def locked(path: Path, message: str, *, remove: bool = False) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Hold a lock file once nobody else does: for what takes a moment, such as reading and adding a few lines."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def is_at(path: Path, file: TextIO) -> bool:
     """Whether the open file is still the one of that name."""
     try:
@@ -290,10 +298,8 @@ def json_lines(path: Path, broken: list[str] | None = None) -> Iterator[tuple[in
                 if not line.strip():
                     continue
                 try:
-                    value = json.loads(line)
-                    if b"\\ud" in line.lower():  # perhaps half of an emoji, which no file could be written with
-                        value = encodable_values(value)
-                except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and 5,000 brackets
+                    value = from_json(line)
+                except ValueError as error:
                     problem = f"{path}:{number}: not JSON ({error})"
                     if broken is None:
                         raise UserError(f"{problem}; fix or delete that line") from error

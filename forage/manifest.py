@@ -23,7 +23,7 @@ from typing import Any
 
 from forage.errors import UserError, flag
 from forage.files import replacing
-from forage.text import without_passwords
+from forage.text import from_json, without_passwords
 
 LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib"))
 PLAIN = (str, bytes, int, float, type(None), Path, re.Pattern)
@@ -39,10 +39,10 @@ def write_manifest(path: Path, parts: Mapping[str, Any]) -> None:
 def read_manifest(path: Path, way_out: str) -> dict[str, Any]:
     """The parts; one line if the file is damaged. Example of a way out: "make the policy again"."""
     try:
-        parts = json.loads(path.read_text())
+        parts = from_json(path.read_bytes())
         if not isinstance(parts, dict):
             raise ValueError("it holds no object")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {way_out}") from error
     return parts
 
@@ -161,7 +161,7 @@ def held(thing: Any) -> Mapping[Any, Any]:
 
 
 def attributes(owner: Any) -> Mapping[str, Any]:
-    """Of an object of this project's or of the user's, without those that its dataclass does not compare."""
+    """The attributes of an object of this project or of the user, but for those that its dataclass does not compare."""
     if inspect.isclass(owner) or not source_file(type(owner)):
         return {}
     if is_dataclass(owner):

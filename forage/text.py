@@ -89,7 +89,7 @@ def encodable_values(value: object) -> object:
 
 
 def from_json(content: bytes) -> Any:
-    """The value that a server or a client sent. A ValueError for what is none, also for 100,000 brackets."""
+    """The value in a file, a request or a reply; a ValueError where there is none, also for 100,000 brackets."""
     try:
         value = json.loads(content)
         return encodable_values(value) if b"\\ud" in content.lower() else value

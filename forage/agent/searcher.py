@@ -14,7 +14,7 @@ from forage.store.opening import Store
 
 
 def searching(store: Store, settings: AgentSettings) -> SearchMany:
-    """The search of an agent that is played outside of training, of as many passages as it is shown."""
+    """The agent's search, which finds as many passages as it is shown."""
     return lambda queries: store.search(queries, settings.k, settings.mode, fusion=settings.fusion)
 
 

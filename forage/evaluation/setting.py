@@ -6,7 +6,6 @@ with is kept in evaluation.json.
 
 from __future__ import annotations
 
-import fcntl
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from forage.errors import UserError, flag
 from forage.evaluation.measures import Grades, grades_of
 from forage.evaluation.options import FREE, MANIFEST, EvaluationOptions
 from forage.evaluation.policies import Policy, find_policy, settle_agent
-from forage.files import make_folder
+from forage.files import in_turn, make_folder
 from forage.manifest import agree, file_digest, plain, read_manifest
 from forage.policy.adapters import weights_digest
 from forage.rollout.agreement import embedder_digest, open_embedder
@@ -106,8 +105,7 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
 
 def agree_on(out: Path, now: Mapping[str, Any]) -> None:
     """Compare with what earlier calls recorded in the output folder, refuse what differs, and record what is new."""
-    with (out / f".{MANIFEST}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of two processes that begin at once, the second finds what the first wrote
+    with in_turn(out / f".{MANIFEST}.lock"):  # of two that begin at once, the second finds what the first wrote
         agree(out / MANIFEST, {**recorded(out), **now}, WAY_OUT)
 
 

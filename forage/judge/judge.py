@@ -7,7 +7,6 @@ kill and in later runs. The file also bounds the cost: no more than `max_judged`
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import re
@@ -23,7 +22,7 @@ from forage.agent.rewards import has_reference
 from forage.data.records import Question
 from forage.engines.chat_endpoint import Endpoint, RefusedError, all_of
 from forage.errors import UserError
-from forage.files import append, make_folder
+from forage.files import append, in_turn, make_folder
 from forage.text import encodable
 
 INSTRUCTION = (
@@ -156,8 +155,7 @@ class Judgements:
     def _held(self) -> Iterator[None]:
         """Hold the file, with all its lines read."""
         make_folder(self.path.parent)
-        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # for as long as another process reads or appends a few lines
+        with in_turn(self.path.with_name(f".{self.path.name}.lock")):
             self._read()
             yield
 

@@ -123,9 +123,7 @@ def chunk_scores(head: Any, hidden_ND: Tensor, tokens_N: Tensor, temperature: fl
 
 @torch.no_grad()
 def check_scores(model: Any) -> None:
-    """Refuse a model whose logits depend on later tokens, or are not what its output layer makes of its decoder's last
-    states: both are relied on.
-    """
+    """Refuse a model whose logits look ahead, or are not what its output layer makes of its decoder's last states."""
     ids = torch.arange(3, 7, device=model.get_input_embeddings().weight.device)[None]
     wanted_TV = model(input_ids=ids, use_cache=False).logits[0].float()
     before_TV = model(input_ids=ids[:, :2], use_cache=False).logits[0].float()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from forage.store.card import NO_EMBEDDER, read_card
 from forage.store.document_store import DocumentStore
 from forage.store.opening import Store, card_at, open_place, open_store
 from forage.store.options import StoreOptions, StorePlace
-from forage.text import encodable_values
+from forage.text import from_json
 
 HELD_OUT_SHARE = 0.2  # of the documents, where there is no eval.jsonl
 
@@ -82,9 +81,9 @@ def read_data(options: Options, tokenizer: Any) -> Data:
 def read_corpus(path: Path) -> dict[str, str]:
     """The text of each document that has one."""
     try:
-        rows: Any = encodable_values(json.loads(path.read_bytes()))
+        rows: Any = from_json(path.read_bytes())
         return {str(row["doc_id"]): str(row["text"]) for row in rows if str(row["text"]).strip()}
-    except (ValueError, RecursionError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} can't be read ({type(error).__name__}: {error}); it must be a JSON list of objects with doc_id "
             "and text"

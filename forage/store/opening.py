@@ -64,7 +64,7 @@ def card_at(place: StorePlace, data: Path) -> tuple[StoreCard, str]:
 
 
 def digests_of(data: Path, fingerprint: str) -> dict[str, str]:
-    """Of the questions of both splits and of the store: equal digests, equal data."""
+    """Digests of the questions of both splits and of the store: where they are equal, so are the data."""
     return {name: file_digest(data / f"{name}.jsonl") for name in ("train", "eval")} | {"store": fingerprint}
 
 
