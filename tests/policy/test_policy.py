@@ -138,3 +138,10 @@ def test_a_model_that_makes_its_logits_in_a_way_of_its_own_is_refused():
     model.forward = lambda **given: SimpleNamespace(logits=type(model).forward(model, **given).logits * 3)
     with pytest.raises(UserError, match="llama models make their logits in a way of their own"):
         check_scores(model)
+
+
+def test_a_model_that_looks_ahead_is_refused():
+    model = tiny_llama()
+    model.model.norm.register_forward_hook(lambda norm, given, states: states + states.mean(dim=1, keepdim=True))
+    with pytest.raises(UserError, match="llama models make their logits in a way of their own"):
+        check_scores(model)
