@@ -20,10 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, TypeVar
 
 from forage.errors import UserError
-from forage.text import encodable, from_json
+from forage.text import encodable, from_json, typed
+
+T = TypeVar("T")
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
@@ -284,6 +286,17 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> int:
             file.write(encodable(json.dumps(record, ensure_ascii=False)) + "\n")
             count += 1
     return count
+
+
+def typed_lines(
+    kind: type[T], path: Path, what: str, way_out: str, extra: Literal["forbid", "ignore"] = "forbid"
+) -> Iterator[T]:
+    """The dataclasses of a .jsonl; one line names the first that is none."""
+    for number, row in json_lines(path):
+        try:
+            yield typed(kind, row, extra)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not {what} ({error}); {way_out}") from error
 
 
 def json_lines(path: Path, broken: list[str] | None = None) -> Iterator[tuple[int, Any]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TypedDict
 
 import numpy as np
+from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
 from forage.text import words_of
 

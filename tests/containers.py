@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests import ROOT
@@ -21,11 +22,16 @@ def inspected(container, what):
     return docker("inspect", "--format", f"{{{{json {what}}}}}", container).stdout.strip().strip('"')
 
 
-def lend_wheels():
-    """What pip finds in a folder of this machine, the build finds in wheels/."""
+@contextmanager
+def lent_wheels():
+    """What pip finds in a folder of this machine, a build finds in wheels/ until its end."""
     found = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.find-links"], capture_output=True)
     folder = Path(os.environ.get("PIP_FIND_LINKS") or found.stdout.decode().strip() or "wheels")
-    for wheel in folder.glob("torch-*.whl"):
-        if not (ROOT / "wheels" / wheel.name).exists():
-            (ROOT / "wheels").mkdir(exist_ok=True)
-            shutil.copy(wheel, ROOT / "wheels")
+    wheels, there = ROOT / "wheels", (ROOT / "wheels").exists()
+    lent = [] if there else list(folder.glob("torch-*.whl"))
+    for wheel in lent:
+        wheels.mkdir(exist_ok=True)
+        shutil.copy(wheel, wheels)
+    yield
+    if lent:
+        shutil.rmtree(wheels)

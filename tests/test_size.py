@@ -21,29 +21,29 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (8_150, 11),  # those in the root
-    "forage": (12_150, 14),  # the modules of forage/ itself
-    "forage/agent": (13_800, 11),
+    "forage": (12_350, 14),  # the modules of forage/ itself
+    "forage/agent": (13_650, 11),
     "forage/chat": (3_400, 4),
-    "forage/data": (14_800, 12),
+    "forage/data": (14_650, 12),
     "forage/doctor": (1_250, 2),
-    "forage/engines": (10_500, 8),
+    "forage/engines": (10_600, 8),
     "forage/evaluation": (8_350, 11),
     "forage/grpo": (18_150, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_550, 3),
-    "forage/policy": (12_850, 14),
+    "forage/policy": (12_950, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (2_750, 5),
     "forage/rewriter": (10_250, 10),
     "forage/rollout": (6_650, 7),
     "forage/runs": (8_750, 10),
     "forage/sft": (5_400, 6),
-    "forage/store": (11_900, 12),
+    "forage/store": (12_000, 12),
     "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
-    "tests": (210_000, 55),
+    "tests": (213_000, 55),
 }
-ROAD = {"files": 69, "functions": 448, "lines": 4_040}
+ROAD = {"files": 69, "functions": 452, "lines": 4_060}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_600  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from forage.errors import UserError
 from forage.files import append, replacing
-from forage.text import encodable
+from forage.text import encodable, typed
 
 Stop = Literal["answer", "search", "no_action", "turns", "tokens", "turn_tokens", "engine"]
 STOPS: dict[str, str] = {
@@ -136,13 +136,7 @@ def to_json(episode: Episode) -> str:
 
 
 def from_json(line: str | bytes) -> Episode:
-    row: dict[str, Any] = json.loads(line)
-    row["turns"] = tuple(Turn(t["start"], t["end"], tuple(t["faults"])) for t in row["turns"])
-    row["searches"] = tuple(Search(**s | {"hits": tuple(s["hits"])}) for s in row["searches"])
-    row["uses"] = tuple(Use(**use) for use in row.get("uses", ()))
-    for name in {"ids", "mask", "logprobs", "credits"} & row.keys():
-        row[name] = tuple(row[name])
-    return Episode(**row)
+    return typed(Episode, json.loads(line))
 
 
 def write_episodes(path: Path, episodes: Iterable[Episode]) -> None:
@@ -198,7 +192,7 @@ def read_on(path: Path, place: Place) -> tuple[list[Episode], Place]:
 def _episode(line: bytes, path: Path, number: int) -> Episode:
     try:
         return from_json(line)
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{path}:{number}: not an episode ({error}); delete that line") from error
 
 

@@ -14,6 +14,7 @@ from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.files import replacing
 from forage.store.options import Fusion, Mode
+from forage.text import from_json, typed
 
 AGENT_FILE = "agent.json"
 Credit = Literal["episode", "words"]  # what a token answers for (credit.py)
@@ -155,8 +156,8 @@ def same_settings(named: Sequence[tuple[str, AgentSettings]]) -> AgentSettings:
 def read_agent(folder: Path) -> AgentSettings:
     path = folder / AGENT_FILE
     try:
-        settings = AgentSettings(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+        settings = typed(AgentSettings, from_json(path.read_bytes()))
+    except ValueError as error:
         raise UserError(f"{path} can't be read ({error}); mend it, or delete it and give its options again") from error
     settings.check()
     return settings

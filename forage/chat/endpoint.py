@@ -18,7 +18,7 @@ from forage.agent.prompts import RULE
 from forage.agent.protocol import RESPONSE, Protocol, read_turn, write_answer
 from forage.engines.base import Engine, Sampling
 from forage.engines.chat_endpoint import Endpoint, RefusedError
-from forage.errors import UserError, first_line
+from forage.errors import UserError
 from forage.text import encodable_values
 
 SERVE_TOOLS = "serve a model with tool calling (vLLM: --enable-auto-tool-choice --tool-call-parser hermes)"
@@ -67,13 +67,10 @@ class ToolCaller(Engine):
 
     def _turn(self, message: dict[str, Any]) -> str:
         """A reply as a turn of the protocol: its calls, or its text as the answer."""
-        try:
-            if calls := message.get("tool_calls"):
-                return "\n".join(f"<tool_call>{call_text(call)}</tool_call>" for call in calls)
-            content = message.get("content") or ""
-            answer = read_turn(content).answer if "<answer>" in content else content
-        except (KeyError, TypeError) as error:
-            raise self._refused(f"its reply is no chat completion ({first_line(error)})") from error
+        if calls := message.get("tool_calls"):
+            return "\n".join(f"<tool_call>{call_text(call)}</tool_call>" for call in calls)
+        content = message.get("content") or ""
+        answer = read_turn(content).answer if "<answer>" in content else content
         if "<tool_call>" in content:
             raise self._refused("it gives tool calls as text, so it has no parser for them")
         return write_answer("\n".join(map(self.protocol.harmless, (answer or "").strip().splitlines())))

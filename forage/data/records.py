@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
-from forage.files import json_lines
+from forage.files import typed_lines
+
+WAY_OUT = "mend or delete that line, or make the data again with data_prep.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +74,16 @@ def read_documents(path: Path) -> list[Document]:
     """Read documents.jsonl as written by data_prep.py."""
     if not path.is_file():
         raise UserError(f"{path} is missing; name the documents.jsonl of data_prep.py")
-    return [Document(**_fields(row, Document, path, number)) for number, row in json_lines(path)]
+    return list(typed_lines(Document, path, "a document", WAY_OUT, "ignore"))
 
 
 def read_questions(path: Path) -> list[Question]:
     """Read train.jsonl or eval.jsonl as written by data_prep.py."""
     if not path.is_file():
         raise UserError(f"{path} is missing; make it with data_prep.py")
-    return [Question(**_fields(row, Question, path, number)) for number, row in json_lines(path)]
+    return list(typed_lines(Question, path, "a question", WAY_OUT, "ignore"))
 
 
 def read_answerable(path: Path) -> list[Question]:
     """The questions that some chunk answers; no search can find the others' answers."""
     return [question for question in read_questions(path) if question.relevant_chunk_ids]
-
-
-def _fields(row: Any, kind: type, path: Path, number: int) -> dict[str, Any]:
-    """The fields of `kind` in a row; unknown keys are ignored, so that newer files stay readable."""
-    names = [field.name for field in fields(kind)]
-    missing = [name for name in names[:3] if not isinstance(row, dict) or name not in row]
-    if missing:
-        raise UserError(f"{path}:{number}: no {', '.join(missing)}; is this a file that data_prep.py wrote?")
-    wrong = next((name for name in names[1:3] if not isinstance(row[name], str)), None)
-    if wrong:
-        raise UserError(f"{path}:{number}: {wrong} is not text; fix or delete that line")
-    return {name: tuple(row[name]) if isinstance(row[name], list) else row[name] for name in names if name in row}

@@ -63,8 +63,7 @@ class Endpoint:
         """The model's text, which may be empty."""
         messages = [{"role": "system", "content": self.instruction}, {"role": "user", "content": prompt}]
         choice = await self.choice({"messages": messages, "max_tokens": self.reply_tokens, "temperature": 0})
-        content = choice["message"].get("content")
-        return content if isinstance(content, str) else ""
+        return choice["message"].get("content") or ""
 
     async def choice(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A chat's first choice; RefusedError for this request alone, UserError where all would fail."""
@@ -124,8 +123,13 @@ def chat_address(url: str) -> str:
 
 
 def choice_of(answer: httpx.Response) -> dict[str, Any]:
+    """The first choice; its message has a text or None as its content, and maybe calls, each of a function by name."""
     try:
-        choice = dict(from_json(answer.content)["choices"][0])
-        return choice | {"message": dict(choice["message"])}
-    except (ValueError, KeyError, TypeError, IndexError) as error:  # a proxy's page, for one
+        choice: dict[str, Any] = from_json(answer.content)["choices"][0]
+        message = choice["message"]
+        names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        if not isinstance(message.get("content"), str | None) or not all(isinstance(name, str) for name in names):
+            raise TypeError("content or a call's name is no text")
+        return choice
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:  # a proxy's page, for one
         raise NotNowError(f"status 200, but no chat completion: {answer.text[:60]!r}") from error

@@ -60,7 +60,8 @@ def read_sample(choice: dict[str, Any], request: Request, vocabulary: int = 0) -
 
     `vocabulary` is the number of tokens of the policy's model; 0: not known.
     """
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    ids, given = choice.get("token_ids"), choice.get("logprobs")
+    logprobs = given.get("token_logprobs") if isinstance(given, dict) else None
     if not isinstance(ids, list) or not isinstance(logprobs, list) or not ids:
         raise UserError("the vLLM server returned no token log-probabilities; is its version supported?")
     if choice.get("prompt_token_ids") != list(request.ids):

@@ -9,7 +9,7 @@ from pathlib import Path
 from forage.agent.options import AgentSettings, SearchOptions, same_settings
 from forage.engines.base import Engine
 from forage.errors import UserError
-from forage.policy.adapters import newest_adapter
+from forage.policy.adapters import newest_adapter, undamaged
 from forage.policy.base_models import resolve_model
 from forage.policy.card import PolicyCard, read_policy_card
 
@@ -36,7 +36,7 @@ def find_policy(name: str, source: str, version: str) -> Policy:
         adapter = folder / "adapters" / version if version else newest_adapter(folder)
         if not adapter.exists():
             raise UserError(f"{adapter} was removed since {name} was evaluated first; give another --output-dir")
-        return Policy(name, folder, read_policy_card(folder), adapter)
+        return Policy(name, folder, read_policy_card(folder), undamaged(adapter))
     base = resolve_model(source)
     return Policy(name, folder, PolicyCard(folder, base, base, quantized=False), None)
 

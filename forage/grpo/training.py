@@ -31,7 +31,7 @@ from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.manifest import plain
 from forage.metrics import bootstrapped
-from forage.policy.adapters import adapter_path, versions, weights_digest
+from forage.policy.adapters import adapter_path, versions, weights_digest, whole_digest
 from forage.policy.card import PolicyCard
 from forage.policy.logprobs import unsharable
 from forage.policy.policy import load_policy
@@ -113,11 +113,11 @@ def publish(learner: Learner, run: Run) -> None:
 
 
 def published_same(learner: Learner, path: Path, version: int) -> bool:
-    """Whether the adapter that is there has the weights that would be published now."""
+    """Whether the adapter that is there is whole, and has the weights that would be published now."""
     scratch = path.parents[1] / "state" / ".published"
     try:
         again = learner.publish(scratch, version)
-        same: bool = learner.broadcast(learner.rank == 0 and weights_digest(path) == weights_digest(again))
+        same: bool = learner.broadcast(learner.rank == 0 and whole_digest(path) == whole_digest(again))
     finally:
         if learner.rank == 0:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -10,10 +10,12 @@ from typing import Any
 
 from forage.errors import UserError
 from forage.files import GONE, replacing, replacing_folder
+from forage.manifest import file_digest
 
 DIGITS = 8  # of a digest in a served name
 LEAST_B = 1e-3
 CONTENTS = "contents.json"  # in an adapter's folder: its files and their sizes, and the digest of its weights
+CONFIG = "adapter_config.json"
 NAME = re.compile(r"v(\d{6})")
 SERVED = re.compile(r".*-v(\d+)(?:-([0-9a-f]+))?")
 
@@ -50,11 +52,20 @@ def versions(folder: Path) -> list[int]:
 
 
 def newest_adapter(folder: Path) -> Path:
-    """The newest adapter of a policy or run folder; refuses a folder without any."""
+    """The newest adapter of a policy or run folder; refuses a folder without any, and a damaged one."""
     there = versions(folder)
     if not there:
         raise UserError(f"{folder} holds no adapters/v000000; make one with create_lora_model.py")
-    return adapter_path(folder, there[-1])
+    return undamaged(adapter_path(folder, there[-1]))
+
+
+def undamaged(adapter: Path) -> Path:
+    """The adapter's folder; refused if it lists its contents, and they are others by now."""
+    if (adapter / CONTENTS).exists() and whole_digest(adapter) is None:
+        raise UserError(
+            f"{adapter} is not what its {CONTENTS} says; put it back, or delete that list if you changed it"
+        )
+    return adapter
 
 
 def weights_digest(folder: Path) -> str:
@@ -72,7 +83,7 @@ def list_contents(folder: Path) -> None:
     """Write down what an adapter consists of, so that another machine can tell whether it sees all of it."""
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != CONTENTS}
     with replacing(folder / CONTENTS) as file:
-        json.dump({"files": files, "weights": weights_digest(folder)}, file)
+        json.dump({"files": files, "config": file_digest(folder / CONFIG), "weights": weights_digest(folder)}, file)
 
 
 def whole_digest(folder: Path) -> str | None:
@@ -85,13 +96,14 @@ def whole_digest(folder: Path) -> str | None:
         if any((folder / name).stat().st_size != size for name, size in contents["files"].items()):
             return None
         digest = weights_digest(folder)
+        same = contents["weights"] == digest and contents.get("config") in (None, file_digest(folder / CONFIG))
     except OSError as error:
         if error.errno not in GONE:
             raise
         return None
-    except ValueError:
+    except (ValueError, KeyError, TypeError, AttributeError):  # of these, all but the first are damage
         return None
-    return digest if digest == contents["weights"] else None
+    return digest if same else None
 
 
 def changes_tokens(folder: Path) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 from forage.errors import UserError
 from forage.machine import Dtype
 from forage.manifest import read_manifest, write_manifest
+from forage.text import typed
 
 AGAIN = "make the policy again"
 
@@ -39,12 +39,9 @@ def read_policy_card(folder: Path) -> PolicyCard:
     path = folder / "model.json"
     if not path.is_file():
         raise UserError(f"{folder} has no model.json; make a policy with create_lora_model.py --output-dir {folder}")
-    fields = read_manifest(path, AGAIN)
     try:
-        card = PolicyCard(folder, **fields)
-        if card.dtype not in get_args(Dtype):
-            raise TypeError(f"dtype {card.dtype}")
-    except TypeError as error:
+        card = typed(PolicyCard, read_manifest(path, AGAIN) | {"folder": folder})
+    except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {AGAIN}") from error
     base = str(folder / card.base) if card.quantized else card.base  # an absolute path stays as it is
     if (card.quantized or Path(base).is_absolute()) and not Path(base).is_dir():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from forage.errors import UserError, first_line
 from forage.machine import Dtype, compute_dtype
-from forage.policy.adapters import adapter_path, newest_adapter
+from forage.policy.adapters import newest_adapter, publish_adapter, undamaged
 from forage.policy.base_models import base_digest, folder_of
 from forage.policy.branches import attend_by_branches
 from forage.policy.card import AdapterOptions, PolicyCard, write_policy_card
@@ -44,9 +44,7 @@ def check_length(card: PolicyCard, tokens: int) -> None:
     With rotations that depend on the length ("dynamic", "longrope"), all positions of a sequence change once it, or
     another one beside it, is longer than the base was first trained with.
     """
-    from transformers import AutoConfig
-
-    text = AutoConfig.from_pretrained(card.base).get_text_config()
+    text = base_config(card).get_text_config()
     rotations = getattr(text, "rope_parameters", None) or {}
     most = getattr(text, "max_position_embeddings", None) or tokens
     if rotations.get("rope_type") in ("dynamic", "longrope"):
@@ -60,12 +58,12 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
 
     Device auto: this process's GPU if it has one, else the CPU.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     check_base(card)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    dtype, config = compute_dtype(card.dtype), AutoConfig.from_pretrained(card.base)
+    dtype, config = compute_dtype(card.dtype), base_config(card)
     if card.quantized:
         config.quantization_config["bnb_4bit_compute_dtype"] = str(dtype).removeprefix("torch.")
     if device == "auto":
@@ -81,6 +79,15 @@ def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto
                 weight.data = weight.data.to(dtype)
         keep_trainable(model)
     return model
+
+
+def base_config(card: PolicyCard) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(card.base)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{card.folder}/model.json names a base that can't be loaded ({first_line(error)})") from error
 
 
 def check_base(card: PolicyCard) -> None:
@@ -108,7 +115,7 @@ def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "au
     """The frozen base with a trainable adapter; without `adapter`, the newest one."""
     from peft import PeftModel
 
-    folder = adapter or newest_adapter(card.folder)
+    folder = undamaged(adapter) if adapter else newest_adapter(card.folder)
     policy = PeftModel.from_pretrained(load_base(card, device=device), str(folder), is_trainable=True)
     # When it is saved again, the adapter names the full base that it is merged into, even if a 4-bit copy is loaded.
     policy.peft_config["default"].base_model_name_or_path = card.full_base
@@ -134,7 +141,7 @@ def create_policy(base: str, folder: Path, adapter: AdapterOptions, *, quantize:
         model.save_pretrained(folder / "base")
         AutoTokenizer.from_pretrained(base).save_pretrained(folder / "base")
     policy = add_adapter(model, base, adapter)
-    policy.save_pretrained(adapter_path(folder, 0))
+    publish_adapter(policy, folder, 0)
     loaded = str(folder / "base") if quantize else base
     full_base = folder_of(base)  # None for weights that are no safetensors
     digest = base_digest(full_base) if full_base else ""

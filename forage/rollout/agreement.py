@@ -22,6 +22,7 @@ from forage.rollout.options import RolloutOptions
 from forage.store.card import NO_EMBEDDER, StoreCard
 from forage.store.embedder import Embedder, locate
 from forage.store.opening import card_at, digests_of, open_place
+from forage.text import typed
 
 RUN_FILE = "run.json"
 SAMPLED = ("num_rollouts", "batch_size", "temperature", "seed")  # options that a worker takes from the run
@@ -117,8 +118,8 @@ def read_run(run_dir: Path) -> RunManifest | None:
     if not path.exists():
         return None
     try:
-        return RunManifest(**read_manifest(path, way_out))
-    except TypeError as error:
+        return typed(RunManifest, read_manifest(path, way_out))
+    except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {way_out}") from error
 
 

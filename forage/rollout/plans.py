@@ -15,6 +15,7 @@ from forage.errors import UserError
 from forage.files import GONE, replacing
 from forage.policy.adapters import sampled_by, version_name
 from forage.rollout.options import RolloutOptions
+from forage.text import from_json, typed
 
 FORMAT = 2  # of plans and episodes; raise it when a trainer and a worker of different versions would misread each other
 
@@ -82,11 +83,11 @@ def write_plan(run_dir: Path, plan: Plan) -> None:
 
 def read_plan(path: Path) -> Plan:
     try:
-        row = json.loads(path.read_text())
+        row = from_json(path.read_bytes())
         if row.pop("format", None) != FORMAT:
             raise ValueError("it has another format")
-        return Plan(**row | {name: tuple(row[name]) for name in ("questions", "spare")})
-    except (ValueError, KeyError, TypeError) as error:
+        return typed(Plan, row)
+    except (ValueError, AttributeError) as error:
         raise UserError(f"{path} is not a plan ({error}); trainer and workers must run the same version") from error
 
 

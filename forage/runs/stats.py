@@ -24,12 +24,14 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
 from forage.errors import UserError
 from forage.files import replacing
 from forage.metrics import Interval
-from forage.text import encodable
+from forage.text import encodable, typed
 
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib", "workers", "servers")
@@ -198,12 +200,11 @@ def _read(path: Path, step: int) -> StepStats:
         if row["step"] != step:
             raise ValueError(f"it says step {row['step']}")
         row |= {name: {} for name in OPTIONAL} | row["measured"]
-        stats = StepStats(**{item.name: row[item.name] for item in fields(StepStats)})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return typed(StepStats, {item.name: row[item.name] for item in fields(StepStats)})
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is broken ({type(error).__name__}: {error}); delete it to continue without it"
         ) from error
-    return stats
 
 
 def _refuse(constant: str) -> float:

@@ -22,6 +22,7 @@ from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs, unsharable
 from forage.policy.packing import pack, pack_trees
 from forage.sft.options import SFTOptions
+from forage.text import typed
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     trained, held_out = split(demonstrations, options)
     state, best = options.output_dir / "state", options.output_dir / "best"
     step, measured = load_checkpoint(state, policy, optimizer) or (0, [])
-    rows = [Row(**row) for row in measured]
+    rows = [typed(Row, row) for row in measured]
     print(f"training on {len(trained)} demonstrations, measuring on {len(held_out)}, from step {step}")
     started = time.perf_counter() - (rows[-1].seconds if rows else 0.0)
     if not rows:

@@ -10,6 +10,7 @@ from typing import Any
 from forage.errors import UserError
 from forage.manifest import digest, read_manifest, write_manifest
 from forage.store.options import StoreOptions
+from forage.text import typed
 
 NO_EMBEDDER = "none"
 CHUNKS_FILE, BM25_FILE, VECTORS = "chunks.jsonl", "bm25.npz", "chroma"
@@ -29,6 +30,8 @@ class StoreCard:
     chunks: int = 0
     probe: list[float] = field(default_factory=list)
     """The embedding of PROBE: detects another model under the same name."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Digests of chunks.jsonl and bm25.npz, once the store is complete."""
 
 
 def write_card(path: Path, card: StoreCard) -> None:
@@ -44,13 +47,13 @@ def read_card(path: Path) -> StoreCard:
         raise UserError(f"{path} holds no document store (no store.json){instead}")
     try:
         return card_of(read_manifest(card, way_out))
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise UserError(f"{card} is no store's card ({error}); {way_out}") from error
 
 
 def card_of(values: Mapping[str, Any]) -> StoreCard:
-    """The card from its JSON. Raises ValueError, KeyError or TypeError if that is none."""
-    return StoreCard(**{**values, "options": StoreOptions(**values["options"])})
+    """The card from its JSON. Raises ValueError if that is none."""
+    return typed(StoreCard, values)
 
 
 def fingerprint_of(card: StoreCard, chunks: str) -> str:

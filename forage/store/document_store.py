@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from forage.data.chunking import Chunk, chunk_document
 from forage.data.records import Document, as_document
 from forage.errors import UserError
-from forage.files import json_lines, locked, make_folder, write_jsonl
+from forage.files import locked, make_folder, typed_lines, write_jsonl
 from forage.manifest import file_digest
 from forage.outputs import clear_half_written
 from forage.progress import Counting
@@ -74,7 +74,7 @@ class DocumentStore:
 
     @cached_property
     def chunks_digest(self) -> str:
-        return file_digest(self.path / CHUNKS_FILE)
+        return self.card.files.get(CHUNKS_FILE) or file_digest(self.path / CHUNKS_FILE)
 
     @cached_property
     def vectors_ND(self) -> NDArray[np.float32]:
@@ -121,7 +121,8 @@ class DocumentStore:
                 texts = embed_texts(chunks, options, embedder)
                 store.embedded = _embed_missing(_open_collection(path, card), texts, embedder)
                 card = replace(card, dimension=embedder.dimension, probe=embedder.probe().tolist())
-            store.card = replace(card, complete=True)
+            files = {name: file_digest(path / name) for name in (CHUNKS_FILE, BM25_FILE)}
+            store.card = replace(card, complete=True, files=files)
             write_card(path, store.card)
         return store
 
@@ -136,6 +137,8 @@ class DocumentStore:
         for part in (CHUNKS_FILE, BM25_FILE, *([VECTORS] if vectors_inside else [])):
             if not (path / part).exists():
                 raise UserError(f"{path}: {part} is missing; re-run the build")
+        if changed := [name for name, built in card.files.items() if file_digest(path / name) != built]:
+            raise UserError(f"{path / changed[0]} was changed since the store was built; re-run the build")
         chunks = read_chunks(path / CHUNKS_FILE)
         bm25 = BM25.load(path / BM25_FILE)
         if not len(chunks) == bm25.size == card.chunks:
@@ -241,13 +244,7 @@ def embedder_of(card: StoreCard, where: Path | str) -> Embedder:
 
 
 def read_chunks(path: Path) -> list[Chunk]:
-    chunks = []
-    for number, row in json_lines(path):
-        try:
-            chunks.append(Chunk(**row))
-        except TypeError as error:
-            raise UserError(f"{path}:{number}: not a chunk ({error}); re-run the build") from error
-    return chunks
+    return list(typed_lines(Chunk, path, "a chunk", "re-run the build"))
 
 
 NO_HITS = Ranking(np.zeros(0, np.int64), np.zeros(0))

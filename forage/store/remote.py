@@ -113,7 +113,7 @@ class RemoteStore:
             raise UserError(f"{self.path}/retrieve refuses the search ({said(reply)}); check --store, or the server")
         try:
             answer = from_json(reply.content)
-            served = answer.get("store", self.fingerprint)
+            served = answer["store"] if self.ours else self.fingerprint
             found = [[self._hit(item, rank) for rank, item in enumerate(row[:k], 1)] for row in answer["result"]]
             if len(found) != len(queries):
                 raise ValueError(f"{len(found)} results for {len(queries)} queries")
@@ -127,17 +127,17 @@ class RemoteStore:
     def _hit(self, item: Mapping[str, Any], rank: int) -> Hit:
         """A passage of a reply; where the server left out scores, the item is the document itself."""
         document = item.get("document", item)
-        head, line_break, rest = str(document.get("contents", "")).partition("\n")
-        title = str(document.get("title", head.strip(' "') if line_break else ""))
-        text = rest if line_break else str(document.get("text", head))
+        head, line_break, rest = text_in(document, "contents").partition("\n")
+        title = text_in(document, "title", head.strip(' "') if line_break else "")
+        text = rest if line_break else text_in(document, "text", head)
         if not (title.strip() or text.strip()):
             raise ValueError("a document without contents")
         if document.get("id") is None:
             raise UserError(
                 f"{self.path} gives passages without ids ({title[:40]!r}), and labels need ids: let the server add them"
             )
-        name = str(document["id"])
-        doc_id = str(document.get("doc_id", name.rpartition("#")[0] or name))
+        name = text_in(document, "id")
+        doc_id = text_in(document, "doc_id", name.rpartition("#")[0] or name)
         score = float(item.get("score", 1 / rank))
         if not math.isfinite(score):
             raise ValueError(f"a score of {score}")
@@ -193,6 +193,14 @@ class RemoteStore:
                 if time.monotonic() > deadline:
                     raise httpx.ReadTimeout(f"its reply did not end in {self.timeout:g} s")
         return httpx.Response(reply.status_code, content=bytes(content))
+
+
+def text_in(document: Mapping[str, Any], name: str, other: str = "") -> str:
+    """A text of a document, or another where it has none of that name; a number, as ids may be, becomes one."""
+    value = document.get(name, other)
+    if type(value) not in (str, int):
+        raise TypeError(f"{name} is {value!r:.40}")
+    return str(value)
 
 
 def key_header() -> dict[str, str]:

@@ -83,6 +83,8 @@ class VectorCollection:
         for part in _pages(len(wanted)):
             page = self._collection.get(ids=wanted[part], include=["embeddings"])
             found += len(page["ids"])
+            if found and np.shape(page["embeddings"])[1] != dimension:
+                raise UserError(f"Chroma at {self.where} holds vectors of another length; re-run the build")
             for key, vector in zip(page["ids"], page["embeddings"], strict=True):
                 vectors_ND[rows[key]] = vector
         if found < len(wanted):

@@ -124,7 +124,7 @@ REFUSED = {"error": {"message": '"auto" tool choice requires --enable-auto-tool-
         ([(400, REFUSED)], r"status 400: \"auto\" tool choice .*serve a model with tool calling"),
         (["Rest.", "Rest."], "answered without a tool call, though one was required; serve a model with tool calling"),
         ([calls("gout"), "<tool_call>{}</tool_call>"], "gives tool calls as text, .*; serve a model with tool calling"),
-        ([(200, {"choices": [{"message": {"tool_calls": [{"id": 1}]}}]})], "its reply is no chat completion .*; serve"),
+        ([(200, {"choices": [{"message": {"tool_calls": [{"id": 1}]}}]})], "status 200, but no chat completion: .*id"),
         ([(404, {"error": {"message": "no model m"}})], r"404 \(no model m\); check --base-url, and that it has"),
     ],
 )  # fmt: skip

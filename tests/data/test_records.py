@@ -20,7 +20,7 @@ def test_unknown_keys_are_left_aside_and_missing_ones_told(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"id": "d", "title": "t", "text": "x", "newer": 1}\n\n{"id": "e"}\n')
     rows = json_lines(tmp_path / "d.jsonl")
     assert [number for number, _ in rows] == [1, 3]
-    with pytest.raises(UserError, match=r"d\.jsonl:3: no title, text"):
+    with pytest.raises(UserError, match=r"d\.jsonl:3: not a document \(title: Field required\); mend"):
         read_documents(tmp_path / "d.jsonl")
 
 
@@ -31,5 +31,5 @@ def test_clean_keeps_lines_and_single_spaces():
 def test_a_text_that_is_none_is_told_by_its_line(tmp_path):
     path = tmp_path / "documents.jsonl"
     path.write_text('{"id": "a", "title": "t", "text": null}\n')
-    with pytest.raises(UserError, match=r"documents.jsonl:1: text is not text; fix or delete that line"):
+    with pytest.raises(UserError, match=r"documents.jsonl:1: not a document \(text: Input should be a valid string\)"):
         read_documents(path)

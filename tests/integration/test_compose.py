@@ -16,7 +16,7 @@ from forage.machine import has_bf16
 from forage.policy.adapters import sampled_by, versions
 from forage.runs.stats import read_stats
 from tests.bounds import mismatch_bound
-from tests.containers import docker, inspected, lend_wheels
+from tests.containers import docker, inspected, lent_wheels
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(3600)]
@@ -91,9 +91,9 @@ class Stack:
 
 @pytest.fixture(scope="module")
 def stack(engine, tmp_path_factory):
-    lend_wheels()
     stack = Stack(tmp_path_factory.mktemp("stack"))
-    stack.compose("build", "prepare", "vllm")
+    with lent_wheels():
+        stack.compose("build", "prepare", "vllm")
     yield stack
     stack.compose("--profile", "tensorboard", "down", "--volumes", "--timeout", "5", check=False)
 

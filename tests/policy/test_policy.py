@@ -77,7 +77,7 @@ def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(
     assert read_policy_card(tmp_path).dtype == dtype  # also in the folder of a warm start or a run
     fields = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(fields | {"dtype": "int8"}))
-    with pytest.raises(UserError, match=r"damaged \(dtype int8\)"):
+    with pytest.raises(UserError, match=r"damaged \(dtype: Input should be .auto., .bfloat16. or .float32.\)"):
         read_policy_card(tmp_path)
 
 

@@ -14,7 +14,7 @@ from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
 from forage.optimizer import MemoryOptions, OptimizerOptions
-from forage.policy.adapters import adapter_path
+from forage.policy.adapters import adapter_path, list_contents
 from forage.rollout.agreement import read_run, write_run
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.worker import as_in_run, refuse_change
@@ -96,6 +96,7 @@ def test_a_run_that_is_resumed_as_it_was_begun(run):
 
 def test_a_policy_remade_in_place_does_not_resume_the_old_run(run):
     scale(adapter_path(run / "policy", 0))
+    list_contents(adapter_path(run / "policy", 0))
     told = r"run was begun with another adapter_weights: give that, or another --run-dir"
     with pytest.raises(UserError, match=told):
         resume(run)

@@ -28,6 +28,7 @@ from forage.evaluation.report import SystemScores, say_missing, summary
 from forage.evaluation.setting import agree_on, choose, recorded
 from forage.evaluation.tables import tables_of
 from forage.files import write_jsonl
+from forage.policy.adapters import list_contents
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.testtime.best_of import BestOf
 from forage.testtime.preference import Head, write_scorer
@@ -174,6 +175,9 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     main(replace(options, policy=(f"tiny={other}",)))  # the same weights
     weights = other / "adapters" / "v000000" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # trained anew under its old name
+    with pytest.raises(UserError, match=r"v000000 is not what its contents.json says; put it back, or delete"):
+        main(replace(options, policy=(f"tiny={other}",)))
+    list_contents(weights.parent)
     with pytest.raises(UserError, match="was begun with another policy tiny: give that, or another --output-dir"):
         main(replace(options, policy=(f"tiny={other}",)))
 

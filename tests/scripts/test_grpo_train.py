@@ -17,7 +17,7 @@ from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions, LossOptions, UpdateOptions
 from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.optimizer import OptimizerOptions
-from forage.policy.adapters import adapter_path, served_name, versions, weights_digest
+from forage.policy.adapters import adapter_path, list_contents, served_name, versions, weights_digest
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_of, write_plan
@@ -135,6 +135,7 @@ def test_dropout_draws_alike_where_episodes_were_there_already(tiny, tmp_path):
     shutil.copytree(tiny / "policy", policy)
     card = adapter_path(policy, 0) / "adapter_config.json"
     card.write_text(json.dumps(json.loads(card.read_text()) | {"lora_dropout": 0.3}))
+    list_contents(card.parent)
     whole, parts = (
         tiny_options(tiny, tmp_path / name / "run", policy=policy, max_steps=2, eval_every=0)
         for name in ("whole", "parts")

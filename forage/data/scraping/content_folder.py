@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from forage.errors import UserError
-from forage.files import append, json_lines, locked, make_folder, replacing
+from forage.files import append, locked, make_folder, replacing, typed_lines
 from forage.outputs import clear_half_written
 
 
@@ -36,11 +35,7 @@ class ContentFolder:
         self.path, self.manifest = path, path / "manifest.jsonl"
         self.rows: dict[str, PageRecord] = {}
         append(self.manifest, b"")  # whose writer may have been killed in the middle of a row
-        for number, row in json_lines(self.manifest):
-            try:
-                record = PageRecord(**row)
-            except TypeError as error:
-                raise UserError(f"{self.manifest}:{number}: not a manifest row; delete that line") from error
+        for record in typed_lines(PageRecord, self.manifest, "a manifest row", "delete that line"):
             self.rows[record.url] = record
 
     def store(self, url: str, body: bytes) -> str:
