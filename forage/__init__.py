@@ -5,6 +5,7 @@ imports. Both are said here, as each script imports this package first.
 """
 
 import logging
+import os
 import sys
 import warnings
 from importlib.util import find_spec
@@ -45,6 +46,9 @@ warnings.filterwarnings(
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: not str(record.msg).startswith("Failed to load CPU gemm_4bit_forward")
 )
+
+# TRL would tell the hub of each run which kind of model and GPU it has; huggingface_hub reads this when imported.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 if is_script(sys.orig_argv):
     sys.excepthook = say_stopped

@@ -1,7 +1,12 @@
-"""Loading a policy prints nothing on stderr; other warnings still show."""
+"""Loading a policy prints nothing on stderr, other warnings still show, and no library tells the hub of a run."""
 
+import os
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
 
 from tests import ROOT
 
@@ -20,3 +25,32 @@ logger.warning("another warning")
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stderr
     assert told.count("is deprecated") == 1
     assert told.splitlines()[-1] == "another warning"
+
+
+@pytest.mark.parametrize(("said", "told"), [(None, []), ("0", ["/api/telemetry/trl/PPOTrainer"])])
+def test_the_hub_hears_of_no_run_unless_a_user_says_so(said, told):
+    """A hub within reach, and what TRL calls when its trainer is made."""
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+    hub = HTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=hub.serve_forever, daemon=True).start()
+    code = """
+import forage
+from huggingface_hub.utils import _telemetry
+_telemetry.send_telemetry("trl/PPOTrainer")
+_telemetry._TELEMETRY_QUEUE.join()
+"""
+    env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"}
+    env.pop("HF_HUB_DISABLE_TELEMETRY", None)  # set by forage in the process of the tests
+    if said:
+        env["HF_HUB_DISABLE_TELEMETRY"] = said
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, cwd=ROOT)
+    hub.shutdown()
+    hub.server_close()
+    assert asked == told

@@ -114,6 +114,7 @@ def _wandb(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
 
     # Otherwise three lines of advice to install it, if openai is loaded.
     os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # reports of its own crashes, also of offline runs
     offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False)
     if offline:
         print(
