@@ -134,13 +134,15 @@ def print_hits(command: Search) -> None:
 
 
 def serve(command: Serve) -> None:
-    from forage.store.server import MAX_HITS, MAX_READ
+    from forage.store.server import MAX_HITS, MAX_READ, is_loopback
 
     check_at_least_one(command, "k")
     if command.k > (most := MAX_HITS if command.protocol == "retrieve" else MAX_READ):
         raise UserError(f"--k {command.k} is over {most}, the most that --protocol {command.protocol} finds")
     if not 0 <= command.port < 2**16:
         raise UserError(f"--port {command.port} must be from 0 to {2**16 - 1}")
+    if command.protocol != "mcp-stdio" and not is_loopback(command.host) and not os.environ.get(KEY):
+        raise UserError(f"--host {command.host} lets other machines search; set {KEY} to a key that they have to send")
     if command.protocol != "retrieve" and find_spec("mcp") is None:
         raise UserError(f"--protocol {command.protocol} needs the package mcp; pip install -r requirements-serving.txt")
     from forage.store.opening import open_store
@@ -192,7 +194,7 @@ def serve_mcp(command: Serve, search: SearchMany) -> None:
     except OSError as error:
         raise cant_listen(command, error) from error
     print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{PATH}", flush=True)
-    serve_http(server, listening, command.host)
+    serve_http(server, listening, command.host, os.environ.get(KEY, ""))
 
 
 def cant_listen(command: Serve, error: OSError) -> UserError:

@@ -20,7 +20,7 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (8_150, 11),  # those in the root
+    "scripts": (8_200, 11),  # those in the root
     "forage": (12_360, 14),  # the modules of forage/ itself
     "forage/agent": (13_650, 11),
     "forage/chat": (3_400, 4),
@@ -38,7 +38,7 @@ BUDGETS = {
     "forage/rollout": (6_650, 7),
     "forage/runs": (8_750, 10),
     "forage/sft": (5_400, 6),
-    "forage/store": (12_000, 12),
+    "forage/store": (13_100, 12),
     "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
     "tests": (215_500, 55),
@@ -46,7 +46,7 @@ BUDGETS = {
 ROAD = {"files": 69, "functions": 452, "lines": 4_060}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_670  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_675  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -9,10 +9,16 @@ requests are whole batches, and one search at a time uses all cores anyway.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
+import math
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +32,8 @@ from forage.store.hit import Hit
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode
 from forage.text import encodable, from_json
 
+PATIENCE = 60  # seconds that a client may take for its request, for reading the reply, and until it asks again
+MAX_OPEN = 512  # connections; each has a thread and a file, of which a process usually may have 1,024
 MAX_BODY = 8 * 2**20
 MAX_HITS = 1000  # for a query
 MAX_READ = 100  # for a call of an MCP client, whose model reads them all
@@ -44,6 +52,63 @@ class BadRequest(Exception):
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Server(ThreadingHTTPServer):
+    """Hangs up on clients that keep it waiting: after PATIENCE, or when another's connection needs the place."""
+
+    request_queue_size = 1024  # connections that wait in the system to be accepted
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._closed = threading.Condition()
+        self._until: dict[socket.socket, float] = {}  # of each open connection, how long its client may take
+        super().__init__(address, handler)
+
+    def allow(self, connection: socket.socket, seconds: float) -> None:
+        with self._closed:
+            self._until[connection] = time.monotonic() + seconds
+
+    def service_actions(self) -> None:
+        """After each connection, and twice a second."""
+        with self._closed:
+            for connection in [each for each, until in self._until.items() if until < time.monotonic()]:
+                self._hang_up(connection)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Without a place for a connection it stays in the system's queue, and is asked for again at once."""
+        try:
+            if len(self._until) >= MAX_OPEN:
+                raise OSError(errno.EMFILE, "too many connections")
+            connection, address = super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._make_room()
+            raise
+        self.allow(connection, PATIENCE)
+        return connection, address
+
+    def _make_room(self) -> None:
+        """End the connection whose client may take least longer; wait for any to be closed, but not for ever."""
+        with self._closed:
+            if math.isfinite(min(self._until.values(), default=math.inf)):
+                self._hang_up(min(self._until, key=self._until.__getitem__))
+            self._closed.wait(1)
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        """Its thread, which reads or writes, wakes up and closes it."""
+        self._until[connection] = math.inf
+        with suppress(OSError):  # the client was first
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._closed:
+            self._until.pop(request, None)
+            super().shutdown_request(request)
+            self._closed.notify()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client is gone
+            super().handle_error(request, client_address)
 
 
 @dataclass(frozen=True)
@@ -66,7 +131,7 @@ class Served:
 def make_server(
     search: Callable[..., Sequence[Sequence[Hit]]], host: str, port: int, k: int = 3, served: Served | None = None,
     key: str = "",
-) -> ThreadingHTTPServer:  # fmt: skip
+) -> Server:  # fmt: skip
     """A server, not yet running, that answers /retrieve with `search`, and /health; port 0 picks a free one.
 
     `k` is the number of hits for a request that doesn't set topk. Where it is told what is `served`, /card says so, and
@@ -77,9 +142,13 @@ def make_server(
     marked = {"store": served.fingerprint} if served else {}
 
     class Handler(BaseHTTPRequestHandler):
+        server: Server
         protocol_version = "HTTP/1.1"
-        timeout = 60
         disable_nagle_algorithm = True  # else a reply's body would wait 40 ms for the acknowledgement of its head
+
+        def handle_one_request(self) -> None:
+            self.server.allow(self.connection, PATIENCE)
+            super().handle_one_request()
 
         def do_GET(self) -> None:
             self._reply({"/health": lambda: {"status": "ok"}} | ({"/card": served.described} if served else {}))
@@ -91,7 +160,7 @@ def make_server(
             try:
                 check_host(self.headers, host)
                 if self.path != "/health":
-                    check_key(self.headers, key)
+                    check_key(self.headers.get("Authorization", ""), key)
                 if self.path not in routes:
                     raise BadRequest(ROUTES, 404)
                 self._answer(200, routes[self.path]())
@@ -105,6 +174,7 @@ def make_server(
             request = read_request(self._body())
             queries, wanted, with_scores = parse_request(request, k)
             how = way_of(request) if served else {}
+            self.server.allow(self.connection, math.inf)  # now the client waits
             with lock:
                 hits = search(queries, wanted, **how)
             if (size := sum(len(hit.title) + len(hit.text) for row in hits for hit in row)) > MAX_TEXT:
@@ -115,10 +185,14 @@ def make_server(
             length = self.headers.get("Content-Length", "")
             if not length.isdecimal() or int(length) > MAX_BODY:
                 raise BadRequest(f"send a Content-Length of at most {MAX_BODY} bytes")
-            return self.rfile.read(int(length))
+            body = self.rfile.read(int(length))
+            if len(body) < int(length):
+                raise ConnectionResetError("the client is gone, or too slow")
+            return body
 
         def _answer(self, status: int, answer: dict[str, Any]) -> None:
             body = json.dumps(answer, ensure_ascii=False).encode()
+            self.server.allow(self.connection, PATIENCE)
             self.send_response(status)
             self.send_header("Content-Type", "application/json; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -130,7 +204,7 @@ def make_server(
         def log_message(self, format: str, *args: Any) -> None:
             pass  # one line per search would drown a training run's log
 
-    return ThreadingHTTPServer((host, port), Handler)
+    return Server((host, port), Handler)
 
 
 def check_host(headers: Message, bound: str) -> None:
@@ -158,8 +232,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_key(headers: Message, key: str) -> None:
-    if key and not hmac.compare_digest(headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
+def check_key(authorization: str, key: str) -> None:
+    if key and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
         raise BadRequest(f"this server wants a key; set {KEY} to it", 401)
 
 
