@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
-from forage.policy.adapters import adapter_path
+from forage.policy.adapters import adapter_path, list_contents
 from forage.rollout.plans import plan_path, read_plan, write_plan
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
@@ -51,6 +51,7 @@ def other_policy(policy, folder):
     weights = load_file(path)
     generator = torch.Generator().manual_seed(1)
     save_file({n: w + 0.01 * torch.randn(w.shape, generator=generator) for n, w in weights.items()}, path)
+    list_contents(path.parent)
     return folder
 
 
