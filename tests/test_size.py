@@ -31,7 +31,7 @@ BUDGETS = {
     "forage/grpo": (18_150, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_550, 3),
-    "forage/policy": (12_950, 14),
+    "forage/policy": (13_050, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (2_750, 5),
     "forage/rewriter": (10_250, 10),
@@ -43,7 +43,7 @@ BUDGETS = {
     "bench": (18_050, 14),
     "tests": (215_500, 55),
 }
-ROAD = {"files": 69, "functions": 452, "lines": 4_060}
+ROAD = {"files": 69, "functions": 452, "lines": 4_065}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_675  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

@@ -1,8 +1,8 @@
 """Checkpoints: everything a training run needs to resume exactly, in safetensors and JSON, nothing pickled.
 
-state/000040/ holds the trained weights, the optimiser's state, torch's random states (of the CPU and of every GPU) and
-what else the script keeps. A checkpoint is written under a temporary name and renamed; once it is on the disk, the
-previous one is removed.
+state/000040/ holds the trained weights, the optimiser's state, torch's random states (of the CPU and of every GPU),
+what else the script keeps, and a digest of each of these files. A checkpoint is written under a temporary name and
+renamed; once it is on the disk, the previous one is removed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from forage.errors import UserError
 from forage.files import remove_folder, replacing_folder
+from forage.manifest import file_digest, read_manifest, write_manifest
+
+DIGESTS = "digests.json"  # of a checkpoint's other files
 
 
 def trained_tensors(model: Any) -> dict[str, Tensor]:
@@ -32,6 +35,8 @@ def save_checkpoint(folder: Path, step: int, model: Any, optimizer: torch.optim.
         (partial / "optimizer.safetensors").write_bytes(save(_flat(optimizer.state_dict()["state"])))
         (partial / "random.safetensors").write_bytes(save(random_states()))
         (partial / "kept.json").write_text(json.dumps(kept))
+        digests = {path.name: file_digest(path) for path in partial.iterdir()}
+        write_manifest(partial / DIGESTS, digests)
     for path in older:
         if path != target:
             remove_folder(path)
@@ -61,7 +66,10 @@ def load_checkpoint(folder: Path, model: Any, optimizer: torch.optim.Optimizer) 
     there = checkpoints(folder)
     if not there:
         return None
-    newest = there[-1]
+    newest, way_out = there[-1], "put it back, or start over in another output folder"
+    saved = read_manifest(newest / DIGESTS, way_out) if (newest / DIGESTS).exists() else {}
+    if changed := [name for name, digest in saved.items() if file_digest(newest / name) != digest]:
+        raise UserError(f"{newest / changed[0]} is not what was saved; {way_out}")
     weights = load_file(newest / "model.safetensors")
     trained = trained_tensors(model)
     if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in trained.items()}:

@@ -31,7 +31,7 @@ from typing_extensions import TypedDict  # pydantic can't read typing's before P
 from forage.errors import UserError
 from forage.files import replacing
 from forage.metrics import Interval
-from forage.text import encodable, typed
+from forage.text import encodable, from_json, typed
 
 SCHEMA = 1
 MEASURED = ("seconds", "memory_gib", "workers", "servers")
@@ -245,6 +245,6 @@ def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
     if not path.exists():
         return {}
     try:
-        return {int(version): row for version, row in json.loads(path.read_text()).items()}
-    except (ValueError, AttributeError) as error:
+        return typed(dict[int, dict[str, Interval]], from_json(path.read_bytes()))
+    except ValueError as error:
         raise UserError(f"{path} is broken ({error}); delete it to evaluate again") from error
