@@ -28,7 +28,7 @@ BUDGETS = {
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_600, 8),
     "forage/evaluation": (8_350, 11),
-    "forage/grpo": (18_150, 13),
+    "forage/grpo": (18_165, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_550, 3),
     "forage/policy": (13_050, 14),

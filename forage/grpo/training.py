@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,7 +156,9 @@ def evaluate(run: Run, play: Play) -> None:
         for name in names_of_rewards(episodes)
     }
     write_evaluations(options.run_dir, known)
-    means = ", ".join(f"{name} {interval['mean']:.3f}" for name, interval in known[run.step].items())
+    having = Counter(name for episode in episodes for name in episode.rewards)  # a judge may be at its bound
+    partly = {name: f" ({count} of them)" for name, count in having.items() if count < len(episodes)}
+    means = ", ".join(f"{name} {of['mean']:.3f}{partly.get(name, '')}" for name, of in known[run.step].items())
     print(f"v{run.step:06d} on {len(episodes)} held-out questions: {means}", flush=True)
 
 

@@ -1,6 +1,7 @@
 """The trainer: its figures by hand, whole runs on a tiny policy, and every way in which one goes on or stops."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_of, write_plan
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
+from tests.tiny import rewards_of_tokens
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -271,3 +273,18 @@ def test_bad_options_are_refused_before_anything_is_loaded(tiny, tmp_path, wrong
     with pytest.raises(UserError, match=says):
         train(tiny_options(tiny, tmp_path / "run", **wrong))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_says_how_many_questions_have_a_reward(tiny, tmp_path, capsys):
+    """A judge that is at its bound judges fewer of them than before."""
+
+    def rewards(embedder):
+        def judged(episodes, questions):
+            return [1.0 if question.id == "q6" else None for question in questions]
+
+        return rewards_of_tokens(embedder) | {"judged": judged}
+
+    train(tiny_options(tiny, tmp_path / "run", max_steps=1), rewards)
+    assert re.search(
+        r"v000000 on 2 held-out questions: .*low [\d.]+, judged 1.000 \(1 of them\)\n", capsys.readouterr().out
+    )
