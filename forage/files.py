@@ -52,6 +52,15 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
+@contextmanager
+def takes_files(path: Path) -> Iterator[None]:
+    """Refuse a place such as /proc, which says of what can't be made there that it is not there."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"{path} can't be made: no files can be kept there; choose another place") from error
+
+
 def sync(path: Path) -> None:
     """Wait until a file's contents, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -75,7 +84,8 @@ def sync_tree(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make a folder and its missing parents, on the disk by name."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    with takes_files(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         sync(path.parent)
 
@@ -247,7 +257,9 @@ def locked(path: Path, message: str, *, remove: bool = False) -> Iterator[None]:
     If another process holds it, UserError(message). With `remove`, the file goes when the lock is released, unless it
     holds something: then it is somebody's own.
     """
-    with path.open("a") as file:
+    with takes_files(path):
+        opened = path.open("a")
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

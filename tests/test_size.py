@@ -21,7 +21,7 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (8_200, 11),  # those in the root
-    "forage": (12_360, 14),  # the modules of forage/ itself
+    "forage": (12_400, 14),  # the modules of forage/ itself
     "forage/agent": (13_650, 11),
     "forage/chat": (3_400, 4),
     "forage/data": (14_650, 12),
@@ -41,9 +41,9 @@ BUDGETS = {
     "forage/store": (13_100, 12),
     "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
-    "tests": (215_500, 55),
+    "tests": (218_000, 55),
 }
-ROAD = {"files": 69, "functions": 452, "lines": 4_065}
+ROAD = {"files": 69, "functions": 453, "lines": 4_075}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_675  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

@@ -25,7 +25,7 @@ from typing import Annotated
 from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.files import make_folder, sync
+from forage.files import make_folder, sync, takes_files
 from forage.machine import compute_dtype
 from forage.manifest import write_manifest
 from forage.outputs import check_replaceable, making_folder
@@ -98,7 +98,8 @@ def point(link: Path, base: Path) -> None:
     # Relative, so that the folder with both can be mounted elsewhere; renamed into place, so that it is never missing.
     partial = link.with_name(f".{link.name}.partial")
     partial.unlink(missing_ok=True)
-    partial.symlink_to(os.path.relpath(base.resolve(), link.parent.resolve()))
+    with takes_files(link):
+        partial.symlink_to(os.path.relpath(base.resolve(), link.parent.resolve()))
     partial.replace(link)
     sync(link.parent)
 

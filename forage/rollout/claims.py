@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forage.errors import UserError
-from forage.files import GONE, create_once, locked
+from forage.files import GONE, create_once, locked, make_folder
 from forage.manifest import digest
 
 LEASE = 120.0  # seconds; NFS shows a refresh after at most 60 (acregmax), and there is one every 30
@@ -131,7 +131,7 @@ def named_worker(run_dir: Path, wanted: str = "") -> Iterator[str]:
     if wanted == TRAINER or (wanted and not re.fullmatch(r"\w[\w.-]*", wanted)):
         raise UserError(f"--worker {wanted} can't be used; take letters, digits, - and _, and not {TRAINER!r}")
     locks = run_dir / "workers"
-    locks.mkdir(parents=True, exist_ok=True)
+    make_folder(locks)
     if wanted:
         taken = f"worker {wanted} is playing in {run_dir} already; give this one another --worker, or none"
         with locked(locks / f"{wanted}.lock", taken):

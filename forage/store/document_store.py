@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,6 +189,8 @@ class DocumentStore:
             raise UserError("rank takes a list of queries; give [query] for a single one")
         if k < 1:
             raise UserError(f"k {k} must be at least 1")
+        if mode not in get_args(Mode):
+            raise UserError(f"mode {mode!r} is none of {', '.join(get_args(Mode))}")
         fusion.check()
         queries = list(map(encodable, queries))
         unique = {query: row for row, query in reversed(list(enumerate(queries))) if query.strip()}

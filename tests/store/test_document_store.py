@@ -218,3 +218,8 @@ def test_build_refuses_bad_input_in_one_line(tmp_path, documents, options, says)
     with pytest.raises(UserError, match=says) as error:
         DocumentStore.build(tmp_path / "store", documents, options)
     assert "\n" not in str(error.value)
+
+
+def test_a_mode_that_is_none_is_told(store):
+    with pytest.raises(UserError, match="mode 'semantic' is none of hybrid, dense, sparse"):
+        store.search("gout", mode="semantic")
