@@ -30,6 +30,7 @@ def main(folder, names):
         norms = [update(learner, step) for step in (1, 2)]
         if learner.rank == 0:
             (folder / f"{sharding}.json").write_text(json.dumps({"before": before, "norms": norms}))
+    dist.barrier()  # or one takes the other's connections down while it still works
     dist.destroy_process_group()
 
 

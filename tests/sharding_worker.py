@@ -206,6 +206,7 @@ def main(folder, names):
         kind, _, form = name.partition("-")
         sharding, _, offload = kind.partition("+")
         FORMS[form](sharding, offload or "none", folder / name)
+    dist.barrier()  # or one takes the other's connections down while it still works
     dist.destroy_process_group()
 
 

@@ -47,6 +47,8 @@ def content(path, without):
         return f"broken: {error}"
     if path.name == "store.json":
         rows[0].pop("collection")  # a name drawn at random
+    if path.name == "digests.json":
+        rows[0].pop("kept.json")  # which holds seconds
     return rows
 
 

@@ -185,8 +185,8 @@ def test_evaluations_of_another_run_are_not_taken_for_this_ones(runs):
 REFUSED = [
     ("take state", r"state is of a run with --seed 1, not 0; give another --run-dir, or move it away to start over"),
     ("move state/000002 state/000001", r"state/000001 holds the checkpoint of step 2; give it its name back"),
-    ("cut state/000002/model.safetensors", r"state is damaged .*; give another --run-dir, or move it away"),
-    ("remove state/000002/optimizer.safetensors", r"state is damaged"),
+    ("cut state/000002/model.safetensors", r"model.safetensors is not what was saved; put it back, or start over"),
+    ("remove state/000002/optimizer.safetensors", r"optimizer.safetensors is not what was saved; put it back"),
     ("remove run.json", r"holds a run but no run.json; put that back, or give another --run-dir"),
     ("cut run.json", r"run.json is damaged .*; put it back, or give another --run-dir"),
     ("cut evaluations.json", r"evaluations.json is broken .*; delete it"),

@@ -55,8 +55,11 @@ class Running:
 
     def sockets(self):
         """How many the process has open."""
-        links = Path(f"/proc/{self.process.pid}/fd").iterdir()
-        return sum(os.path.islink(link) and os.readlink(link).startswith("socket:") for link in links)
+        found = 0
+        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since it was listed
+                found += os.readlink(link).startswith("socket:")
+        return found
 
     def cpu_seconds(self):
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
