@@ -5,6 +5,7 @@
     python data_prep.py --dataset-name medquad.jsonl.gz --no-scrape    a file; its answers are the documents
     python data_prep.py --dataset-name scifact                         a test collection in BEIR's layout
     python data_prep.py --documents notes                              your own files; questions are made from them
+    python data_prep.py --documents notes --questions asked.csv        your own files, and your own questions about them
 
 Reads the data set and fetches the pages, or reads a folder of files. Writes to --output-dir: documents.jsonl, store/,
 train.jsonl, eval.jsonl, manifest.jsonl (what became of each page or file), rewriter/ (the same data for train_ppo.py)
@@ -15,14 +16,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forage.cli import run_script
 from forage.data.options import DatasetOptions
 from forage.data.records import Document, Question
-from forage.data.relevance import make_questions, split_by_document
+from forage.data.relevance import by_document, make_questions, merged, split_by_document
 from forage.data.rewriter_data import export_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
 from forage.data.splits import drop_questions, shared
@@ -33,14 +34,16 @@ from forage.questions.options import MakingOptions
 from forage.store.options import StoreOptions
 
 if TYPE_CHECKING:
+    from forage.data.chunking import Chunk
     from forage.data.corpus import Dataset
     from forage.store.document_store import DocumentStore
 
 TOP = (
-    "dataset_name", "documents", "make_questions", "make_questions_url", "output_dir", "content_dir", "cache_dir",
-    "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
+    "dataset_name", "documents", "questions", "make_questions", "make_questions_url", "output_dir", "content_dir",
+    "cache_dir", "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
-WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter")
+LEFT_OUT = "questions_left_out.jsonl"
+WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter", LEFT_OUT)
 
 Split = tuple[list[Question], list[Question]]  # training, held out
 
@@ -75,6 +78,8 @@ class Options:
             if self.dataset.dataset_name != DatasetOptions.dataset_name:
                 raise UserError(f"--dataset-name {self.dataset.dataset_name} and --documents are both given; give one")
             check_apart("--output-dir", self.output_dir, {"--documents": self.making.documents})
+            asked = {"--questions": Path(self.making.questions)} if self.making.questions else {}
+            check_files_apart("--output-dir", self.output_dir, WRITTEN, asked)
             return
         source = {"--dataset-name": Path(self.dataset.dataset_name)}
         if source["--dataset-name"].is_dir():
@@ -159,14 +164,28 @@ def rows_and_pages(options: Options) -> Source:
 
 
 def own_documents(folder: Path, options: Options) -> Source:
-    """A folder of files, from which questions are made."""
+    """A folder of files, and questions of one's own or made from them."""
     from forage.data.own_documents import read_folder
+    from forage.data.own_questions import place, read_own_questions
     from forage.questions.making import make_from
 
+    asked = read_own_questions(options.making.questions, options.dataset.columns) if options.making.questions else []
     own = read_folder(folder)
     told = {"files": f"{len(own.records):,}" + _causes(Counter(record.cause for record in own.records))}
 
     def split(store: DocumentStore) -> Split:
+        def near(text: str, k: int) -> list[Chunk]:
+            return [store.chunk_by_id[hit.chunk_id] for hit in store.search(text, k, "sparse")]
+
+        if asked:
+            placed, left_out = place(asked, own.records, by_document(store.chunks), near)
+            write_jsonl(options.output_dir / LEFT_OUT, ({"cause": why, **asdict(row)} for row, why in left_out))
+            told["questions"] = f"{len(asked):,}"
+            told[f"left out, see {LEFT_OUT}"] = f"{len(left_out):,}" + _causes(Counter(why for _, why in left_out))
+            if not placed:
+                raise UserError(f"--questions {options.making.questions}: no question has an answer in {folder}; see "
+                                f"{options.output_dir / LEFT_OUT} for each one's cause")  # fmt: skip
+            return halves(merged(placed), options)
         questions, kept, reasons = make_from(store, options.making, options.output_dir, options.seed)
         told["questions dropped"] = f"{sum(reasons.values()):,}" + _causes(reasons)
         found = sum(1 / one.rank for one in kept) / len(kept)

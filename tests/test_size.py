@@ -20,11 +20,11 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (8_200, 11),  # those in the root
+    "scripts": (8_420, 11),  # those in the root
     "forage": (12_400, 14),  # the modules of forage/ itself
     "forage/agent": (13_650, 11),
     "forage/chat": (3_400, 4),
-    "forage/data": (14_650, 12),
+    "forage/data": (15_450, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_600, 8),
     "forage/evaluation": (8_350, 11),
@@ -33,7 +33,7 @@ BUDGETS = {
     "forage/planning": (2_550, 3),
     "forage/policy": (13_050, 14),
     "forage/publishing": (3_400, 4),
-    "forage/questions": (2_750, 5),
+    "forage/questions": (2_800, 5),
     "forage/rewriter": (10_250, 10),
     "forage/rollout": (6_650, 7),
     "forage/runs": (8_750, 10),
@@ -46,7 +46,7 @@ BUDGETS = {
 ROAD = {"files": 69, "functions": 453, "lines": 4_075}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_675  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_690  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "focus": ("question_focus", "focus", "title", "topic", "entity"),
     "type": ("question_type", "qtype", "type"),
 }
+NEEDED = ("question", "answer")
 ALTERNATIVES = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
 
 
@@ -39,8 +40,10 @@ class QARow:
     type: str
 
 
-def find_columns(names: Iterable[str], wanted: Columns) -> dict[str, str]:
-    """The column of each kind, empty where there is none; a question and an answer column are required.
+def find_columns(
+    names: Iterable[str], wanted: Columns, needs: Sequence[str] = NEEDED, sources: Sequence[str] = ()
+) -> dict[str, str]:
+    """The column of each kind, empty where there is none, unless it is needed; `sources` are other names for url.
 
     Example: names Question, Answer, qtype -> question: Question, answer: Answer, type: qtype, and the others empty.
     """
@@ -51,19 +54,22 @@ def find_columns(names: Iterable[str], wanted: Columns) -> dict[str, str]:
         asked = getattr(wanted, f"{kind}_column")
         if asked and asked not in names:
             raise UserError(f"--{kind}-column {asked}: no such column; the data set has {', '.join(names)}")
-        found[kind] = asked or next((by_lower[name] for name in known if name in by_lower), "")
-    for kind in ("question", "answer"):
+        names_of_kind = (*(sources if kind == "url" else ()), *known)
+        found[kind] = asked or next((by_lower[name] for name in names_of_kind if name in by_lower), "")
+    for kind in needs:
         if not found[kind]:
             raise UserError(f"no {kind} column among {', '.join(names)}; name it with --{kind}-column")
     return found
 
 
-def to_rows(records: Iterable[Mapping[str, Any]], wanted: Columns) -> tuple[list[QARow], Counter[str]]:
+def to_rows(
+    records: Iterable[Mapping[str, Any]], wanted: Columns, needs: Sequence[str] = NEEDED, sources: Sequence[str] = ()
+) -> tuple[list[QARow], Counter[str]]:
     """Rows of all records with unique ids, and how many rows lack a question, an answer or a URL."""
     records = list(records)
     if not records:
         raise UserError("the data set has no rows")
-    columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted)
+    columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted, needs, sources)
     rows, lacking, seen = list[QARow](), Counter[str](), Counter[str]()
     for number, record in enumerate(records, 1):
         values = {kind: _text(record.get(name)) if name else "" for kind, name in columns.items()}
@@ -109,7 +115,9 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(2**30)  # some answers are longer than the default of 128 KiB
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            head = file.readline()
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
             for record in reader:
                 if None in record:
                     raise UserError(f"{path}:{reader.line_num}: more cells than columns; quote what has commas in it")

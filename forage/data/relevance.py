@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from forage.data.chunking import Chunk
 from forage.data.qa_rows import QARow
@@ -17,6 +17,7 @@ WORD = re.compile(r"\w+")
 RELEVANT = 0.5
 
 Trigrams = frozenset[tuple[str, ...]]
+Placed = tuple[QARow, str, Sequence[str]]  # a row, and the ids of the document and of the chunks that answer it
 
 
 def trigrams(text: str) -> Trigrams:
@@ -55,26 +56,38 @@ def make_questions(
     Rows that ask the same are merged into one question, which any of their documents answers. The first row gives the
     id, answer, type and focus.
     """
-    chunks_of: dict[str, list[Chunk]] = {}
-    for chunk in chunks:
-        chunks_of.setdefault(chunk.doc_id, []).append(chunk)
-    answered: dict[str, list[tuple[QARow, str, list[str]]]] = {}  # by question: row, document's id, chunks' ids
-    left_out = Counter[str]()
+    chunks_of = by_document(chunks)
+    placed, left_out = list[Placed](), Counter[str]()
     for row, doc_id in zip(rows, doc_of_row, strict=True):
         relevant = relevant_chunks(row.answer, chunks_of.get(doc_id, [])) if row.question and row.answer else []
         if relevant:
-            same = answered.setdefault(question_key(row.question), [])
-            left_out["same question, merged"] += bool(same)
-            same.append((row, doc_id, relevant))
+            placed.append((row, doc_id, relevant))
         else:
             left_out[_why_unused(row)] += 1
+    questions = merged(placed)
+    left_out["same question, merged"] = len(placed) - len(questions)
+    return questions, +left_out
+
+
+def by_document(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
+    chunks_of: dict[str, list[Chunk]] = {}
+    for chunk in chunks:
+        chunks_of.setdefault(chunk.doc_id, []).append(chunk)
+    return chunks_of
+
+
+def merged(placed: Iterable[Placed]) -> list[Question]:
+    """One question of the rows that ask the same: what answers any of them answers it; the rest is the first row's."""
+    answered: dict[str, list[Placed]] = {}
+    for row, doc_id, relevant in placed:
+        answered.setdefault(question_key(row.question), []).append((row, doc_id, relevant))
     questions = []
     for same in answered.values():
         first = same[0][0]
         docs = tuple(dict.fromkeys(doc_id for _, doc_id, _ in same))
         found = tuple(dict.fromkeys(chunk_id for _, _, relevant in same for chunk_id in relevant))
         questions.append(Question(first.id, first.question, clean(first.answer), first.type, first.focus, docs, found))
-    return questions, +left_out
+    return questions
 
 
 def question_key(question: str) -> str:

@@ -14,6 +14,9 @@ class MakingOptions:
 
     documents: Path | None = None
     """Folder of your own .txt, .md, .html and .pdf files, in place of a data set; questions are made from them."""
+    questions: str = ""
+    """Your own questions about --documents, in place of made ones: a .jsonl, .jsonl.gz, .csv or .parquet file with
+    columns question, answer and source (the file that answers), of which one of the last two may be missing."""
     make_questions: str = ""
     """Chat model that writes the questions, by its name at --make-questions-url. Without one, questions are made from
     headings and sentences."""
@@ -31,6 +34,9 @@ class MakingOptions:
         check_at_least_one(self, "found_within", "max_questions", "min_questions")
         if self.documents is None and (self.make_questions or self.make_questions_url):
             raise UserError("--make-questions makes questions for --documents; give that folder too")
+        if self.questions and (self.documents is None or self.make_questions):
+            raise UserError("--questions asks about the folder --documents, in place of made questions; give that "
+                            "folder, and no --make-questions")  # fmt: skip
         if bool(self.make_questions_url) != bool(self.make_questions):
             raise UserError("a model that writes questions needs its name and address: give both --make-questions and "
                             "--make-questions-url")  # fmt: skip

@@ -231,7 +231,9 @@ def first_relevant(hits: Iterable[Found], question: Question) -> int | None:
 
 
 def read_out(question: Question, hit: Found, protocol: Protocol, answer_tokens: int) -> str:
-    """The answer, as the passage shows it."""
+    """The answer, as the passage shows it; of a question without one, how the passage begins."""
     # As harmless as the passage: what the policy learns to write must hold no turn that the reference forges.
-    answer = readable(protocol.harmless(body_of(question.answer)), protocol.show([Passage(hit.title, hit.text)]))
+    answer = readable(
+        protocol.harmless(body_of(question.answer or hit.text)), protocol.show([Passage(hit.title, hit.text)])
+    )
     return short_answer(answer, lambda text: len(protocol.turn_ids(text)), answer_tokens)

@@ -143,3 +143,27 @@ def test_a_kill_asks_about_no_passage_twice(files, tmp_path):
     passages = len(DocumentStore.open(tmp_path / "store").chunks)
     assert len(chat.asked) == passages - 7
     assert len(questions(tmp_path)) >= 12
+
+
+def test_own_questions_about_own_documents(files, prepared, tmp_path):
+    """Those that were made, as if they were one's own: with a file, with an answer, and one that nothing answers."""
+    made = questions(prepared)
+    path_of = {row["document_id"]: row["path"] for _, row in json_lines(prepared / "manifest.jsonl")}
+    rows = [{"question": q.question, "answer": q.answer} for q in made[::2]]
+    rows += [{"question": q.question, "source": path_of[q.relevant_doc_ids[0]]} for q in made[1::2]]
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"question": "Who?", "answer": "My aunt Zora"}]))
+    done = prepare(files, tmp_path / "data", "--questions", str(asked))
+    placed = {q.question: q.relevant_doc_ids for q in questions(tmp_path / "data")}
+    assert placed.keys() == {q.question for q in made}
+    assert all(set(q.relevant_doc_ids) <= set(placed[q.question]) for q in made)
+    assert "left out, see questions_left_out.jsonl         1 (answer in no passage 1)" in done.stdout
+    [(_, left_out)] = json_lines(tmp_path / "data" / "questions_left_out.jsonl")
+    assert (left_out["cause"], left_out["question"]) == ("answer in no passage", "Who?")
+
+
+def test_own_questions_of_which_none_is_answered_are_refused(files, tmp_path):
+    (tmp_path / "asked.csv").write_text("question;answer\nWho?;My aunt Zora\n")
+    done = prepare(files, tmp_path / "data", "--questions", str(tmp_path / "asked.csv"), check=False)
+    assert done.returncode == 1
+    assert "no question has an answer in" in done.stderr.splitlines()[-1]

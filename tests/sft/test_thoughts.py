@@ -9,7 +9,7 @@ from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_format_reward
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
-from forage.sft.teacher import TeacherOptions, demonstrate
+from forage.sft.teacher import TeacherOptions, demonstrate, read_out
 from forage.sft.thoughts import Thought, as_shown, before_answer, before_query
 from forage.testtime.scorers import shown
 from tests.scripted_engine import Hit
@@ -158,3 +158,9 @@ def test_what_comes_after_the_demonstration_takes_its_thoughts(tiny_protocol):
     assert [word.text for word in words] == ["Gout", "symptoms"]
     assert all(token >= call_at for word in words for token in word.tokens)
     assert all(tiny_protocol.text([episode.ids[t] for t in word.tokens]).strip() == word.text for word in words)
+
+
+def test_a_question_without_an_answer_is_answered_as_its_passage_begins(protocol):
+    asked = replace(GOUT, answer="")
+    assert read_out(asked, PASSAGE, protocol, 8) == "It hurts."
+    assert read_out(GOUT, PASSAGE, protocol, 8) == "It hurts."

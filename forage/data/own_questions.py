@@ -1,0 +1,80 @@
+"""Own questions about own documents: each is placed at the passages that answer it, or left out with a cause."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePath
+
+from forage.data.chunking import Chunk
+from forage.data.options import Columns
+from forage.data.own_documents import FileRecord
+from forage.data.qa_rows import QARow, read_records, to_rows
+from forage.data.relevance import Placed, relevant_chunks
+from forage.text import IDLE, words_of
+
+SOURCES = ("source", "file", "path", "document", "filename", "url")  # usual names of the column that names a file
+NEAREST = 20  # passages that are compared with an answer whose document isn't named
+SAID = 0.6  # share of an answer's telling words that a passage says, at least, if the answer isn't there word for word
+
+
+def read_own_questions(file: str, columns: Columns) -> list[QARow]:
+    """The rows of a file; `url` is the source."""
+    return to_rows(read_records(file, Path()), columns, needs=("question",), sources=SOURCES)[0]
+
+
+def place(
+    rows: Iterable[QARow],
+    records: Iterable[FileRecord],
+    chunks_of: dict[str, list[Chunk]],
+    search: Callable[[str, int], Sequence[Chunk]],
+) -> tuple[list[Placed], list[tuple[QARow, str]]]:
+    """(rows with what answers them, rows that are left out with the cause).
+
+    An answer is looked for in the document that the source names, or else in the passages that a search for question
+    and answer finds. Without an answer, all of the source's passages count.
+    """
+    named, placed, left_out = documents_by_name(records), list[Placed](), list[tuple[QARow, str]]()
+    for row in rows:
+        docs = named.get(row.url.casefold(), set()) if row.url else set()
+        if not row.question:
+            left_out.append((row, "no question"))
+        elif not row.answer and not row.url:
+            left_out.append((row, "neither answer nor source"))
+        elif row.url and len(docs) != 1:
+            left_out.append((row, "source names several files" if docs else "source is no file with text"))
+        else:
+            near = chunks_of[min(docs)] if docs else search(f"{row.question} {row.answer}", NEAREST)
+            found = saying(row.answer, near) if row.answer else near
+            placed += [(row, doc, [c.id for c in found if c.doc_id == doc]) for doc in {c.doc_id: 0 for c in found}]
+            if not found:
+                left_out.append((row, "answer in no passage" + (" of its source" if docs else "")))
+    return placed, left_out
+
+
+def documents_by_name(records: Iterable[FileRecord]) -> dict[str, set[str]]:
+    """The documents that a name may mean: a path in the folder, its last part, or that without its ending.
+
+    Example: breads/rye.md is meant by "breads/rye.md", "rye.md" and "Rye".
+    """
+    named: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        if record.document_id:
+            path = PurePath(record.path)
+            for name in {record.path, path.name, path.stem}:
+                named[name.casefold()].add(record.document_id)
+    return named
+
+
+def saying(answer: str, chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The passages that say the answer: by runs of three words, word for word, or, if none does, most of its words."""
+    ids = set(relevant_chunks(answer, chunks))
+    words = words_of(answer)
+    text = f" {' '.join(words)} "
+    found = [chunk for chunk in chunks if chunk.id in ids or text in f" {' '.join(words_of(chunk.text))} "]
+    telling = set(words) - IDLE
+    if found or not telling:
+        return found
+    shares = [len(telling & set(words_of(chunk.text))) / len(telling) for chunk in chunks]
+    best = max(shares, default=0.0)
+    return [chunk for chunk, share in zip(chunks, shares, strict=True) if share == best >= SAID]
