@@ -36,7 +36,7 @@ from forage.agent.combination import MakeRewards, reward_matrix, rewards_of, sco
 from forage.agent.episode import Episode, Search, Turn, write_episodes
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
 from forage.agent.protocol import NO_ACTION_TEXT, Call, Passage, Protocol, read_turn
-from forage.agent.searcher import Searcher
+from forage.agent.searcher import Searcher, searching
 from forage.cli import run_script
 from forage.data.records import Question
 from forage.data.splits import in_rounds, read_training_questions
@@ -194,7 +194,7 @@ def search(player: Player, question: Question, call: Call) -> tuple[str, tuple[s
     if call.fault:
         return f"error: {call.explanation}", ()
     how, query = player.settings, " ".join([question.question] * player.settings.question_weight + [call.query])
-    [hits] = player.store.search([query], how.k, how.mode, fusion=how.fusion)
+    [hits] = searching(player.store, how)([query])
     return player.protocol.show(Passage(h.title, h.text) for h in hits), tuple(h.chunk_id for h in hits)
 
 

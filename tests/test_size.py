@@ -22,9 +22,9 @@ from tests.road import measure, walk
 BUDGETS = {
     "scripts": (8_420, 11),  # those in the root
     "forage": (12_400, 14),  # the modules of forage/ itself
-    "forage/agent": (13_650, 11),
+    "forage/agent": (14_060, 12),
     "forage/chat": (3_400, 4),
-    "forage/data": (15_450, 13),
+    "forage/data": (15_550, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_600, 8),
     "forage/evaluation": (8_350, 11),
@@ -43,7 +43,7 @@ BUDGETS = {
     "bench": (18_050, 14),
     "tests": (218_000, 55),
 }
-ROAD = {"files": 69, "functions": 453, "lines": 4_075}
+ROAD = {"files": 69, "functions": 453, "lines": 4_095}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_690  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

@@ -18,6 +18,7 @@ from forage.text import from_json, typed
 
 AGENT_FILE = "agent.json"
 Credit = Literal["episode", "words"]  # what a token answers for (credit.py)
+Window = Literal["start", "query"]  # shown of a passage: its beginning, or from where it answers the query best
 COUNTS = ("k", "passage_tokens", "max_turns", "max_turn_tokens", "max_tokens", "max_calls", "max_query")
 
 
@@ -39,6 +40,7 @@ class AgentSettings:
     dense_weight: float = Fusion.dense_weight
     title_weight: float = Fusion.title_weight
     title_share: bool = Fusion.title_share
+    window: Window = "start"
     tools: Mapping[str, Spec] = field(default_factory=dict, hash=False)
 
     @property
@@ -93,6 +95,9 @@ class SearchOptions:
     title_share: bool | None = fixed(None)
     """With --mode hybrid: let a title count by the share of its words that the query says; the ranking by words gets
     the weight that no title earns (True)."""
+    window: Window | None = fixed(None)  # noqa: RUF009 as the others
+    """What of a passage is shown: its beginning (start), or from where it says most of what the query asks for
+    (query)."""
     override_agent: bool = False
     """Let these options differ from the policy's agent.json instead of stopping."""
 
@@ -106,7 +111,7 @@ class SearchOptions:
         if self.task is not None:
             given["task"] = as_task(self.task)
         folder = next((folder for folder in folders if (folder / AGENT_FILE).is_file()), None)
-        known = read_agent(folder) if folder else AgentSettings(tools=specs_of(own_tools()))
+        known = read_agent(folder) if folder else AgentSettings(window="query", tools=specs_of(own_tools()))
         differs = next((name for name, value in given.items() if value != getattr(known, name)), None)
         if folder and differs and not self.override_agent:
             option = flag(differs)

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from forage.agent.agent import SearchMany, searched_for
 from forage.agent.options import AgentSettings
+from forage.agent.window import best_start
 from forage.data.records import Question
+from forage.store.bm25 import Tokenizer
 from forage.store.hit import Hit
 from forage.store.opening import Store
 
 
 def searching(store: Store, settings: AgentSettings) -> SearchMany:
-    """The agent's search, which finds as many passages as it is shown."""
-    return lambda queries: store.search(queries, settings.k, settings.mode, fusion=settings.fusion)
+    """The agent's search, which finds as many passages as it is shown, each from where its window begins."""
+
+    def search(queries: Sequence[str]) -> list[list[Hit]]:
+        return store.search(queries, settings.k, settings.mode, fusion=settings.fusion)
+
+    if settings.window == "start":
+        return search
+    stems = Tokenizer(store.options.language)
+
+    def windowed(hit: Hit, query: str) -> Hit:
+        return replace(hit, text=hit.text[best_start(hit.text, query, hit.title, stems) :])
+
+    return lambda queries: [
+        [windowed(hit, query) for hit in hits] for query, hits in zip(queries, search(queries), strict=True)
+    ]
 
 
 @dataclass(frozen=True)

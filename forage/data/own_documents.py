@@ -24,6 +24,7 @@ TYPES = {".txt": "txt", ".text": "txt", ".md": "md", ".markdown": "md", ".html":
 TYPES |= {".xhtml": "html", ".pdf": "pdf"}
 MAX_BYTES = 64 * 2**20  # of one file; a book has one or two megabytes of text
 BEFORE_MARKDOWN = re.compile(r"\A---[ \t]*\n.*?^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+MOST_IN_TITLE = 8  # words
 HYPHENATED = re.compile(r"(?<=[a-z])-\n(?=[a-z])")
 
 
@@ -116,7 +117,7 @@ def read_document(name: str, kind: str, body: bytes) -> Page:
     elif kind == "md":
         page = read_markdown(_decoded(body))
     else:
-        page = Page("", paragraphs(_decoded(body)))
+        page = read_text(_decoded(body))
     blocks = tuple(Block(encodable(block.text), block.is_heading) for block in page.blocks)
     if not any(re.search(r"\w", block.text) for block in blocks):
         raise Unreadable("no text")
@@ -135,6 +136,19 @@ def title_of_name(name: str) -> str:
     """Example: notes/care_of-bees.txt gives "care of bees"."""
     stem = Path(name).stem
     return re.sub(r"[\s_-]+", " ", stem).strip() or stem
+
+
+def read_text(text: str) -> Page:
+    """A plain text. A short line without a full stop is a heading, if it stands alone; a first one is the title.
+
+    Example: "Rye\n\nA cereal.\n\nSowing\n\nIn fall." has the title "Rye" and a section "Sowing".
+    """
+    blocks = tuple(Block(block.text, is_title(block.text)) for block in paragraphs(text))
+    return Page(blocks[0].text if blocks and blocks[0].is_heading else "", blocks)
+
+
+def is_title(line: str) -> bool:
+    return bool(re.match(r"[^\W_]", line)) and len(line.split()) <= MOST_IN_TITLE and line[-1] not in ".,;:!?"
 
 
 def read_markdown(text: str) -> Page:

@@ -7,7 +7,7 @@ import pytest
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, same_settings, write_agent
 from forage.agent.searcher import searching
 from forage.errors import UserError
-from forage.store.options import Fusion
+from forage.store.options import Fusion, StoreOptions
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_what_is_written_is_read(policy):
         "mode": "sparse", "k": 5, "passage_tokens": 64, "question_weight": 0, "max_turns": 4, "max_turn_tokens": 160,
         "max_tokens": 2048, "max_calls": 2, "max_query": 300, "force_search": False,
         "task": "Answer the question from a library", "dense_weight": 0.6, "title_weight": 0.3,
-        "title_share": True, "tools": {},
+        "title_share": True, "window": "start", "tools": {},
     }  # fmt: skip
     assert read_agent(policy) == AgentSettings(mode="sparse", k=5)
 
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(policy):
 def test_what_is_left_out_comes_from_the_policy_and_for_a_new_one_from_the_defaults(policy, tmp_path):
     assert SearchOptions().settle(policy) == AgentSettings(mode="sparse", k=5)
     assert SearchOptions(k=5).settle(policy) == AgentSettings(mode="sparse", k=5)  # the same, said again
-    assert SearchOptions(k=7).settle(tmp_path / "new") == AgentSettings(k=7)
+    assert SearchOptions(k=7).settle(tmp_path / "new") == AgentSettings(k=7, window="query")
     assert SearchOptions().settle(tmp_path / "run", policy) == AgentSettings(mode="sparse", k=5)
 
 
@@ -87,6 +87,8 @@ def test_hybrid_search_weighs_as_the_policy_does():
     settings, asked = AgentSettings(dense_weight=0.7, title_weight=0.1, title_share=False), []
 
     class Store:
+        options = StoreOptions()
+
         def search(self, queries, k, mode, **more):
             asked.append((queries, k, mode, more))
 

@@ -3,14 +3,14 @@
 from bench import headroom
 from forage.agent.options import SearchOptions
 from forage.store.hit import Hit
-from forage.store.options import Fusion
+from forage.store.options import Fusion, StoreOptions
 
 
 class Asked:
     """A store that keeps how it was searched, and finds the first document."""
 
     def __init__(self):
-        self.how = []
+        self.how, self.options = [], StoreOptions()
 
     def search(self, queries, k, mode, *, fusion):
         self.how.append((len(queries), k, mode, fusion))
