@@ -148,7 +148,7 @@ NOWHERE = [
     [*PPO, "--run-dir", "/proc/x"],
     [*EVALUATE, "/proc/x"],
     ["nano_grpo.py", "--data", "data", "--policy", "policy", "--output-dir", "/proc/x"],
-    ["data_prep.py", "--dataset-name", "sample", "--output-dir", "/proc/x"],
+    ["data_prep.py", "--dataset-name", "sample", "--no-scrape", "--output-dir", "/proc/x"],
     ["document_store.py", "build", "--documents", "documents.jsonl", "--embedder", "none", "--store", "/proc/x"],
     ["-m", "forage.policy.served_base", "policy", "/proc/x"],
 ]
