@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[1] / ".env.example"
 # Read by docker compose and the containers' runtimes themselves, or by this repository's own scripts, not by the stack.
 OTHERS = re.compile(
     r"(COMPOSE|DOCKER|BUILDKIT|NVIDIA|CUDA)_\w+|(HTTPS?|NO|FTP|ALL)_PROXY|(https?|no|ftp|all)_proxy"
-    r"|HF_HUB_OFFLINE|OMP_WAIT_POLICY|DEVICE|SHARED|ENV_FILE|PY|VLLM_PY|PATH|HOME|HOSTNAME|PWD|OLDPWD|SHLVL|TERM|LANG"
+    r"|HF_HUB_\w+|OMP_WAIT_POLICY|DEVICE|SHARED|ENV_FILE|PY|VLLM_PY|PATH|HOME|HOSTNAME|PWD|OLDPWD|SHLVL|TERM|LANG"
     r"|LC_\w+|_"
 )
 CHOICES = {

@@ -1,5 +1,8 @@
 """What .env may set: unknown names and impossible values are refused."""
 
+import os
+import subprocess
+import sys
 from itertools import product
 from typing import get_args
 
@@ -13,6 +16,7 @@ from forage.stack_settings import (
     known_names,
     lines_of,
 )
+from tests import ROOT
 
 
 def test_lines_are_read_as_docker_reads_them(tmp_path):
@@ -72,3 +76,11 @@ def test_an_offload_works_with_the_same_shardings_in_the_stack_and_in_the_traine
                 continue
             with pytest.raises(UserError, match=f"{offload} does not work with .*{sharding}"):
                 check()
+
+
+def test_in_a_container_what_our_own_packages_set_is_no_ones_mistake(tmp_path):
+    """As `stack.sh prepare` asks in the image: its names are those of `env`, and importing forage sets more."""
+    (tmp_path / "names").write_text("PATH\n")
+    command = [sys.executable, "-m", "forage.stack_settings", "--image-names", tmp_path / "names"]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
