@@ -1,4 +1,4 @@
-"""Metrics: of an answer and of what a search found, and bootstrap intervals of their means."""
+"""Metrics: of an answer and of what a search found, bootstrap intervals of their means, and what a difference shows."""
 
 from __future__ import annotations
 
@@ -108,3 +108,38 @@ class Interval(TypedDict):
 def clear(found: Interval) -> bool:
     """Whether the interval of a difference excludes zero."""
     return found["low"] > 0 or found["high"] < 0
+
+
+def signed(found: Interval) -> str:
+    """Example: +0.500 (+0.400 to +0.600)."""
+    return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
+
+
+# What a paired comparison shows, in words
+
+FEWEST = 6  # questions that differ: so many all go one way by chance once in 32 times, five of them once in 16
+APART = 2.8  # standard errors from zero to a difference that four of five comparisons of its size would show
+
+
+def needed(gains: Sequence[float]) -> int:
+    """About how many questions would show a mean difference like that of `gains`, which must not be 0.
+
+    Example: 1, 0, 0, 0 have mean .25 and deviation .5; a standard error of .25 / 2.8 takes (2.8 * .5 / .25)^2 = 32.
+    """
+    given = np.asarray(gains, np.float64)
+    spread = given.std(ddof=len(given) > 1) / given.mean()
+    return math.ceil(float(max((APART * spread) ** 2, FEWEST / np.mean(given != 0))))
+
+
+def verdict(one: str, other: str, measure: str, gains: Sequence[float]) -> str:
+    """Two sentences on the paired differences of one from the other: what they show, and what they don't."""
+    found, differ = bootstrapped(gains), sum(gain != 0 for gain in gains)
+    size = f"{one} minus {other} is {signed(found)} in {measure} on {len(gains)} questions"
+    if clear(found) and differ >= FEWEST:
+        better, worse = (one, other) if found["mean"] > 0 else (other, one)
+        other_tries = "whether that holds for another seed, other data or another measure"
+        return f"Shown: {better} is better than {worse}; {size}. Not shown: {other_tries}."
+    more = "which is better, as their means are alike"
+    if round(found["mean"], 3):
+        more = f"which is better; about {needed(gains):,} questions would show a difference of this size"
+    return f"Shown: nothing that chance could not do; {size}. Not shown: {more}."

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.metrics import bootstrapped, clear, common_length, rouge_l, span, token_f1
+from forage.metrics import bootstrapped, clear, common_length, needed, rouge_l, span, token_f1, verdict
 
 
 def test_token_f1_by_hand():
@@ -46,3 +46,32 @@ def test_an_interval_is_clear_without_zero_in_it():
     for low, high, expected in ((0.1, 0.25, True), (-0.1, 0.2, False), (-0.3, -0.1, True), (0, 0.1, False)):
         assert clear({"mean": 0.0, "low": low, "high": high}) is expected
     assert span({"mean": 0.2, "low": 0.1, "high": 0.25}) == "0.100 to 0.250"
+
+
+def test_how_many_questions_a_difference_takes_by_hand():
+    # Mean .25, deviation .5: (2.8 * .5 / .25)^2 = 31.36. Of six that differ there must be four times as many: 24.
+    assert needed([1, 0, 0, 0]) == needed([-1, 0, 0, 0]) == 32
+    assert needed([0.5, 0.5]) == needed([0.5]) == 6  # fewer all go one way by chance too often
+    assert needed([0.5, 0.5, 0.5, 0]) == 8
+
+
+@pytest.mark.parametrize(
+    ("gains", "says"),
+    [
+        ([0.5] * 6, "new is better than old; new minus old is +0.500 (+0.500 to +0.500) in mrr on 6 questions. "
+                    "Not shown: whether that holds for another seed, other data or another measure."),
+        ([-0.5] * 6, "old is better than new; new minus old is -0.500 (-0.500 to -0.500) in mrr on 6 questions. "
+                     "Not shown: whether that holds for another seed, other data or another measure."),
+        ([0.5] * 5, "nothing that chance could not do; new minus old is +0.500 (+0.500 to +0.500) in mrr on 5 "
+                    "questions. Not shown: which is better; about 6 questions would show a difference of this size."),
+        ([1, 0, 0, 0], "nothing that chance could not do; new minus old is +0.250 (+0.000 to +0.750) in mrr on 4 "
+                       "questions. Not shown: which is better; about 32 questions would show a difference of this "
+                       "size."),
+        ([0, 0], "nothing that chance could not do; new minus old is +0.000 (+0.000 to +0.000) in mrr on 2 questions. "
+                 "Not shown: which is better, as their means are alike."),
+        ([0.1, 0.2, -0.3], "nothing that chance could not do; new minus old is +0.000 (-0.300 to +0.200) in mrr on 3 "
+                           "questions. Not shown: which is better, as their means are alike."),
+    ],
+)  # fmt: skip
+def test_a_verdict_says_what_is_shown_and_what_is_not(gains, says):
+    assert verdict("new", "old", "mrr", gains) == f"Shown: {says}"

@@ -36,6 +36,11 @@ class Sampling:
             raise UserError("--top-p and --top-k make the log-probabilities wrong; drop them, or add --allow-truncated")
 
 
+def played_at(temperature: float) -> str:
+    """In words."""
+    return f"sampled at T {temperature:g}" if temperature else "answered greedily (T 0)"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """Tokens to continue, and how."""

@@ -25,6 +25,26 @@ Grades = Mapping[str, int]
 # A system's costs, by their names in Outcome. Every other metric is a score from 0 to 1; higher is better.
 COSTS = ("searches", "turns", "sampled_tokens", "read_tokens", "seconds")
 
+# What each measure is, in the words below the tables; a reward of the user's has its docstring's first line there.
+MEANINGS = {
+    "mrr": "1 / rank of the first passage that answers, among all that were found",
+    "recall": "share of the passages that answer that is among the first k",
+    "ndcg": "how far up among the first k the passages that answer are",
+    "token_f1": "words shared with the reference answer",
+    "rouge_l": "words shared with the reference answer in the same order",
+    "answered": "share of questions with an answer",
+}
+
+
+def meanings(names: Iterable[str], functions: Mapping[str, RewardFunction]) -> str:
+    """Example: answered: share of questions with an answer; brevity: 1 for at most 40 words."""
+    docs = {
+        name: (getattr(f, "func", f).__doc__ or "a reward of get_reward_functions") for name, f in functions.items()
+    }
+    told = {name: docs[name].strip().splitlines()[0].rstrip(".") for name in docs} | MEANINGS
+    families = dict.fromkeys(name if name in told else name.partition("@")[0] for name in names)
+    return "; ".join(f"{name}: {told[name]}" for name in families)
+
 
 def grades_of(questions: Iterable[Question]) -> list[Grades]:
     """The chunks that answer each question, all with grade 1."""

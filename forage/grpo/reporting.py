@@ -11,6 +11,7 @@ import torch
 
 from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
+from forage.engines.base import played_at
 from forage.grpo.options import UpdateOptions
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
@@ -18,9 +19,10 @@ from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
 from forage.runs.drawing import Drawing
 from forage.runs.progress import print_step
-from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations
+from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations, verdict_on_run
 from forage.runs.trackers import Log, flatten
 from forage.runs.waiting import advice
+from forage.text import one_line
 
 # Beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and l2 are
 # others, and change from step to step.
@@ -97,10 +99,6 @@ def show(run: Run, stats: StepStats, log: Log, drawing: Drawing) -> None:
     drawing.after(stats)
 
 
-def played_at(temperature: float) -> str:
-    return f"sampled at T {temperature:g}" if temperature else "answered greedily (T 0)"
-
-
 def report_end(run: Run) -> None:
     """Print the held-out rewards before and after training, and if the trainer waited."""
     known = read_evaluations(run.options.run_dir)
@@ -108,11 +106,15 @@ def report_end(run: Run) -> None:
     if says := advice(run.history):
         print(says)
     if len(known) > 1:
+        options = run.options
         first, last = known[min(known)], known[max(known)]
-        asked, how = f"{len(run.eval_questions)} held-out questions", played_at(run.options.eval_temperature)
+        asked, how = f"{len(run.eval_questions)} held-out questions", played_at(options.eval_temperature)
         print(f"{asked}    before    after    (95 % interval), {how}")
         for name, before in first.items():
             after = last[name]
             print(
                 f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})"
             )
+        compare = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir}"
+        for line in (*verdict_on_run(options.run_dir), f"whether it beats plain RAG: python evaluate.py {compare}"):
+            print(one_line(line))

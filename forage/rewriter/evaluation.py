@@ -10,12 +10,14 @@ import numpy as np
 
 from forage.agent.prompts import final_query
 from forage.files import write_jsonl
-from forage.metrics import Interval, bootstrapped, clear, ndcg, recall, reciprocal_rank, span
+from forage.metrics import bootstrapped, clear, ndcg, recall, reciprocal_rank, span, verdict
 from forage.rewriter.actors import Policy, write_texts
 from forage.rewriter.data import Row, Search
 from forage.rewriter.options import Options
+from forage.rewriter.rewards import MEASURES
 
 RAW = "raw query"
+ENOUGH = 0.995  # of a reward: what is printed as 1.000, or nearly
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,11 @@ class Evaluation:
     tokenizer: Any
 
     def raw(self) -> list[Measurement]:
-        """The questions as they are."""
-        return [measure(RAW, self.rows, [row.query for row in self.rows], self.search, self.options.k)]
+        """The questions as they are; says if they leave nothing to learn."""
+        raw = measure(RAW, self.rows, [row.query for row in self.rows], self.search, self.options.k)
+        for line in hopeless(raw, self.options):
+            print(line, flush=True)
+        return [raw]
 
     def rewritten(self, way: str, policy: Policy, earlier: Sequence[Measurement]) -> list[Measurement]:
         """The earlier measurements, and one of the policy's rewrites; all of them are printed."""
@@ -68,14 +73,29 @@ class Evaluation:
         """Report the trained policy's rewrites beside all earlier measurements."""
         ways = self.rewritten("trained", policy, earlier)
         write_jsonl(self.options.run_dir / "evaluation.jsonl", result_rows(ways))
-        for before in reversed(earlier):
-            gain = difference(ways[-1], before)
-            print(f"trained over {before.way}: {gain['mean']:+.3f} ({span(gain)}), paired")
+        name = self.options.reward if self.options.reward in MEASURES else "recall"
+        for before in (earlier[-1], ways[0]):  # where PPO began, and what is to be beaten
+            print(verdict(ways[-1].way, before.way, f"{name}@{self.options.k}", gains(ways[-1], before, name)))
+        for line in hopeless(ways[0], self.options):
+            print(line)
 
 
-def difference(one: Measurement, other: Measurement) -> Interval:
-    """Paired difference in recall. Example: recalls [1, 0] against [0, 0] give .5."""
-    return bootstrapped([a - b for a, b in zip(one.recall, other.recall, strict=True)])
+def hopeless(raw: Measurement, options: Options) -> list[str]:
+    """Why nothing can be learnt, where the raw queries earn all of a built-in reward already."""
+    earned = getattr(raw, options.reward, [0.0])  # a reward of the user's own is not measured
+    if np.mean(earned) < ENOUGH:
+        return []
+    ways_out = [f"--k {max(1, options.k // 2)}"] if options.k > 1 else []
+    ways_out += ["--reward ndcg"] if np.mean(raw.ndcg) < ENOUGH else []
+    return [
+        f"nothing to learn: the raw queries already earn {np.mean(earned):.3f} of --reward {options.reward} on "
+        f"held-out questions, so no rewrite can find more; try {' or '.join([*ways_out, 'harder questions'])}"
+    ]
+
+
+def gains(one: Measurement, other: Measurement, name: str = "recall") -> list[float]:
+    """Paired differences. Example: recalls [1, 0] against [0, 0] give 1, 0."""
+    return [a - b for a, b in zip(getattr(one, name), getattr(other, name), strict=True)]
 
 
 def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
@@ -83,7 +103,8 @@ def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
     return [
         {
             "way": way.way, "searched": way.searched, "questions": len(way.recall), "recall": bootstrapped(way.recall),
-            "over_raw": difference(way, ways[0]), "ndcg": float(np.mean(way.ndcg)), "mrr": float(np.mean(way.mrr)),
+            "over_raw": bootstrapped(gains(way, ways[0])), "ndcg": float(np.mean(way.ndcg)),
+            "mrr": float(np.mean(way.mrr)),
         }
         for way in ways
     ]  # fmt: skip
@@ -93,6 +114,6 @@ def print_measurements(ways: Sequence[Measurement], k: int) -> None:
     """A line for each way; a star marks a difference from the raw query whose interval excludes zero."""
     print(f"{len(ways[0].recall)} held-out questions; in brackets: 95 % intervals; *: it excludes zero")
     for way in ways:
-        own, over = bootstrapped(way.recall), difference(way, ways[0])
+        own, over = bootstrapped(way.recall), bootstrapped(gains(way, ways[0]))
         compared = "" if way is ways[0] else f", over {RAW} {over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
         print(f"{way.way:10} recall@{k} {own['mean']:.3f} ({span(own)}), nDCG {np.mean(way.ndcg):.3f}{compared}")

@@ -21,7 +21,7 @@ from forage.errors import UserError
 from forage.files import json_lines
 from forage.policy.adapters import version_name
 from forage.policy.card import read_policy_card
-from forage.runs.stats import WAIT, StepStats, read_evaluations, read_stats
+from forage.runs.stats import WAIT, StepStats, read_evaluations, read_stats, verdict_on_run
 from forage.runs.waiting import advice
 from forage.text import encodable, printable, titled
 
@@ -58,7 +58,8 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
     held = {
         "runs": [
             {
-                "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)), "notes": notes(stats),
+                "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)),
+                "notes": [*notes(stats), *verdict_on_run(path)],
                 "tables": tables(stats[-1], read_evaluations(path)),
             }
             for path, stats in zip(run_dirs, histories, strict=True)

@@ -28,9 +28,10 @@ from typing import Any
 
 from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
+from forage.agent.episode import episode_files, read_episodes
 from forage.errors import UserError
 from forage.files import replacing
-from forage.metrics import Interval
+from forage.metrics import Interval, verdict
 from forage.text import encodable, from_json, typed
 
 SCHEMA = 1
@@ -248,3 +249,18 @@ def read_evaluations(run_dir: Path) -> dict[int, dict[str, Interval]]:
         return typed(dict[int, dict[str, Interval]], from_json(path.read_bytes()))
     except ValueError as error:
         raise UserError(f"{path} is broken ({error}); delete it to evaluate again") from error
+
+
+def verdict_on_run(run_dir: Path) -> list[str]:
+    """What the run's first and last evaluation show of the reward, in words; nothing where their episodes are gone."""
+    known = read_evaluations(run_dir)
+    before, after = (rewards_of(run_dir, choose(known, default=0)) for choose in (min, max))
+    gains = [after[name] - reward for name, reward in before.items() if name in after]
+    names = ("the trained policy", "the one before training")
+    return [verdict(*names, "overall", gains)] if len(known) > 1 and gains else []
+
+
+def rewards_of(run_dir: Path, version: int) -> dict[str, float]:
+    """By held-out question, the reward of its episode: of the first where two workers played it."""
+    files = episode_files(run_dir / "episodes" / f"{version:06d}-eval")
+    return {episode.question_id: episode.reward for file in reversed(files) for episode in read_episodes(file)}

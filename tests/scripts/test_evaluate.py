@@ -24,9 +24,9 @@ from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.policies import Policy, settle_agent
-from forage.evaluation.report import SystemScores, say_missing, summary
+from forage.evaluation.report import SystemScores, pairs_of, say_missing, summary
 from forage.evaluation.setting import agree_on, choose, recorded
-from forage.evaluation.tables import tables_of
+from forage.evaluation.tables import columns, tables_of
 from forage.files import write_jsonl
 from forage.policy.adapters import list_contents
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
@@ -90,7 +90,7 @@ def counted(name, strategy, monkeypatch):
     return asked
 
 
-def test_two_policies_in_one_table(tiny, tmp_path):
+def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     policies = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}")
     main(options_of(tiny, tmp_path, policy=policies))
     whole = json.loads((tmp_path / "eval.json").read_text())
@@ -114,6 +114,18 @@ def test_two_policies_in_one_table(tiny, tmp_path):
             assert sorted(episodes) == [f"q{n}/0" for n in range(6)]
             assert {e.adapter for e in episodes.values()} == {"warm-v000000" if policy == "warm" else "base"}
     page = (tmp_path / "table.md").read_text()
+    before_after, plain_rag, all_of_them, *_ = page.split("## ")[1:]
+    assert before_after.startswith("plain/single beside warm/single, paired")
+    assert plain_rag.startswith("plain/single beside plain/plain_rag, paired")
+    for part, told in zip((before_after, plain_rag), whole["verdicts"], strict=True):
+        assert part.rstrip().endswith(told)
+        assert "| mrr, mrr@1, mrr@3 | " in part
+    assert "plain RAG (plain/plain_rag) is better than plain/single" in plain_rag
+    assert "sampled at T 1, retrieval measured in chunks" in all_of_them
+    assert page.endswith("answered: share of questions with an answer.\n")
+    *_, columns, first_told, second_told, _ = capsys.readouterr().out.splitlines()
+    assert [first_told, second_told] == whole["verdicts"]
+    assert "; format: A third each for running a search, " in columns
     assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
     assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
     assert (tmp_path / "eval.png").stat().st_size > 10_000
@@ -350,6 +362,36 @@ def test_figures_by_hand():
     assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
     page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
     assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
+
+
+PAIRS = {
+    ("warm/single", "warm/plain_rag", "new/single", "new/plain_rag"): ["new/single warm/single",
+                                                                       "new/single new/plain_rag"],
+    ("new/s1", "new/single", "warm/single"): ["new/single warm/single"],  # beside
+    ("new/plain_rag", "new/best_of"): ["new/best_of new/plain_rag"],
+    ("new/single", "new/s1:0", "new/s1:4"): ["new/s1:4 new/single"],
+    ("new/single",): [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", PAIRS)
+def test_what_is_compared_first(names):
+    systems = [SystemScores(*name.split("/"), "base", {}) for name in names]
+    policies = tuple(dict.fromkeys(system.policy for system in systems))
+    beside = policies[0] == "new"  # else the warm start is the first of --policy
+    options = EvaluationOptions(policy=policies[:1] if beside else policies, beside=policies[1:] if beside else ())
+    assert [f"{one.name} {other.name}" for one, other in pairs_of(systems, options)] == PAIRS[names]
+
+
+def test_equal_columns_are_shown_once():
+    cost, half = {name: np.ones(2) for name in COSTS}, np.array([0.0, 1])
+    arrays = {"mrr": half, "mrr@3": half, "mrr@10": half, "recall@3": half, "recall@10": np.ones(2)}
+    other = {**arrays, "mrr@10": np.ones(2)}
+    one, two = ([SystemScores("a", f"{n}", "base", row | cost) for n, row in enumerate(rows)]
+                for rows in ((arrays, arrays), (arrays, other)))  # fmt: skip
+    shown = [list(columns(summary(systems), whole=True).values()) for systems in (one, two)]
+    assert shown == [["mrr, mrr@3, mrr@10", "recall@3", "recall@10"], ["mrr, mrr@3", "mrr@10", "recall@3", "recall@10"]]
+    assert list(columns(summary(two), whole=False).values()) == ["mrr", "recall@3"]
 
 
 def test_means_are_over_the_questions_that_all_systems_have(capsys):

@@ -22,6 +22,7 @@ from forage.policy.adapters import adapter_path, list_contents, served_name, ver
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_of, write_plan
+from forage.runs.page_data import contents
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
 from tests.tiny import rewards_of_tokens
@@ -83,9 +84,21 @@ def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
 # Whole runs
 
 
-def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path):
+def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
     options = tiny_options(tiny, tmp_path / "run", max_steps=12, num_rollouts=8, learning_rate=0.02)
     train(options)
+    *_, says, command = (line for line in capsys.readouterr().out.splitlines() if "run.html" not in line)
+    assert re.fullmatch(
+        r"Shown: .*; the trained policy minus the one before training is [-+.\d]+ \(.*\) in overall on 2 questions\. "
+        r"Not shown: .*\.", says
+    )  # fmt: skip
+    known = json.loads((options.run_dir / "evaluations.json").read_text())
+    assert f"is {known['12']['overall']['mean'] - known['0']['overall']['mean']:+.3f} (" in says
+    assert command == (
+        f"whether it beats plain RAG: python evaluate.py --data {options.rollout.data} --policy "
+        f"before={options.rollout.policy} after={options.run_dir}"
+    )
+    assert contents([options.run_dir], 1, 0)["runs"][0]["notes"][-1] == says
     stats = read_stats(options.run_dir)
     assert [row.step for row in stats] == list(range(12))
     assert versions(options.run_dir) == [0, *range(2, 13)]  # the first, those evaluated, and the last ten

@@ -26,7 +26,12 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     printed = capsys.readouterr().out
     for episode in range(1, 9):
         assert f"Episode {episode}: Reward = " in printed
-    assert "trained over raw query" in printed
+    over_untrained, over_raw, hopeless = printed.splitlines()[-3:]
+    assert hopeless.startswith("nothing to learn: the raw queries already earn 1.000 of --reward recall on ")
+    assert printed.index(hopeless) < printed.index("Episode 1: ")
+    assert "trained minus untrained is " in over_untrained
+    assert "trained minus raw query is " in over_raw
+    assert " in recall@5 on 4 questions. Not shown: " in over_raw
     rows = metrics(tmp_path)
     wanted = {"objective/rlhf_reward", "val/ratio", "policy/entropy", "loss/policy_avg", "loss/value_avg",
               "objective/kl", "lr", "episode", "grad_norm"}  # fmt: skip
@@ -113,7 +118,7 @@ def test_a_users_reward_on_a_model_without_a_template(tmp_path, capsys):
     run(args)
     rewards = [json.loads(line)["reward"] for line in (tmp_path / "run/episodes/000001.jsonl").read_text().splitlines()]
     assert any(reward > 1 for reward in rewards)
-    assert "trained over untrained" in capsys.readouterr().out
+    assert "trained minus untrained is " in capsys.readouterr().out
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
 
 
