@@ -33,6 +33,10 @@ class Progress:
         """The rows of the table: values by name."""
         return {}
 
+    def complete(self) -> bool:
+        """Whether all is done, so that only the last line is still to come."""
+        return False
+
     def ends_with_line(self) -> bool:
         """Whether a log gets a last line."""
         return True
@@ -53,7 +57,8 @@ class Progress:
 
     def changed(self) -> None:
         """A log gets a line if the last one is long enough ago; a live table looks for itself."""
-        if self.shown and not self._live and time.monotonic() - self._logged > LOG_EVERY:
+        late = time.monotonic() - self._logged > LOG_EVERY
+        if self.shown and not self._live and late and not self.complete():
             self._logged = time.monotonic()
             print(self.line(), flush=True)
 
@@ -84,9 +89,12 @@ class Counting(Progress):
         left = {"left": duration(spent / new * (self.total - self.done))} if new else {}
         return {"done": f"{self.done:,} of {self.total:,}"} | left
 
+    def complete(self) -> bool:
+        return self.done >= self.total
+
     def ends_with_line(self) -> bool:
         """What is soon done leaves no line."""
-        return self._logged > self.started
+        return time.monotonic() - self.started > LOG_EVERY
 
 
 def duration(seconds: float) -> str:

@@ -21,13 +21,13 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (8_420, 11),  # those in the root
-    "forage": (12_600, 14),  # the modules of forage/ itself
+    "forage": (12_640, 14),  # the modules of forage/ itself
     "forage/agent": (14_060, 12),
-    "forage/chat": (3_400, 4),
+    "forage/chat": (3_440, 4),
     "forage/data": (15_550, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_600, 8),
-    "forage/evaluation": (9_120, 11),
+    "forage/evaluation": (9_140, 11),
     "forage/grpo": (18_190, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_550, 3),
@@ -35,7 +35,7 @@ BUDGETS = {
     "forage/publishing": (3_400, 4),
     "forage/questions": (2_800, 5),
     "forage/rewriter": (10_400, 10),
-    "forage/rollout": (6_650, 7),
+    "forage/rollout": (6_680, 7),
     "forage/runs": (8_900, 10),
     "forage/sft": (5_400, 6),
     "forage/store": (13_100, 12),

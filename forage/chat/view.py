@@ -20,7 +20,7 @@ from forage.agent.episode import STOPS, Episode, Use
 from forage.agent.protocol import Protocol, Reading
 from forage.store.bm25 import Tokenizer
 from forage.store.hit import Hit
-from forage.text import one_line, printable, titled
+from forage.text import one_line, printable, titled, words_of
 
 BEGINNING = 300  # characters of a passage that are laid out, of which a line shows what fits
 ENOUGH = 0.5  # of the answer's words; fewer are common to many passages of a library
@@ -71,16 +71,20 @@ class View(Observer):
         self.console.print(indented(shown(use.result)))
 
     def finished(self, episode: Episode) -> None:
-        """The answer with the passages that hold its words, or why there is none."""
+        """The answer with the passages that hold its words and the words that none holds, or why there is none."""
         if episode.stop == "answer":
+            hits = list(self.hits.values())
             self.console.print(Text("answer", style="bold green"))
             self.console.print(indented(shown(episode.answer)))
-            if holding := passages_with(episode.answer, list(self.hits.values())):
-                self.console.print(Text("passages that hold the answer's words", style="bold cyan"))
+            if holding := passages_with(episode.answer, hits):
+                told = "share of the answer's words in a passage (even all of them don't make it right)"
+                self.console.print(Text(told, style="bold cyan"))
                 self.console.print(listed((f"{share:.0%}", hit, "") for hit, share in holding))
             else:
                 why = "no passage that was found holds half of the answer's words"
                 self.console.print(Text(why if self.searches else "it did not search", style="yellow"))
+            if hits and (missing := words_in_none(episode.answer, hits)):
+                self.console.print(in_line(f"in no passage that was found: {', '.join(missing)}", "yellow"))
         else:
             self.console.print(Text(f"no answer: {STOPS[episode.stop]}", style="yellow"))
         self.searches, self.hits = 0, {}
@@ -96,6 +100,13 @@ def passages_with(answer: str, hits: Sequence[Hit]) -> list[tuple[Hit, float]]:
     words = set(tokenize(answer))
     shares = [(hit, len(words & set(tokenize(f"{hit.title} {hit.text}"))) / max(1, len(words))) for hit in hits]
     return sorted((pair for pair in shares if pair[1] >= ENOUGH), key=lambda pair: -pair[1])
+
+
+def words_in_none(answer: str, hits: Sequence[Hit]) -> list[str]:
+    """The words of an answer whose stems no passage has. Example: "Rest and pills." beside "Resting." gives pills."""
+    tokenize = Tokenizer()
+    held = {stem for hit in hits for stem in tokenize(f"{hit.title} {hit.text}")}
+    return [word for word in dict.fromkeys(words_of(answer)) if set(tokenize(word)) - held]
 
 
 def shown(text: str, style: str = "") -> Text:

@@ -20,7 +20,7 @@ from forage.agent.searcher import searching
 from forage.agent.tools import functions_for
 from forage.data.records import Question
 from forage.engines.base import Engine, EngineError
-from forage.engines.choice import open_engine
+from forage.engines.choice import open_engine, settled
 from forage.errors import UserError
 from forage.evaluation.options import EvaluationOptions, Systems, read_system
 from forage.evaluation.outcomes import Outcome, OutcomeLog, Strategy
@@ -50,6 +50,8 @@ async def play(setting: Setting, systems: Systems) -> None:
             systems_of = options.systems_of(policy.name)
             logs = {name: log for name in systems_of if unanswered(log := log_of(policy, name, options), setting)}
             if logs:
+                # Once, so that it is said once, and all policies play with the same.
+                setting = replace(setting, options=replace(options, engine=settled(setting.options.engine)))
                 await play_policy(policy, logs, setting, strategies, worker)
 
 

@@ -116,6 +116,10 @@ class RolloutView(Progress):
         self.rewarded_episodes += episodes
         self.changed()
 
+    def complete(self) -> bool:
+        """Then rewards may still come, which the last line has; more episodes are those of spare questions."""
+        return len(self.episodes) == self.total
+
     def figures(self) -> Mapping[str, str]:
         count = max(1, len(self.episodes))
         shown = {

@@ -35,7 +35,15 @@ from forage.engines.base import Engine
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.heartbeat import beat
-from forage.policy.adapters import adapter_path, served_name, versions, weights_digest, whole_digest
+from forage.policy.adapters import (
+    adapter_path,
+    sampled_by,
+    served_name,
+    version_name,
+    versions,
+    weights_digest,
+    whole_digest,
+)
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import adapter_of, open_embedder, read_run
@@ -158,7 +166,8 @@ async def play_plan(
     write = EpisodeWriter(played.folder, claims, check)
     total = len(plan.questions) * plan.num_rollouts
     at_once = max(1, rollout.options.concurrent_episodes // plan.num_rollouts)
-    with RolloutView(f"{plan.name}{part}, {rollout.engine.adapter}", total, shown=shown) as view:
+    adapter = version_name(sampled_by(rollout.engine.adapter)[0])
+    with RolloutView(f"{plan.name}{part}, adapter {adapter}", total, shown=shown) as view:
         await play_all(played.missing, partial(rollout.play_group, plan, view), write, claims, at_once, poll=poll)
 
 

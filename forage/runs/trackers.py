@@ -148,7 +148,8 @@ def _run_id(run_dir: Path) -> str:
 def _trackio(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
     import trackio
 
-    # It prints ten lines at its start and one at its end; one of ours says how to see the run.
+    # It prints ten lines at its start and one at its end; one of ours says how to see the run. trackio.finish() and not
+    # run.finish(), after which trackio would finish the run, and print, once more as Python exits.
     with contextlib.redirect_stdout(io.StringIO()):
         run = trackio.init(project=PROJECT, name=run_dir.name, config=config, resume="allow")
     print(f"trackio: this run beside others: trackio show --project {PROJECT}")
@@ -156,4 +157,4 @@ def _trackio(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
         yield lambda step, values: run.log(dict(values), step=step)
     finally:
         with contextlib.redirect_stdout(io.StringIO()):
-            run.finish()  # type: ignore[no-untyped-call]
+            trackio.finish()  # type: ignore[no-untyped-call]

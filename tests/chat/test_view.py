@@ -11,6 +11,7 @@ from forage.chat.view import View, passages_with
 from forage.store.hit import Hit
 from tests.factories import EPISODE
 
+TOLD = "share of the answer's words in a passage (even all of them don't make it right)"
 HOSTILE = "[bold]loud[/bold] [/nothing] :smile: \x1b[2J\x1b]0;owned\x07 a\rb \u202etxt \x9b31m"
 
 
@@ -46,8 +47,16 @@ def test_a_search_with_its_hits_and_the_passages_that_hold_the_answers_words():
     text = sent({"answer": "Rest, ice."}, ("toe", hits), ("b", []))
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         "search 1: toe", "1 Gout: Rest then. 0.750", "2 Ice and rest. 0.250", "search 2: b", "nothing found",
-        "answer", "Rest, ice.", "passages that hold the answer's words", "100% Ice and rest.", "50% Gout: Rest then.",
+        "answer", "Rest, ice.", TOLD, "100% Ice and rest.", "50% Gout: Rest then.",
     ]  # fmt: skip
+
+
+def test_words_that_no_passage_has_are_told():
+    hits = [hit(1, "Resting helps."), hit(2, "An ice pack.", "")]
+    text = sent({"answer": "Rest, ICE, pills and [bold]pills."}, ("toe", hits))
+    assert "\nin no passage that was found: pills, bold\n" in text
+    assert "in no passage" not in sent({"answer": "Rest and ice packs."}, ("toe", hits))
+    assert "in no passage" not in sent({"answer": "Rest."})
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -132,6 +132,12 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     assert "api_key" not in (tmp_path / "eval.json").read_text()
 
 
+def test_two_policies_play_with_one_engine_which_is_said_once(tiny, tmp_path, capsys):
+    policies, auto = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}"), EngineOptions(urls=("http://127.0.0.1:9",))
+    main(options_of(tiny, tmp_path, policy=policies, systems=("no_retrieval",), eval_questions=1, engine=auto))
+    assert capsys.readouterr().out.count("engine: this process, as no vLLM server answers at ") == 1
+
+
 def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tmp_path, monkeypatch):
     counts = {name: counted(name, getattr(baselines, name), monkeypatch) for name in ("plain_rag", "single")}
     main(options_of(tiny, tmp_path, systems=("plain_rag",), eval_questions=2))

@@ -87,7 +87,9 @@ def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
 def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
     options = tiny_options(tiny, tmp_path / "run", max_steps=12, num_rollouts=8, learning_rate=0.02)
     train(options)
-    *_, says, command = (line for line in capsys.readouterr().out.splitlines() if "run.html" not in line)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "run.html" not in line]
+    assert sum(line.startswith("000001, adapter v000001: episodes 24 of 24; ") for line in lines) == 1
+    *_, says, command = lines
     assert re.fullmatch(
         r"Shown: .*; the trained policy minus the one before training is [-+.\d]+ \(.*\) in overall on 2 questions\. "
         r"Not shown: .*\.", says
