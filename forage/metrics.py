@@ -141,5 +141,6 @@ def verdict(one: str, other: str, measure: str, gains: Sequence[float]) -> str:
         return f"Shown: {better} is better than {worse}; {size}. Not shown: {other_tries}."
     more = "which is better, as their means are alike"
     if round(found["mean"], 3):
-        more = f"which is better; about {needed(gains):,} questions would show a difference of this size"
-    return f"Shown: nothing that chance could not do; {size}. Not shown: {more}."
+        about = float(f"{needed(gains):.2g}")
+        more = f"which is better; about {about:,.0f} questions would show a difference of this size"
+    return f"Shown: no difference that chance alone could not make; {size}. Not shown: {more}."

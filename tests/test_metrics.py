@@ -55,23 +55,25 @@ def test_how_many_questions_a_difference_takes_by_hand():
     assert needed([0.5, 0.5, 0.5, 0]) == 8
 
 
+OTHERS = "whether that holds for another seed, other data or another measure"
+CHANCE, ALIKE = "no difference that chance alone could not make", "which is better, as their means are alike"
+
+
 @pytest.mark.parametrize(
-    ("gains", "says"),
+    ("gains", "shown", "size", "not_shown"),
     [
-        ([0.5] * 6, "new is better than old; new minus old is +0.500 (+0.500 to +0.500) in mrr on 6 questions. "
-                    "Not shown: whether that holds for another seed, other data or another measure."),
-        ([-0.5] * 6, "old is better than new; new minus old is -0.500 (-0.500 to -0.500) in mrr on 6 questions. "
-                     "Not shown: whether that holds for another seed, other data or another measure."),
-        ([0.5] * 5, "nothing that chance could not do; new minus old is +0.500 (+0.500 to +0.500) in mrr on 5 "
-                    "questions. Not shown: which is better; about 6 questions would show a difference of this size."),
-        ([1, 0, 0, 0], "nothing that chance could not do; new minus old is +0.250 (+0.000 to +0.750) in mrr on 4 "
-                       "questions. Not shown: which is better; about 32 questions would show a difference of this "
-                       "size."),
-        ([0, 0], "nothing that chance could not do; new minus old is +0.000 (+0.000 to +0.000) in mrr on 2 questions. "
-                 "Not shown: which is better, as their means are alike."),
-        ([0.1, 0.2, -0.3], "nothing that chance could not do; new minus old is +0.000 (-0.300 to +0.200) in mrr on 3 "
-                           "questions. Not shown: which is better, as their means are alike."),
+        ([0.5] * 6, "new is better than old", "+0.500 (+0.500 to +0.500)", OTHERS),
+        ([-0.5] * 6, "old is better than new", "-0.500 (-0.500 to -0.500)", OTHERS),
+        ([0.5] * 5, CHANCE, "+0.500 (+0.500 to +0.500)", 6),
+        ([1, 0, 0, 0], CHANCE, "+0.250 (+0.000 to +0.750)", 32),
+        ([0.5, -0.25] * 20 + [-0.125] * 38, CHANCE, "+0.003 (-0.062 to +0.069)", "68,000"),
+        ([0, 0], CHANCE, "+0.000 (+0.000 to +0.000)", ALIKE),
+        ([0.1, 0.2, -0.3], CHANCE, "+0.000 (-0.300 to +0.200)", ALIKE),
     ],
-)  # fmt: skip
-def test_a_verdict_says_what_is_shown_and_what_is_not(gains, says):
-    assert verdict("new", "old", "mrr", gains) == f"Shown: {says}"
+)
+def test_a_verdict_says_what_is_shown_and_what_is_not(gains, shown, size, not_shown):
+    if not_shown not in (OTHERS, ALIKE):
+        not_shown = f"which is better; about {not_shown} questions would show a difference of this size"
+    asked = f"in mrr on {len(gains)} questions"
+    wanted = f"Shown: {shown}; new minus old is {size} {asked}. Not shown: {not_shown}."
+    assert verdict("new", "old", "mrr", gains) == wanted

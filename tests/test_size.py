@@ -21,13 +21,13 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (8_420, 11),  # those in the root
-    "forage": (12_640, 14),  # the modules of forage/ itself
+    "forage": (12_650, 14),  # the modules of forage/ itself
     "forage/agent": (14_060, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_550, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_600, 8),
-    "forage/evaluation": (9_140, 11),
+    "forage/evaluation": (9_160, 11),
     "forage/grpo": (18_190, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_550, 3),
@@ -36,12 +36,12 @@ BUDGETS = {
     "forage/questions": (2_800, 5),
     "forage/rewriter": (10_400, 10),
     "forage/rollout": (6_680, 7),
-    "forage/runs": (8_900, 10),
-    "forage/sft": (5_400, 6),
+    "forage/runs": (8_970, 10),
+    "forage/sft": (5_420, 6),
     "forage/store": (13_100, 12),
     "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
-    "tests": (219_000, 55),
+    "tests": (219_300, 55),
 }
 ROAD = {"files": 69, "functions": 453, "lines": 4_095}
 OPTIONS = {"grpo_train": 60}

@@ -43,6 +43,7 @@ def _bars(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     ]
     axes.barh(bars, [one["mean"] for one in found], color=BLUE, height=0.7, xerr=arms, ecolor="#444444", capsize=2)
     axes.set_yticks(bars, [row["name"] for row in rows], fontsize=10)
+    axes.set_xlim(0, 1.02)  # the same scale for all scores
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")

@@ -71,7 +71,10 @@ def report(setting: Setting) -> None:
     rows, pairs = summary(systems), pairs_of(comparable(systems), options)
     unit, how = "document" if setting.by_document else "chunk", played_at(options.sampling.temperature)
     title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, {how}, retrieval measured in {unit}s"
-    words = f"Columns: {meanings(score_names(rows), setting.rewards)}."
+    columns = meanings(score_names(rows), setting.rewards)
+    words = (
+        f"Columns: {columns}. Of a system's name, single is the agent itself, once; docs/evaluation.md has the others."
+    )
     verdicts = [verdict_on(pair) for pair in pairs]
     written, printed = (
         [pair_table(summary(pair[::-1]), f"{pair[0].name} beside {pair[1].name}, paired ({STAR})", says, whole=whole)

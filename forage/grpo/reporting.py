@@ -19,14 +19,10 @@ from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
 from forage.runs.drawing import Drawing
 from forage.runs.progress import print_step
-from forage.runs.stats import EpisodeFigures, StepStats, read_evaluations, verdict_on_run
+from forage.runs.stats import AS_TRAINED, EpisodeFigures, StepStats, read_evaluations, verdict_on_run
 from forage.runs.trackers import Log, flatten
 from forage.runs.waiting import advice
 from forage.text import one_line
-
-# Beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and l2 are
-# others, and change from step to step.
-AS_TRAINED = "overall as trained"
 
 
 def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:

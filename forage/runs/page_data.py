@@ -27,6 +27,10 @@ from forage.text import encodable, printable, titled
 
 TORN = "�"  # what a tokenizer gives for a part of a character
 MOST_PARTS = 8  # tokens that a character may be torn into
+GROUPS = {
+    "flat": "all episodes of the question earned the same, which teaches nothing",
+    "replaced": "of spare questions, played in place of flat ones",
+}
 
 
 def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> dict[str, Any]:
@@ -99,10 +103,11 @@ def notes(stats: Sequence[StepStats]) -> list[str]:
 def tables(stats: StepStats, evaluations: Mapping[int, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Rows by caption: of the last step, and of the first and the last evaluation. A row is a figure, or has several.
 
-    Example: {"Rewards": {"mrr": {"mean": .5, "std": .1}}, "Groups": {"flat": 2}}.
+    Example: {"Rewards": {"mrr": {"mean": .5, "std": .1}}, "Groups": {"total": 2}}.
     """
     found: dict[str, Mapping[str, Any]] = {
-        f"Rewards (step {stats.step})": stats.summary, "Episodes": stats.episodes, "Groups": stats.groups,
+        f"Rewards (step {stats.step})": stats.summary, "Episodes": stats.episodes,
+        "Groups": explained(stats.groups, GROUPS),
         "Ended because": explained(stats.stops, STOPS), "Protocol faults": explained(stats.faults, FAULTS),
         "Update": stats.training, "Seconds": stats.seconds, "Workers": stats.workers, "Servers": stats.servers,
     }  # fmt: skip

@@ -3,6 +3,11 @@
 const SVG = "http://www.w3.org/2000/svg";
 // Drawn at once; the other curves are folded away.
 const FIRST = /^(reward |held-out |entropy$|kl$|grad_norm$|mismatch_kl$|episodes: (searches|sampled_tokens|well_formed)$|flat groups)/;
+// From 0 to 1 by their nature, so drawn on that scale: over its whole height a rise of .004 looks like a triumph.
+const RATE = /^(reward (?!overall as trained$)|held-out |episodes: well_formed$|flat groups)/;
+const SAID = "Rewards and shares of episodes are drawn from 0 to 1, all else from its lowest to its highest value. Each "
+  + "training step plays other questions, so its rewards also move with how hard those are; held-out curves are of the "
+  + "same questions throughout. A group is the episodes of one question; it is flat if all earned the same.";
 
 // Every text from the run goes into the page as textContent, so that it can't become markup.
 function make(tag, text = "", props = {}) {
@@ -33,7 +38,8 @@ function figure(name, caption, svg) {
 
 // lines: for each run its points [step, value]; a run without this figure has none.
 function curve(name, lines) {
-  const points = lines.flat(), [left, right] = ends(points.map((p) => p[0])), [low, high] = ends(points.map((p) => p[1]));
+  const points = lines.flat(), [left, right] = ends(points.map((p) => p[0]));
+  const [low, high] = RATE.test(name) ? [0, 1] : ends(points.map((p) => p[1]));
   const across = (x) => 4 + 252 * (x - left) / (right - left || 1);
   const up = (y) => (high > low ? 86 - 82 * (y - low) / (high - low) : 45);
   const svg = drawn("svg", { viewBox: "0 0 260 90", preserveAspectRatio: "none" });
@@ -42,11 +48,13 @@ function curve(name, lines) {
     if (line.length === 1) svg.append(drawn("circle", { class: style, r: 3, cx: across(line[0][0]), cy: up(line[0][1]) }));
     else svg.append(drawn("polyline", { class: style, points: line.map(([x, y]) => `${across(x)},${up(y)}`).join(" ") }));
   });
-  const range = `${number(low)} to ${number(high)}`, { box, said } = figure(name, range, svg);
+  const known = lines.filter((line) => line.length);
+  const rises = known.map((line) => `${number(line[0][1])} → ${number(line.at(-1)[1])}`).join("; ");
+  const range = `${rises} (scale ${number(low)} to ${number(high)})`, { box, said } = figure(name, range, svg);
   svg.onpointermove = (event) => {
     const edges = svg.getBoundingClientRect();
     const step = left + (right - left) * ((event.clientX - edges.left) / edges.width * 260 - 4) / 252;
-    said.textContent = lines.filter((line) => line.length).map((line) => {
+    said.textContent = known.map((line) => {
       const near = line.reduce((best, p) => (Math.abs(p[0] - step) < Math.abs(best[0] - step) ? p : best));
       return `step ${near[0]}: ${number(near[1])}`;
     }).join("; ");
@@ -66,6 +74,7 @@ function figures(runs) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
   const curves = (chosen) => chosen.map((name) => curve(name, runs.map((run) => run.curves[name] ?? [])));
   return [
+    make("div", SAID, { className: "quiet" }),
     folded("Curves", curves(names.filter((name) => FIRST.test(name))), true),
     folded("More curves", curves(names.filter((name) => !FIRST.test(name))), false),
   ];

@@ -1,6 +1,7 @@
 """Plots of a training run, drawn from its statistics alone.
 
-rewards.png shows each reward over the steps: mean, middle half of the episodes, evaluations with their interval.
+rewards.png shows each reward over the steps, from 0 to 1: mean, middle half of the episodes, evaluations with their
+interval; its first and last mean stand above it.
 training.png shows what the updates did and where the time went.
 """
 
@@ -20,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from forage.files import replacing
 from forage.metrics import Interval
-from forage.runs.stats import NO_PHASES, StepStats
+from forage.runs.stats import AS_TRAINED, NO_PHASES, StepStats
 
 Evaluations = Mapping[int, Mapping[str, Interval]]
 
@@ -34,6 +35,7 @@ STYLE: Any = {
     "text.parse_math": False,  # a reward's name may hold a dollar sign
 }  # fmt: skip
 WIDTH = 12  # inches
+WHOLE = (-0.02, 1.02)  # what lies between 0 and 1 is drawn on this scale: over a panel's whole height .004 looks large
 
 
 def running_mean(values: Sequence[float], reach: int) -> list[float]:
@@ -57,12 +59,15 @@ def rewards_figure(stats: Sequence[StepStats], evaluations: Evaluations) -> Figu
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(WIDTH, 3.4 * rows + 0.6), layout="constrained")
     for place, name in enumerate(names):
-        axes = figure.add_subplot(rows, columns, place + 1, title=name)
         known = {step.step: step.summary[name] for step in stats if name in step.summary}
+        means = [each["mean"] for each in known.values()]
+        axes = figure.add_subplot(rows, columns, place + 1, title=f"{name}: {means[0]:.3f} → {means[-1]:.3f}")
+        if name != AS_TRAINED:
+            axes.set_ylim(*WHOLE)
         reach, steps = reach_of(len(known)), list(known)
         low, high = (running_mean([each[part] for each in known.values()], reach) for part in ("p25", "p75"))
         axes.fill_between(steps, low, high, color=BLUE, alpha=0.16, lw=0, label="middle half of the episodes")
-        _line(axes, steps, [each["mean"] for each in known.values()], BLUE, "mean")
+        _line(axes, steps, means, BLUE, "mean")
         if tested := [(step, row[name]) for step, row in sorted(evaluations.items()) if name in row]:
             middle, down, up = np.array([
                 [row["mean"], row["mean"] - row["low"], row["high"] - row["mean"]] for _, row in tested
@@ -71,7 +76,8 @@ def rewards_figure(stats: Sequence[StepStats], evaluations: Evaluations) -> Figu
                 [step for step, _ in tested], middle, np.maximum([down, up], 0), fmt="D", color=VERMILION, capsize=3,
                 zorder=1.5, label="evaluation, 95 % interval",
             )  # fmt: skip
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    said = "each step plays other questions, of which some are harder; evaluations always play the same"
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title=said)
     return figure
 
 
@@ -106,6 +112,8 @@ def training_figure(stats: Sequence[StepStats]) -> Figure:
     for place, (title, lines) in enumerate(panels.items()):
         axes = figure.add_subplot(grid[place // 3, place % 3], title=title)
         draw_panel(axes, figures, lines)
+        if "well_formed" in lines:
+            axes.set_ylim(*WHOLE)
     axes, phases = figure.add_subplot(grid[rows - 1, :], title="seconds of a step"), phase_seconds(stats)
     if phases:
         axes.stackplot(list(figures), list(phases.values()), labels=list(phases))

@@ -38,6 +38,9 @@ SCHEMA = 1
 MEASURED = ("seconds", "memory_gib", "workers", "servers")
 OPTIONAL = ("workers", "servers")  # not in the file where nobody plays beside the trainer
 WAIT = "rollout_wait"
+# A reward beside "overall", which is the weighted mean in every run, and in evaluations too: the scales of std, pca and
+# l2 are others, and change from step to step.
+AS_TRAINED = "overall as trained"
 # In `seconds`: the whole step, and parts of the rollout.
 NO_PHASES = ("step", "generate", "search", WAIT)
 

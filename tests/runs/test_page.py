@@ -18,6 +18,7 @@ from forage.runs.page_data import (
     curves,
     leads,
     row,
+    tables,
     tokens,
 )  # fmt: skip
 from forage.runs.report import write_page
@@ -85,6 +86,12 @@ def test_curves_have_the_means_of_rewards_and_the_figures_of_the_update():
     assert drawn["held-out mrr"] == [(0, 0.25)]
     assert drawn["flat groups, share"] == [(1, 0.0), (2, 0.0)]
     assert not [name for name in drawn if name.startswith(("seconds", "tokens/s"))]
+
+
+def test_what_groups_are_is_said_beside_their_numbers():
+    assert list(tables(STATS, {})["Groups"].items())[1] == (
+        "flat: all episodes of the question earned the same, which teaches nothing", 0
+    )  # fmt: skip
 
 
 def test_tokens_come_with_their_texts_parts_and_figures():
@@ -232,6 +239,25 @@ def choose(page, name, value):
 
 def text_of(page, selector):
     return page.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent")
+
+
+@pytest.mark.slow
+def test_rates_are_drawn_from_0_to_1_with_where_they_begin_and_end(tmp_path, chromium):
+    """Over the whole height a rise from .774 to .778 would look like a triumph."""
+    for step, mean in enumerate((0.774, 0.778)):
+        a_run(tmp_path, step, rewards=(mean,))
+        update = {"grad_norm": 2.0 + step}
+        write_stats(tmp_path, replace(STATS, step=step, rewards={"overall": [mean]}, training=update))
+    write_page(tmp_path)
+    page = chromium.open(tmp_path / "run.html")
+    drawn = page.evaluate("""[...document.querySelectorAll("figure")].map((f) => [f.querySelector("b").textContent,
+      f.querySelector("span").textContent, f.querySelector("polyline").getAttribute("points")])""")
+    by_name = {name: (said, [float(point.split(",")[1]) for point in points.split()]) for name, said, points in drawn}
+    said, heights = by_name["reward overall"]
+    assert said == "0.774 → 0.778 (scale 0 to 1)"
+    assert heights == pytest.approx([86 - 82 * 0.774, 86 - 82 * 0.778])
+    assert by_name["grad_norm"] == ("2 → 3 (scale 2 to 3)", [86, 4])
+    assert "Each training step plays other questions" in page.evaluate("document.body.textContent")
 
 
 GOUT, ASTHMA = "What is gout?", "How is asthma treated?"

@@ -122,7 +122,7 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
         assert "| mrr, mrr@1, mrr@3 | " in part
     assert "plain RAG (plain/plain_rag) is better than plain/single" in plain_rag
     assert "sampled at T 1, retrieval measured in chunks" in all_of_them
-    assert page.endswith("answered: share of questions with an answer.\n")
+    assert "answered: share of questions with an answer. Of a system's name, single is the agent itself" in page
     *_, columns, first_told, second_told, _ = capsys.readouterr().out.splitlines()
     assert [first_told, second_told] == whole["verdicts"]
     assert "; format: A third each for running a search, " in columns

@@ -165,7 +165,7 @@ def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
     main(replace(again, policy=trained, max_steps=2))  # it can be started from
 
 
-def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch):
+def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch, capsys):
     """Killed after the checkpoint of step 2, by an error at the update that follows."""
     output = tmp_path / "warm"
     real = training.update
@@ -186,6 +186,8 @@ def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monk
         for path in (trained / "stats.jsonl", output / "stats.jsonl")
     ]
     assert rows[0] == rows[1]
+    losses = f"{rows[0][0]['held_out_loss']:.3f} before, {rows[0][2]['held_out_loss']:.3f} then\nShown: it imitates "
+    assert f"the held-out loss was lowest at step 4: {losses}" in capsys.readouterr().out
     first, second = (
         (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes() for folder in (trained, output)
     )
