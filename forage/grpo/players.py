@@ -9,6 +9,7 @@ import asyncio
 import gc
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -44,6 +45,10 @@ class Play:
 
     def sleep(self, phases: Phases) -> None:
         """Nothing is played until `wake`."""
+
+    def plain_rag(self, names: Sequence[str]) -> dict[str, float]:
+        """By held-out question, the MRR of a search for the question itself, where this process has a store."""
+        return {}
 
     def close(self) -> None:
         """The run is over."""
@@ -114,6 +119,9 @@ class OwnPlay(Play):
         if self.sleeps:
             with phases("sleep"):
                 self.runner.run(self.rollout.engine.sleep())
+
+    def plain_rag(self, names: Sequence[str]) -> dict[str, float]:
+        return self.runner.run(self.rollout.plain_rag(names))
 
     def close(self) -> None:
         self.give_back_memory()

@@ -13,13 +13,15 @@ from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
 from forage.engines.base import played_at
 from forage.grpo.options import UpdateOptions
+from forage.grpo.players import Play
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
+from forage.metrics import Interval, verdict
 from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
 from forage.runs.drawing import Drawing
 from forage.runs.progress import print_step
-from forage.runs.stats import AS_TRAINED, EpisodeFigures, StepStats, read_evaluations, verdict_on_run
+from forage.runs.stats import AS_TRAINED, EpisodeFigures, StepStats, read_evaluations, rewards_of, verdict_on_run
 from forage.runs.trackers import Log, flatten
 from forage.runs.waiting import advice
 from forage.text import one_line
@@ -95,22 +97,27 @@ def show(run: Run, stats: StepStats, log: Log, drawing: Drawing) -> None:
     drawing.after(stats)
 
 
-def report_end(run: Run) -> None:
-    """Print the held-out rewards before and after training, and if the trainer waited."""
+def report_end(run: Run, play: Play) -> None:
+    """Print which adapter is the result, if the trainer waited, and what the evaluations show."""
     known = read_evaluations(run.options.run_dir)
     print(f"{adapter_path(run.options.run_dir, run.step)} is the result of {run.step} steps")
     if says := advice(run.history):
         print(says)
     if len(known) > 1:
-        options = run.options
-        first, last = known[min(known)], known[max(known)]
-        asked, how = f"{len(run.eval_questions)} held-out questions", played_at(options.eval_temperature)
-        print(f"{asked}    before    after    (95 % interval), {how}")
-        for name, before in first.items():
-            after = last[name]
-            print(
-                f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})"
-            )
-        compare = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir}"
-        for line in (*verdict_on_run(options.run_dir), f"whether it beats plain RAG: python evaluate.py {compare}"):
-            print(one_line(line))
+        compare(run, known[min(known)], known[max(known)], play)
+
+
+def compare(run: Run, first: Mapping[str, Interval], last: Mapping[str, Interval], play: Play) -> None:
+    """The held-out rewards before and after training, beside plain RAG, and what they show."""
+    options = run.options
+    asked, how = f"{len(run.eval_questions)} held-out questions", played_at(options.eval_temperature)
+    print(f"{asked}    before    after    (95 % interval), {how}")
+    for name, before in first.items():
+        after = last[name]
+        print(f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})")
+    said, mrr = verdict_on_run(options.run_dir), rewards_of(options.run_dir, run.step, "mrr")
+    if ranks := play.plain_rag(list(mrr)):
+        said += [verdict("the trained policy", "plain RAG", "mrr", [mrr[name] - ranks[name] for name in mrr])]
+    command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir}"
+    for line in (*said, f"beside plain RAG, answers included: python evaluate.py {command}"):
+        print(one_line(line))

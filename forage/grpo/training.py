@@ -86,7 +86,7 @@ def train(
                 show(run, stats, log, drawing)
     if run.lead and run.history:
         tidy(options, run.step)
-        report_end(run)
+        report_end(run, play)
         drawing.finish()  # with the last evaluation
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,6 +35,7 @@ from forage.engines.base import Engine
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.heartbeat import beat
+from forage.metrics import reciprocal_rank
 from forage.policy.adapters import (
     adapter_path,
     sampled_by,
@@ -114,6 +115,15 @@ class Rollout:
             episodes = await self.batched_search.in_thread(credited, *credit)
         view.rewarded(episodes)
         return episodes
+
+    async def plain_rag(self, names: Iterable[str]) -> dict[str, float]:
+        """By held-out question, the reciprocal rank of the first chunk that answers, in a search for the question."""
+        questions = [self.by_id["eval"][name] for name in names]
+        found = await asyncio.gather(*(self.batched_search(question.question) for question in questions))
+        return {
+            question.id: reciprocal_rank([hit.chunk_id for hit in hits], question.relevant_chunk_ids)
+            for question, hits in zip(questions, found, strict=True)
+        }
 
     def reward(self, episodes: Sequence[Episode], questions: Sequence[Question]) -> list[Episode]:
         """Add each one's rewards and their weighted mean, by which flat groups are found and people read; the update

@@ -263,7 +263,9 @@ def verdict_on_run(run_dir: Path) -> list[str]:
     return [verdict(*names, "overall", gains)] if len(known) > 1 and gains else []
 
 
-def rewards_of(run_dir: Path, version: int) -> dict[str, float]:
-    """By held-out question, the reward of its episode: of the first where two workers played it."""
+def rewards_of(run_dir: Path, version: int, name: str = "overall") -> dict[str, float]:
+    """By held-out question, a reward of its episode, where it has it: of the first where two workers played it."""
     files = episode_files(run_dir / "episodes" / f"{version:06d}-eval")
-    return {episode.question_id: episode.reward for file in reversed(files) for episode in read_episodes(file)}
+    episodes = [episode for file in reversed(files) for episode in read_episodes(file)]
+    found = {episode.question_id: {"overall": episode.reward, **episode.rewards} for episode in episodes}
+    return {question: rewards[name] for question, rewards in found.items() if name in rewards}

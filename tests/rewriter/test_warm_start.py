@@ -54,7 +54,7 @@ def test_a_run_that_begins_with_it_measures_it_and_makes_it_once(tiny, tmp_path,
     run([*args, "--max-steps", "1"])
     said = capsys.readouterr().out
     assert "warm start, update 3 of 3: loss " in said
-    assert "trained over warm" in said
+    assert "trained minus warm is " in said
     ways = [json.loads(line)["way"] for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
     assert ways == ["raw query", "untrained", "warm", "trained"]
     assert metrics(tmp_path)[0]["objective/kl"] == pytest.approx(0, abs=1e-4)  # the reference has had it too

@@ -11,8 +11,10 @@ import torch
 
 import forage.grpo.update
 from forage.agent.episode import read_episodes
+from forage.agent.rewards import get_mrr
 from forage.data.records import read_questions
 from forage.errors import UserError
+from forage.files import write_jsonl
 from forage.grpo import guards
 from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions, LossOptions, UpdateOptions
@@ -97,7 +99,7 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
     known = json.loads((options.run_dir / "evaluations.json").read_text())
     assert f"is {known['12']['overall']['mean'] - known['0']['overall']['mean']:+.3f} (" in says
     assert command == (
-        f"whether it beats plain RAG: python evaluate.py --data {options.rollout.data} --policy "
+        f"beside plain RAG, answers included: python evaluate.py --data {options.rollout.data} --policy "
         f"before={options.rollout.policy} after={options.run_dir}"
     )
     assert contents([options.run_dir], 1, 0)["runs"][0]["notes"][-1] == says
@@ -303,3 +305,15 @@ def test_an_evaluation_says_how_many_questions_have_a_reward(tiny, tmp_path, cap
     assert re.search(
         r"v000000 on 2 held-out questions: .*low [\d.]+, judged 1.000 \(1 of them\)\n", capsys.readouterr().out
     )
+
+
+def test_the_end_says_where_plain_rag_is_better(tiny, tmp_path, capsys):
+    """A search for the question finds what answers it first; the untrained policy's words are no search."""
+    questions = read_questions(tiny / "data" / "eval.jsonl")
+    data = shutil.copytree(tiny / "data", tmp_path / "data")
+    write_jsonl(data / "eval.jsonl", [replace(questions[0], id=f"e{n}") for n in range(6)])
+    train(tiny_options(tiny, tmp_path / "run", data=data, max_steps=1), lambda _: {"mrr": get_mrr})
+    says = (
+        "Shown: plain RAG is better than the trained policy; the trained policy minus plain RAG is -1.000 (-1.000 to "
+    )
+    assert f"\n{says}-1.000) in mrr on 6 questions. Not shown: " in capsys.readouterr().out
