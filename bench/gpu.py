@@ -41,7 +41,7 @@ from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions
 from forage.grpo.update import UpdateContext, prepare, update
 from forage.policy.card import AdapterOptions
-from forage.policy.policy import add_adapter, keep_trainable, nf4
+from forage.policy.policy import add_adapter, keep_trainable, nf4, ready_to_train
 
 # argparse and a plain table instead of forage.cli: a borrowed GPU machine may not have rich.
 
@@ -132,7 +132,7 @@ class Scale:
         return self.groups * self.group
 
 
-FULL = Scale(QWEN_7B, 8, 8, prompt=600, shortest=1000, longest=4000, turn=150, result=350, sampled=128)
+FULL = Scale(QWEN_7B, 4, 8, prompt=600, shortest=1000, longest=4000, turn=150, result=350, sampled=128)
 TINY_POLICY = QWEN_7B | {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -172,7 +172,7 @@ def trained_policy(settings: dict[str, Any], *, quantized: bool = False, checkpo
     model = random_model(settings)
     if quantized:
         quantize(model)
-    policy = add_adapter(model, "random", AdapterOptions())
+    policy = ready_to_train(add_adapter(model, "random", AdapterOptions()))
     policy.train()  # transformers checkpoints activations in training mode only
     if checkpointing:
         # transformers renamed it after 5.17, which a borrowed machine may have.
@@ -251,16 +251,16 @@ def describe(scale: Scale) -> dict[str, Any]:
 
 def measure_update(scale: Scale, *, quantized: bool, checkpointing: bool) -> dict[str, Any]:
     """One update of all episodes after another that warms up, and lowers the token budget where memory wants it.
-    Prompts are shared where activations are kept, as in grpo_train.py."""
+    Prompts are shared, as in grpo_train.py."""
     policy, options = trained_policy(scale.policy, quantized=quantized, checkpointing=checkpointing), UpdateOptions()
-    episodes, shared = made_episodes(scale), not checkpointing
-    learner, context, figures = Learner(policy), UpdateContext(options, 1e-6, 1.0, shared), dict[str, float]()
+    episodes, learner, figures = made_episodes(scale), Learner(policy), dict[str, float]()
+    context = UpdateContext(options, 1e-6, 1.0, share_prompts=True)
     batch = prepare(episodes, options)
-    update(learner, batch, context)
+    first, _ = measured(lambda: update(learner, batch, context))
     seconds, peak = measured(lambda: figures.update(update(learner, batch, context)))
     return {
         "tokens_per_second": sum(len(episode.ids) for episode in episodes) / seconds, "peak_gib": peak,
-        "seconds": seconds, "lowered_budget": learner.lowered_budget,
+        "seconds": seconds, "first_seconds": first, "lowered_budget": learner.lowered_budget,
         **{name: figures[name] for name in ("micro_batches", "grad_norm", "policy_loss")},
     }  # fmt: skip
 

@@ -118,6 +118,9 @@ def source_digest(*functions: Callable[..., Any]) -> str:
     while waiting:
         path = waiting.pop()
         if path not in read:
+            if path.suffix != ".py":  # compiled
+                read[path] = file_digest(path)
+                continue
             tree = ast.parse(path.read_text(encoding="utf-8"))
             waiting += imported_files(path, tree)
             read[path] = ast.dump(without_docstrings(tree))
@@ -180,8 +183,16 @@ def source_file(thing: Callable[..., Any]) -> Path | None:
 
 def is_own(path: Path) -> bool:
     """Whether a file is this project's or the user's, wherever the project is installed."""
-    mine = Path(__file__).resolve().parent in path.resolve().parents
-    return path.exists() and (mine or not str(path.resolve()).startswith(LIBRARIES))
+    folders = path.resolve().parents
+    if not path.exists() or Path(__file__).resolve().parent in folders:
+        return path.exists()
+    return not str(path.resolve()).startswith(LIBRARIES) and not any(map(holds_packages, folders))
+
+
+@cache
+def holds_packages(folder: Path) -> bool:
+    """Whether pip installed packages there, as with --target or into an environment below this one."""
+    return any(folder.glob("*.dist-info"))
 
 
 def imported_files(importer: Path, tree: ast.Module) -> Iterator[Path]:

@@ -1,6 +1,6 @@
 """Manifests: what contradicts, what may change, and digests of code that follow what a file imports."""
 
-import importlib
+import importlib.machinery
 import json
 import re
 import sys
@@ -211,3 +211,19 @@ def test_a_function_that_calls_itself_has_a_digest():
 def test_comments_docstrings_layout_and_what_main_does_change_nothing(digest_of):
     other = SOURCE.replace("# each one", "# every one").replace("Scores", "Gives scores").replace("\n\n\n", "\n\n\n\n")
     assert digest_of(other) == digest_of()
+
+
+@pytest.mark.parametrize("kind", ["own", "compiled", "installed"])
+def test_of_a_compiled_module_the_bytes_count_and_one_that_pip_installed_is_a_library(tmp_path, monkeypatch, kind):
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0] if kind == "compiled" else ".py"
+    module, rewards = tmp_path / f"{kind}_of_test{suffix}", tmp_path / "rewards.py"
+    module.write_bytes(b"\x7fELF\xe2(" if kind == "compiled" else b"LIMIT = 1")
+    if kind == "installed":  # by pip install --target
+        (tmp_path / "kept-1.0.dist-info").mkdir()
+        rewards = tmp_path.with_name("mine.py")
+    rewards.write_text(f"import {kind}_of_test\ndef plain(episodes, questions): return []")
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile("def plain(episodes, questions): return []", rewards, "exec"), named := {})
+    first = source_digest(named["plain"])
+    module.write_bytes(module.read_bytes() + b"1")
+    assert (source_digest(named["plain"]) == first) == (kind == "installed")

@@ -21,7 +21,7 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (8_420, 11),  # those in the root
-    "forage": (12_650, 14),  # the modules of forage/ itself
+    "forage": (12_700, 14),  # the modules of forage/ itself
     "forage/agent": (14_060, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_550, 13),
@@ -31,7 +31,7 @@ BUDGETS = {
     "forage/grpo": (18_375, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_550, 3),
-    "forage/policy": (13_050, 14),
+    "forage/policy": (13_480, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (2_800, 5),
     "forage/rewriter": (10_400, 10),
@@ -41,12 +41,12 @@ BUDGETS = {
     "forage/store": (13_100, 12),
     "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
-    "tests": (219_400, 55),
+    "tests": (221_750, 55),
 }
-ROAD = {"files": 69, "functions": 453, "lines": 4_095}
+ROAD = {"files": 69, "functions": 459, "lines": 4_130}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_700  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_718  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -133,7 +133,7 @@ class Decode:
         slots, heads, _, width = query.shape
         grouped = query.view(slots, keys.shape[1], heads // keys.shape[1], width)
         mask = self.unseen_SL[:, None, None, :].to(query.dtype)
-        return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).view(query.shape)
+        return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).reshape(query.shape)
 
 
 def slot_attention(

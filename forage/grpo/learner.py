@@ -14,7 +14,6 @@ from forage.policy.adapters import publish_adapter, restore_adapter
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import TokenScores, token_scores
 from forage.policy.packing import TokenBatch
-from forage.policy.precision import keep_inputs_narrow
 
 REFERENCE = "reference"  # name of the adapter that the KL term is measured against
 
@@ -69,7 +68,6 @@ class Learner:
         """Load a published adapter as the reference of the KL term."""
         training = self.policy.training
         self.policy.load_adapter(str(folder), adapter_name=REFERENCE, is_trainable=False)
-        keep_inputs_narrow(self.policy)
         self.policy.train(training)  # peft turns training mode off, and activation checkpointing with it
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

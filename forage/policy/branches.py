@@ -1,7 +1,7 @@
 """Attention over a tree of tokens, branch by branch: a branch's own tokens attend to those on the way to them.
 
 A mask over all tokens of a batch gives the same, but costs the square of them: for four episodes of 380 tokens that
-share 110, 3.5 times as many products. On a CPU, where such a mask has no faster kernel, an update attends this way.
+share 110, 3.5 times as many products, and a GPU has no fast kernel for such a mask.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -51,11 +52,11 @@ class Branches:
 
     parts: tuple[Branch, ...]
     unseen: tuple[Tensor, ...]
-    """For each branch what is added to its scores: 0, or minus infinity."""
+    """For each branch what is added to its scores: 0, or minus infinity. None on a GPU, whose kernels are causal."""
 
     @classmethod
-    def of(cls, parts: Sequence[Branch], dtype: torch.dtype) -> Branches:
-        seen = [branch.seen_PQ for branch in parts]
+    def of(cls, parts: Sequence[Branch], dtype: torch.dtype, *, on_gpu: bool = False) -> Branches:
+        seen = [] if on_gpu else [branch.seen_PQ for branch in parts]
         return cls(
             tuple(parts), tuple(torch.zeros(each.shape, dtype=dtype).masked_fill_(~each, -torch.inf) for each in seen)
         )
@@ -63,17 +64,33 @@ class Branches:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """(1, heads, nodes, width) of queries, and of keys and values with as many heads or fewer."""
         lengths = [branch.end - branch.start for branch in self.parts]
-        shared, width = key.shape[1], query.shape[-1]
-        # Heads that share keys become queries of one head, so that keys are never repeated.
-        repeats = query.shape[1] // shared
-        attended = []
-        for branch, unseen_PQ, own in zip(self.parts, self.unseen, torch.split(query, lengths, dim=2), strict=True):
-            found = scaled_dot_product_attention(
-                own.reshape(1, shared, -1, width), on_way(key, branch), on_way(value, branch),
-                attn_mask=unseen_PQ.repeat(repeats, 1), scale=scale,
-            )  # fmt: skip
-            attended.append(found.reshape(*own.shape[:3], value.shape[-1]))
-        return torch.cat(attended, dim=2)
+        owns = torch.split(query, lengths, dim=2)
+        ways = [(on_way(key, branch), on_way(value, branch)) for branch in self.parts]
+        if self.unseen:
+            found = [
+                grouped_attention(own, *way, unseen_PQ, scale)
+                for own, way, unseen_PQ in zip(owns, ways, self.unseen, strict=True)
+            ]
+        else:
+            # Queries belong to the last keys. Flash attention aligns them so, and takes shared heads as they are.
+            found = [
+                scaled_dot_product_attention(
+                    own, keys, values, attn_mask=causal_lower_right(own.shape[2], keys.shape[2]), scale=scale,
+                    enable_gqa=True,
+                )
+                for own, (keys, values) in zip(owns, ways, strict=True)
+            ]  # fmt: skip
+        return torch.cat(found, dim=2)
+
+
+def grouped_attention(own: Tensor, keys: Tensor, values: Tensor, unseen_PQ: Tensor, scale: float | None) -> Tensor:
+    """Heads that share keys become queries of one head, so that keys are never repeated."""
+    shared, width = keys.shape[1], own.shape[-1]
+    found = scaled_dot_product_attention(
+        own.reshape(1, shared, -1, width), keys, values, attn_mask=unseen_PQ.repeat(own.shape[1] // shared, 1),
+        scale=scale,
+    )  # fmt: skip
+    return found.reshape(*own.shape[:3], values.shape[-1])
 
 
 def on_way(states: Tensor, branch: Branch) -> Tensor:
@@ -96,6 +113,6 @@ AttentionMaskInterface.register(BRANCHES, sdpa_mask)
 
 
 def attend_by_branches(model: Any) -> None:
-    """Let a model on a CPU that attends by PyTorch's own function attend to trees branch by branch."""
-    if model.config._attn_implementation == "sdpa" and not model.get_input_embeddings().weight.is_cuda:
+    """Let a model that attends by PyTorch's own function attend to trees branch by branch."""
+    if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(BRANCHES)

@@ -81,12 +81,13 @@ def _hidden(decoder: Any, batch: TokenBatch) -> Tensor:
         if why := unsharable(decoder.config):
             raise UserError(f"{decoder.config.model_type} has {why}, so its sequences can't share prompts")
         ids_BT, positions_BT = batch.tree.ids_N[None], batch.tree.positions_N[None]
-        # transformers passes a mask of four dimensions on as it is: what is added to the attention scores. Attention by
-        # branches doesn't look at it, but some models (StableLM) don't hand `branches` on to their attention.
-        seen_NN = batch.tree.seen_NN
-        mask = torch.zeros_like(seen_NN, dtype=decoder.dtype).masked_fill_(~seen_NN, -torch.inf)[None, None]
+        # transformers passes a mask of four dimensions on as it is: what is added to the attention scores.
         if decoder.config._attn_implementation == BRANCHES:
-            more = {"branches": Branches.of(batch.tree.branches, decoder.dtype)}
+            more = {"branches": Branches.of(batch.tree.branches, decoder.dtype, on_gpu=ids_BT.is_cuda)}
+            mask = torch.full((1, 1, 1, 1), torch.nan)  # for a model that doesn't hand `branches` on to its attention
+        else:
+            seen_NN = batch.tree.seen_NN
+            mask = torch.zeros_like(seen_NN, dtype=decoder.dtype).masked_fill_(~seen_NN, -torch.inf)[None, None]
     hidden_BTD: Tensor = decoder(
         input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask, use_cache=False, **more
     ).last_hidden_state

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from forage.policy.branches import Branch
 
-WIDEST_TREE = 4096  # tokens of a tree, in which attention costs the square of them
-
 
 class Tokens(Protocol):
     """What can be packed, for example an Episode."""
@@ -122,7 +120,7 @@ def pack_trees(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
     """Batches of at most `budget` tokens, in which what sequences begin with in common is computed once.
 
     Sequences are taken in the order of their tokens, so that those that begin alike come together. The largest batch
-    comes first. Attention in a batch costs the square of its tokens, so more than WIDEST_TREE don't pay.
+    comes first.
     """
     order = sorted(range(len(sequences)), key=lambda number: (tuple(sequences[number].ids), number))
     groups: list[tuple[int, list[int]]] = []  # nodes, members
@@ -130,7 +128,7 @@ def pack_trees(sequences: Sequence[Tokens], budget: int) -> list[TokenBatch]:
         ids = sequences[number].ids
         # Of all earlier ones in this order, the one just before shares the most.
         shared = common_start(sequences[order[place - 1]].ids, ids) if place else 0
-        if groups and groups[-1][0] + len(ids) - shared <= min(budget, WIDEST_TREE):
+        if groups and groups[-1][0] + len(ids) - shared <= budget:
             nodes, members = groups.pop()
             groups.append((nodes + len(ids) - shared, [*members, number]))
         else:

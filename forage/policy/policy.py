@@ -20,7 +20,7 @@ from forage.policy.base_models import base_digest, folder_of
 from forage.policy.branches import attend_by_branches
 from forage.policy.card import AdapterOptions, PolicyCard, write_policy_card
 from forage.policy.logprobs import check_scores
-from forage.policy.precision import keep_inputs_narrow
+from forage.policy.precision import fuse_adapters
 
 # Loading
 
@@ -120,8 +120,15 @@ def load_policy(card: PolicyCard, adapter: Path | None = None, device: str = "au
     # When it is saved again, the adapter names the full base that it is merged into, even if a 4-bit copy is loaded.
     policy.peft_config["default"].base_model_name_or_path = card.full_base
     check_scores(policy)
+    return ready_to_train(policy)
+
+
+def ready_to_train(policy: Any) -> Any:
+    """The policy with our attention over trees, and adapters that compute in its type."""
+    # On Hopper and later PyTorch prefers cuDNN's attention, which plans for half a second at each new length.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     attend_by_branches(policy.get_base_model())
-    keep_inputs_narrow(policy)
+    fuse_adapters(policy)
     return policy
 
 

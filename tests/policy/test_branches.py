@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from forage.policy import logprobs
 from forage.policy.branches import BRANCHES, Branch, Branches, attend_by_branches
 from forage.policy.card import read_policy_card
 from forage.policy.logprobs import token_logprobs
@@ -21,9 +22,10 @@ def test_what_a_branch_sees_by_hand():
     assert branch.seen_PQ.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("heads", [1, 2, 6])
-def test_output_and_gradients_are_those_under_a_mask(heads):
-    """Six heads of queries over as many heads of keys and values, or fewer."""
+def test_output_and_gradients_are_those_under_a_mask(heads, on_gpu):
+    """Six heads of queries over as many heads of keys and values, or fewer; the GPU's way too, which a CPU can go."""
     drawn = torch.Generator().manual_seed(0)
     parts = [Branch(0, 5, ((0, 5),)), Branch(5, 9, ((0, 3), (5, 9))), Branch(9, 10, ((0, 3), (5, 7), (9, 10)))]
     seen_NN = torch.zeros(10, 10, dtype=torch.bool)
@@ -40,7 +42,7 @@ def test_output_and_gradients_are_those_under_a_mask(heads):
         return [found.detach(), *(state.grad.clone() for state in states)]
 
     masked = of(lambda: scaled_dot_product_attention(*states, attn_mask=seen_NN, scale=0.5, enable_gqa=True))
-    ours = of(lambda: Branches.of(parts, torch.float32).attend(*states, 0.5))
+    ours = of(lambda: Branches.of(parts, torch.float32, on_gpu=on_gpu).attend(*states, 0.5))
     for one, other in zip(ours, masked, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -65,3 +67,13 @@ def test_a_kind_of_model_scores_a_tree_as_it_scores_rows(kind):
     rows = [SimpleNamespace(ids=ids, mask=(0, 0, 1, 1, 1)) for ids in ((5, 6, 7, 8, 9), (5, 6, 9, 9, 7))]
     [tree], [plain] = pack_trees(rows, 100), pack(rows, 100)
     torch.testing.assert_close(token_logprobs(model, tree), token_logprobs(model, plain))
+
+
+def test_a_model_that_does_not_hand_branches_on_gets_no_numbers(monkeypatch):
+    """Rather than those of tokens that see each other."""
+    monkeypatch.setattr(logprobs, "SHARING", {"stablelm"})
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("stablelm", **SMALL)).float().eval()
+    attend_by_branches(model)
+    rows = [SimpleNamespace(ids=ids, mask=(0, 1, 1)) for ids in ((5, 6, 7), (5, 6, 9))]
+    scores = token_logprobs(model, pack_trees(rows, 100)[0])
+    assert scores[:, 1:].isnan().all()
