@@ -203,4 +203,4 @@ def cant_listen(command: Serve, error: OSError) -> UserError:
 
 
 if __name__ == "__main__":
-    run_script(main, __doc__)
+    run_script(main, __doc__, resumes=sys.argv[1:2] == ["build"])

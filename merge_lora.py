@@ -83,7 +83,7 @@ def main(options: Options) -> None:
         if (policy / AGENT_FILE).is_file():
             write_agent(read_agent(policy), partial)
             write_prompt(partial)
-        card = model_card(output.name, adapter, name, base, dtype, proof, tokenizer_of(partial), scores)
+        card = model_card(output, adapter, name, base, dtype, proof, tokenizer_of(partial), scores)
         (partial / "README.md").write_text(card, encoding="utf-8")
     print(f"merged into {output}, {dtype}")
     if options.push_to_hub:

@@ -21,3 +21,9 @@ data=runs/demo/data
 echo "demo: $(wc -l <$data/documents.jsonl) documents, $(wc -l <$data/train.jsonl) training questions, a policy warm-started," \
   "trained by GRPO and merged in $((SECONDS - started)) s; plots and every episode in runs/demo/run"
 tail -n 5 runs/demo/grpo.log
+cat <<END
+Next:
+  $PY chat.py --policy runs/demo/run    # talk to it
+  $PY -m webbrowser file://$PWD/runs/demo/run/run.html    # look at it
+  $PY data_prep.py --documents FOLDER --questions FILE    # teach it your own documents, then as README.md's stages
+END

@@ -16,7 +16,7 @@ from forage.errors import UserError
 from forage.policy import memory
 from tests import ROOT
 from tests.draw_imports import draw
-from tests.pages import FENCE, commands_of, fenced, options_of, parsed, python_call
+from tests.pages import FENCE, command_lines, commands_of, fenced, options_of, parsed, python_call
 
 README = ROOT / "README.md"
 RESULTS = ROOT / "RESULTS.md"
@@ -66,6 +66,16 @@ def test_every_command_parses(page):
             parsed(*call)
         except UserError as error:
             pytest.fail(f"{' '.join(command)}: {error}")
+
+
+def test_the_demo_ends_with_three_commands_that_run():
+    told = (ROOT / "scripts" / "demo.sh").read_text().partition("cat <<END\n")[2].partition("END\n")[0]
+    commands = command_lines(told.replace("Next:\n", ""))
+    assert [words[1:3] for words in commands] == [
+        ["chat.py", "--policy"], ["-m", "webbrowser"], ["data_prep.py", "--documents"],
+    ]  # fmt: skip
+    for command in (commands[0], commands[2]):
+        parsed(*python_call(command))
 
 
 def targets():

@@ -2,8 +2,9 @@
 
     python -m forage.doctor
 
-First what `make demo` needs, then what only some options need. Ends with status 1 if something is missing that is
-needed. It changes nothing, and asks nothing of the network but whether the model hub answers.
+First what `make demo` needs, then what only some options need and all else works without. Ends with status 1 if
+something is missing that is needed. It changes nothing, and asks nothing of the network but whether the model hub
+answers.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ from forage.doctor.checks import Check, needed, optional
 
 def main() -> int:
     must, may = needed(), optional()
-    print("Needed", *map(shown, must), "\nFor some options", *map(shown, may), sep="\n")
+    options = [shown(check, "no") for check in may]
+    print("Needed", *map(shown, must), "\nOptional: all else works without", *options, sep="\n")
     works = not any(check.lacks for check in must)
     print("\nNothing that is needed is missing. Next: make demo" if works else "\nSomething that is needed is missing.")
     return 0 if works else 1
 
 
-def shown(check: Check) -> str:
+def shown(check: Check, lacking: str = "--") -> str:
     """A line of 80 columns, or a few; the command is not broken, so that it can be copied."""
     if not check.lacks:
         return f"  ok   {check.what}"
     indent = " " * 7
-    text = textwrap.fill(f"{check.what}: {check.lacks}", 80, initial_indent="  --   ", subsequent_indent=indent)
+    text = textwrap.fill(
+        f"{check.what}: {check.lacks}", 80, initial_indent=f"  {lacking}   ", subsequent_indent=indent,
+        break_on_hyphens=False,
+    )  # fmt: skip
     return f"{text}\n{indent}> {check.mend}" if check.mend else text
 
 

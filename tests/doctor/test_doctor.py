@@ -17,6 +17,7 @@ from tests import ROOT
 
 
 def test_a_check_as_text():
+    assert shown(Check("Docker", "not installed"), "no") == "  no   Docker: not installed"
     assert shown(Check("numpy")) == "  ok   numpy"
     lines = shown(Check("one", "a reason that goes on " * 5, "pip install one")).splitlines()
     assert lines[0].startswith("  --   one: a reason")
@@ -43,7 +44,7 @@ def test_versions_are_compared_as_pip_does(monkeypatch, installed, bounds, fits)
 
 def test_packages_that_are_missing():
     assert packages("some", {"numpy": ">=1", "no-such-package": ">=2"}, "make setup") == (
-        "some", "no-such-package is not installed", "make setup",
+        "some", "no no-such-package", "make setup",
     )  # fmt: skip
 
 
@@ -75,6 +76,7 @@ def test_the_hubs_address_is_not_told(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://me:s3cret@h:port")
     machine.hub_reachable.cache_clear()
     assert "HF_ENDPOINT is no address" in checks.hub().lacks
+    assert not checks.hub().mend  # no address that is made up
     assert "s3cret" not in str(checks.hub())
 
 
@@ -109,8 +111,13 @@ def test_in_a_python_without_any_package(tmp_path):
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     done = run(python=tmp_path / "bare" / "bin" / "python")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "  --   packages that every run needs: accelerate is not installed," in done.stdout
+    assert "  --   packages that every run needs: no accelerate, no beautifulsoup4," in done.stdout
     assert "> make setup" in done.stdout
+    assert "  no   trackers, for --report-to: no tensorboard, no trackio, no wandb\n" in done.stdout
+    needed, optional = done.stdout.split("\nOptional")
+    assert "  no   " not in needed
+    assert "  --   " not in optional
+    assert len(done.stdout.splitlines()) <= 40
 
 
 def test_what_only_some_options_need_is_not_needed_by_the_basic_path():

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,24 +33,27 @@ def merged(tiny, tmp_path_factory):
     write_agent(GARDEN, run)
     options = {"rollout": {"data": "/home/someone/plants"}}
     write_run(run, replace(MANIFEST, options=options))
-    main(Options(lora_model=run, output_path=folder / "garden", base_model=str(tiny / "base"), dtype="float32",
-                 prove=False))  # fmt: skip
-    return folder / "garden"
+    with contextlib.chdir(folder):
+        main(Options(lora_model=run, output_path=Path("models/garden"), base_model=str(tiny / "base"), dtype="float32",
+                     prove=False))  # fmt: skip
+    return folder / "models" / "garden"
 
 
 def code_of(card):
     return card.partition("```python\n")[2].partition("\n```")[0]
 
 
-def run_code(merged, monkeypatch):
-    monkeypatch.chdir(merged.parent)
+def run_code(merged, where, monkeypatch):
+    monkeypatch.chdir(where)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code_of((merged / "README.md").read_text()), "card", "exec"), {})
     return printed.getvalue()
 
 
-def test_the_code_asks_token_for_token_as_training_did(merged, monkeypatch):
+@pytest.mark.parametrize("where", ["..", ".", "garden"])
+def test_the_code_asks_token_for_token_as_training_did(merged, where, monkeypatch):
+    """Where merge_lora.py was run, beside the folder, and in it."""
     protocol = Protocol(AutoTokenizer.from_pretrained(merged), GARDEN.passage_tokens, GARDEN.task)
     asked, turns = [], iter(TURNS)
 
@@ -58,7 +62,7 @@ def test_the_code_asks_token_for_token_as_training_did(merged, monkeypatch):
         return torch.cat([ids, torch.tensor([protocol.turn_ids(next(turns))])], dim=1)
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", generate)
-    assert run_code(merged, monkeypatch) == "".join(f"{turn}\n" for turn in TURNS)
+    assert run_code(merged, merged.parent / where, monkeypatch) == "".join(f"{turn}\n" for turn in TURNS)
     first = protocol.prompt("When is garlic planted?")
     garlic, carrots, beans = (
         Passage("Garlic", "plant the cloves in October."), Passage("Carrots", "sow them from March on."),
@@ -89,7 +93,7 @@ def test_a_server_asks_it_as_training_did(merged, tiny_tokenizer):
 
 
 def test_a_policy_whose_first_call_is_begun_is_asked_by_chat(tiny_tokenizer):
-    text = usage("garden", Protocol(tiny_tokenizer), replace(GARDEN, force_search=True))
+    text = usage(Path("garden"), Protocol(tiny_tokenizer), replace(GARDEN, force_search=True))
     assert "ask it by chat.py" in text
     assert "```python" not in text
 
@@ -112,5 +116,5 @@ def test_a_template_without_a_system_turn_says_it_in_the_question(tiny_tokenizer
         "+ '<|im_end|>\n' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
-    text = usage("garden", Protocol(tiny_tokenizer), AgentSettings())
+    text = usage(Path("garden"), Protocol(tiny_tokenizer), AgentSettings())
     assert r'messages = [{"role": "user", "content": f"{SYSTEM}\n\n{question}"}]' in text

@@ -1,6 +1,9 @@
 """/retrieve over real HTTP, in Search-R1's shape."""
 
+import sys
 from contextlib import contextmanager
+from signal import SIGINT
+from subprocess import PIPE, Popen
 from threading import Thread
 from unittest import mock
 
@@ -15,6 +18,7 @@ from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
 from forage.store.remote import RemoteStore
 from forage.store.server import Served, make_server
+from tests import ROOT
 
 DOCUMENTS = [
     Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe."),
@@ -155,3 +159,13 @@ def test_what_is_too_much_at_once_is_asked_for_in_parts(url, store, monkeypatch)
 def test_a_default_that_every_request_would_be_refused_for_ends_the_start(store, protocol, most):
     with pytest.raises(UserError, match=f"--k {most + 1} is over {most}, the most that --protocol {protocol} finds"):
         serve(Serve(store.path, protocol, k=most + 1))
+
+
+def test_a_server_that_is_stopped_has_nothing_to_resume(tmp_path):
+    DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
+    command = [sys.executable, "document_store.py", "serve", "--store", tmp_path / "store", "--mode", "sparse"]
+    serving = Popen([*command, "--port", "0"], cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True)
+    assert serving.stdout.readline().startswith("serving ")
+    serving.send_signal(SIGINT)
+    assert serving.communicate(timeout=20)[1] == "stopped\n"
+    assert serving.returncode == 128 + SIGINT
