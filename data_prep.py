@@ -125,7 +125,7 @@ def write(source: Source, options: Options) -> None:
     from forage.store.opening import build_store
 
     out = options.output_dir
-    write_jsonl(out / "documents.jsonl", source.documents)
+    write_jsonl(out / "documents.jsonl", (document.row() for document in source.documents))
     write_jsonl(out / "manifest.jsonl", source.manifest)
     drop_questions(out)
     store = build_store(out / "store", source.documents, options.store)

@@ -7,10 +7,10 @@
 
 Files of a store:
     store.json      embedder and options; written last
-    chunks.jsonl, bm25.npz
+    chunks.jsonl, originals.jsonl, bm25.npz
     chroma/         or a collection on a Chroma server
 
-Any number of processes may read a store at once; only one may build it.
+Any number of processes may read a store at once; only one may build or edit it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import forage  # noqa: F401 before what may not be installed
 
@@ -42,7 +42,7 @@ from forage.text import printable, titled
 if TYPE_CHECKING or __name__ != "__main__":
     from forage.store.document_store import DocumentStore
 if TYPE_CHECKING:
-    from forage.store.server import Search as SearchMany
+    from forage.store.server import Served
 
 __all__ = ["DocumentStore", "Fusion", "Hit", "Mode", "StoreOptions"]
 
@@ -145,46 +145,72 @@ def serve(command: Serve) -> None:
         raise UserError(f"--host {command.host} lets other machines search; set {KEY} to a key that they have to send")
     if command.protocol != "retrieve" and find_spec("mcp") is None:
         raise UserError(f"--protocol {command.protocol} needs the package mcp; pip install -r requirements-serving.txt")
-    from forage.store.opening import open_store
-
-    with redirect_stdout(sys.stderr):  # standard output may be where an MCP client reads its messages
-        store = open_store(command.store, command.retriever)
-        search = warm_search(command, store)
+    live = Live(command)
     if command.protocol == "retrieve":
-        serve_retrieve(command, search, store)
+        serve_retrieve(command, live)
     else:
-        serve_mcp(command, search)
+        serve_mcp(command, live)
 
 
-def warm_search(command: Serve, store: DocumentStore) -> SearchMany:
-    """The search that is served, with all loaded that the first request would otherwise wait for."""
-    from forage.store.embedder import PROBE
+class Live:
+    """The store that is served: opened again once it was edited, with all loaded that a request would wait for."""
 
-    def search(
-        queries: Sequence[str], k: int, mode: Mode = command.mode, fusion: Fusion = command.fusion
-    ) -> list[list[Hit]]:
-        return store.search(queries, k, mode, fusion=fusion)
+    def __init__(self, command: Serve) -> None:
+        self.command = command
+        self.seen = self.stamp()  # before it is opened, lest an edit goes unseen
+        self.store = self.opened()
 
-    search([PROBE], 1)
-    return search
+    def stamp(self) -> tuple[int, int] | None:
+        card = self.command.store / "store.json"
+        return (card.stat().st_mtime_ns, card.stat().st_ino) if card.exists() else None
+
+    def opened(self) -> DocumentStore:
+        from forage.store.embedder import PROBE
+        from forage.store.opening import open_store
+
+        with redirect_stdout(sys.stderr):  # standard output may be where an MCP client reads its messages
+            store = open_store(self.command.store, self.command.retriever)
+            store.search(PROBE, 1, self.command.mode, fusion=self.command.fusion)
+        return store
+
+    def served(self) -> Served:
+        """What is served from now on."""
+        from forage.store.server import Served
+
+        if (now := self.stamp()) != self.seen:
+            self.seen = now
+            try:
+                self.store = self.opened()
+                said = f"has changed: serving its {len(self.store)} documents"
+            except UserError as error:
+                said = f"has changed, but is served as it was ({error})"
+            print(f"{self.command.store} {said}", file=sys.stderr, flush=True)
+        return Served(self.store.card, self.store.chunks_digest)
+
+    def search(self, queries: Sequence[str], k: int, mode: Mode | None = None, **how: Any) -> list[list[Hit]]:
+        return self.store.search(queries, k, mode or self.command.mode, **{"fusion": self.command.fusion} | how)
+
+    def search_now(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        self.served()
+        return self.search(queries, k)
 
 
-def serve_retrieve(command: Serve, search: SearchMany, store: DocumentStore) -> None:
-    from forage.store.server import Served, make_server
+def serve_retrieve(command: Serve, live: Live) -> None:
+    from forage.store.server import make_server
 
-    served, key = Served(store.card, store.chunks_digest), os.environ.get(KEY, "")
+    key = os.environ.get(KEY, "")
     try:
-        server = make_server(search, command.host, command.port, command.k, served, key)
+        server = make_server(live.search, command.host, command.port, command.k, live.served, key)
     except OSError as error:
         raise cant_listen(command, error) from error
     print(f"serving {command.store} on http://{command.host}:{server.server_port}/retrieve", flush=True)
     server.serve_forever()
 
 
-def serve_mcp(command: Serve, search: SearchMany) -> None:
+def serve_mcp(command: Serve, live: Live) -> None:
     from forage.store.mcp_server import PATH, make_mcp_server, serve_http, serve_stdio
 
-    server = make_mcp_server(search, command.k, command.about)
+    server = make_mcp_server(live.search_now, command.k, command.about)
     if command.protocol == "mcp-stdio":
         print(f"serving {command.store} over standard input and output", file=sys.stderr, flush=True)
         serve_stdio(server)

@@ -20,11 +20,11 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (8_470, 11),  # those in the root
-    "forage": (13_020, 14),  # the modules of forage/ itself
+    "scripts": (8_660, 11),  # those in the root
+    "forage": (12_700, 14),  # the modules of forage/ itself
     "forage/agent": (14_060, 12),
     "forage/chat": (3_440, 4),
-    "forage/data": (15_550, 13),
+    "forage/data": (15_620, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_600, 8),
     "forage/evaluation": (9_160, 11),
@@ -38,15 +38,15 @@ BUDGETS = {
     "forage/rollout": (6_780, 7),
     "forage/runs": (9_010, 10),
     "forage/sft": (5_420, 6),
-    "forage/store": (13_100, 12),
-    "forage/testtime": (11_410, 12),
+    "forage/store": (15_590, 14),
+    "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
-    "tests": (222_970, 55),
+    "tests": (227_500, 55),
 }
-ROAD = {"files": 69, "functions": 459, "lines": 4_132}
+ROAD = {"files": 69, "functions": 464, "lines": 4_166}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_718  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_765  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -9,6 +9,8 @@ import numpy as np
 class WordEmbedder:
     """Texts that share words are alike; `encoded` is how many texts were embedded."""
 
+    max_tokens = 256
+
     def __init__(self, name="words", dimension=16, turn=0):
         self.name, self.dimension, self.turn, self.encoded = name, dimension, turn, 0
 
@@ -22,6 +24,9 @@ class WordEmbedder:
         return vectors_ND / np.where(lengths_N > 0, lengths_N, 1)
 
     encode_queries = encode_passages
+
+    def count_tokens(self, texts):
+        return [len(text.split()) for text in texts]
 
     def probe(self):
         return self.encode_queries(["The heart pumps blood through the body."])[0]

@@ -7,7 +7,7 @@ documents and chunks that answer it; retrieval rewards compare these ids.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ class Document:
     """A text to search. `source` says where it came from: 'page', 'answer', 'corpus' or 'file'.
 
     `sections` are the offsets in `text` where sections start; no chunk crosses one. Example: the text
-    "Asthma\\nA long-term disease.\\n\\nTreatment\\nInhalers." with sections (0, 30) has two sections.
+    "Asthma\\nA long-term disease.\\n\\nTreatment\\nInhalers." with sections (0, 30) has two sections. A search may be
+    limited by `metadata`.
     """
 
     id: str
@@ -31,6 +32,11 @@ class Document:
     url: str = ""
     source: str = "page"
     sections: tuple[int, ...] = ()
+    metadata: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """As in documents.jsonl; many readers take no empty object."""
+        return {name: value for name, value in asdict(self).items() if name != "metadata" or value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def as_document(value: Any, number: int) -> Document:
             f"document {number} is neither a text, nor a dictionary with a text under 'text', nor a Document: "
             f"{type(value).__name__}"
         )
-    known = {field.name: row[field.name] for field in fields(Document) if row.get(field.name) is not None}
+    known = {each.name: row[each.name] for each in fields(Document) if row.get(each.name) is not None}
     row = {"id": number, "title": ""} | known
     return Document(**row | {"id": str(row["id"]), "title": str(row["title"])})
 

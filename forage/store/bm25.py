@@ -124,13 +124,13 @@ class BM25:
                 total[self.texts[row]] += self.weights[row]
         return total
 
-    def rank(self, words: Sequence[str], k: int) -> Ranking:
-        """The k best texts that contain at least one of the words."""
+    def rank(self, words: Sequence[str], k: int, only: Ids | None = None) -> Ranking:
+        """The k best texts, `only` among some if they are given, that contain at least one of the words."""
         scores = self.scores(words)
-        ids = top_k(scores, k, above=0.0)
+        ids = top_k(scores, k, 0.0, only)
         if not len(ids):  # told by the ids, as another pass over all scores would take a tenth of the time
             scores = self.relevance(words)
-            ids = top_k(scores, k, above=0.0)
+            ids = top_k(scores, k, 0.0, only)
         return Ranking(ids, scores[ids])
 
     def relevance(self, words: Sequence[str]) -> NDArray[np.float64]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from forage.errors import UserError
 from forage.manifest import digest, read_manifest, write_manifest
+from forage.store.edits import finish_edit
 from forage.store.options import StoreOptions
 from forage.text import typed
 
 NO_EMBEDDER = "none"
-CHUNKS_FILE, BM25_FILE, VECTORS = "chunks.jsonl", "bm25.npz", "chroma"
-PARTS = (CHUNKS_FILE, BM25_FILE, VECTORS)  # what a store holds beside store.json
+CHUNKS_FILE, ORIGINALS_FILE, BM25_FILE, VECTORS = "chunks.jsonl", "originals.jsonl", "bm25.npz", "chroma"
+PARTS = (CHUNKS_FILE, ORIGINALS_FILE, BM25_FILE, VECTORS)  # what a store holds beside store.json
 SAME_MODEL = 0.999  # the least product of the probe's vectors by one model on two machines
 
 
@@ -31,7 +32,11 @@ class StoreCard:
     probe: list[float] = field(default_factory=list)
     """The embedding of PROBE: detects another model under the same name."""
     files: dict[str, str] = field(default_factory=dict)
-    """Digests of chunks.jsonl and bm25.npz, once the store is complete."""
+    """Digests of the files, once the store is complete."""
+    metadata: str = ""
+    """Digest of the documents' metadata; empty if none has any."""
+    abandoned: list[tuple[str, str]] = field(default_factory=list)
+    """Collections of other embedders, and where they are, that open handles may still ask for."""
 
 
 def write_card(path: Path, card: StoreCard) -> None:
@@ -41,6 +46,7 @@ def write_card(path: Path, card: StoreCard) -> None:
 def read_card(path: Path) -> StoreCard:
     """The card of the store in folder `path`; refuses a folder without a store."""
     card, way_out = path / "store.json", "delete the folder and build the store again"
+    finish_edit(path)
     if not card.exists():
         inner = (path / "store" / "store.json").exists()
         instead = f", but {path / 'store'} does; give that" if inner else "; make one with data_prep.py"
@@ -60,7 +66,7 @@ def fingerprint_of(card: StoreCard, chunks: str) -> str:
     """Digest of what is searched and how it was built; `chunks` is the digest of chunks.jsonl."""
     built = asdict(card.options)
     del built["chroma_url"]  # where vectors are kept may differ between machines
-    return digest(f"{chunks} {built}".encode())
+    return digest(f"{chunks} {built}{card.metadata}".encode())
 
 
 def check_place(path: Path) -> None:

@@ -1,22 +1,25 @@
-"""DocumentStore: build, open and search a store of chunks."""
+"""DocumentStore: build, open, edit and search a store of chunks."""
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, overload
+from typing import Any, Self, TypeAlias, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forage.data.chunking import Chunk, chunk_document
 from forage.data.records import Document, as_document
+from forage.data.relevance import by_document
 from forage.errors import UserError
-from forage.files import locked, make_folder, typed_lines, write_jsonl
-from forage.manifest import file_digest
+from forage.files import in_turn, locked, make_folder, replacing_folder, typed_lines, write_jsonl
+from forage.manifest import digest, file_digest
 from forage.outputs import clear_half_written
 from forage.progress import Counting
 from forage.store.bm25 import BM25, Titles, Tokenizer
@@ -24,6 +27,7 @@ from forage.store.card import (
     BM25_FILE,
     CHUNKS_FILE,
     NO_EMBEDDER,
+    ORIGINALS_FILE,
     SAME_MODEL,
     VECTORS,
     StoreCard,
@@ -32,18 +36,26 @@ from forage.store.card import (
     read_card,
     write_card,
 )
+from forage.store.edits import NEXT, READERS, TURN, finish_edit, kept
 from forage.store.embedder import Embedder
-from forage.store.fusion import Ranking, fuse
+from forage.store.fusion import Ids, Ranking, fuse
 from forage.store.hit import Hit
 from forage.store.options import Fusion, Mode, StoreOptions
 from forage.store.vectors import VectorCollection, exact_nearest, text_key
-from forage.text import count_words, encodable, most_parts
+from forage.store.where import Where, condition
+from forage.text import count_words, encodable, encodable_values, most_parts, typed
 
 EMBED_GROUP = 512  # chunks embedded between two writes: the most a killed build loses
+Given: TypeAlias = Document | str | Mapping[str, Any]
+"""A document, as `build` and `add` take it."""
 
 
 class DocumentStore:
-    """A searchable store on disk, made by `build` and opened by `open`."""
+    """A searchable store on disk, made by `build` and opened by `open`.
+
+    An open one stays as it was opened, whoever edits or rebuilds the store; but it sees edits of its own. Its length is
+    the number of its documents, which iterating gives in order.
+    """
 
     def __init__(self, path: Path, card: StoreCard, chunks: list[Chunk], bm25: BM25) -> None:
         self.path = path
@@ -52,11 +64,45 @@ class DocumentStore:
         self.chunks = chunks
         self.embedded = 0  # chunks that its build had to embed
         self._bm25 = bm25
+        self._originals, self._lease = kept(path / ORIGINALS_FILE), kept(path / READERS)
+        if self._lease:
+            self._lease.share()
         self._tokenize = Tokenizer(card.options.language)
         if self.options.bm25 == "rank_bm25":
             from rank_bm25 import BM25Okapi
 
             bm25.scores = BM25Okapi(list(tokenized(chunks, self.options))).get_scores  # type: ignore[method-assign]
+
+    def __len__(self) -> int:
+        return self.card.documents
+
+    def __iter__(self) -> Iterator[Document]:
+        return iter(self.documents.values())
+
+    def __contains__(self, doc_id: str) -> bool:
+        return doc_id in self.documents
+
+    def get(self, doc_id: str) -> Document | None:
+        """The document of an id, whole; None if there is none."""
+        return self.documents.get(doc_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files; the next edit may remove what only this handle could ask for."""
+        self._originals = self._lease = None
+
+    @cached_property
+    def documents(self) -> dict[str, Document]:
+        """The documents by id, read on first use."""
+        if self._originals is None:
+            raise UserError(f"{self.path} is closed, or was built before documents were kept; re-run the build")
+        rows = typed_lines(Document, self._originals.path, "a document", "re-run the build")
+        return {document.id: document for document in rows}
 
     @cached_property
     def chunk_by_id(self) -> dict[str, Chunk]:
@@ -77,60 +123,157 @@ class DocumentStore:
         return self.card.files.get(CHUNKS_FILE) or file_digest(self.path / CHUNKS_FILE)
 
     @cached_property
+    def vector_keys(self) -> list[str]:
+        return [text_key(text) for text in embed_texts(self.chunks, self.options, self.embedder)]
+
+    @cached_property
     def vectors_ND(self) -> NDArray[np.float32]:
         """The chunks' vectors, loaded on first use."""
-        keys = [text_key(text) for text in embed_texts(self.chunks, self.options, self.embedder)]
-        return _open_collection(self.path, self.card).matrix(keys, self.card.dimension)
+        keys = self.vector_keys
+        with _collection(self.path, self.card.collection, self.options.chroma_url) as collection:
+            vectors_ND = collection.matrix(keys, self.card.dimension)
+        self._lease = None
+        return vectors_ND
 
-    # Building
+    # Building and editing
 
     @classmethod
     def build(
         cls,
         path: Path | str,
-        documents: Iterable[Document | str | Mapping[str, Any]],
+        documents: Iterable[Given],
         options: StoreOptions | None = None,
-    ) -> DocumentStore:
+    ) -> Self:
         """Make the store at `path`, or bring it up to date; only chunks without a vector are embedded.
 
         So the same call resumes a killed build, and adding a document costs only its own chunks. A document may also be
-        a text, or a dictionary with "text" and maybe "id" and "title"; without an id, it has its place as one, from 0.
+        a text, or a dictionary with "text" and maybe "id", "title" and "metadata"; without an id, it has its place as
+        one, from 0.
         """
         path, options = Path(path), options or StoreOptions()
         options.check()
-        if isinstance(documents, str | Mapping):
-            raise UserError("build takes a list of documents; give [document] for a single one")
-        whole = [as_document(document, number) for number, document in enumerate(documents)]
-        if not whole:
-            raise UserError("no documents to build a store from")
+        whole = _by_id(documents)
         check_place(path)
-        make_folder(path)
-        with locked(path / ".lock", f"{path}: another process is building this store; wait until it ends or stop it"):
-            clear_half_written(path)
+        with _writing(path):
             embedder = None if options.embedder == NO_EMBEDDER else Embedder(options.embedder)
             options = replace(options, embedder=embedder.name if embedder else NO_EMBEDDER)
-            chunks = chunks_of(whole, options, embedder)
-            name = _collection_name(path, options, embedder)
-            card = StoreCard(False, name, options, documents=len(whole), chunks=len(chunks))
-            write_card(path, card)
-            bm25 = BM25.build(tokenized(chunks, options))
-            store = cls(path, card, chunks, bm25)
-            write_jsonl(path / CHUNKS_FILE, chunks)
-            bm25.save(path / BM25_FILE)
-            if embedder:
-                texts = embed_texts(chunks, options, embedder)
-                store.embedded = _embed_missing(_open_collection(path, card), texts, embedder)
-                card = replace(card, dimension=embedder.dimension, probe=embedder.probe().tolist())
-            files = {name: file_digest(path / name) for name in (CHUNKS_FILE, BM25_FILE)}
-            store.card = replace(card, complete=True, files=files)
-            write_card(path, store.card)
+            store = cls._write(path, whole, options, embedder, {})
+            store._remove_unused()
         return store
 
+    def add(self, documents: Iterable[Given]) -> None:
+        """Add documents to the store on disk; one of a known id takes the other's place. Only what is new is embedded.
+
+        What has no id gets the number after the highest one.
+        """
+
+        def added(known: Mapping[str, Document]) -> dict[str, Document]:
+            numbers = [int(doc_id) for doc_id in known if doc_id.isdecimal()]
+            return {**known, **_by_id(documents, max(numbers, default=-1) + 1)}
+
+        self._edit(added)
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Remove documents from the store on disk. A store keeps at least one."""
+        going = {ids} if isinstance(ids, str) else set(ids)
+
+        def left(known: Mapping[str, Document]) -> dict[str, Document]:
+            if unknown := sorted(going - known.keys()):
+                raise UserError(f"{self.path} has no document {unknown[0]!r} to delete")
+            return {doc_id: document for doc_id, document in known.items() if doc_id not in going}
+
+        self._edit(left)
+
+    def _edit(self, change: Callable[[Mapping[str, Document]], dict[str, Document]]) -> None:
+        with _writing(self.path):
+            made = self._changed(change)
+            vars(self).clear()
+            vars(self).update(vars(made))
+            self._remove_unused()
+
+    def _changed(self, change: Callable[[Mapping[str, Document]], dict[str, Document]]) -> Self:
+        now = self if read_card(self.path) == self.card else self.open(self.path)  # another process edits it, too
+        documents = change(now.documents)
+        same = {doc_id for doc_id, document in documents.items() if now.documents.get(doc_id) == document}
+        known = {doc_id: chunks for doc_id, chunks in by_document(now.chunks).items() if doc_id in same}
+        embedder = None if now.options.embedder == NO_EMBEDDER else now.embedder
+        return self._write(self.path, documents, now.options, embedder, known)
+
     @classmethod
-    def open(cls, path: Path | str) -> DocumentStore:
+    def _write(
+        cls, path: Path, documents: dict[str, Document], options: StoreOptions, embedder: Embedder | None,
+        known: Mapping[str, list[Chunk]],
+    ) -> Self:  # fmt: skip
+        """Add the vectors that are missing, write all files beside the old ones, and change to them at one stroke.
+
+        `known` are the chunks of documents that have not changed.
+        """
+        if not documents:
+            raise UserError("no documents to build a store from")
+        before = read_card(path) if (path / "store.json").exists() else None
+        chunks = chunks_of(documents.values(), options, embedder, known)
+        name = _collection_name(before, options, embedder)
+        card = StoreCard(False, name, options, documents=len(documents), chunks=len(chunks))
+        if before:
+            card.abandoned.extend(before.abandoned)
+        if metadata := [(document.id, document.metadata) for document in documents.values() if document.metadata]:
+            card = replace(card, metadata=digest(json.dumps(metadata, sort_keys=True).encode()))
+        if before and before.collection != name and before.options.embedder != NO_EMBEDDER:
+            card.abandoned.append((before.collection, before.options.chroma_url))
+        if before is None or before.collection != name:
+            write_card(path, card)
+        keys, embedded = [], 0
+        if embedder:
+            texts = embed_texts(chunks, options, embedder)
+            keys = list(map(text_key, texts))
+            embedded = _embed_missing(path, card, dict(zip(keys, texts, strict=True)), embedder)
+            card = replace(card, dimension=embedder.dimension, probe=embedder.probe().tolist())
+        bm25 = BM25.build(tokenized(chunks, options))
+        with replacing_folder(path / NEXT) as parts:
+            write_jsonl(parts / CHUNKS_FILE, chunks)
+            write_jsonl(parts / ORIGINALS_FILE, (document.row() for document in documents.values()))
+            bm25.save(parts / BM25_FILE)
+            files = {file: file_digest(parts / file) for file in (CHUNKS_FILE, ORIGINALS_FILE, BM25_FILE)}
+            card = replace(card, complete=True, files=files)
+            write_card(parts, card)
+        finish_edit(path)
+        store = cls(path, card, chunks, bm25)
+        store.documents, store.vector_keys, store.embedded = documents, keys, embedded
+        if embedder:
+            store.embedder = embedder
+        return store
+
+    def _remove_unused(self) -> None:
+        """Remove the vectors that no chunk has, unless another handle may ask for some: then a later edit does."""
+        if self._lease and self._lease.is_mine():
+            for name, url in self.card.abandoned:
+                with _collection(self.path, name, url) as collection:
+                    collection.drop()
+            if self.options.embedder != NO_EMBEDDER:
+                with _collection(self.path, self.card.collection, self.options.chroma_url) as collection:
+                    collection.remove(sorted(collection.keys().difference(self.vector_keys)))
+            if self.card.abandoned:
+                self.card = replace(self.card, abandoned=[])
+                write_card(self.path, self.card)
+            self._lease.share()
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
         """Open a finished store; refuses one with a missing part."""
         path = Path(path)
-        card = read_card(path)
+        while True:
+            card = read_card(path)
+            try:
+                store = cls._load(path, card)
+            except UserError:
+                if read_card(path) == card:
+                    raise
+            else:
+                if read_card(path) == card:  # else it was edited just now
+                    return store
+
+    @classmethod
+    def _load(cls, path: Path, card: StoreCard) -> Self:
         if not card.complete:
             raise UserError(f"{path}: its build did not finish; re-run the same command to resume")
         vectors_inside = card.options.embedder != NO_EMBEDDER and not card.options.chroma_url
@@ -150,12 +293,13 @@ class DocumentStore:
 
     @overload  # a text is a sequence of texts, too
     def search(  # type: ignore[overload-overlap]
-        self, queries: str, k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...
+        self, queries: str, k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ..., where: Where | None = ...
     ) -> list[Hit]: ...
     @overload
     def search(
-        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...
-    ) -> list[list[Hit]]: ...
+        self, queries: Sequence[str], k: int = 5, mode: Mode = "hybrid", *, fusion: Fusion = ...,
+        where: Where | None = ...,
+    ) -> list[list[Hit]]: ...  # fmt: skip
     def search(
         self,
         queries: str | Sequence[str],
@@ -163,14 +307,17 @@ class DocumentStore:
         mode: Mode = "hybrid",
         *,
         fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
+        where: Where | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank query.
 
-        A list of queries gives a list of hits for each; a single text gives its hits.
+        A list of queries gives a list of hits for each; a single text gives its hits. Only documents are searched whose
+        metadata fit `where`, which is said as in Chroma: {"year": {"$gte": 2020}}.
         """
         if isinstance(queries, str):
-            return self.search([queries], k, mode, fusion=fusion)[0]
-        return list(map(self._hits, self.rank(queries, k, mode, fusion=fusion)))
+            return self.search([queries], k, mode, fusion=fusion, where=where)[0]
+        limits: dict[str, Any] = {} if where is None else {"where": where}
+        return list(map(self._hits, self.rank(queries, k, mode, fusion=fusion, **limits)))
 
     def rank(
         self,
@@ -180,6 +327,7 @@ class DocumentStore:
         *,
         fusion: Fusion = Fusion(),  # noqa: B008 it is frozen
         query_vectors: NDArray[np.float32] | None = None,
+        where: Where | None = None,
     ) -> list[Ranking]:
         """Like `search`, but returns chunk numbers and scores. Equal queries in a batch are ranked once.
 
@@ -192,32 +340,43 @@ class DocumentStore:
         if mode not in get_args(Mode):
             raise UserError(f"mode {mode!r} is none of {', '.join(get_args(Mode))}")
         fusion.check()
+        only = None if where is None else self._fitting(where)
         queries = list(map(encodable, queries))
         unique = {query: row for row, query in reversed(list(enumerate(queries))) if query.strip()}
         texts = list(unique)
         if query_vectors is not None:
             query_vectors = query_vectors[list(unique.values())]
-        ranking_of = dict(zip(texts, self._rank(texts, k, mode, fusion, query_vectors), strict=True))
+        ranking_of = dict(zip(texts, self._rank(texts, k, mode, fusion, query_vectors, only), strict=True))
         return [_first(ranking_of[query], k) if query in ranking_of else NO_HITS for query in queries]
 
     def _rank(
-        self, texts: list[str], k: int, mode: Mode, fusion: Fusion, vectors_QD: NDArray[np.float32] | None
-    ) -> list[Ranking]:
+        self, texts: list[str], k: int, mode: Mode, fusion: Fusion, vectors_QD: NDArray[np.float32] | None,
+        only: Ids | None,
+    ) -> list[Ranking]:  # fmt: skip
         words = [self._tokenize(text) for text in texts]
         if mode == "sparse" or not texts:
-            return [self._bm25.rank(query_words, k) for query_words in words]
+            return [self._bm25.rank(query_words, k, only) for query_words in words]
         if vectors_QD is None:
             vectors_QD = self.embed_queries(texts)
         if mode == "dense":
-            return list(exact_nearest(self.vectors_ND, vectors_QD, k))
+            return list(exact_nearest(self.vectors_ND, vectors_QD, k, only))
         depth = max(fusion.depth, k)
-        dense = list(exact_nearest(self.vectors_ND, vectors_QD, depth))
-        sparse = [self._bm25.rank(query_words, depth) for query_words in words]
+        dense = list(exact_nearest(self.vectors_ND, vectors_QD, depth, only))
+        sparse = [self._bm25.rank(query_words, depth, only) for query_words in words]
         titles = [
             self._titles.rank(said, np.union1d(one.ids, other.ids), fusion.title_share)
             for said, one, other in zip(words, dense, sparse, strict=True)
         ]
         return [fuse(fusion, *three) for three in zip(dense, sparse, titles, strict=True)]
+
+    def _fitting(self, where: Where) -> Ids:
+        """The numbers of the chunks whose documents' metadata fit."""
+        try:
+            fits = condition(where)
+            ids = {document.id for document in self if fits(document.metadata)}
+        except RecursionError as error:
+            raise UserError("where has too many conditions within each other") from error
+        return np.flatnonzero([chunk.doc_id in ids for chunk in self.chunks])
 
     @cached_property
     def _titles(self) -> Titles:
@@ -269,8 +428,10 @@ def _cut(title: str, room: int, embedder: Embedder) -> str:
     return " ".join(words[: most_parts(words, lambda text: embedder.count_tokens([text])[0], room)])
 
 
-def chunks_of(documents: Iterable[Document], options: StoreOptions, embedder: Embedder | None) -> list[Chunk]:
-    """All chunks; without an embedder, a token is a word."""
+def chunks_of(
+    documents: Iterable[Document], options: StoreOptions, embedder: Embedder | None, known: Mapping[str, list[Chunk]]
+) -> list[Chunk]:
+    """All chunks, but for documents whose chunks are known; without an embedder, a token is a word."""
     if embedder and options.chunk_tokens > embedder.max_tokens:
         raise UserError(
             f"--chunk-tokens {options.chunk_tokens} is over the {embedder.max_tokens} tokens that {embedder.name} reads"
@@ -279,39 +440,51 @@ def chunks_of(documents: Iterable[Document], options: StoreOptions, embedder: Em
     count = embedder.count_tokens if embedder else lambda texts: list(map(words, texts))
     return [
         chunk
-        for document in _with_unique_ids(documents)
-        for chunk in chunk_document(
-            replace(document, title=encodable(document.title), text=encodable(document.text)),
-            count,
-            options.chunk_tokens,
-            options.chunk_overlap,
-        )
+        for document in documents
+        for chunk in known.get(document.id)
+        or chunk_document(document, count, options.chunk_tokens, options.chunk_overlap)
     ]
 
 
-def _with_unique_ids(documents: Iterable[Document]) -> Iterator[Document]:
-    seen: set[str] = set()
-    for document in documents:
-        if document.id in seen:
+def _by_id(documents: Iterable[Given], first: int = 0) -> dict[str, Document]:
+    """Documents of every kind that is given, as they will be read again; those without an id are numbered."""
+    if isinstance(documents, str | Mapping | Document):
+        raise UserError("documents come in a list; give [document] for a single one")
+    whole: dict[str, Document] = {}
+    for number, given in enumerate(documents, first):
+        document = as_document(given, number)
+        try:
+            values = asdict(typed(Document, asdict(document)))
+        except ValueError as error:
+            raise UserError(f"document {document.id!r} can't be kept ({error})") from error
+        document = Document(**encodable_values(values))  # type: ignore[arg-type]
+        if document.id in whole:
             raise UserError(f"document id {document.id!r} occurs twice; ids must be unique")
-        seen.add(document.id)
-        yield document
+        whole[document.id] = document
+    return whole
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Hold a store's folder, for one process at a time."""
+    make_folder(path)
+    with locked(path / ".lock", f"{path}: another process is writing this store; wait until it ends or stop it"):
+        clear_half_written(path)
+        (path / READERS).touch()
+        yield
 
 
 def tokenized(chunks: Iterable[Chunk], options: StoreOptions) -> Iterator[list[str]]:
     return (Tokenizer(options.language)(options.searched_text(chunk.title, chunk.text)) for chunk in chunks)
 
 
-def _collection_name(path: Path, options: StoreOptions, embedder: Embedder | None) -> str:
+def _collection_name(before: StoreCard | None, options: StoreOptions, embedder: Embedder | None) -> str:
     """The collection to build in: the store's current one if the same model filled it, else a new one."""
-    if (path / "store.json").exists():
-        card = read_card(path)
-        same_place = (card.options.embedder, card.options.chroma_url) == (options.embedder, options.chroma_url)
+    if before:
+        same_place = (before.options.embedder, before.options.chroma_url) == (options.embedder, options.chroma_url)
         # An unfinished build has no probe yet.
-        if same_place and (not card.probe or embedder is None or _probe_fits(card, embedder)):
-            return card.collection
-        if card.options.embedder != NO_EMBEDDER:
-            _open_collection(path, card).drop()
+        if same_place and (not before.probe or embedder is None or _probe_fits(before, embedder)):
+            return before.collection
     return f"chunks-{uuid.uuid4().hex[:12]}"
 
 
@@ -321,22 +494,30 @@ def _probe_fits(card: StoreCard, embedder: Embedder) -> bool:
     return then_D.shape == now_D.shape and float(then_D @ now_D) >= SAME_MODEL
 
 
-def _open_collection(path: Path, card: StoreCard) -> VectorCollection:
-    return VectorCollection(card.collection, path / VECTORS, card.options.chroma_url)
+@contextmanager
+def _collection(path: Path, name: str, url: str) -> Iterator[VectorCollection]:
+    """A store's collection; if it is in the store's folder, for one process at a time."""
+    with nullcontext() if url else in_turn(path / TURN):
+        collection = VectorCollection(name, path / VECTORS, url)
+        try:
+            yield collection
+        finally:
+            collection.close()
 
 
-def _embed_missing(collection: VectorCollection, texts: Sequence[str], embedder: Embedder) -> int:
-    """Make the collection hold exactly these texts' vectors: add the new ones, which are counted, remove the unused."""
-    text_of = {text_key(text): text for text in texts}
-    present = collection.keys()
+def _embed_missing(path: Path, card: StoreCard, text_of: Mapping[str, str], embedder: Embedder) -> int:
+    """Add the vectors that the collection lacks, by the keys of their texts, and count them."""
+    with _collection(path, card.collection, card.options.chroma_url) as collection:
+        lacking = text_of.keys() - collection.keys()
     # Longest first: batches of similar lengths need little padding, and if memory runs out, it does so at the start.
-    missing = sorted(text_of.keys() - present, key=lambda key: (-len(text_of[key]), key))
+    missing = sorted(lacking, key=lambda key: (-len(text_of[key]), key))
     with Counting("embedding", len(text_of) if missing else 0, len(text_of) - len(missing)) as bar:
         for first in range(0, len(missing), EMBED_GROUP):
             keys = missing[first : first + EMBED_GROUP]
-            collection.add(keys, embedder.encode_passages([text_of[key] for key in keys]))
+            vectors_ND = embedder.encode_passages([text_of[key] for key in keys])
+            with _collection(path, card.collection, card.options.chroma_url) as collection:
+                collection.add(keys, vectors_ND)
             bar.update(len(keys))
-    collection.remove(sorted(present - text_of.keys()))
     return len(missing)
 
 

@@ -24,11 +24,13 @@ class Ranking:
     scores: Scores
 
 
-def top_k(scores: NDArray[np.floating], k: int, above: float = -np.inf) -> Ids:
-    """Ids of the k highest scores that exceed `above`, best first, equal scores by id.
+def top_k(scores: NDArray[np.floating], k: int, above: float = -np.inf, only: Ids | None = None) -> Ids:
+    """Ids of the k highest scores that exceed `above`, best first, equal scores by id; `only` among some, if given.
 
     Example: top_k([1., 3., 3., 0.], k=3, above=0) -> [1, 2, 0].
     """
+    if only is not None:
+        return only[top_k(scores[only], k, above)]
     candidates = np.flatnonzero(scores >= kth_bound(scores, k)) if k < len(scores) else np.arange(len(scores))
     candidates = candidates[scores[candidates] > above]
     order = np.lexsort((candidates, -scores[candidates]))

@@ -25,6 +25,7 @@ from forage.manifest import digest, file_digest
 from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode, StoreOptions
+from forage.store.where import Where
 from forage.text import encodable, from_json, without_passwords
 
 if TYPE_CHECKING:
@@ -90,13 +91,16 @@ class RemoteStore:
         mode: Mode = "hybrid",
         *,
         fusion: Fusion = Fusion(),  # noqa: B008
+        where: Where | None = None,
     ) -> list[list[Hit]]:
         """The k best chunks for each query, best first; none for a blank one. All queries go in one request."""
         if isinstance(queries, str):
             raise UserError("a store on a server takes a list of queries; give [query] for a single one")
         texts = list(map(encodable, queries))
         asked = list(dict.fromkeys(text for text in texts if text.strip()))
-        how = {"mode": mode, "fusion": asdict(fusion)} if self.ours else {}
+        if where is not None and not self.ours:
+            raise UserError(f"{self.path} has no /card, so it can't search by metadata; leave where out")
+        how = {"mode": mode, "fusion": asdict(fusion), "where": where} if self.ours else {}
         found: dict[str, list[Hit]] = {}
         for first in range(0, len(asked), QUERIES):
             some = asked[first : first + QUERIES]

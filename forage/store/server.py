@@ -3,8 +3,8 @@
 Request: {"queries": ["..."], "topk": 3, "return_scores": true}. Response: {"result": [[{"document": {"id": "...",
 "doc_id": "...", "title": "...", "contents": "title\\ntext"}, "score": 0.5}, ...], ...]}; without scores, each item is
 the document itself. Search-R1's has no doc_id, and no title but the first line of the contents. RemoteStore asks beyond
-it: requests may say "mode" and "fusion", and /card tells what is served. The standard library's server is enough:
-requests are whole batches, and one search at a time uses all cores anyway.
+it: requests may say "mode", "fusion" and "where", and /card tells what is served. The standard library's server is
+enough: requests are whole batches, and one search at a time uses all cores anyway.
 """
 
 from __future__ import annotations
@@ -129,17 +129,16 @@ class Served:
 
 
 def make_server(
-    search: Callable[..., Sequence[Sequence[Hit]]], host: str, port: int, k: int = 3, served: Served | None = None,
-    key: str = "",
+    search: Callable[..., Sequence[Sequence[Hit]]], host: str, port: int, k: int = 3,
+    served: Callable[[], Served] | None = None, key: str = "",
 ) -> Server:  # fmt: skip
     """A server, not yet running, that answers /retrieve with `search`, and /health; port 0 picks a free one.
 
-    `k` is the number of hits for a request that doesn't set topk. Where it is told what is `served`, /card says so, and
-    `search` is given the mode and the fusion of requests that have them, as keywords. With a `key`, only requests that
-    bear it are answered.
+    `k` is the number of hits for a request that doesn't set topk. Where it can ask what is `served`, it does
+    before each search, /card says so, and `search` is given the mode, the fusion and the where of requests that have
+    them, as keywords. With a `key`, only requests that bear it are answered.
     """
     lock = threading.Lock()
-    marked = {"store": served.fingerprint} if served else {}
 
     class Handler(BaseHTTPRequestHandler):
         server: Server
@@ -151,7 +150,7 @@ def make_server(
             super().handle_one_request()
 
         def do_GET(self) -> None:
-            self._reply({"/health": lambda: {"status": "ok"}} | ({"/card": served.described} if served else {}))
+            self._reply({"/health": lambda: {"status": "ok"}} | ({"/card": self._card} if served else {}))
 
         def do_POST(self) -> None:
             self._reply({"/retrieve": self._retrieve})
@@ -170,12 +169,18 @@ def make_server(
             except UserError as error:
                 self._answer(400, {"detail": str(error)})
 
+        def _card(self) -> dict[str, Any]:
+            assert served
+            with lock:
+                return served().described()
+
         def _retrieve(self) -> dict[str, Any]:
             request = read_request(self._body())
             queries, wanted, with_scores = parse_request(request, k)
             how = way_of(request) if served else {}
             self.server.allow(self.connection, math.inf)  # now the client waits
             with lock:
+                marked = {"store": served().fingerprint} if served else {}
                 hits = search(queries, wanted, **how)
             if (size := sum(len(hit.title) + len(hit.text) for row in hits for hit in row)) > MAX_TEXT:
                 raise BadRequest(f"{size} characters were found, over {MAX_TEXT}; ask for fewer passages", TOO_MUCH)
@@ -265,7 +270,7 @@ def parse_request(request: Mapping[str, Any], default_k: int) -> tuple[list[str]
 
 
 def way_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The mode and the fusion that a request asks for, where it does."""
+    """The mode, the fusion and the where that a request asks for, where it does."""
     how: dict[str, Any] = {}
     if "mode" in request:
         if request["mode"] not in get_args(Mode):
@@ -279,6 +284,10 @@ def way_of(request: Mapping[str, Any]) -> dict[str, Any]:
                 raise UserError(f"--depth {how['fusion'].depth} is over {MAX_HITS}")
         except (TypeError, UserError) as error:
             raise BadRequest(f"fusion can't be used: {error}") from error
+    if request.get("where") is not None:
+        if len(json.dumps(request["where"])) > MAX_QUERY:
+            raise BadRequest(f"where has over {MAX_QUERY} characters")
+        how["where"] = request["where"]
     return how
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -20,7 +20,7 @@ from chromadb.errors import ChromaError, NotFoundError
 from numpy.typing import NDArray
 
 from forage.errors import UserError, first_line
-from forage.store.fusion import Ranking, kth_bound
+from forage.store.fusion import Ids, Ranking, kth_bound
 
 PAGE = 2000  # ids in one request to Chroma
 QUERY_BLOCK = 64  # queries per matrix product, so that scores stay in the processor's cache
@@ -39,15 +39,24 @@ class VectorCollection:
 
     def __init__(self, name: str, folder: Path, url: str = "") -> None:
         self.where = url or str(folder)
-        try:
-            self._client = _server(url) if url else chromadb.PersistentClient(str(folder), settings=_settings())
+        with self._readable():
+            self._client: Any = _server(url) if url else chromadb.PersistentClient(str(folder), settings=_settings())
             # No embedding function: Chroma would load its default one.
             self._collection: Any = self._client.get_or_create_collection(
                 name, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
             )
-        except (ChromaError, ValueError, OSError) as error:
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            # What Chroma raises for a damaged file is no Exception, and no module of it has the name.
+            if not isinstance(error, ChromaError | ValueError | OSError) and type(error).__name__ != "PanicException":
+                raise
             raise UserError(
-                f"can't open the vectors in Chroma at {self.where} ({error}); check the folder or --chroma-url"
+                f"can't read the vectors in Chroma at {self.where} ({first_line(error)}); check the folder or "
+                "--chroma-url"
             ) from error
 
     def keys(self) -> set[str]:
@@ -67,6 +76,10 @@ class VectorCollection:
         for part in _pages(len(keys)):
             self._collection.delete(ids=list(keys[part]))
 
+    def close(self) -> None:
+        """Let go of what Chroma remembers of the folder: it takes no notice of what other processes change there."""
+        self._client.close()
+
     def drop(self) -> None:
         """Delete the collection if it exists."""
         with suppress(NotFoundError):
@@ -81,7 +94,8 @@ class VectorCollection:
         wanted = list(rows)
         found = 0
         for part in _pages(len(wanted)):
-            page = self._collection.get(ids=wanted[part], include=["embeddings"])
+            with self._readable():
+                page = self._collection.get(ids=wanted[part], include=["embeddings"])
             found += len(page["ids"])
             if found and np.shape(page["embeddings"])[1] != dimension:
                 raise UserError(f"Chroma at {self.where} holds vectors of another length; re-run the build")
@@ -89,13 +103,22 @@ class VectorCollection:
                 vectors_ND[rows[key]] = vector
         if found < len(wanted):
             raise UserError(
-                f"Chroma at {self.where} lacks {len(wanted) - found} of {len(wanted)} vectors; re-run the same build"
+                f"Chroma at {self.where} lacks {len(wanted) - found} of {len(wanted)} vectors; open the store again if "
+                "it was edited meanwhile, else re-run the same build"
             )
         return vectors_ND
 
 
-def exact_nearest(matrix_ND: NDArray[np.float32], queries_QD: NDArray[np.float32], k: int) -> Iterator[Ranking]:
-    """For each query the k rows with the highest inner product, ties by row; the same in any batch."""
+def exact_nearest(
+    matrix_ND: NDArray[np.float32], queries_QD: NDArray[np.float32], k: int, only: Ids | None = None
+) -> Iterator[Ranking]:
+    """For each query the k rows with the highest inner product, ties by row; the same in any batch.
+
+    `only` among some rows, if they are given, in order.
+    """
+    if only is not None:
+        yield from (Ranking(only[found.ids], found.scores) for found in exact_nearest(matrix_ND[only], queries_QD, k))
+        return
     for first in range(0, len(queries_QD), QUERY_BLOCK):
         block_BD = queries_QD[first : first + QUERY_BLOCK]
         for query_D, scores_N in zip(block_BD, block_BD @ matrix_ND.T, strict=True):

@@ -96,6 +96,7 @@ def test_a_second_build_embeds_only_what_is_new_or_changed(tmp_path):
     assert first.embedded == 4
     assert DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS).embedded == 0
     changed = [replace(DOCUMENTS[0], text="Crystals in the toe."), *DOCUMENTS[1:3], Document("new", "New", "Rash.")]
+    first.close()
     second = DocumentStore.build(tmp_path / "store", changed, OPTIONS)
     assert second.embedded == 2
     assert len(VectorCollection(second.card.collection, tmp_path / "store" / "chroma").keys()) == 4

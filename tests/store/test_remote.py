@@ -43,12 +43,12 @@ def running(server):
 def serving(store, asked=None):
     """As document_store.py serve does; `asked` collects the batches of queries."""
 
-    def search(queries, k, mode="sparse", fusion=Fusion()):  # noqa: B008
+    def search(queries, k, mode="sparse", fusion=Fusion(), where=None):  # noqa: B008
         if asked is not None:
             asked.append(queries)
-        return store.search(queries, k, mode, fusion=fusion)
+        return store.search(queries, k, mode, fusion=fusion, where=where)
 
-    return running(make_server(search, "127.0.0.1", 0, served=Served(store.card, store.chunks_digest)))
+    return running(make_server(search, "127.0.0.1", 0, served=lambda: Served(store.card, store.chunks_digest)))
 
 
 @contextmanager

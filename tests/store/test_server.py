@@ -21,8 +21,8 @@ from forage.store.server import Served, make_server
 from tests import ROOT
 
 DOCUMENTS = [
-    Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe."),
-    Document("flu", "Influenza", "Fever and a dry cough."),
+    Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe.", metadata={"year": 2020}),
+    Document("flu", "Influenza", "Fever and a dry cough.", metadata={"year": 2024}),
 ]
 
 
@@ -35,7 +35,7 @@ def store(tmp_path_factory):
 
 @contextmanager
 def running(store, host="127.0.0.1", key=""):
-    server = make_server(store.search, host, 0, 1, Served(store.card, store.chunks_digest), key)
+    server = make_server(store.search, host, 0, 1, lambda: Served(store.card, store.chunks_digest), key)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -82,6 +82,12 @@ def test_the_request_and_response_of_search_r1(url, store):
         (b'{"queries": ["toe"], "fusion": {"dense_weight": true}}', "--dense-weight True must be of type float"),
         (b'{"queries": ["toe"], "fusion": {"title_share": 1}}', "--title-share 1 must be of type bool"),
         (b'{"queries": ["toe"], "fusion": {"depth": 2.5}}', "--depth 2.5 must be of type int"),
+        (b'{"queries": ["toe"], "where": 5}', "where 5 must be an object with one key"),
+        (b'{"queries": ["toe"], "where": {"year": {"$like": 2020}}}', "year needs one operator of $eq"),
+        (
+            b'{"queries": ["toe"], "where": {"year": {"$in": [%s1]}}}' % (b"1, " * 3333),
+            "where has over 10000 characters",
+        ),
     ],
 )
 def test_bad_requests_are_answered_with_what_is_wrong(url, body, says):
@@ -153,6 +159,47 @@ def test_what_is_too_much_at_once_is_asked_for_in_parts(url, store, monkeypatch)
         UserError, match=r"refuses the search \(status 413: 1 queries with topk 2 are over 1 passages\)"
     ):
         RemoteStore(url).search(queries, 2)
+
+
+@pytest.mark.parametrize("mode", ["sparse", "dense", "hybrid"])
+def test_a_search_by_metadata_finds_what_the_folder_does(url, store, mode):
+    for where in ({"year": 2024}, {"year": {"$ne": 2024}}, {"year": 1900}):
+        found = RemoteStore(url).search(["toe", "cough"], 2, mode, where=where)
+        assert found == store.search(["toe", "cough"], 2, mode, where=where)
+        assert {hit.doc_id for row in found for hit in row} <= {"flu" if where == {"year": 2024} else "gout"}
+
+
+def test_no_depth_of_conditions_ends_a_connection(url):
+    for depth in range(400, 1100, 9):
+        where = '{"$and": [{"a": 1}, ' * depth + '{"a": 1}' + "]}" * depth
+        with mock.patch("forage.store.server.MAX_QUERY", 10**6):
+            answer = httpx.post(f"{url}/retrieve", content=f'{{"queries": ["toe"], "where": {where}}}')
+        assert answer.status_code in (200, 400), depth
+
+
+@pytest.mark.slow
+def test_a_server_takes_up_an_edited_store_and_says_so(tmp_path):
+    """A client that knows the store of before stops."""
+    folder = tmp_path / "store"
+    DocumentStore.build(folder, DOCUMENTS, StoreOptions("none")).close()
+    command = [sys.executable, "document_store.py", "serve", "--store", folder, "--mode", "sparse", "--port", "0"]
+    with Popen(command, stdout=PIPE, stderr=PIPE, text=True, cwd=ROOT) as server:
+        try:
+            url = server.stdout.readline().split()[-1].removesuffix("/retrieve")
+            remote = RemoteStore(url)
+            assert remote.search(["hives"], 1, "sparse") == [[]]
+            with DocumentStore.open(folder) as store:
+                store.add([Document("rash", "Rash", "Hives.")])
+            with pytest.raises(UserError, match="serves another store than at the start"):
+                remote.search(["hives"], 1, "sparse")
+            assert f"{folder} has changed: serving its 3 documents" in server.stderr.readline()
+            assert RemoteStore(url).fingerprint == store.fingerprint
+            assert RemoteStore(url).search(["hives"], 1, "sparse") == store.search(["hives"], 1, "sparse")
+            (folder / "store.json").write_text("{")
+            assert RemoteStore(url).search(["hives"], 1, "sparse") == store.search(["hives"], 1, "sparse")
+            assert f"{folder} has changed, but is served as it was (" in server.stderr.readline()
+        finally:
+            server.kill()
 
 
 @pytest.mark.parametrize(("protocol", "most"), [("retrieve", 1000), ("mcp", 100), ("mcp-stdio", 100)])

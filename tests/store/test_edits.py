@@ -1,0 +1,283 @@
+"""Edits of a store, by this process and by others, killed ones too; with a real Chroma."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from forage.data.records import Document
+from forage.errors import UserError
+from forage.store import document_store
+from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
+from forage.store.vectors import VectorCollection
+from tests import ROOT
+from tests.kills import start
+from tests.store.edit_worker import OPTIONS, perform, state_after
+from tests.word_embedder import WordEmbedder
+
+WORDS = "gout toe night cough fever airway iron pale rest crystal".split()
+QUERIES = ["gout at night", "pale with fever", "crystal"]
+DOCUMENTS = [
+    {"id": "gout", "title": "Gout", "text": "Crystals gather in a toe. It hurts at night.", "metadata": {"year": 2020}},
+    {"id": "flu", "title": "Flu", "text": "Fever and a dry cough.", "metadata": {"year": 2024, "kind": "news"}},
+    {"id": "iron", "title": "Anemia", "text": "Too little iron. The skin is pale."},
+]
+
+
+@pytest.fixture(autouse=True)
+def words_embedder(monkeypatch):
+    monkeypatch.setattr(document_store, "Embedder", WordEmbedder)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DocumentStore.build(tmp_path / "store", DOCUMENTS, OPTIONS)
+
+
+def found(store):
+    """All that searches say of a store."""
+    ways = [(mode, where) for mode in ("sparse", "dense", "hybrid") for where in (None, {"year": {"$gt": 2021}})]
+    return [store.search(QUERIES, 5, mode, where=where) for mode, where in ways]
+
+
+def assert_as_built(store, state):
+    """The store is what a fresh build of these documents is, in this handle and opened anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = DocumentStore.build(Path(folder) / "fresh", state.values(), OPTIONS)
+        assert list(store) == list(fresh)
+        assert len(store) == len(fresh) == len(state)
+        assert store.fingerprint == fresh.fingerprint
+        assert store.card.files == fresh.card.files
+        assert found(store) == found(fresh)
+        opened = DocumentStore.open(store.path)
+        assert found(opened) == found(fresh)
+        assert list(opened) == list(fresh)
+
+
+def vectors_of(store):
+    collection = VectorCollection(store.card.collection, store.path / "chroma")
+    keys = collection.keys()
+    collection.close()
+    return keys
+
+
+def by_another_process(tmp_path, path, *edits):
+    (tmp_path / "edits").write_text(json.dumps(edits))
+    args = ["-m", "tests.store.edit_worker", path, tmp_path / "edits", tmp_path / "done"]
+    subprocess.run([sys.executable, *map(str, args)], cwd=ROOT, check=True)
+
+
+def test_a_store_is_its_documents(store):
+    assert len(store) == 3
+    assert [document.id for document in store] == ["gout", "flu", "iron"]
+    assert "gout" in store
+    assert store.get("gout") == Document(**DOCUMENTS[0])
+    assert store.get("none") is None
+    with DocumentStore.open(store.path) as opened:
+        assert list(opened) == list(store)
+    with DocumentStore.open(store.path) as closed:
+        pass
+    with pytest.raises(UserError, match="is closed"):
+        closed.get("gout")
+
+
+def test_an_edit_embeds_only_what_is_new_and_leaves_nothing_behind(store):
+    store.add(["A rash.", {"id": "flu", "text": "Aching muscles."}])
+    assert store.embedded == 2
+    assert [document.id for document in store] == ["gout", "flu", "iron", "0"]
+    store.add([Document("7", "", "Hives.")])
+    store.add(["Itching."])
+    assert list(store)[-1].id == "8"
+    store.delete(["gout", "0"])
+    store.delete("7")
+    assert store.embedded == 0
+    assert [document.id for document in store] == ["flu", "iron", "8"]
+    assert vectors_of(store) == set(store.vector_keys)
+    assert len(set(store.vector_keys)) == len(store.chunks)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (lambda store: store.delete(["gout", "none"]), "has no document 'none' to delete"),
+        (lambda store: store.delete(["gout", "flu", "iron"]), "no documents to build a store from"),
+        (lambda store: store.add("A rash."), "documents come in a list"),
+        (lambda store: store.add([{"id": "a", "text": "b"}] * 2), "'a' occurs twice"),
+        (lambda store: store.add([{"id": "a", "text": "b", "metadata": {"c": [1]}}]), "document 'a' can't be kept"),
+        (lambda store: store.add([Document("a", "", 5)]), "document 'a' can't be kept"),
+    ],
+)
+def test_an_edit_that_can_not_be_made_is_one_line_and_changes_nothing(store, edit, says):
+    before = found(store)
+    with pytest.raises(UserError, match=says) as error:
+        edit(store)
+    assert "\n" not in str(error.value)
+    assert len(store) == len(DocumentStore.open(store.path)) == 3
+    assert found(store) == before
+
+
+def test_edits_by_two_handles_are_both_kept(store):
+    other = DocumentStore.open(store.path)
+    store.add([{"id": "rash", "text": "Hives."}])
+    assert len(other) == 3
+    other.delete(["gout"])
+    assert [document.id for document in other] == ["flu", "iron", "rash"]
+    assert store.search("crystals in a toe", 1, "dense")[0].doc_id == "gout"
+
+
+def test_a_store_of_words_alone_is_edited_too(tmp_path):
+    store = DocumentStore.build(tmp_path / "words", DOCUMENTS, StoreOptions("none"))
+    store.add(["A rash."])
+    assert store.search("rash", 1, "sparse")[0].doc_id == "0"
+    assert not (tmp_path / "words" / "chroma").exists()
+
+
+def test_a_store_of_an_older_version_is_searched_but_not_edited(store):
+    """It has no originals.jsonl."""
+    card = json.loads((store.path / "store.json").read_text())
+    for name in ("metadata", "abandoned"):
+        del card[name]
+    del card["files"]["originals.jsonl"]
+    (store.path / "store.json").write_text(json.dumps(card))
+    for name in ("originals.jsonl", ".readers"):
+        (store.path / name).unlink()
+    old = DocumentStore.open(store.path)
+    assert old.search(QUERIES, 5) == store.search(QUERIES, 5)
+    with pytest.raises(UserError, match="was built before documents were kept; re-run the build"):
+        old.add(["A rash."])
+
+
+# The same as a fresh build
+
+
+texts = some.lists(some.sampled_from(WORDS), max_size=12).map(" ".join)
+metadata = some.fixed_dictionaries({}, optional={"year": some.integers(2020, 2024), "kind": some.sampled_from("ab")})
+documents = some.lists(
+    some.builds(
+        lambda doc_id, title, text, metadata: {"id": doc_id, "title": title, "text": text, "metadata": metadata},
+        some.sampled_from("abcdef"), some.sampled_from(WORDS), texts, metadata,
+    ),
+    min_size=1, max_size=4, unique_by=lambda document: document["id"],
+)  # fmt: skip
+edits = some.one_of(
+    some.tuples(some.just("add"), documents),
+    some.tuples(some.just("delete"), some.lists(some.sampled_from("abcdef"), max_size=3)),
+    some.tuples(some.just("build"), documents),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(documents, some.lists(edits, max_size=5))
+def test_any_edits_end_as_a_fresh_build_of_the_same_documents(first, then):
+    with tempfile.TemporaryDirectory() as folder:
+        store, state = DocumentStore.build(Path(folder) / "store", first, OPTIONS), state_after({}, "build", first)
+        for edit, given_ in then:
+            given_ = [doc_id for doc_id in given_ if doc_id in state] if edit == "delete" else given_
+            after = state_after(state, edit, given_)
+            if not after:
+                continue
+            if edit == "build":
+                store.close()
+                store = perform(store.path, edit, given_)
+            else:
+                getattr(store, edit)(given_)
+            state = after
+            assert [document.id for document in store] == list(state)
+        assert_as_built(store, state)
+        assert vectors_of(store) == set(store.vector_keys)
+
+
+def sequence(draw, length):
+    """Edits that can be made one after the other, and what the store holds after each."""
+    numbers = iter(range(10_000))
+
+    def some_documents(ids):
+        return [
+            {"id": doc_id, "title": f"Note {next(numbers)}", "metadata": {"year": draw.randint(2020, 2024)},
+             "text": " ".join(draw.choices(WORDS, k=draw.randint(0, 30)))}
+            for doc_id in draw.sample(ids, draw.randint(1, 4))
+        ]  # fmt: skip
+
+    made, states = [], [state_after({}, "build", first := some_documents("abcdef"))]
+    while len(made) < length:
+        edit = draw.choice(["add", "delete", "build"])
+        given_ = draw.sample(sorted(states[-1]), 1) if edit == "delete" else some_documents("abcdef")
+        if after := state_after(states[-1], edit, given_):
+            made.append((edit, given_))
+            states.append(after)
+    return first, made, states
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_a_killed_editor_leaves_the_store_before_or_after(tmp_path, seed):
+    draw = random.Random(seed)
+    by_the_clock = seed % 3 == 0  # it reaches what Chroma writes
+    first, made, states = sequence(draw, 40 if by_the_clock else 6)
+    arena = tmp_path / "arena"
+    perform(arena / "store", "build", first).close()
+    (arena / "edits").write_text(json.dumps(made))
+    command = ["-m", "tests.store.edit_worker", arena / "store", arena / "edits", arena / "done"]
+    editor = start(command, arena, {} if by_the_clock else {draw.randint(1, 150): signal.SIGKILL})
+    if by_the_clock:
+        time.sleep(draw.uniform(0.2, 2))
+        editor.process.kill()
+    assert editor.wait() in (0, -signal.SIGKILL), editor.said
+    done = len((arena / "done").read_text().split()) if (arena / "done").exists() else 0
+    store = DocumentStore.open(arena / "store")
+    ids = [document.title for document in store]
+    [now] = [n for n, state in enumerate(states[done : done + 2], done) if ids == [d["title"] for d in state.values()]]
+    assert_as_built(store, states[now])
+    print(f"killed at {editor.last}: {now} of {len(made)} edits, {done} told")
+    store.add([{"id": "last", "text": "Rest."}])
+    assert_as_built(store, states[now] | {"last": {"id": "last", "text": "Rest."}})
+    assert vectors_of(store) == set(store.vector_keys)
+
+
+# What is open
+
+
+@pytest.mark.slow
+def test_an_open_handle_stays_as_it_was_whatever_other_processes_do(store, tmp_path):
+    before = found(store)
+    store.close()
+    opened, searching, words = (DocumentStore.open(store.path) for _ in range(3))
+    assert found(searching) == before
+    by_another_process(
+        tmp_path, store.path, ["add", [{"id": "rash", "text": "Hives."}]], ["delete", ["gout"]],
+        ["build", [{"id": "new", "text": "Nothing is as it was."}]], ["add", [{"id": "flu", "text": "Else."}]],
+    )  # fmt: skip
+    for handle in (opened, searching):
+        assert found(handle) == before
+        assert [document.id for document in handle] == ["gout", "flu", "iron"]
+    assert words.search(QUERIES, 5, "sparse") == before[0]
+    assert len(vectors_of(store)) > 2  # `words` may still ask for what it was opened with
+    words.close()
+    by_another_process(tmp_path, store.path, ["delete", ["flu"]])
+    last = DocumentStore.open(store.path)
+    assert [document.text for document in last] == ["Nothing is as it was."]
+    assert vectors_of(last) == set(last.vector_keys)
+
+
+def test_another_embedder_takes_its_collection_away_once_nobody_asks_for_it(store, monkeypatch):
+    before, opened = found(store), DocumentStore.open(store.path)
+    monkeypatch.setattr(document_store, "Embedder", lambda name: WordEmbedder(name, turn=3))
+    other = DocumentStore.build(store.path, DOCUMENTS, OPTIONS)
+    assert other.card.collection != store.card.collection
+    assert other.card.abandoned == [(store.card.collection, "")]
+    monkeypatch.setattr(document_store, "Embedder", WordEmbedder)
+    assert found(opened) == before
+    store.close()
+    opened.close()
+    other.add(["A rash."])
+    assert other.card.abandoned == []
+    assert vectors_of(store) == set()
