@@ -9,6 +9,7 @@ with --no-quantize there is none, and the base is read from where it is) and ada
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from forage.cli import run_script
 from forage.errors import UserError
 from forage.machine import Dtype
 from forage.outputs import check_apart, check_replaceable, making_folder
-from forage.policy.card import AdapterOptions
+from forage.policy.card import AdapterOptions, PolicyCard
 
 TOP = ("base_model", "output_dir", "quantize", "dtype", "r", "alpha", "target_modules", "rslora", "dora", "overwrite")
 
@@ -58,6 +59,7 @@ def main(options: Options) -> None:
     from forage.policy.policy import create_policy
 
     base = resolve_model(options.base_model, options.models_dir)
+    check_base(base)
     check_apart("--output-dir", options.output_dir, {"--base-model": base})
     if Path(base).is_dir():  # model.json names it, and other scripts read that from other folders
         base = str(Path(base).resolve())
@@ -66,6 +68,32 @@ def main(options: Options) -> None:
     with making_folder(options.output_dir, overwrite=options.overwrite) as partial:
         held = create_policy(base, partial, options.adapter, quantize=quantize, dtype=options.dtype)
     print(f"policy: {options.output_dir}, made from {base}: {held}")
+
+
+def check_base(base: str) -> None:
+    """Refuse a base that can't play or be trained, for all of its faults at once, before its weights are loaded."""
+    from forage.agent.options import AgentSettings
+    from forage.agent.protocol import Protocol
+    from forage.policy.logprobs import check_logits
+    from forage.policy.policy import base_config, check_length, load_tokenizer
+
+    card = PolicyCard(Path(base), base, base, quantized=False)
+    config = base_config(card).get_text_config()
+    checks = (lambda: Protocol(load_tokenizer(card)).check(), lambda: check_logits(config))
+    faults = list(filter(None, map(fault_of, checks)))
+    if short := fault_of(lambda: check_length(card, AgentSettings().max_tokens)):
+        print(f"for the scripts that play: {short}")
+    if faults:
+        raise UserError("; ".join(faults))
+
+
+def fault_of(check: Callable[[], None]) -> str:
+    """What a check finds wrong, empty if nothing."""
+    try:
+        check()
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

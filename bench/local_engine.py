@@ -131,7 +131,7 @@ def teacher_episodes(data: Path, protocol: Protocol, count: int) -> tuple[list[Q
     asked = demonstrate(
         questions[: 2 * count], lambda queries: store.search(queries, 3), protocol, AgentSettings(), TeacherOptions(), 0
     )
-    episodes = asyncio.run(asked)
+    episodes, _ = asyncio.run(asked)
     if not episodes:
         raise UserError(f"{data} has no question whose answer is found; make it by data_prep.py")
     by_id = {question.id: question for question in questions}

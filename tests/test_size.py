@@ -20,9 +20,9 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (8_660, 11),  # those in the root
+    "scripts": (8_850, 11),  # those in the root
     "forage": (12_700, 14),  # the modules of forage/ itself
-    "forage/agent": (14_060, 12),
+    "forage/agent": (14_100, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_620, 13),
     "forage/doctor": (1_250, 2),
@@ -30,20 +30,20 @@ BUDGETS = {
     "forage/evaluation": (9_160, 11),
     "forage/grpo": (18_375, 13),
     "forage/judge": (1_400, 1),
-    "forage/planning": (2_550, 3),
-    "forage/policy": (13_480, 14),
+    "forage/planning": (2_560, 3),
+    "forage/policy": (13_510, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (2_800, 5),
     "forage/rewriter": (10_400, 10),
     "forage/rollout": (6_780, 7),
     "forage/runs": (9_010, 10),
-    "forage/sft": (5_420, 6),
+    "forage/sft": (5_550, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_400, 12),
     "bench": (18_050, 14),
     "tests": (227_500, 55),
 }
-ROAD = {"files": 69, "functions": 464, "lines": 4_166}
+ROAD = {"files": 69, "functions": 465, "lines": 4_172}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_765  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

@@ -143,4 +143,4 @@ def teach(folder, questions, settings=None, protocol=None, **teacher):
     def search(queries):
         return store.search(queries, settings.k, settings.mode)
 
-    return asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(**teacher), 0))
+    return asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(**teacher), 0))[0]

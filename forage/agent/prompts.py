@@ -72,9 +72,8 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.texts: dict[int, str] = {
-            number: token.content for number, token in tokenizer.added_tokens_decoder.items()
-        }  # fmt: skip
+        added: dict[int, Any] = tokenizer.added_tokens_decoder
+        self.texts = {number: token.content for number, token in added.items() if _is_markup(token.content)}
 
     def broken(self, text: str) -> str:
         """Text that gives none of these tokens: each gets a space after its first character.
@@ -93,13 +92,13 @@ class ControlTokens:
     @cached_property
     def _markup(self) -> re.Pattern[str]:
         """Matches the text of any of them, longest first."""
-        texts = sorted(filter(_is_markup, self.texts.values()), key=len, reverse=True)
+        texts = sorted(self.texts.values(), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)) if texts else r"(?!)")
 
     @cached_property
     def _watched(self) -> frozenset[int]:
         """Their ids, without that of unknown characters, which any text may hold."""
-        return frozenset(n for n, text in self.texts.items() if _is_markup(text)) - {self._tokenizer.unk_token_id}
+        return frozenset(self.texts) - {self._tokenizer.unk_token_id}
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
         """Where a text has control tokens all the same."""
@@ -109,8 +108,9 @@ class ControlTokens:
 
 
 def _is_markup(text: str) -> bool:
-    """Whether a token is more than white space or a single character."""
-    return len(text.strip()) > 1
+    """Whether a token is more than a single character or white space, which Gemma's added tokens hold too; some
+    vocabularies write a space as ▁."""
+    return len(text.strip("▁ \t\r\n")) > 1
 
 
 @lru_cache(maxsize=4)

@@ -293,6 +293,13 @@ class Protocol:
             raise UserError(f"the chat template of {name} does not end turns with a special token; use another model")
         return first
 
+    def check(self) -> None:
+        """Refuse a model in whose tokens a turn does not end, or forges others."""
+        turn = self.turn_ids(f"I look.\n{write_call('gout')}")
+        if self.forges(turn) or read_turn(self.text(turn)).calls != (Call("gout"),):
+            name = self.tokenizer.name_or_path
+            raise UserError(f"a turn of {name} can't be told from what begins and ends turns; use another model")
+
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that stop a turn's generation."""

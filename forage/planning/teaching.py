@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,15 @@ from forage.errors import UserError
 from forage.planning.tool import PLAN, Library, about, read_library, write_plan
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_tokenizer
-from forage.sft.teacher import TeacherOptions, first_relevant, leave_room, recited, search_candidates, write_turns
+from forage.sft.teacher import (
+    TeacherOptions,
+    causes_of,
+    first_relevant,
+    leave_room,
+    recited,
+    search_candidates,
+    write_turns,
+)
 from forage.store.opening import open_place
 from forage.store.options import StorePlace
 
@@ -64,18 +73,18 @@ def main(options: Options) -> None:
     search_many = searching(open_place(options.place, options.data), settings)
     questions = read_training_questions(options.data)
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
-    plans = asyncio.run(teach(chosen, library, search_many, protocol, settings, options.teacher, options.seed))
+    plans, without = asyncio.run(teach(chosen, library, search_many, protocol, settings, options.teacher, options.seed))
     if not plans:
-        raise UserError(f"no template of {options.library} finds an answer; build the library from other episodes")
+        raise UserError(f"{options.library} gives no demonstration{causes_of(without)}; build it from other episodes")
     write_episodes(options.out, plans)
-    print(f"{len(plans)} demonstrations for {len(chosen)} questions in {options.out}")
+    print(f"{len(plans)} demonstrations for {len(chosen)} questions in {options.out}{causes_of(without)}")
 
 
 async def teach(
     questions: Sequence[Question], library: Library, search_many: SearchMany, protocol: Protocol,
     settings: AgentSettings, teacher: TeacherOptions, seed: int,
-) -> list[Episode]:  # fmt: skip
-    """An episode with a plan for each question that a template finds the answer to."""
+) -> tuple[list[Episode], Counter[str]]:  # fmt: skip
+    """An episode with a plan for each question that a template finds the answer to; why others have none, counted."""
     choose, scripts = random.Random(seed), {}
     topics = {question.id: protocol.harmless(topic_of(question)) for question in questions}
     queries = {name: [about(query, topic) for query in library.values()] for name, topic in topics.items() if topic}
@@ -89,7 +98,8 @@ async def teach(
             topic = topics[question.id]
             act, sought = write_plan(topic, name), f"{name} of {topic}"
             scripts[question] = write_turns(question, [act], [sought], [hits[name]], protocol, settings, teacher)
-    return await recited(scripts, search_many, protocol, settings)
+    taught, broken = await recited(scripts, search_many, protocol, settings)
+    return taught, broken + Counter({"no template finds what answers it": len(questions) - len(scripts)})
 
 
 def topic_of(question: Question) -> str:

@@ -142,8 +142,13 @@ def check_scores(model: Any) -> None:
 def decoder_and_head(model: Any) -> tuple[Any, Any]:
     """Decoder and output layer of a causal language model, with or without a PEFT adapter around it."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    changed = [name for name in LOGIT_SETTINGS if getattr(base.config, name, None) not in (None, 1.0)]
-    if changed:
-        kind = base.config.model_type
-        raise UserError(f"{kind} models change their logits by {changed[0]}, which is not supported; use another model")
+    check_logits(base.config)
     return base.get_decoder(), base.get_output_embeddings()
+
+
+def check_logits(config: Any) -> None:
+    """Refuse a kind of model that changes its logits after its output layer."""
+    changed = [name for name in LOGIT_SETTINGS if getattr(config, name, None) not in (None, 1.0)]
+    if changed:
+        kind = config.model_type
+        raise UserError(f"{kind} models change their logits by {changed[0]}, which is not supported; use another model")

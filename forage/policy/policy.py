@@ -28,7 +28,10 @@ from forage.policy.precision import fuse_adapters
 def load_tokenizer(card: PolicyCard) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(card.base)
+    try:
+        return AutoTokenizer.from_pretrained(card.base)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{card.base} has no tokenizer that can be loaded ({first_line(error)})") from error
 
 
 def vocabulary_of(card: PolicyCard) -> int:
@@ -87,7 +90,7 @@ def base_config(card: PolicyCard) -> Any:
     try:
         return AutoConfig.from_pretrained(card.base)
     except (OSError, ValueError) as error:
-        raise UserError(f"{card.folder}/model.json names a base that can't be loaded ({first_line(error)})") from error
+        raise UserError(f"the base {card.base} can't be loaded ({first_line(error)})") from error
 
 
 def check_base(card: PolicyCard) -> None:

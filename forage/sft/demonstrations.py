@@ -15,7 +15,7 @@ from forage.data.records import Question
 from forage.data.splits import read_training_questions
 from forage.errors import UserError
 from forage.sft.options import SFTOptions
-from forage.sft.teacher import Guess, TeacherOptions, demonstrate
+from forage.sft.teacher import Guess, TeacherOptions, causes_of, demonstrate
 from forage.sft.telling_words import draw_words, telling_words
 from forage.store.opening import open_place
 
@@ -38,8 +38,8 @@ def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: Agent
     questions = read_training_questions(options.data)
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
     search, guess = searching(open_place(options.place, options.data), settings), make_guess(options.teacher, questions)
-    taught = asyncio.run(demonstrate(chosen, search, protocol, settings, options.teacher, options.seed, guess))
-    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions")
+    taught, without = asyncio.run(demonstrate(chosen, search, protocol, settings, options.teacher, options.seed, guess))
+    print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}")
     return taught
 
 

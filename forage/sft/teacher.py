@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, searched_for
-from forage.agent.episode import Episode
+from forage.agent.episode import STOPS, Episode
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import Passage, Protocol, write_answer, write_call
+from forage.agent.protocol import FAULTS, Passage, Protocol, write_answer, write_call
 from forage.agent.tools import functions_for
 from forage.data.records import Question
 from forage.engines.base import Engine, Request, Sample
@@ -56,8 +57,8 @@ class TeacherOptions:
 async def demonstrate(
     questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, settings: AgentSettings,
     teacher: TeacherOptions, seed: int, guess: Guess | None = None,
-) -> list[Episode]:  # fmt: skip
-    """Play a well-formed episode for each question that one of the teacher's queries can answer.
+) -> tuple[list[Episode], Counter[str]]:  # fmt: skip
+    """A well-formed episode for each question that one of the teacher's queries can answer; how many others, by cause.
 
     `guess` says what an answer may say; without it, a guess is how this answer begins.
     """
@@ -68,17 +69,22 @@ async def demonstrate(
         for question, guessed in zip(questions, guesses, strict=True)
     }
     hits_of = search_candidates(questions, queries_for, search_many, settings.question_weight)
-    scripts = {}
+    scripts, without = {}, Counter[str]()
     for question, guessed in zip(questions, guesses, strict=True):
         hits = hits_of[question.id]
         ranks = {query: first_relevant(found, question) for query, found in hits.items()}
-        queries = choose_queries(ranks, choose, protocol.harmless(guessed), steady=guess is not None) or []
-        if queries and leave_room(len(queries), settings):
+        queries = choose_queries(ranks, choose, protocol.harmless(guessed), steady=guess is not None)
+        if not queries:
+            without["no query finds what answers it"] += 1
+        elif not leave_room(len(queries), settings):
+            without["no turn is left for the answer (--max-turns)"] += 1
+        else:
             found = [hits[query] for query in queries]
             scripts[question] = write_turns(
                 question, [write_call(query) for query in queries], queries, found, protocol, settings, teacher
             )
-    return await recited(scripts, search_many, protocol, settings)
+    taught, broken = await recited(scripts, search_many, protocol, settings)
+    return taught, without + broken
 
 
 def leave_room(searches: int, settings: AgentSettings) -> bool:
@@ -88,13 +94,21 @@ def leave_room(searches: int, settings: AgentSettings) -> bool:
 
 async def recited(
     scripts: Mapping[Question, Sequence[str]], search_many: SearchMany, protocol: Protocol, settings: AgentSettings
-) -> list[Episode]:
-    """The episodes in which these turns are said, without those that are not well-formed."""
+) -> tuple[list[Episode], Counter[str]]:
+    """The episodes in which these turns are said; those that are not well-formed are only counted, by cause."""
     reciter = Reciter(protocol, {f"{question.id}/0": script for question, script in scripts.items()})
     tools = functions_for(settings.tools)
     agent = Agent(reciter, protocol, BatchedSearch(search_many), settings, tools=tools)
     played = [await agent.play(question) for question in scripts]
-    return [episode for episode in played if episode.well_formed]
+    broken = [episode for episode in played if not episode.well_formed]
+    ended = ("answer", "search")
+    causes = Counter(FAULTS[each.faults[0]] if each.stop in ended else STOPS[each.stop] for each in broken)
+    return [episode for episode in played if episode.well_formed], causes
+
+
+def causes_of(without: Counter[str]) -> str:
+    """Why questions have no demonstration. Example: "; 2 have none: the answer is empty"."""
+    return "".join(f"; {count} have none: {cause}" for cause, count in without.most_common())
 
 
 def queries_of(question: Question) -> list[str]:

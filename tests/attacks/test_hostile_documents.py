@@ -204,7 +204,7 @@ def test_a_demonstration_teaches_no_forged_turn(name):
         return [[Hit("d#0", "Gout", "Rest mends gout.")] for _ in queries]
 
     settings = AgentSettings(mode="sparse", max_turn_tokens=100_000, max_tokens=200_000, max_query=100_000)
-    taught = asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(guess_words=5), 0))
+    taught, _ = asyncio.run(demonstrate(questions, search, protocol, settings, TeacherOptions(guess_words=5), 0))
     vetting = Vetting(protocol, settings, ())
     vetting.check(Path("taught.jsonl"), taught)
     failed = []

@@ -46,7 +46,7 @@ def taught(tiny_protocol, tmp_path, monkeypatch):
             return [[Hit(name, "Gout", "It hurts at night.") for name in finds.get(query, ())] for query in queries]
 
         options = TeacherOptions(thought_words=thought_words)
-        episodes = asyncio.run(teach([GOUT], LIBRARY, search, protocol, settings, options, seed))
+        episodes, _ = asyncio.run(teach([GOUT], LIBRARY, search, protocol, settings, options, seed))
         return [[protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns] for episode in episodes]
 
     return play

@@ -26,19 +26,19 @@ class Created:
 
 
 @pytest.fixture(scope="module")
-def created(tiny, tmp_path_factory, model_folder):
+def created(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("created")
     shutil.copytree(tiny, folder / "tiny")
-    AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder / "tiny")
     main(Options(base_model=str(folder / "tiny"), output_dir=folder / "policy", quantize=True))
     return Created(folder / "policy", folder / "tiny")
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
+def tiny(tmp_path_factory, model_folder):
     folder = tmp_path_factory.mktemp("tiny") / "model"
     torch.manual_seed(0)
     tiny_llama().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
     return folder
 
 
@@ -121,3 +121,19 @@ def test_bad_options_are_told_in_one_line_and_leave_nothing(tiny, tmp_path, wron
         main(options)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_that_is_wrong_with_a_base_is_said_together(tiny, tmp_path, capsys):
+    """As with Gemma 2, whose logits are capped, and a template that has no special token at a turn's end."""
+    base = shutil.copytree(tiny, tmp_path / "base")
+    template = base / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|im_end|>", "."))
+    config = json.loads((base / "config.json").read_text())
+    more = {"final_logit_softcapping": 30.0, "max_position_embeddings": 512}
+    (base / "config.json").write_text(json.dumps(config | more))
+    with pytest.raises(UserError, match=r"does not end turns with a special token.*by final_logit_softcapping"):
+        main(Options(base_model=str(base), output_dir=tmp_path / "policy"))
+    assert "--max-tokens 2048 is more than the 512" in capsys.readouterr().out
+    shutil.copytree(tiny, tmp_path / "mute", ignore=shutil.ignore_patterns("token*", "chat*"))
+    with pytest.raises(UserError, match="mute has no tokenizer that can be loaded"):
+        main(Options(base_model=str(tmp_path / "mute"), output_dir=tmp_path / "policy"))

@@ -38,7 +38,7 @@ def test_a_demonstration_of_a_search_alone(protocol):
     def library(queries):
         return [[Hit("right#0", "T", "Rest, ice.")] if query.endswith("ice rest") else [] for query in queries]
 
-    (episode,) = asyncio.run(
+    (episode,), _ = asyncio.run(
         demonstrate([question], library, protocol, SETTINGS, TeacherOptions(20, 2), 0, lambda *_: "ice rest")
     )
     prompt, whole = protocol.prompt(question.question), protocol.turn_ids(CALL_OPENING + 'ice rest"}}</tool_call>')

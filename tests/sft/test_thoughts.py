@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from forage.agent.credit import words_in
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import write_answer, write_call
+from forage.agent.protocol import Protocol, write_answer, write_call
 from forage.agent.rewards import get_format_reward
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
-from forage.sft.teacher import TeacherOptions, demonstrate, read_out
+from forage.sft.teacher import TeacherOptions, causes_of, demonstrate, read_out
 from forage.sft.thoughts import Thought, as_shown, before_answer, before_query
 from forage.testtime.scorers import shown
 from tests.scripted_engine import Hit
@@ -35,7 +35,27 @@ def library(queries):
 
 def play(protocol, words=24, settings=SETTINGS, search=library, questions=(GOUT,), **teacher):
     options = TeacherOptions(200, thought_words=words, **teacher)
-    return asyncio.run(demonstrate(questions, search, protocol, settings, options, 1))
+    return asyncio.run(demonstrate(questions, search, protocol, settings, options, 1))[0]
+
+
+def test_questions_without_a_demonstration_are_counted_by_cause(tiny_protocol):
+    def taught(settings, search=library, protocol=tiny_protocol):
+        asked = demonstrate([GOUT], search, protocol, settings, TeacherOptions(200), 1)
+        episodes, without = asyncio.run(asked)
+        assert not episodes
+        return causes_of(without)
+
+    assert (
+        taught(SETTINGS, lambda queries: [[LICE] for _ in queries]) == "; 1 have none: no query finds what answers it"
+    )
+    assert taught(replace(SETTINGS, max_turns=0)) == "; 1 have none: no turn is left for the answer (--max-turns)"
+    assert (
+        taught(AgentSettings(max_turn_tokens=20))
+        == "; 1 have none: a turn was as long as it may be (--max-turn-tokens)"
+    )
+    forging = Protocol(tiny_protocol.tokenizer)
+    vars(forging)["_turn_tokens"] = frozenset(forging.turn_ids(CALL)[:1])
+    assert taught(SETTINGS, protocol=forging) == "; 1 have none: A turn contains a token that begins or ends turns"
 
 
 def turns_of(episode, protocol):
