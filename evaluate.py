@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from forage.agent.combination import MakeRewards
 from forage.cli import run_script
 from forage.evaluation import baselines
-from forage.evaluation.options import EvaluationOptions, Systems
+from forage.evaluation.options import MANIFEST, EvaluationOptions, Systems
 from forage.testtime.best_of import BestOf, SelfConsistency
 from forage.testtime.s1 import BudgetForcing
 from forage.testtime.s_star import SStar
@@ -82,4 +82,4 @@ TOP = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP)
+    run_script(main, __doc__, top=TOP, begun=lambda options: options.output_dir / MANIFEST)

@@ -8,7 +8,7 @@ Reads --data (of data_prep.py) and --policy (of sft_train.py or create_lora_mode
 policy folder too, so merge_lora.py reads it: adapters/v000000, v000001, ... (the last is the result), agent.json,
 run.json (what workers and later starts must agree on), plans/, episodes/ (every episode it played),
 training_stats_<step>.json, evaluations.json, rewards.png, training.png, run.html,
-code.diff, state/, stale/ (what a resumed run could not go on with). Re-run the same command to resume a
+code.diff, state/, stale/ (what a resumed run could not go on with). The command, or --run-dir alone, resumes a
 killed run; it ends with the same result.
 """
 
@@ -98,4 +98,4 @@ TOP = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP, presets=PRESETS)
+    run_script(main, __doc__, top=TOP, presets=PRESETS, begun=lambda options: options.run_dir / "run.json")

@@ -69,4 +69,4 @@ TOP = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP)
+    run_script(main, __doc__, top=TOP, begun=lambda options: options.output_dir / "config.json")

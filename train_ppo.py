@@ -63,4 +63,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, __doc__, top=TOP)
+    run_script(main, __doc__, top=TOP, begun=lambda options: options.run_dir / "config.json")

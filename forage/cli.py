@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from forage.arguments import by_name, help_text, parse
+from forage.arguments import by_name, flags_of, help_text, parse
 from forage.errors import UserError
+from forage.manifest import flat, plain, read_manifest
+from forage.processes import is_first
 from forage.text import one_line, without_passwords
 
 CONFIG = "--config FILE reads any of the options from a YAML file, a line `max_steps: 100` each; flags win over it."
@@ -34,16 +37,18 @@ def run_script(
     top: Sequence[str] = (),
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     resumes: bool = True,
+    begun: Callable[[Any], Path] | None = None,
 ) -> None:
     """Parse the command line into the dataclass that main takes, or into one of a union, and call main with it.
 
     `top` are the flags that --help shows; `presets` are the options that each `--preset NAME` stands for; `resumes`:
-    the same command takes up what was stopped. A UserError, or a place that can't be written to, ends the script with
+    the same command takes up what was stopped; `begun` says where a run keeps the options that it was begun with, which
+    stand for those that are left out. A UserError, or a place that can't be written to, ends the script with
     one line and status 1.
     """
     try:
         with sigterm_unwinds():
-            run(main, sys.argv[1:], description or "", top, presets or {})
+            run(main, sys.argv[1:], description or "", top, presets or {}, begun)
     except UserError as error:
         sys.exit(f"error: {one_line(without_passwords(str(error)))}")
     except OSError as error:
@@ -83,14 +88,36 @@ def sigterm_unwinds() -> Iterator[None]:
 
 def run(
     main: Callable[..., Any], arguments: Sequence[str], description: str = "", top: Sequence[str] = (),
-    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None, begun: Callable[[Any], Path] | None = None,
 ) -> None:  # fmt: skip
     options = next(iter(get_type_hints(main).values()))
     if {"-h", "--help", "--help-all"} & set(arguments):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--help-all | head` ends quietly
         print(help_for(options, arguments, description, top, presets or {}))
     else:
-        main(parse(options, expanded(arguments, presets or {})))
+        given = expanded(arguments, presets or {})
+        main(resumed(options, given, begun) if begun else parse(options, given))
+
+
+def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path]) -> Any:
+    """The options given; of a run that is there already, its own in front of them, as those of a --config stand."""
+    given = parse(options, arguments)
+    if getattr(given, "overwrite", False) or not (path := begun(given)).exists():
+        return given
+    before = by_field(read_manifest(path, "put it back, or give another folder"))
+    now = by_field({"options": plain(given)})
+    # The folder may have been moved, and is overwritten only if that is said again.
+    known = {flag.field for flag in flags_of(options) if now[flag.field] != str(path.parent)} - {"overwrite"}
+    whole = parse(options, [*as_arguments({name: before[name] for name in before if name in known}), *arguments])
+    taken = {name: value for name, value in by_field({"options": plain(whole)}).items() if value != now[name]}
+    if taken and is_first():
+        print(f"not given, so taken from {path}: {shlex.join(as_arguments(taken))}")
+    return whole
+
+
+def by_field(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in a manifest. Example: {"options": {"inner": {"k": 3}}} gives {"k": 3}."""
+    return {name.rpartition(".")[2]: value for name, value in flat(manifest).items() if name.startswith("options.")}
 
 
 def help_for(

@@ -3,12 +3,14 @@
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
-from forage.cli import expanded, run_script
+from forage.cli import expanded, resumed, run_script
 from forage.errors import UserError
+from forage.manifest import plain, write_manifest
 from forage.store.options import StorePlace
 from tests.here import run_here
 
@@ -62,6 +64,37 @@ def test_an_error_shows_no_password(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["a.py"])
     with pytest.raises(SystemExit, match="error: --urls http://gpu1:99999: no port"):
         run_script(main)
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.5
+    tags: tuple[str, ...] = ("a",)
+
+
+@dataclass(frozen=True)
+class Begun:
+    run_dir: Path = Path("run")
+    inner: Inner = field(default_factory=Inner)
+    steps: int = 8
+    cold: bool = True
+    task: str = ""
+    overwrite: bool = False
+
+
+def test_what_is_left_out_is_what_the_run_was_begun_with(tmp_path, capsys):
+    def run(*arguments):
+        return resumed(Begun, ["--run-dir", str(tmp_path), *arguments], lambda options: options.run_dir / "run.json")
+
+    new = run("--steps", "4", "--no-cold", "--rate", "1e-5", "--task", "a b", "--tags", "b", "c", "--overwrite")
+    assert new == Begun(tmp_path, Inner(1e-5, ("b", "c")), 4, False, "a b", True)
+    write_manifest(tmp_path / "run.json", {"options": plain(replace(new, run_dir=Path("before/it/was/moved")))})
+    assert capsys.readouterr().out == ""
+    assert run("--steps", "8", "--task", "c") == replace(new, steps=8, task="c", overwrite=False)
+    taken = "--rate 1e-05 --tags b c --no-cold"
+    assert capsys.readouterr().out == f"not given, so taken from {tmp_path / 'run.json'}: {taken}\n"
+    assert run("--overwrite") == Begun(tmp_path, overwrite=True)
+    assert capsys.readouterr().out == ""
 
 
 def test_sigterm_stops_a_script_as_ctrl_c_does(monkeypatch, capsys):

@@ -20,8 +20,8 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (8_850, 11),  # those in the root
-    "forage": (12_700, 14),  # the modules of forage/ itself
+    "scripts": (8_900, 11),  # those in the root
+    "forage": (13_020, 14),  # the modules of forage/ itself
     "forage/agent": (14_100, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_620, 13),
@@ -39,11 +39,11 @@ BUDGETS = {
     "forage/runs": (9_010, 10),
     "forage/sft": (5_550, 6),
     "forage/store": (15_590, 14),
-    "forage/testtime": (11_400, 12),
+    "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (227_500, 55),
+    "tests": (228_300, 55),
 }
-ROAD = {"files": 69, "functions": 465, "lines": 4_172}
+ROAD = {"files": 69, "functions": 465, "lines": 4_174}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_765  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

@@ -34,6 +34,7 @@ from forage.testtime.best_of import BestOf
 from forage.testtime.preference import Head, write_scorer
 from forage.testtime.scorers import confidence, looks_good
 from tests import ROOT
+from tests.here import run_here
 from tests.options import with_options
 
 SCORES = ["mrr", "mrr@1", "mrr@3", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format",
@@ -179,6 +180,17 @@ def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
     assert tokens["self_consistency:3"] == tokens["best_of:3"]
     with pytest.raises(UserError, match=r"was begun with another scorer: give that, or another --output-dir"):
         main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("other", 1)))
+
+
+def test_more_is_evaluated_without_saying_again_how(tiny, tmp_path):
+    main(options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1))
+    more = ["--policy", f"tiny={tiny / 'policy'}", "--systems", "no_retrieval", "--eval-questions", "2",
+            "--output-dir", tmp_path, "--engine", "local", "--mode", "sparse", "--max-turns", "2",
+            "--max-turn-tokens", "6"]  # fmt: skip
+    done = run_here([sys.executable, "evaluate.py", *more])
+    assert done.returncode == 0, done.stderr
+    taken = f"--data {tiny / 'data'} --temperature 1.0"
+    assert f"not given, so taken from {tmp_path / 'evaluation.json'}: {taken}\n" in done.stdout
 
 
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):

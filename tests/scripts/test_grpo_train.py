@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import forage.grpo.update
+import grpo_rollout
 from forage.agent.episode import read_episodes
 from forage.agent.rewards import get_mrr
 from forage.data.records import read_questions
@@ -27,8 +29,9 @@ from forage.rollout.plans import plan_of, write_plan
 from forage.runs.page_data import contents
 from forage.runs.stats import read_stats
 from tests.factories import EPISODE
+from tests.here import run_here
 from tests.tiny import rewards_of_tokens
-from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
+from tests.tiny_training import adapter_bytes, stats_of, tiny_args, tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -84,6 +87,24 @@ def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
 
 
 # Whole runs
+
+
+def test_a_resumed_run_is_asked_for_nothing_again(tiny, tmp_path, monkeypatch):
+    """What is left out is the run's; what is given and contradicts it is refused, all of it at once."""
+    monkeypatch.setattr(grpo_rollout, "get_reward_functions", rewards_of_tokens)
+    run_dir = tmp_path / "run"
+    begun = run_here([sys.executable, "grpo_train.py", *tiny_args(tiny, run_dir, "--max-steps", "1")])
+    assert begun.returncode == 0, begun.stderr
+    assert "not given" not in begun.stdout
+    again = [sys.executable, "grpo_train.py", "--run-dir", run_dir]
+    resumed = run_here([*again, "--max-steps", "2", "--learning-rate", "0.02"])
+    assert resumed.returncode == 0, resumed.stderr
+    [taken] = [line for line in resumed.stdout.splitlines() if line.startswith("not given")]
+    assert "--num-rollouts 4 --batch-size 3 --token-budget 600" in taken
+    assert "--learning-rate" not in taken
+    assert len(read_stats(run_dir)) == 2
+    refused = run_here([*again, "--num-rollouts", "8", "--eval-every", "5", "--max-steps", "9"])
+    assert "was begun with --num-rollouts 4, not 8; --eval-every 2, not 5: give that, or another" in refused.stderr
 
 
 def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):

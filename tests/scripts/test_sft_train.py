@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,7 @@ from forage.store.options import StoreOptions
 from forage.text import body_of
 from sft_train import main
 from tests.factories import EPISODE as EXAMPLE
+from tests.here import run_here
 from tests.options import with_options
 
 SMALL_ADAPTER = AdapterOptions(r=4, alpha=8)
@@ -192,6 +194,18 @@ def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monk
         (folder / "adapters" / "v000000" / "adapter_model.safetensors").read_bytes() for folder in (trained, output)
     )
     assert first == second
+
+
+def test_a_killed_warm_start_is_resumed_without_its_flags(ground, tmp_path, monkeypatch):
+    given, real = options(ground, tmp_path / "warm"), training.update
+    monkeypatch.setattr(training, "update", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        main(given)
+    monkeypatch.setattr(training, "update", real)
+    done = run_here([sys.executable, "sft_train.py", "--output-dir", given.output_dir])
+    assert done.returncode == 0, done.stderr
+    assert f"taken from {given.output_dir / 'config.json'}: --data {ground} " in done.stdout
+    assert newest_adapter(given.output_dir).exists()
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "store/chunks.jsonl", "more.jsonl"])

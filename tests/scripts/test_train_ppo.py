@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from forage.errors import UserError
 from forage.rewriter.options import Options
 from forage.rewriter.rewards import CustomRewardModel
+from tests.here import run_here
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_lm
 
 
@@ -60,6 +62,14 @@ def test_a_run_resumes_only_with_its_own_options(tiny, tmp_path, capsys):
     run(tiny_args(tiny, tmp_path, "--backend", "own", "--max-steps", "2"))
     assert "resuming after update 1" in capsys.readouterr().out
     run(tiny_args(tiny, tmp_path, "--backend", "own", "--max-steps", "2"))  # nothing left to do
+    assert len(metrics(tmp_path)) == 2
+
+
+def test_a_resumed_run_is_asked_for_nothing_again(tiny, tmp_path):
+    run(tiny_args(tiny, tmp_path, "--backend", "own", "--max-steps", "1"))
+    done = run_here([sys.executable, "train_ppo.py", "--run-dir", tmp_path, "--max-steps", "2"])
+    assert done.returncode == 0, done.stderr
+    assert f"not given, so taken from {tmp_path / 'config.json'}: --data {tiny / 'data'} " in done.stdout
     assert len(metrics(tmp_path)) == 2
 
 
