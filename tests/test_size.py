@@ -33,7 +33,7 @@ BUDGETS = {
     "forage/planning": (2_560, 3),
     "forage/policy": (13_510, 14),
     "forage/publishing": (3_400, 4),
-    "forage/questions": (2_800, 5),
+    "forage/questions": (2_830, 5),
     "forage/rewriter": (10_400, 10),
     "forage/rollout": (6_780, 7),
     "forage/runs": (9_010, 10),

@@ -24,6 +24,7 @@ INSTRUCTION = (
 REPLY_TOKENS = 400
 THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 OBJECT = re.compile(r"\{[^{}]*\}")
+TRIED = 16  # replies after which a model that wrote no question is given up
 LONGEST = 2000  # characters of a question or an answer
 MALFORMED = "no question and answer in the model's reply"
 REFUSED = "the model refused the passage"
@@ -37,6 +38,7 @@ class ChatWriter:
         append(path, b"")  # whose writer may have been killed in the middle of a line
         rows = (row for _, row in json_lines(path, []) if isinstance(row, dict))
         self.replies = {row.get("key"): str(row.get("reply")) for row in rows}
+        self.faults = list[str]()
 
     async def __call__(self, passages: Sequence[Chunk]) -> list[Candidate]:
         made = await all_of(map(self._made, passages))
@@ -58,7 +60,14 @@ class ChatWriter:
                 return Candidate("model", passage, "", str(error), REFUSED)
             append(self.path, (json.dumps({"key": key, "reply": reply}, ensure_ascii=False) + "\n").encode())
             self.replies[key] = reply
-        return candidate_of(passage, self.replies[key])
+        made = candidate_of(passage, self.replies[key])
+        self.faults.append(made.fault)
+        if len(self.faults) >= TRIED and all(self.faults):
+            raise UserError(
+                f"--make-questions {self.model.model}: none of its first {TRIED} replies has a question and an answer "
+                f"(the last: {made.answer[:60]!r}); give a larger model, or leave --make-questions out"
+            )
+        return made
 
 
 def candidate_of(passage: Chunk, reply: str) -> Candidate:

@@ -42,12 +42,15 @@ class Model:
 
     def __init__(self, name, refuses=False):
         self.model, self.refuses, self.asked = name, refuses, 0
+        self.said = lambda number: "yes \ud83d"
 
     async def reply(self, prompt):
         self.asked += 1
         if self.refuses:
             raise RefusedError("too long")
-        return "yes \ud83d"
+        said = self.said(self.asked)
+        await asyncio.sleep(0.002 * self.asked)
+        return said
 
 
 def written(model, path, *passages):
@@ -68,3 +71,15 @@ def test_replies_are_kept_by_model_and_passage(tmp_path):
 def test_a_model_that_refuses_all_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"--make-questions m refused all of the first 1 passages \(too long\)"):
         written(Model("m", refuses=True), tmp_path / "asked.jsonl", CHUNK)
+
+
+def test_a_model_that_is_too_small_is_told_after_a_few_replies(tmp_path):
+    model = Model("m")
+    passages = [Chunk(f"d{n}", "Nets", f"Twine {n}.", 0, 9, 0, 1) for n in range(64)]
+    with pytest.raises(UserError, match=r"first 16 replies.*'yes \?'.*larger model, or leave --make-questions out"):
+        written(model, tmp_path / "asked.jsonl", *passages)
+    assert len((tmp_path / "asked.jsonl").read_bytes().splitlines()) == 16
+    replies = iter(["yes", '{"question": "Why wax?", "answer": "Salt."}'])
+    model.said = lambda number: next(replies, "yes")
+    made = written(model, tmp_path / "more.jsonl", *passages)
+    assert sum(not one.fault for one in made) == 1
