@@ -153,6 +153,7 @@ def rows_and_pages(options: Options) -> Source:
         "pages": f"{len(corpus.pages):,}" + _causes(Counter(r.cause for r in corpus.pages.values())),
         "documents with a text seen before": f"{library.duplicates:,}",
         "answers missing from their page, added to it": f"{library.answers_added:,}",
+        **_left_out(corpus.recurring),
     }
 
     def split(store: DocumentStore) -> Split:
@@ -170,8 +171,9 @@ def own_documents(folder: Path, options: Options) -> Source:
     from forage.questions.making import make_from
 
     asked = read_own_questions(options.making.questions, options.dataset.columns) if options.making.questions else []
-    own = read_folder(folder)
+    own = read_folder(folder, keep_recurring=options.dataset.keep_recurring)
     told = {"files": f"{len(own.records):,}" + _causes(Counter(record.cause for record in own.records))}
+    told |= _left_out(own.recurring)
 
     def split(store: DocumentStore) -> Split:
         def near(text: str, k: int) -> list[Chunk]:
@@ -239,6 +241,15 @@ def load_or_scrape_documents(
     from forage.data.corpus import dataset_of, load_corpus
 
     return dataset_of(load_corpus(options))
+
+
+def _left_out(recurring: Mapping[str, int]) -> dict[str, str]:
+    """What is told of paragraphs that recur: the longest may be no boilerplate."""
+    if not recurring:
+        return {}
+    example = max(recurring, key=len)
+    shown = f"{len(recurring):,} (on {recurring[example]:,} pages: {example[:60]!r}; --keep-recurring keeps all)"
+    return {"paragraphs left out of pages, as they recur": shown}
 
 
 def _causes(counts: Mapping[str, int]) -> str:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from forage.data.chunking import Chunk
@@ -30,6 +29,8 @@ class Corpus:
     lacking: Counter[str]
     pages: dict[str, PageRecord]
     library: Library
+    recurring: Counter[str]
+    """The paragraphs left out because they recur on their site, and on how many of its pages."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def load_corpus(options: DatasetOptions) -> Corpus:
         with ExitStack() as stack:
             sites = stack.enter_context(sample_sites()) if sample else {}
             pages = fetch_pages(rows, sites, options)
-    return Corpus(rows, lacking, pages, assemble(rows, read_pages(pages, options.content_dir)))
+    texts, recurring = read_pages(pages, options)
+    return Corpus(rows, lacking, pages, assemble(rows, texts), recurring)
 
 
 def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: DatasetOptions) -> dict[str, PageRecord]:
@@ -72,16 +74,17 @@ def fetch_pages(rows: Sequence[QARow], sites: Mapping[str, str], options: Datase
         return scrape(urls, options.content_dir, scraping, options.skip_existing, lambda record: bar.update())
 
 
-def read_pages(records: Mapping[str, PageRecord], content_dir: Path) -> dict[str, Document]:
-    """The text of every page that was fetched, without what recurs across its host's pages, if that leaves any."""
+def read_pages(records: Mapping[str, PageRecord], options: DatasetOptions) -> tuple[dict[str, Document], Counter[str]]:
+    """The text of every page that was fetched, without what recurs across its host's pages, if that leaves any; and
+    on how many pages each of those paragraphs was."""
     fetched = {url: record for url, record in records.items() if record.cause == "ok"}
     pages: dict[str, Page] = {}
     with Counting("reading pages", len(fetched)) as bar:
         for url, record in fetched.items():
-            pages[url] = read_page((content_dir / str(record.path)).read_bytes(), record.charset)
+            pages[url] = read_page((options.content_dir / str(record.path)).read_bytes(), record.charset)
             bar.update()
-    own = drop_boilerplate(pages, lambda url: urlsplit(url).hostname or "")
-    return {url: page_text(page) for url, page in own.items() if page.blocks}
+    own, recurring = drop_boilerplate({} if options.keep_recurring else pages, lambda url: urlsplit(url).hostname or "")
+    return {url: page_text(page) for url, page in (pages | own).items() if page.blocks}, recurring
 
 
 def manifest_rows(corpus: Corpus) -> Iterator[dict[str, object]]:

@@ -43,5 +43,7 @@ class DatasetOptions:
     """Fetch the pages. Off: the data set's answers become the documents."""
     skip_existing: bool = True
     """Skip pages that an earlier run fetched, or failed to fetch for a lasting reason."""
+    keep_recurring: bool = False
+    """Keep paragraphs that recur on most pages of a site or, of --documents, on those of a folder."""
     columns: Columns = field(default_factory=Columns)
     scraping: ScrapeOptions = field(default_factory=ScrapeOptions)

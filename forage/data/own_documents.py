@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,9 +52,11 @@ class OwnDocuments:
 
     documents: list[Document]
     records: list[FileRecord]
+    recurring: Counter[str]
+    """The paragraphs left out of pages of HTML because they recur, and on how many."""
 
 
-def read_folder(folder: Path) -> OwnDocuments:
+def read_folder(folder: Path, *, keep_recurring: bool = False) -> OwnDocuments:
     """Read every file that is not hidden, one at a time: besides the documents' text, one file is in memory."""
     if not folder.is_dir():
         raise UserError(f"--documents {folder}: no such folder; name the folder that holds your files")
@@ -70,7 +73,8 @@ def read_folder(folder: Path) -> OwnDocuments:
                 pages[name] = page
             bar.update()
     html = {name: page for name, page in pages.items() if TYPES[Path(name).suffix.lower()] == "html"}
-    pages |= drop_boilerplate(html, lambda name: str(Path(name).parent))
+    own, recurring = drop_boilerplate({} if keep_recurring else html, lambda name: str(Path(name).parent))
+    pages |= own
     documents, kept = [], dict[str, str]()  # kept: text -> id of its document
     for name, page in pages.items():
         text = page_text(page)
@@ -87,7 +91,7 @@ def read_folder(folder: Path) -> OwnDocuments:
         raise UserError(
             f"--documents {folder} has no file with text ({causes}); put {', '.join(sorted(TYPES))} files there"
         )
-    return OwnDocuments(documents, list(records.values()))
+    return OwnDocuments(documents, list(records.values()), recurring)
 
 
 def _read(path: Path, name: str) -> tuple[FileRecord, Page | None]:

@@ -10,7 +10,7 @@ from forage.data.scraping.content_folder import PageRecord
 def test_there_is_no_progress_bar_for_nothing(tmp_path, capsys):
     options = DatasetOptions(content_dir=tmp_path)
     assert fetch_pages([QARow("1", "What is gout?", "Crystals.", "", "", "")], {}, options) == {}
-    assert read_pages({}, tmp_path) == {}
+    assert read_pages({}, options) == ({}, {})
     assert capsys.readouterr().err == ""
 
 
@@ -23,7 +23,9 @@ def test_pages_are_read_without_what_recurs_on_their_host(tmp_path):
         )
         records[url] = PageRecord(url, 200, "ok", "", 1, "", path, "utf-8", "")
     records["http://x.example/9"] = PageRecord("http://x.example/9", 404, "not_found", "", 0, None, None, None, "")
-    pages = read_pages(records, tmp_path)
+    pages, recurring = read_pages(records, DatasetOptions(content_dir=tmp_path))
+    assert recurring == {"Call 911.": 5}
+    assert "Call 911." in read_pages(records, DatasetOptions(content_dir=tmp_path, keep_recurring=True))[0][url].text
     assert pages["http://x.example/1"] == Document("", "Gout", "Gout\nPage 1", sections=(0,))
     assert pages["http://x.example/0"] == Document("", "Gout", "Gout", sections=(0,))
     assert list(pages) == list(records)[:5]

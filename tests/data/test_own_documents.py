@@ -99,12 +99,17 @@ def test_a_folder_without_text_is_an_error(folder, names):
 
 
 def test_what_recurs_on_a_sites_pages_goes(folder):
-    for name in ("bees", "nets", "rye"):
+    for name in ("bees", "nets", "rye", "soap", "wax"):
         (folder / f"{name}.html").write_text(f"<h1>{name}</h1><p>About {name}.</p><p>Call us.</p>")
         (folder / f"{name}.txt").write_text(f"Of {name}.\n\nCall us.")
-    texts = {d.text for d in read_folder(folder).documents}
+    own = read_folder(folder)
+    texts = {d.text for d in own.documents}
     assert "bees\nAbout bees." in texts
     assert "Of bees.\nCall us." in texts
+    assert own.recurring == {"Call us.": 5}
+    kept = read_folder(folder, keep_recurring=True)
+    assert "bees\nAbout bees.\nCall us." in {d.text for d in kept.documents}
+    assert not kept.recurring
 
 
 MARKDOWN = """---

@@ -131,23 +131,27 @@ def _one_line(text: str) -> str:
     return " ".join(text.translate(INVISIBLE).split())  # split() knows the no-break space
 
 
-def drop_boilerplate(pages: Mapping[str, Page], site_of: Callable[[str], str]) -> dict[str, Page]:
-    """The pages, by their addresses, without the blocks that recur on their site."""
+def drop_boilerplate(pages: Mapping[str, Page], site_of: Callable[[str], str]) -> tuple[dict[str, Page], Counter[str]]:
+    """The pages, by their addresses, without what recurs on their site; on how many pages each such text was."""
     by_site: dict[str, list[Page]] = {}
     for address, page in pages.items():
         by_site.setdefault(site_of(address), []).append(page)
     recurring = {site: recurring_blocks(its_pages) for site, its_pages in by_site.items()}
-    return {
-        address: replace(page, blocks=tuple(block for block in page.blocks if block not in recurring[site_of(address)]))
-        for address, page in pages.items()
-    }
+    own, dropped = {}, Counter[str]()
+    for address, page in pages.items():
+        boilerplate = recurring[site_of(address)].intersection(page.blocks)
+        own[address] = replace(page, blocks=tuple(block for block in page.blocks if block not in boilerplate))
+        dropped.update(block.text for block in boilerplate)
+    return own, dropped
 
 
 def recurring_blocks(pages: Iterable[Page]) -> set[Block]:
-    """The blocks on at least half, and at least three, of one site's pages; no headings.
+    """The blocks on at least half of one site's pages; no headings.
 
-    Pages with equal blocks count once, so a page under several addresses doesn't become boilerplate.
+    A few pages may well share a paragraph that says something, so it must be on ten of them, or on all of five to ten;
+    of fewer pages, nothing is boilerplate. Pages with equal blocks count once, so a page under several addresses
+    doesn't become boilerplate.
     """
     distinct = {page.blocks for page in pages}
     counts = Counter(block for blocks in distinct for block in set(blocks) if not block.is_heading)
-    return {block for block, count in counts.items() if count >= max(3, len(distinct) / 2)}
+    return {block for block, count in counts.items() if count >= max(5, min(10, len(distinct)), len(distinct) / 2)}
