@@ -20,6 +20,7 @@ from forage.agent.options import AgentSettings
 from forage.grpo.learner import Learner
 from forage.grpo.options import TrainOptions
 from forage.heartbeat import beat
+from forage.rollout.agreement import check_opened, read_run
 from forage.rollout.claims import TRAINER
 from forage.rollout.plans import Plan, Played
 from forage.rollout.rollout import Rollout, load_newest, open_rollout, play_plan
@@ -98,6 +99,7 @@ class OwnPlay(Play):
         self.opened = open_rollout(options.rollout, settings, make_rewards, embedder, sleeps=self.sleeps)
         self.give_back_memory()
         self.rollout: Rollout = self.runner.run(self.opened.__aenter__())
+        check_opened(self.rollout.searcher.store, read_run(options.run_dir))
 
     def wake(self, phases: Phases) -> None:
         if self.sleeps:

@@ -21,7 +21,7 @@ from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
 from forage.rollout.options import RolloutOptions
 from forage.store.card import NO_EMBEDDER, StoreCard
 from forage.store.embedder import Embedder, locate
-from forage.store.opening import card_at, digests_of, open_place
+from forage.store.opening import Store, card_at, digests_of, open_place
 from forage.text import typed
 
 RUN_FILE = "run.json"
@@ -83,6 +83,12 @@ def disagreements(run: RunManifest, own: RunManifest) -> list[str]:
     gone = [f"a reward {name!r}" for name in run.rewards if name not in own.rewards]
     new = [f"no reward {name!r}" for name in own.rewards if name not in run.rewards]
     return [*gone, *new, *contradictions(own.compared(), run.compared())]
+
+
+def check_opened(store: Store, run: RunManifest | None) -> None:
+    """Refuse a store that was edited after its fingerprint was compared and before it was opened."""
+    if run and store.fingerprint != run.data["store"]:
+        raise UserError(f"{store.path} was changed just now; start the same command again")
 
 
 def open_embedder(store: StoreCard, known: str = "") -> Embedder:

@@ -15,7 +15,15 @@ from forage.heartbeat import beat
 from forage.manifest import shown
 from forage.policy.adapters import versions
 from forage.policy.card import read_policy_card
-from forage.rollout.agreement import RUN_FILE, RunManifest, disagreements, manifest_now, read_run, run_options
+from forage.rollout.agreement import (
+    RUN_FILE,
+    RunManifest,
+    check_opened,
+    disagreements,
+    manifest_now,
+    read_run,
+    run_options,
+)
 from forage.rollout.claims import Claims, named_worker
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
@@ -98,6 +106,7 @@ async def open_worker(
         )
     with named_worker(run_dir, worker.worker) as name:
         async with open_rollout(options, settings, make_rewards, known.embedder if known else "") as rollout:
+            check_opened(rollout.searcher.store, known)
             yield rollout, name
 
 

@@ -19,7 +19,9 @@ from forage.rollout.agreement import read_run, write_run
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.worker import as_in_run, refuse_change
 from forage.runs.stats import read_stats
+from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
+from forage.store.opening import open_place
 from tests.options import with_options
 from tests.tiny import rewards_of_tokens
 
@@ -126,6 +128,21 @@ def test_data_remade_in_place_is_noticed(run, name):
         play(run)
     path.write_text(before)  # the way out
     resume(run)
+
+
+@pytest.mark.parametrize("start", [resume, play])
+def test_a_store_that_is_edited_between_the_look_and_the_opening_is_noticed(run, monkeypatch, start):
+    def edited(place, data):
+        with DocumentStore.open(data / "store") as store:
+            store.add(["A rash."])
+        return open_place(place, data)
+
+    monkeypatch.setattr("forage.rollout.rollout.open_place", edited)
+    with pytest.raises(UserError, match="store was changed just now; start the same command again"):
+        start(run)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"another data\.store"):
+        start(run)
 
 
 @pytest.mark.parametrize(

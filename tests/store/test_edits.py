@@ -268,6 +268,24 @@ def test_an_open_handle_stays_as_it_was_whatever_other_processes_do(store, tmp_p
     assert vectors_of(last) == set(last.vector_keys)
 
 
+@pytest.mark.slow
+def test_whoever_opens_a_store_that_is_being_edited_finds_it_before_or_after(tmp_path):
+    first, made, states = sequence(random.Random(1), 40)
+    perform(tmp_path / "store", "build", first).close()
+    (tmp_path / "edits").write_text(json.dumps(made))
+    args = ["-m", "tests.store.edit_worker", tmp_path / "store", tmp_path / "edits", tmp_path / "done"]
+    titles, seen = [[document["title"] for document in state.values()] for state in states], []
+    with subprocess.Popen([sys.executable, *map(str, args)], cwd=ROOT) as editor:
+        while editor.poll() is None:
+            with DocumentStore.open(tmp_path / "store") as store:
+                assert len(store.search("gout at night", 50, "dense")) == min(50, len(store.chunks))
+                assert {chunk.doc_id for chunk in store.chunks} <= {document.id for document in store}
+                seen.append(titles.index([document.title for document in store]))
+    assert editor.returncode == 0
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 5
+
+
 def test_another_embedder_takes_its_collection_away_once_nobody_asks_for_it(store, monkeypatch):
     before, opened = found(store), DocumentStore.open(store.path)
     monkeypatch.setattr(document_store, "Embedder", lambda name: WordEmbedder(name, turn=3))
