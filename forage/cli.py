@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -67,7 +68,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Let SIGTERM stop the script as Ctrl-C does, clearing away what is half-written; a second one ends it at once.
+    """Let SIGTERM stop the script as Ctrl-C does, at once, clearing away what is half-written; a second one kills it.
 
     One of several trainers may wait for the others in C, where Python handles no signal: it ends at once.
     """
@@ -80,10 +81,15 @@ def sigterm_unwinds() -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGTERM, handle)
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler:
+        # The same under another identity: asyncio would replace it, and end its tasks only once they wait again.
+        signal.signal(signal.SIGINT, partial(signal.default_int_handler))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def run(

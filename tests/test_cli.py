@@ -1,5 +1,6 @@
 """How a script runs: the YAML file's options stand before the command line's, and SIGTERM stops it as Ctrl-C does."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -119,3 +120,22 @@ def test_sigterm_stops_a_script_as_ctrl_c_does(monkeypatch, capsys):
     assert capsys.readouterr().err == "stopped; re-run the same command to resume\n"
     assert left == [signal.SIG_DFL]  # a second one ends it at once
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_stops_what_runs_in_an_event_loop_at_once(monkeypatch, capsys):
+    """Rather than where it waits next, which may take a minute."""
+    went_on = []
+
+    async def sample():
+        os.kill(os.getpid(), signal.SIGINT)
+        went_on.append("a pass")
+
+    def main(options: StorePlace) -> None:
+        asyncio.run(sample())
+
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(SystemExit) as stopped:
+        run_script(main)
+    assert (stopped.value.code, went_on) == (130, [])
+    assert capsys.readouterr().err == "stopped; re-run the same command to resume\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -21,7 +21,7 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (8_970, 11),  # those in the root
-    "forage": (13_020, 14),  # the modules of forage/ itself
+    "forage": (13_060, 14),  # the modules of forage/ itself
     "forage/agent": (14_100, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_740, 13),
@@ -41,7 +41,7 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (229_450, 55),
+    "tests": (229_540, 55),
 }
 ROAD = {"files": 69, "functions": 468, "lines": 4_190}
 OPTIONS = {"grpo_train": 60}
