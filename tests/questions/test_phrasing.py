@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from forage.data.chunking import Chunk
 from forage.questions.making import in_turn
 from forage.questions.phrasing import Phraser, is_heading, lowered, sentences_of, shortened, split_headings, within
@@ -29,10 +31,28 @@ def test_a_heading_that_asks_is_the_question():
 
 def test_without_a_heading_the_word_that_is_rare_elsewhere():
     """'smoke' is here twice and in one of three passages (2/1); 'keepers' is here twice and in two (2/2)."""
-    here = passage("Keepers calm them. Then smoke calms keepers, and more smoke.")
+    here = passage("Keepers calm them. Then the smoke calms keepers, like the smoke of old.")
     [found] = made(here, passage("All keepers wear veils.", number=1), passage("Wax melts.", number=2))
-    assert found.question == 'What does "Care of bees" say about smoke?'
-    assert found.answer == "Then smoke calms keepers, and more smoke."
+    assert found.question == 'What does "Care of bees" say about the smoke?'
+    assert found.answer == "Then the smoke calms keepers, like the smoke of old."
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("About\nA cover of Arden takes ten nails.", "about the cover"),  # the heading says nothing of its section
+        ("Notes and further reading\nCalm keepers work in Arden.", "about Arden"),
+        ("Darker\nFor a darker wax, heat it.", "about a darker wax"),
+        ("Strong\nStrong hives swarm.", 'under "Strong"'),  # a noun or not, who knows
+        ("Worn out\nReplace the frame.", 'under "Worn out"'),
+        ("Smoke\nPuff smoke at the door.\n", 'under "Smoke"'),
+        ("Smoker\nFill it. Light the smoker.", "about the smoker"),
+        ("Lights\nTurn them off.", "about lights"),
+        ("Little is known.", 'about "Little"'),
+    ],
+)
+def test_subjects_are_nouns_or_quoted(text, asks):
+    assert [one.question for one in made(passage(text))] == [f'What does "Care of bees" say {asks}?']
 
 
 def test_nothing_is_asked_without_a_title_or_a_whole_sentence():
