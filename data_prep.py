@@ -43,6 +43,7 @@ TOP = (
     "cache_dir", "batch_size", "skip_existing", "scrape", "eval_share", "embedder", "chunk_tokens", "seed",
 )  # fmt: skip
 LEFT_OUT = "questions_left_out.jsonl"
+SEEN, ENOUGH = "answers of which a search shows most words", 0.6  # below so much, the table names a way out
 WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter", LEFT_OUT)
 
 Split = tuple[list[Question], list[Question]]  # training, held out
@@ -138,6 +139,7 @@ def write(source: Source, options: Options) -> None:
         "chunks": f"{len(store.chunks):,} (embedded now: {store.embedded:,})",
         "training questions": f"{len(train):,}",
         "eval questions": f"{len(held_out):,}",
+        **_seen([*train, *held_out], store),
     }
     print("\n".join(f"{what:46} {count}" for what, count in told.items()))
 
@@ -241,6 +243,15 @@ def load_or_scrape_documents(
     from forage.data.corpus import dataset_of, load_corpus
 
     return dataset_of(load_corpus(options))
+
+
+def _seen(questions: Sequence[Question], store: DocumentStore) -> dict[str, str]:
+    from forage.agent.window import seen_share
+    from forage.store.bm25 import Tokenizer
+
+    share = seen_share(questions, store.chunk_by_id, Tokenizer(store.options.language))
+    way_out = "; show more by sft_train.py --passage-tokens 128, or cut smaller by --chunk-tokens 100"
+    return {} if share is None else {SEEN: f"{share:.0%}{way_out if share < ENOUGH else ''}"}
 
 
 def _left_out(recurring: Mapping[str, int]) -> dict[str, str]:

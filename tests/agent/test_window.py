@@ -4,8 +4,9 @@ import pytest
 
 from forage.agent.options import AgentSettings, SearchOptions, read_agent, write_agent
 from forage.agent.searcher import searching
-from forage.agent.window import WORDS, best_start
-from forage.data.records import Document
+from forage.agent.window import WORDS, best_start, seen_share
+from forage.data.chunking import Chunk
+from forage.data.records import Document, Question
 from forage.store.bm25 import Tokenizer
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
@@ -56,3 +57,18 @@ def test_new_policies_are_shown_windows_and_old_ones_what_they_learnt_from(tmp_p
     for settings, text in ((old, RYE), (new, RYE[RYE.index("It is sown") :])):
         [[hit]] = searching(store, settings)(["when is rye sown"])
         assert hit.text == text
+
+
+def test_how_often_an_answer_is_shown():
+    """Of a passage of 100 words a window shows 48, from where the question asks."""
+    text = "Rye feeds many. " + "Oats feed horses well. " * 22 + "Rust harms rye; spores spread it in damp air. "
+    chunks = {"d#0": Chunk("d", "Cereals", text, 0, len(text), 0, 1)}
+
+    def share(*answers):
+        asked = [Question(str(n), "What harms them?", answer, relevant_chunk_ids=("d#0",)) for n, answer in answers]
+        return seen_share(asked, chunks, Tokenizer())
+
+    assert share((1, "Rust, by spores in damp air.")) == 1
+    assert share((1, "Rust, by spores in damp air."), (2, "Rye feeds many.")) == 0.5
+    assert share((1, "Spores; it starves and freezes millions of poor people and beasts.")) == 0
+    assert share((1, "")) is share() is None

@@ -60,6 +60,7 @@ def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     written = page.stat().st_mtime_ns
     done = prepare(prepared, "--dataset-name", "sample")
     assert "(embedded now: 0)" in done.stdout
+    assert "answers of which a search shows most words     71%\n" in done.stdout
     assert "7 (on 16 pages: 'Reviewed by the library’s editors. " in done.stdout
     assert {name: (prepared / name).read_bytes() for name in names} == before
     assert page.stat().st_mtime_ns == written
