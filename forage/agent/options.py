@@ -119,8 +119,8 @@ class SearchOptions:
                 f"{option} {quoted(given[differs])}: the policy was trained with {quoted(getattr(known, differs))}, as "
                 f"{folder / AGENT_FILE} says; leave {option} out, or give --override-agent"
             )
-        if folder and (unknown := own_tools().keys() - known.tools.keys()):
-            print(f"{folder / AGENT_FILE} fixes the policy's tools, so it is not told of {', '.join(sorted(unknown))}")
+        if folder and (unknown := ", ".join(sorted(own_tools().keys() - known.tools.keys()))):
+            print(f"{folder / AGENT_FILE} fixes the policy's tools; only a new warm start tells it of {unknown}")
         settings = replace(known, **given)
         settings.check()
         return settings

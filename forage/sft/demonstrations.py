@@ -30,6 +30,12 @@ def get_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentS
     vetting.check(path, demonstrations)
     if len(demonstrations) < 2:
         raise UserError(f"{len(demonstrations)} demonstrations are too few to train on and to measure by")
+    shown = {use.tool for episode in demonstrations for use in episode.uses}
+    if unshown := ", ".join(name for name in settings.tools if name not in shown):
+        print(
+            f"note: no demonstration calls {unshown}, and a policy rarely calls a tool that it was not shown; add "
+            "episodes that do by --demonstrations FILE (docs/recipes/tool.md)"
+        )
     return demonstrations
 
 
@@ -38,6 +44,7 @@ def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: Agent
     questions = read_training_questions(options.data)
     chosen = random.Random(options.seed).sample(questions, min(options.num_demonstrations, len(questions)))
     search, guess = searching(open_place(options.place, options.data), settings), make_guess(options.teacher, questions)
+    print(f"the teacher searches for {len(chosen)} questions", flush=True)
     taught, without = asyncio.run(demonstrate(chosen, search, protocol, settings, options.teacher, options.seed, guess))
     print(f"{len(taught)} demonstrations by the teacher for {len(chosen)} questions{causes_of(without)}")
     return taught

@@ -17,6 +17,7 @@ from forage.agent.tools import functions_for
 from forage.data.records import Question
 from forage.engines.base import Engine, Request, Sample
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.progress import Counting
 from forage.sft.thoughts import LEAST_THOUGHT, thoughts_of
 from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts
 
@@ -99,7 +100,10 @@ async def recited(
     reciter = Reciter(protocol, {f"{question.id}/0": script for question, script in scripts.items()})
     tools = functions_for(settings.tools)
     agent = Agent(reciter, protocol, BatchedSearch(search_many), settings, tools=tools)
-    played = [await agent.play(question) for question in scripts]
+    bar, played = Counting("demonstrations", len(scripts)), list[Episode]()
+    for question in scripts:
+        played.append(await agent.play(question))
+        bar.update()
     broken = [episode for episode in played if not episode.well_formed]
     ended = ("answer", "search")
     causes = Counter(FAULTS[each.faults[0]] if each.stop in ended else STOPS[each.stop] for each in broken)

@@ -21,6 +21,7 @@ from forage.policy.adapters import adapter_path, publish_adapter, restore_adapte
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs, unsharable
 from forage.policy.packing import pack, pack_trees
+from forage.progress import Counting
 from forage.sft.options import SFTOptions
 from forage.text import typed
 
@@ -56,12 +57,14 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     if not rows:
         rows = [measure(policy, held_out, options, step, None, started)]
         report(rows, options)
+    bar = Counting("updates", options.max_steps, step)
     while step < options.max_steps and not (options.keep == "best" and out_of_patience(rows, options.early_stop)):
         until = min(step + options.eval_every, options.max_steps)
-        losses = [
-            update(policy, optimizer, in_rounds(trained, s, options.batch_size, options.seed), s, options)
-            for s in range(step, until)
-        ]
+        losses = []
+        for number in range(step, until):
+            batch = in_rounds(trained, number, options.batch_size, options.seed)
+            losses.append(update(policy, optimizer, batch, number, options))
+            bar.update()
         step = until
         rows.append(measure(policy, held_out, options, step, sum(losses) / len(losses), started))
         report(rows, options)
@@ -129,12 +132,14 @@ def loss_of(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: 
     """Mean negative log-probability over all tokens of the policy, in micro-batches of `budget` tokens."""
     device = next(policy.parameters()).device
     tokens = sum(episode.sampled for episode in episodes)
-    total = 0.0
-    for part in (pack if unsharable(policy.config) else pack_trees)(episodes, budget):
+    total, parts = 0.0, (pack if unsharable(policy.config) else pack_trees)(episodes, budget)
+    bar = Counting("measuring", 0 if backward else len(parts))
+    for part in parts:
         loss = -token_logprobs(policy, part.to(device)).sum() / tokens
         if backward:
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
+        bar.update()
     return total
 
 

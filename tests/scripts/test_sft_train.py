@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import grpo_rollout
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from forage.agent.episode import write_episodes
@@ -154,6 +155,29 @@ def trained(ground, tmp_path_factory):
     output = tmp_path_factory.mktemp("trained") / "warm"
     main(options(ground, output))
     return output
+
+
+def test_nothing_takes_long_in_silence(ground, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("forage.progress.LOG_EVERY", -1)
+    main(options(ground, tmp_path / "warm", token_budget=60))
+    told = [line.partition(";")[0] for line in capsys.readouterr().out.splitlines()]
+    searching = told.index("the teacher searches for 6 questions")
+    assert searching < told.index("demonstrations: done 1 of 6") < told.index("measuring: done 1 of 2")
+    assert "updates: done 1 of 4" in told
+    assert "updates: done 3 of 4" in told
+
+
+def test_a_tool_that_no_demonstration_calls_is_told(ground, tmp_path, monkeypatch, capsys):
+    def ask(query: str) -> str:
+        """Asks a friend."""
+        return query
+
+    monkeypatch.setattr(grpo_rollout, "get_tools", lambda: {"ask": ask})
+    main(options(ground, tmp_path / "warm", max_steps=2))
+    told = (
+        "note: no demonstration calls ask, and a policy rarely calls a tool that it was not shown; add episodes that "
+    )
+    assert f"{told}do by --demonstrations FILE (docs/recipes/tool.md)\n" in capsys.readouterr().out
 
 
 def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
