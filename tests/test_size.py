@@ -31,7 +31,7 @@ BUDGETS = {
     "forage/grpo": (18_390, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
-    "forage/policy": (13_510, 14),
+    "forage/policy": (13_570, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (3_110, 5),
     "forage/rewriter": (10_400, 10),
@@ -41,12 +41,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (229_970, 55),
+    "tests": (230_100, 55),
 }
 ROAD = {"files": 69, "functions": 468, "lines": 4_190}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_831  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_832  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -57,6 +57,23 @@ def test_a_hub_out_of_reach_gives_one_line(monkeypatch):
     assert "\n" not in str(error.value)
 
 
+def test_a_mistyped_path_is_no_hub_model(tmp_path, monkeypatch):
+    """Whatever could be a folder here is looked for here alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "check_hub_model", lambda name: None)
+    for made in ("models/policy", "models/warm", "own"):
+        (tmp_path / made).mkdir(parents=True)
+    (tmp_path / "models" / "a.txt").touch()
+    with pytest.raises(UserError, match=r"^models/none: no such folder, beside policy, warm; name a model folder"):
+        resolve_model("models/none")
+    with pytest.raises(UserError, match="own/none: no such folder; name"):
+        resolve_model("own/none")
+    for name in ("./none", "../none", "runs/none", "/none", "a/b/c"):
+        with pytest.raises(UserError, match="no such folder"):
+            resolve_model(name)
+    assert resolve_model("Qwen/Qwen2.5") == "Qwen/Qwen2.5"
+
+
 # The same base
 
 
