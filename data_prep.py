@@ -161,7 +161,7 @@ def rows_and_pages(options: Options) -> Source:
     def split(store: DocumentStore) -> Split:
         questions, left_out = make_questions(corpus.rows, library.doc_of_row, store.chunks)
         told["rows that make no question"] = f"{sum(left_out.values()):,}" + _causes(left_out)
-        return halves(questions, options)
+        return halves(questions, options, left_out["same question, merged"])
 
     return Source(library.documents, split, told, manifest_rows(corpus))
 
@@ -189,7 +189,8 @@ def own_documents(folder: Path, options: Options) -> Source:
             if not placed:
                 raise UserError(f"--questions {options.making.questions}: no question has an answer in {folder}; see "
                                 f"{options.output_dir / LEFT_OUT} for each one's cause")  # fmt: skip
-            return halves(merged(placed), options)
+            questions = merged(placed)
+            return halves(questions, options, len({row.id for row, _, _ in placed}) - len(questions))
         questions, kept, reasons = make_from(store, options.making, options.output_dir, options.seed)
         told["questions dropped"] = f"{sum(reasons.values()):,}" + _causes(reasons)
         found = sum(1 / one.rank for one in kept) / len(kept)
@@ -218,13 +219,14 @@ def collection(folder: Path, options: Options) -> Source:
     return Source(found.documents, split, told)
 
 
-def halves(questions: Sequence[Question], options: Options) -> Split:
-    """Split by document."""
+def halves(questions: Sequence[Question], options: Options, merged: int = 0) -> Split:
+    """Split by document; `merged` rows asked the same as others."""
     train, held_out = split_by_document(questions, options.eval_share, options.seed)
     if not train or not held_out:
+        same = f" ({merged:,} more rows ask the same as another)" if merged else ""
         raise UserError(
-            f"{len(questions)} questions were split into {len(train)} training and {len(held_out)} eval questions: "
-            "use more documents, another --eval-share or another --seed"
+            f"different questions: {len(questions)}{same}, split into {len(train)} for training and {len(held_out)} to "
+            "evaluate on; use more documents, another --eval-share or another --seed"
         )
     return train, held_out
 

@@ -1,4 +1,4 @@
-"""Progress: figures that change, as a live table in a terminal; in a log, as a line every 15 seconds.
+"""Progress: figures that change, as a live table in a terminal; in a log, as a line every 10 seconds.
 
 The one printer of progress: of what is counted while data is made, and of episodes while they are played.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -18,7 +18,8 @@ from rich.text import Text
 
 from forage.text import one_line, printable
 
-LOG_EVERY = 15.0  # seconds between lines of a log
+T = TypeVar("T")
+LOG_EVERY = 10.0  # seconds between lines of a log
 
 
 class Progress:
@@ -51,6 +52,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:
+            self._live.transient = not self.ends_with_line()
             self._live.stop()
         elif self.shown and error is None and self.ends_with_line():
             print(self.line(), flush=True)
@@ -95,6 +97,14 @@ class Counting(Progress):
     def ends_with_line(self) -> bool:
         """What is soon done leaves no line."""
         return time.monotonic() - self.started > LOG_EVERY
+
+
+def counted(title: str, things: Collection[T]) -> Iterator[T]:
+    """The things, one after the other, while their number is shown."""
+    with Counting(title, len(things)) as bar:
+        for thing in things:
+            yield thing
+            bar.update()
 
 
 def duration(seconds: float) -> str:

@@ -20,11 +20,11 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_060, 11),  # those in the root
-    "forage": (13_060, 14),  # the modules of forage/ itself
+    "scripts": (9_100, 11),  # those in the root
+    "forage": (13_130, 14),  # the modules of forage/ itself
     "forage/agent": (14_390, 12),
     "forage/chat": (3_440, 4),
-    "forage/data": (15_740, 13),
+    "forage/data": (15_770, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_600, 8),
     "forage/evaluation": (9_160, 11),
@@ -41,12 +41,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (230_100, 55),
+    "tests": (230_260, 55),
 }
-ROAD = {"files": 69, "functions": 468, "lines": 4_190}
+ROAD = {"files": 69, "functions": 468, "lines": 4_191}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_832  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_834  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -18,7 +18,7 @@ from forage.data.sample import QUESTIONS, sample_sites
 from forage.data.scraping.content_folder import PageRecord
 from forage.data.scraping.page_text import Page, drop_boilerplate, read_page
 from forage.data.scraping.scraper import scrape
-from forage.progress import Counting
+from forage.progress import Counting, counted
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,8 @@ def read_pages(records: Mapping[str, PageRecord], options: DatasetOptions) -> tu
     on how many pages each of those paragraphs was."""
     fetched = {url: record for url, record in records.items() if record.cause == "ok"}
     pages: dict[str, Page] = {}
-    with Counting("reading pages", len(fetched)) as bar:
-        for url, record in fetched.items():
-            pages[url] = read_page((options.content_dir / str(record.path)).read_bytes(), record.charset)
-            bar.update()
+    for url, record in counted("reading pages", fetched.items()):
+        pages[url] = read_page((options.content_dir / str(record.path)).read_bytes(), record.charset)
     own, recurring = drop_boilerplate({} if options.keep_recurring else pages, lambda url: urlsplit(url).hostname or "")
     return {url: page_text(page) for url, page in (pages | own).items() if page.blocks}, recurring
 

@@ -18,7 +18,7 @@ from forage.data.documents import document_id, page_text
 from forage.data.records import Document
 from forage.data.scraping.page_text import Block, Page, drop_boilerplate, read_page
 from forage.errors import UserError
-from forage.progress import Counting
+from forage.progress import counted
 from forage.text import encodable
 
 TYPES = {".txt": "txt", ".text": "txt", ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html"}
@@ -64,14 +64,12 @@ def read_folder(folder: Path, *, keep_recurring: bool = False) -> OwnDocuments:
     pages: dict[str, Page] = {}
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
     files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
-    with Counting("reading files", len(files)) as bar:
-        for path in files:
-            # Bytes of a name that are not UTF-8 are shown as \xe9, so that two such names stay two.
-            name = os.fsencode(path).decode("utf-8", "backslashreplace")
-            records[name], page = _read(folder / path, name)
-            if page:
-                pages[name] = page
-            bar.update()
+    for path in counted("reading files", files):
+        # Bytes of a name that are not UTF-8 are shown as \xe9, so that two such names stay two.
+        name = os.fsencode(path).decode("utf-8", "backslashreplace")
+        records[name], page = _read(folder / path, name)
+        if page:
+            pages[name] = page
     html = {name: page for name, page in pages.items() if TYPES[Path(name).suffix.lower()] == "html"}
     own, recurring = drop_boilerplate({} if keep_recurring else html, lambda name: str(Path(name).parent))
     pages |= own

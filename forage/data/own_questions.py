@@ -11,6 +11,7 @@ from forage.data.options import Columns
 from forage.data.own_documents import FileRecord
 from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.relevance import Placed, relevant_chunks
+from forage.progress import counted
 from forage.text import IDLE, words_of
 
 SOURCES = ("source", "file", "path", "document", "filename", "url")  # usual names of the column that names a file
@@ -24,7 +25,7 @@ def read_own_questions(file: str, columns: Columns) -> list[QARow]:
 
 
 def place(
-    rows: Iterable[QARow],
+    rows: Sequence[QARow],
     records: Iterable[FileRecord],
     chunks_of: dict[str, list[Chunk]],
     search: Callable[[str, int], Sequence[Chunk]],
@@ -35,7 +36,7 @@ def place(
     and answer finds. Without an answer, all of the source's passages count.
     """
     named, placed, left_out = documents_by_name(records), list[Placed](), list[tuple[QARow, str]]()
-    for row in rows:
+    for row in counted("placing questions", rows):
         docs = named.get(row.url.casefold(), set()) if row.url else set()
         if not row.question:
             left_out.append((row, "no question"))

@@ -24,6 +24,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "focus": ("question_focus", "focus", "title", "topic", "entity"),
     "type": ("question_type", "qtype", "type"),
 }
+LONGEST = 4_000_000  # characters of a cell: four novels
 NEEDED = ("question", "answer")
 ALTERNATIVES = "use --dataset-name sample, or the path of a .jsonl, .jsonl.gz, .csv or .parquet file"
 
@@ -73,6 +74,11 @@ def to_rows(
     rows, lacking, seen = list[QARow](), Counter[str](), Counter[str]()
     for number, record in enumerate(records, 1):
         values = {kind: _text(record.get(name)) if name else "" for kind, name in columns.items()}
+        if huge := next((kind for kind, text in values.items() if len(text) > LONGEST), ""):
+            raise UserError(
+                f"row {number}: its {huge} has {len(values[huge]):,} characters, perhaps after a quote that nothing "
+                "closes; mend that row, or remove it"
+            )
         row_id = values["id"] or f"row-{number}"
         seen[row_id] += 1
         values["id"] = row_id if seen[row_id] == 1 else f"{row_id}-r{seen[row_id]}"  # MedQuAD repeats 34 of its ids

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from forage.data.chunking import Chunk
 from forage.data.qa_rows import QARow
 from forage.data.records import Question, clean
+from forage.progress import counted
 from forage.text import words_of
 
 WORD = re.compile(r"\w+")
@@ -58,7 +59,7 @@ def make_questions(
     """
     chunks_of = by_document(chunks)
     placed, left_out = list[Placed](), Counter[str]()
-    for row, doc_id in zip(rows, doc_of_row, strict=True):
+    for row, doc_id in zip(counted("placing questions", rows), doc_of_row, strict=True):
         relevant = relevant_chunks(row.answer, chunks_of.get(doc_id, [])) if row.question and row.answer else []
         if relevant:
             placed.append((row, doc_id, relevant))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from forage.errors import UserError
 from forage.files import in_turn, locked, make_folder, replacing_folder, typed_lines, write_jsonl
 from forage.manifest import digest, file_digest
 from forage.outputs import clear_half_written
-from forage.progress import Counting
+from forage.progress import Counting, counted
 from forage.store.bm25 import BM25, Titles, Tokenizer
 from forage.store.card import (
     BM25_FILE,
@@ -228,7 +228,7 @@ class DocumentStore:
             keys = list(map(text_key, texts))
             embedded = _embed_missing(path, card, dict(zip(keys, texts, strict=True)), embedder)
             card = replace(card, dimension=embedder.dimension, probe=embedder.probe().tolist())
-        bm25 = BM25.build(tokenized(chunks, options))
+        bm25 = BM25.build(tokenized(counted("indexing words", chunks), options))
         with replacing_folder(path / NEXT) as parts:
             write_jsonl(parts / CHUNKS_FILE, chunks)
             write_jsonl(parts / ORIGINALS_FILE, (document.row() for document in documents.values()))
@@ -429,7 +429,7 @@ def _cut(title: str, room: int, embedder: Embedder) -> str:
 
 
 def chunks_of(
-    documents: Iterable[Document], options: StoreOptions, embedder: Embedder | None, known: Mapping[str, list[Chunk]]
+    documents: Collection[Document], options: StoreOptions, embedder: Embedder | None, known: Mapping[str, list[Chunk]]
 ) -> list[Chunk]:
     """All chunks, but for documents whose chunks are known; without an embedder, a token is a word."""
     if embedder and options.chunk_tokens > embedder.max_tokens:
@@ -440,7 +440,7 @@ def chunks_of(
     count = embedder.count_tokens if embedder else lambda texts: list(map(words, texts))
     return [
         chunk
-        for document in documents
+        for document in counted("cutting documents", documents)
         for chunk in known.get(document.id)
         or chunk_document(document, count, options.chunk_tokens, options.chunk_overlap)
     ]

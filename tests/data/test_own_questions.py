@@ -81,3 +81,9 @@ def test_a_table_by_any_separator(tmp_path, separator):
     path.write_text(f"Question{separator}Source\nHow hot?{separator}rye.md\n")
     [row] = read_own_questions(str(path), Columns())
     assert (row.question, row.answer, row.url) == ("How hot?", "", "rye.md")
+
+
+def test_placing_many_questions_shows_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("forage.progress.LOG_EVERY", -1)
+    placed(asked("How hot?", "220 degrees"), asked("How long?", source="RYE"))
+    assert "placing questions: done 1 of 2" in capsys.readouterr().out

@@ -107,3 +107,10 @@ def test_a_hub_out_of_reach_gives_one_line_at_once(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"'lavita/MedQuAD' is not in the cache.*--dataset-name sample") as error:
         read_records("lavita/MedQuAD", tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_cell_as_long_as_a_shelf_of_books_is_refused(tmp_path):
+    """Rather than cut, embedded and searched for, which takes minutes."""
+    (tmp_path / "a.csv").write_text('question,answer\nq,a\nq,"' + "open " * 900_000)
+    with pytest.raises(UserError, match=r"^row 2: its answer has 4,499,999 characters, perhaps after a quote"):
+        to_rows(read_records(str(tmp_path / "a.csv"), tmp_path), Columns())
