@@ -26,12 +26,12 @@ BUDGETS = {
     "forage/chat": (3_440, 4),
     "forage/data": (15_770, 13),
     "forage/doctor": (1_250, 2),
-    "forage/engines": (10_600, 8),
+    "forage/engines": (10_740, 8),
     "forage/evaluation": (9_160, 11),
     "forage/grpo": (18_390, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
-    "forage/policy": (13_570, 14),
+    "forage/policy": (13_630, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (3_110, 5),
     "forage/rewriter": (10_400, 10),
@@ -41,12 +41,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (230_260, 55),
+    "tests": (231_900, 55),
 }
-ROAD = {"files": 69, "functions": 468, "lines": 4_191}
+ROAD = {"files": 69, "functions": 469, "lines": 4_206}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_834  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_849  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

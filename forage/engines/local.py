@@ -269,7 +269,7 @@ class LocalEngine(Engine):
         ids = torch.tensor([[slot.next_token if slot.request else 0] for slot in slots]).to(device)
         seen_SL = torch.arange(longest, device=device)[None] <= positions_S[:, None]
         unseen_SL = torch.zeros(seen_SL.shape, device=device).masked_fill(~seen_SL, -torch.inf)
-        hidden = self._forward(ids, positions_S[:, None], Decode(places_S, unseen_SL))
+        hidden = self._forward(ids, positions_S[:, None], Decode(places_S, positions_S, unseen_SL))
         self._sample(active, hidden[[slot.number for slot in active], -1])
 
     def _compact(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,11 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from forage.errors import UserError
-from forage.policy.logprobs import unsharable
+from forage.policy.logprobs import SHARING
 
 GROW = 256  # slots grow by this many tokens at a time
+# Kinds with windows, which share nothing in training, that tests/policy/test_model_kinds.py has tried in slots.
+WINDOWED = frozenset(("exaone4", "exaone_moe", "gemma3_text", "olmo3"))
 
 
 class SlotCache(Cache):
@@ -73,21 +76,28 @@ class Prefill:
     start: int
     end: int
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
         if query.is_cuda:
-            return self.attend_on_gpu(query, keys, values, scale)
-        tokens = self.end - self.start
-        seen = torch.ones(tokens, self.end, dtype=torch.bool, device=query.device).tril(self.start)
+            return self.attend_on_gpu(query, keys, values, scale, window)
+        seen = self.seen(window).to(query.device)
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
 
-    def attend_on_gpu(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend_on_gpu(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
         """The same without a mask beside shared heads, for which CUDA has only a kernel that holds all scores."""
-        if self.start == 0:
+        if self.start == 0 and self.end <= window:
             return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
         repeats = query.shape[1] // keys.shape[1]
         keys, values = (kept.repeat_interleave(repeats, dim=1) for kept in (keys, values))
-        seen = torch.ones(self.end - self.start, self.end, dtype=torch.bool, device=query.device).tril(self.start)
+        seen = self.seen(window).to(query.device)
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
+
+    def seen(self, window: int) -> Tensor:
+        """Whether each token (row) attends to each of the slot (column): to the last `window` up to itself.
+
+        Example: tokens 2 and 3, a window of 2: 0 1 1 0 and 0 0 1 1.
+        """
+        every = torch.ones(self.end - self.start, self.end, dtype=torch.bool)
+        return every.tril(self.start).triu(self.start - window + 1)
 
 
 @dataclass(frozen=True)
@@ -101,10 +111,11 @@ class Prefills:
             kept[part.slot, :, part.start : part.end] = tokens[0]
         return kept
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
         held = [(keys[part.slot, :, : part.end][None], values[part.slot, :, : part.end][None]) for part in self.parts]
         attended = [
-            part.attend(tokens, *kept, scale) for (part, tokens), kept in zip(self.split(query), held, strict=True)
+            part.attend(tokens, *kept, scale, window)
+            for (part, tokens), kept in zip(self.split(query), held, strict=True)
         ]
         return torch.cat(attended, dim=2)
 
@@ -120,6 +131,8 @@ class Decode:
 
     places_S: Tensor
     """Where each token's keys and values go."""
+    positions_S: Tensor
+    """Each token's position in its slot; 0 in an idle one."""
     unseen_SL: Tensor
     """Added to the attention scores: 0 at a slot's own tokens, minus infinity elsewhere."""
 
@@ -128,22 +141,26 @@ class Decode:
         kept[torch.arange(slots, device=kept.device), :, self.places_S] = new[:, :, 0]
         return kept[:slots, :, :longest]
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
         # Heads that share keys become queries of one head, so that keys are read once and never repeated.
         slots, heads, _, width = query.shape
         grouped = query.view(slots, keys.shape[1], heads // keys.shape[1], width)
-        mask = self.unseen_SL[:, None, None, :].to(query.dtype)
+        unseen_SL = self.unseen_SL
+        if window < unseen_SL.shape[1]:
+            places_L = torch.arange(unseen_SL.shape[1], device=unseen_SL.device)
+            unseen_SL = unseen_SL.masked_fill(places_L <= self.positions_S[:, None] - window, -torch.inf)
+        mask = unseen_SL[:, None, None, :].to(query.dtype)
         return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).reshape(query.shape)
 
 
 def slot_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None,
-    view: Prefills | Decode | None = None, **_: Any,
+    view: Prefills | Decode | None = None, sliding_window: int | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Attention over slots, as transformers calls it; the view makes its own mask."""
     assert view is not None
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return view.attend(query, key, value, scale).transpose(1, 2), None
+    return view.attend(query, key, value, scale, sliding_window or sys.maxsize).transpose(1, 2), None
 
 
 ATTENTION = "slots"
@@ -152,5 +169,8 @@ AttentionInterface.register(ATTENTION, slot_attention)
 
 def check_attention(model: Any) -> None:
     """Refuse models of which slots may not hold what attention needs."""
-    if why := unsharable(model.config):
-        raise UserError(f"{model.config.model_type} has {why}, which only vLLM can sample; start a server")
+    text = model.config.get_text_config()
+    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others or text.model_type not in SHARING | WINDOWED:
+        why = f"layers of {', '.join(sorted(others))}" if others else "attention that was not tried here"
+        raise UserError(f"{text.model_type} has {why}, which only vLLM can sample; start a server")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forage.errors import UserError, first_line
 from forage.machine import Choice, hub_reachable
-from forage.manifest import read_manifest
+from forage.manifest import file_digest, read_manifest
 from forage.outputs import making_folder
 
 HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -32,13 +32,18 @@ INCIDENTAL = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "
 
 
 def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu: str = HUB_MODEL) -> str:
-    """A checked folder or hub name; 'auto' chooses a model, on a GPU `on_gpu`, and prints which one and why."""
+    """A checked folder or hub name; a .gguf file is unpacked in `models_dir`.
+
+    'auto' chooses a model, on a GPU `on_gpu`, and prints which one and why.
+    """
     if name == "auto":
         name, why = model_choice(on_gpu)
         print(f"model: {f'{CONVERTED} from the package {name}' if name == PACKAGED_MODEL else name}, because {why}")
     if name == PACKAGED_MODEL:
         return str(packaged_model(models_dir))
     folder = Path(name)
+    if folder.suffix == ".gguf" and folder.is_file():
+        return str(converted(folder, models_dir / f"{folder.stem}-{file_digest(folder)[:8]}"))
     if folder.is_dir():
         check_folder(folder)
         return str(folder)
@@ -46,8 +51,8 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu:
     if path or ("/" in name and folder.parent.is_dir()):
         there = ", ".join(sorted(each.name for each in folder.parent.glob("[!.]*/"))[:SHOWN])
         raise UserError(
-            f"{name}: no such folder{f', beside {there}' if there else ''}; name a model folder, a hub name, auto, or "
-            f"{PACKAGED_MODEL}"
+            f"{name}: no such folder{f', beside {there}' if there else ''}; name a model folder, a .gguf file, a hub "
+            f"name, auto, or {PACKAGED_MODEL}"
         )
     check_hub_model(name)
     return name
@@ -95,9 +100,14 @@ def check_hub_model(name: str) -> None:
 def packaged_model(models_dir: Path) -> Path:
     """The packaged model as a normal folder in `models_dir`, converted on first use."""
     folder = models_dir / CONVERTED
+    return converted(gguf_path(), folder)
+
+
+def converted(path: Path, folder: Path) -> Path:
+    """The model of a GGUF file as a normal folder, unless that is there already."""
     if not folder.is_dir():
         with making_folder(folder) as partial:  # a killed conversion leaves no folder
-            convert_gguf(gguf_path(), partial)
+            convert_gguf(path, partial, folder.name)
     return folder
 
 
@@ -108,7 +118,7 @@ def gguf_path() -> Path:
     return Path(spec.origin).parent / GGUF_FILE
 
 
-def convert_gguf(path: Path, folder: Path) -> None:
+def convert_gguf(path: Path, folder: Path, name: str) -> None:
     """Write the model in a GGUF file in bf16, with its tokenizer, chat template and generation settings."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -116,7 +126,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
-    model.config._name_or_path = CONVERTED
+    model.config._name_or_path = name
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -3,16 +3,18 @@
 import pytest
 import torch
 
-from forage.engines.slot_cache import Prefill
+from forage.engines.slot_cache import Decode, Prefill
 
 
+@pytest.mark.parametrize("window", [3, 100])
 @pytest.mark.parametrize(("start", "end"), [(0, 7), (3, 7), (6, 7), (0, 1)])
-def test_both_forms_of_a_prefill_agree(start, end):
+def test_both_forms_of_a_prefill_agree(start, end, window):
     draw = torch.Generator().manual_seed(0)
     query = torch.randn(1, 6, end - start, 8, generator=draw)  # three query heads share a head of keys
     keys, values = (torch.randn(1, 2, end, 8, generator=draw) for _ in range(2))
     view = Prefill(0, start, end)
-    torch.testing.assert_close(view.attend_on_gpu(query, keys, values, 0.3), view.attend(query, keys, values, 0.3))
+    ours, theirs = (attend(query, keys, values, 0.3, window) for attend in (view.attend_on_gpu, view.attend))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_a_prefill_by_hand():
@@ -22,5 +24,18 @@ def test_a_prefill_by_hand():
     for start, expected in ((0, [1.0, 1.5, 3.0]), (1, [1.5, 3.0])):
         view = Prefill(0, start, 3)
         for attend in (view.attend, view.attend_on_gpu):
-            found = attend(nothing[:, :, start:], nothing, values, 1.0)
+            found = attend(nothing[:, :, start:], nothing, values, 1.0, 100)
             assert found.flatten().tolist() == pytest.approx(expected)
+
+
+def test_a_window_by_hand():
+    """Of two tokens up to itself: of values 1 2 6, the means 1, 1.5 and 4; one token later, of 6 and 8, 7."""
+    values = torch.tensor([1.0, 2.0, 6.0, 8.0]).view(1, 1, 4, 1)
+    nothing = torch.zeros_like(values)
+    view = Prefill(0, 0, 3)
+    for attend in (view.attend, view.attend_on_gpu):
+        found = attend(nothing[:, :, :3], nothing[:, :, :3], values[:, :, :3], 1.0, 2)
+        assert found.flatten().tolist() == pytest.approx([1, 1.5, 4])
+    step = Decode(torch.tensor([3]), torch.tensor([3]), torch.zeros(1, 4))
+    assert step.attend(nothing[:, :, :1], nothing, values, 1.0, 2).item() == pytest.approx(7)
+    assert step.attend(nothing[:, :, :1], nothing, values, 1.0, 100).item() == pytest.approx(17 / 4)

@@ -1,5 +1,7 @@
 """The conversion of a GGUF file, on a tiny model like the packaged one: weights, tokenizer and chat template."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forage.policy.base_models import convert_gguf
+from forage.policy.base_models import resolve_model
 
 WIDTH, INNER, HEADS, KV_HEADS, LAYERS = 32, 64, 4, 2, 2
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|im_end|>{% endfor %}"
@@ -71,8 +73,11 @@ def write_gguf(path):
 def converted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gguf")
     tensors = write_gguf(folder / "tiny.gguf")
-    convert_gguf(folder / "tiny.gguf", folder / "tiny")
-    return folder / "tiny", tensors
+    made = resolve_model(str(folder / "tiny.gguf"), folder / "models")
+    weights = Path(made, "model.safetensors").stat()
+    assert resolve_model(str(folder / "tiny.gguf"), folder / "models") == made  # the same file is unpacked once
+    assert Path(made, "model.safetensors").stat() == weights
+    return Path(made), tensors
 
 
 def test_a_gguf_file_becomes_a_plain_bf16_model(converted):

@@ -6,6 +6,7 @@ computed, and some of each way not to be one of them.
 
 import pytest
 
+from forage.engines.slot_cache import WINDOWED
 from forage.policy.logprobs import SHARING
 from tests.policy.model_kinds import apart, kinds
 
@@ -21,7 +22,15 @@ def test_a_kind_that_shares_is_right(part):
     """Some can't be made without a window, and with one nothing is shared."""
     for kind in sorted(SHARING)[part::PARTS]:
         found = apart(kind, True)
+        assert not any(said.startswith("wrong") for said in found.values()), (kind, found)
         assert RIGHT in (found, apart(kind, False) if found != RIGHT else found), (kind, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(WINDOWED))
+def test_a_kind_with_windows_is_sampled_right(kind):
+    found = apart(kind, True)
+    assert (found["rows"], found["engine"]) == ("right", "right")
 
 
 @pytest.mark.slow
@@ -33,4 +42,4 @@ def test_another_kind_is_right_or_refused(kind):
 
 
 def test_the_kinds_that_may_share_are_known_ones():
-    assert set(kinds()) >= SHARING
+    assert set(kinds()) >= SHARING | WINDOWED

@@ -239,7 +239,8 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
     run_dir, policy = tmp_path / "run", tmp_path / "policy"
     (policy / "adapters" / "v000000").mkdir(parents=True)
     write_policy_card(PolicyCard(policy, "base", "base", quantized=False), policy)
-    DocumentStore.build(tmp_path / "store", [Document("d", "Gout", "It hurts.")], StoreOptions(embedder="none"))
+    store = DocumentStore.build(tmp_path / "store", [Document("d", "Gout", "It hurts.")], StoreOptions(embedder="none"))
+    rollout.searcher.store.fingerprint = store.fingerprint
     options = replace(rollout.options, policy=policy)
     plans = [plan_of(rollout.options, list(rollout.by_id["train"]), version) for version in range(3)]
 
