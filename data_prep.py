@@ -190,7 +190,8 @@ def own_documents(folder: Path, options: Options) -> Source:
                 raise UserError(f"--questions {options.making.questions}: no question has an answer in {folder}; see "
                                 f"{options.output_dir / LEFT_OUT} for each one's cause")  # fmt: skip
             questions = merged(placed)
-            return halves(questions, options, len({row.id for row, _, _ in placed}) - len(questions))
+            same = len({row.id for row, _, _ in placed}) - len(questions)
+            return halves(questions, options, same, len(left_out))
         questions, kept, reasons = make_from(store, options.making, options.output_dir, options.seed)
         told["questions dropped"] = f"{sum(reasons.values()):,}" + _causes(reasons)
         found = sum(1 / one.rank for one in kept) / len(kept)
@@ -219,11 +220,12 @@ def collection(folder: Path, options: Options) -> Source:
     return Source(found.documents, split, told)
 
 
-def halves(questions: Sequence[Question], options: Options, merged: int = 0) -> Split:
-    """Split by document; `merged` rows asked the same as others."""
+def halves(questions: Sequence[Question], options: Options, merged: int = 0, left_out: int = 0) -> Split:
+    """Split by document; `merged` rows asked the same as others, and `left_out` have no answer in any."""
     train, held_out = split_by_document(questions, options.eval_share, options.seed)
     if not train or not held_out:
         same = f" ({merged:,} more rows ask the same as another)" if merged else ""
+        same += f" ({left_out:,} were left out; {options.output_dir / LEFT_OUT} says why)" if left_out else ""
         raise UserError(
             f"different questions: {len(questions)}{same}, split into {len(train)} for training and {len(held_out)} to "
             "evaluate on; use more documents, another --eval-share or another --seed"

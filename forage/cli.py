@@ -108,7 +108,13 @@ def run(
 def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path]) -> Any:
     """The options given; of a run that is there already, its own in front of them, as those of a --config stand."""
     given = parse(options, arguments)
-    if getattr(given, "overwrite", False) or not (path := begun(given)).exists():
+    path = begun(given)
+    if not path.exists():
+        others = sorted(each.parent.name for each in path.parent.parent.glob(f"*/{path.name}"))
+        if others and is_first():  # so that a mistyped folder is noticed, as nothing is resumed
+            print(f"{path.parent} is begun now; beside it are {', '.join(others[:9])}", flush=True)
+        return given
+    if getattr(given, "overwrite", False):
         return given
     before = by_field(read_manifest(path, "put it back, or give another folder"))
     now = by_field({"options": plain(given)})

@@ -143,4 +143,7 @@ def verdict(one: str, other: str, measure: str, gains: Sequence[float]) -> str:
     if round(found["mean"], 3):
         about = float(f"{needed(gains):.2g}")
         more = f"which is better; about {about:,.0f} questions would show a difference of this size"
-    return f"Shown: no difference that chance alone could not make; {size}. Not shown: {more}."
+    little = "no difference that chance alone could not make"
+    if clear(found):
+        little = f"nothing, as only {differ} of them differ"
+    return f"Shown: {little}; {size}. Not shown: {more}."

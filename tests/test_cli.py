@@ -96,6 +96,9 @@ def test_what_is_left_out_is_what_the_run_was_begun_with(tmp_path, capsys):
     assert capsys.readouterr().out == f"not given, so taken from {tmp_path / 'run.json'}: {taken}\n"
     assert run("--overwrite") == Begun(tmp_path, overwrite=True)
     assert capsys.readouterr().out == ""
+    write_manifest(tmp_path / "a" / "run.json", {})
+    run("--run-dir", str(tmp_path / "aa"))
+    assert capsys.readouterr().out == f"{tmp_path / 'aa'} is begun now; beside it are a\n"
 
 
 def test_sigterm_stops_a_script_as_ctrl_c_does(monkeypatch, capsys):

@@ -20,11 +20,11 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_100, 11),  # those in the root
-    "forage": (13_130, 14),  # the modules of forage/ itself
-    "forage/agent": (14_390, 12),
+    "scripts": (9_120, 11),  # those in the root
+    "forage": (13_180, 14),  # the modules of forage/ itself
+    "forage/agent": (14_400, 12),
     "forage/chat": (3_440, 4),
-    "forage/data": (15_770, 13),
+    "forage/data": (15_810, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_740, 8),
     "forage/evaluation": (9_160, 11),
@@ -33,7 +33,7 @@ BUDGETS = {
     "forage/planning": (2_560, 3),
     "forage/policy": (13_630, 14),
     "forage/publishing": (3_400, 4),
-    "forage/questions": (3_110, 5),
+    "forage/questions": (3_130, 5),
     "forage/rewriter": (10_400, 10),
     "forage/rollout": (6_830, 7),
     "forage/runs": (9_010, 10),
@@ -41,7 +41,7 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (231_900, 55),
+    "tests": (232_100, 55),
 }
 ROAD = {"files": 69, "functions": 469, "lines": 4_206}
 OPTIONS = {"grpo_train": 60}

@@ -83,6 +83,7 @@ CALL_FAULTS = {
 }
 # What people read about a fault.
 FAULTS = {name: f"{text[0].upper()}{text[1:]}" for name, text in CALL_FAULTS.items()} | {
+    "unknown_tool": "There is no such tool",
     "no_action": "A turn neither searched nor answered",
     "forged_response": "A turn contains <tool_response>, which only the tool may write",
     "answer_not_closed": "The answer is not closed with </answer>",

@@ -141,11 +141,13 @@ def title_of_name(name: str) -> str:
 
 
 def read_text(text: str) -> Page:
-    """A plain text. A short line without a full stop is a heading, if it stands alone; a first one is the title.
+    """A plain text. A short line without a full stop is a heading, if it stands alone, whatever # it begins with; a
+    first one is the title.
 
     Example: "Rye\n\nA cereal.\n\nSowing\n\nIn fall." has the title "Rye" and a section "Sowing".
     """
-    blocks = tuple(Block(block.text, is_title(block.text)) for block in paragraphs(text))
+    texts = [(block.text, block.text.lstrip("# ")) for block in paragraphs(text)]
+    blocks = tuple(Block(bare, True) if is_title(bare) else Block(whole, False) for whole, bare in texts)
     return Page(blocks[0].text if blocks and blocks[0].is_heading else "", blocks)
 
 

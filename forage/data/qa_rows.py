@@ -123,10 +123,13 @@ def _csv_records(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             head = file.readline()
             file.seek(0)
-            reader = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
+            apart = max(",;\t", key=head.count)
+            reader = csv.DictReader(file, delimiter=apart)
             for record in reader:
                 if None in record:
-                    raise UserError(f"{path}:{reader.line_num}: more cells than columns; quote what has commas in it")
+                    raise UserError(
+                        f"{path}:{reader.line_num}: more cells than columns; quote a cell with {apart!r} in it"
+                    )
                 yield record
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} can't be read to its end ({error}); save it as UTF-8") from error

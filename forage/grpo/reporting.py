@@ -119,5 +119,6 @@ def compare(run: Run, first: Mapping[str, Interval], last: Mapping[str, Interval
     if ranks := play.plain_rag(list(mrr)):
         said += [verdict("the trained policy", "plain RAG", "mrr", [mrr[name] - ranks[name] for name in mrr])]
     command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir}"
+    command += f" --temperature {options.eval_temperature:g}"
     for line in (*said, f"beside plain RAG, answers included: python evaluate.py {command}"):
         print(one_line(line))

@@ -37,6 +37,8 @@ class MakingOptions:
         if self.questions and (self.documents is None or self.make_questions):
             raise UserError("--questions asks about the folder --documents, in place of made questions; give that "
                             "folder, and no --make-questions")  # fmt: skip
+        if self.questions and not Path(self.questions).is_file():
+            raise UserError(f"--questions {self.questions}: no such file")
         if bool(self.make_questions_url) != bool(self.make_questions):
             raise UserError("a model that writes questions needs its name and address: give both --make-questions and "
                             "--make-questions-url")  # fmt: skip

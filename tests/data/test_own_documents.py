@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from forage.data.own_documents import read_folder, read_markdown
+from forage.data.own_documents import read_folder, read_markdown, read_text
 from forage.errors import UserError
 from tests.own_files import pdf
 
@@ -168,3 +168,12 @@ def test_no_damage_to_a_pdf_is_a_crash(folder):
         found = causes(read_folder(folder))
         known = {"ok", "damaged PDF", "encrypted PDF", "PDF without text (scanned?)", "no text"}
         assert {found["flipped.pdf"], found["cut.pdf"]} <= known
+
+
+def test_a_plain_text_may_mark_its_headings():
+    page = read_text("# Hub gears\n\nThree speeds in the hub.\n\n## Care\n\n# of all hubs need oil once a year.")
+    assert page.title == "Hub gears"
+    assert [(block.text, block.is_heading) for block in page.blocks] == [
+        ("Hub gears", True), ("Three speeds in the hub.", False), ("Care", True),
+        ("# of all hubs need oil once a year.", False),
+    ]  # fmt: skip

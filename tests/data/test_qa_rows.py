@@ -85,7 +85,8 @@ def test_each_kind_of_file_is_read(tmp_path, name):
     [
         ("a.jsonl", b'{"question": 1}\n{"qu\n', r"a\.jsonl:2: not JSON"),
         ("a.jsonl.gz", gzip.compress(b'{"question": 1}\n' * 9999, mtime=0)[:60], "damaged after line"),
-        ("a.csv", b"question,answer\nq,a\nq,a,b\n", r"a\.csv:3: more cells than columns"),
+        ("a.csv", b"question,answer\nq,a\nq,a,b\n", r"a\.csv:3: more cells than columns; quote a cell with ',' in it"),
+        ("b.csv", b"question;answer\nq;a;b\n", r"b\.csv:2: .* with ';' in it"),
         ("a.parquet", b"no", "not a readable parquet"),
         ("a.txt", b"no", "--dataset-name sample"),
     ],

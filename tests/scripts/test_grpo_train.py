@@ -121,7 +121,7 @@ def test_a_run_learns_and_leaves_what_it_says(tiny, tmp_path, capsys):
     assert f"is {known['12']['overall']['mean'] - known['0']['overall']['mean']:+.3f} (" in says
     assert command == (
         f"beside plain RAG, answers included: python evaluate.py --data {options.rollout.data} --policy "
-        f"before={options.rollout.policy} after={options.run_dir}"
+        f"before={options.rollout.policy} after={options.run_dir} --temperature 0"
     )
     assert contents([options.run_dir], 1, 0)["runs"][0]["notes"][-1] == says
     stats = read_stats(options.run_dir)
