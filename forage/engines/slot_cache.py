@@ -14,11 +14,11 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from forage.errors import UserError
-from forage.policy.logprobs import SHARING
+from forage.policy.logprobs import unsharable
 
 GROW = 256  # slots grow by this many tokens at a time
-# Kinds with windows, which share nothing in training, that tests/policy/test_model_kinds.py has tried in slots.
-WINDOWED = frozenset(("exaone4", "exaone_moe", "gemma3_text", "olmo3"))
+# Kinds whose layers with windows tests/policy/test_model_kinds.py has tried in slots.
+WINDOWED = frozenset("exaone4 exaone_moe gemma3_text ministral3 mistral mixtral olmo3 phi3 starcoder2".split())
 
 
 class SlotCache(Cache):
@@ -169,8 +169,7 @@ AttentionInterface.register(ATTENTION, slot_attention)
 
 def check_attention(model: Any) -> None:
     """Refuse models of which slots may not hold what attention needs."""
-    text = model.config.get_text_config()
+    text, why = model.config.get_text_config(), unsharable(model.config)
     others = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if others or text.model_type not in SHARING | WINDOWED:
-        why = f"layers of {', '.join(sorted(others))}" if others else "attention that was not tried here"
+    if why and (others or text.model_type not in WINDOWED):
         raise UserError(f"{text.model_type} has {why}, which only vLLM can sample; start a server")
