@@ -183,10 +183,9 @@ def source_file(thing: Callable[..., Any]) -> Path | None:
 
 def is_own(path: Path) -> bool:
     """Whether a file is this project's or the user's, wherever the project is installed."""
-    folders = path.resolve().parents
-    if not path.exists() or Path(__file__).resolve().parent in folders:
-        return path.exists()
-    return not str(path.resolve()).startswith(LIBRARIES) and not any(map(holds_packages, folders))
+    real = path.resolve()
+    mine = Path(__file__).resolve().parent in real.parents
+    return path.exists() and (mine or not (str(real).startswith(LIBRARIES) or any(map(holds_packages, real.parents))))
 
 
 @cache

@@ -26,7 +26,7 @@ BUDGETS = {
     "forage/chat": (3_440, 4),
     "forage/data": (15_810, 13),
     "forage/doctor": (1_250, 2),
-    "forage/engines": (10_740, 8),
+    "forage/engines": (10_750, 8),
     "forage/evaluation": (9_160, 11),
     "forage/grpo": (18_390, 13),
     "forage/judge": (1_400, 1),

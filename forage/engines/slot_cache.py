@@ -79,7 +79,7 @@ class Prefill:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
         if query.is_cuda:
             return self.attend_on_gpu(query, keys, values, scale, window)
-        seen = self.seen(window).to(query.device)
+        seen = self.seen(window, query.device)
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale, enable_gqa=True)
 
     def attend_on_gpu(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
@@ -88,16 +88,16 @@ class Prefill:
             return scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=True)
         repeats = query.shape[1] // keys.shape[1]
         keys, values = (kept.repeat_interleave(repeats, dim=1) for kept in (keys, values))
-        seen = self.seen(window).to(query.device)
+        seen = self.seen(window, query.device)
         return scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
 
-    def seen(self, window: int) -> Tensor:
+    def seen(self, window: int, device: torch.device) -> Tensor:
         """Whether each token (row) attends to each of the slot (column): to the last `window` up to itself.
 
         Example: tokens 2 and 3, a window of 2: 0 1 1 0 and 0 0 1 1.
         """
-        every = torch.ones(self.end - self.start, self.end, dtype=torch.bool)
-        return every.tril(self.start).triu(self.start - window + 1)
+        before = torch.ones(self.end - self.start, self.end, dtype=torch.bool, device=device).tril(self.start)
+        return before.triu(self.start - window + 1) if window < self.end else before
 
 
 @dataclass(frozen=True)

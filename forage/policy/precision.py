@@ -141,8 +141,8 @@ class Adapted:
             out: Tensor = super().forward(x, *rest, **named)  # type: ignore[misc]
             return out
         first, last = self.lora_A[name].weight, self.lora_B[name].weight
-        adapted: Tensor = _Adapted.apply(self.base_layer(x), x, first, last, self.scaling[name])  # type: ignore[no-untyped-call]
-        return adapted
+        added: Tensor = _Adapted.apply(self.base_layer(x), x, first, last, self.scaling[name])  # type: ignore[no-untyped-call]
+        return added
 
     def plain(self: Any, name: str) -> bool:
         if name not in self.lora_A or self.lora_variant or self.lora_bias[name]:
