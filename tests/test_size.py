@@ -28,7 +28,7 @@ BUDGETS = {
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_750, 8),
     "forage/evaluation": (9_160, 11),
-    "forage/grpo": (18_390, 13),
+    "forage/grpo": (18_880, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
     "forage/policy": (13_630, 14),
@@ -36,17 +36,17 @@ BUDGETS = {
     "forage/questions": (3_130, 5),
     "forage/rewriter": (10_400, 10),
     "forage/rollout": (6_830, 7),
-    "forage/runs": (9_010, 10),
+    "forage/runs": (9_090, 10),
     "forage/sft": (5_690, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (232_100, 55),
+    "tests": (233_040, 55),
 }
-ROAD = {"files": 69, "functions": 469, "lines": 4_206}
+ROAD = {"files": 69, "functions": 473, "lines": 4_252}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_849  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_863  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -11,6 +11,7 @@ from forage.runs.stats import StepStats
 WINDOW = 3  # steps to average over, so that one bad step is no sign of collapse
 MIN_SHARE = 0.5  # of this run's best: no further may well-formed episodes and searches per episode fall
 MIN_ENTROPY = 0.005  # nats per token: below it, all episodes of a question are alike and nothing can be compared
+MAX_FALL = 0.5  # nats per token that updates take from what they reward: each leaves it three fifths as likely
 MAX_FLAT = 10  # steps in a row in which no two episodes of a question earn different rewards
 MAX_KL = 10.0  # to the starting policy; measured only with --beta
 
@@ -38,6 +39,9 @@ def fault_of(history: Sequence[StepStats], options: GuardOptions) -> str:
     entropy = [stats.training["entropy"] for stats in last if "entropy" in stats.training]
     if entropy and mean(entropy) < MIN_ENTROPY:
         return f"entropy fell to {mean(entropy):.4f} nats per token"
+    gains = [stats.training["likelihood_gain"] for stats in last if "likelihood_gain" in stats.training]
+    if gains and mean(gains) < -MAX_FALL:
+        return f"updates made what they reward less likely, by {-mean(gains):.2f} nats per token"
     for name, key, most in (
         ("KL to the starting policy", "kl", MAX_KL),
         ("KL of sampler to trainer", "mismatch_kl", options.max_mismatch),

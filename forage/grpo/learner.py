@@ -54,14 +54,20 @@ class Learner:
 
     def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
         """Log-probabilities by the policy that training began with, without dropout."""
-        training = self.policy.training
         self.policy.set_adapter(REFERENCE, inference_mode=True)
+        try:
+            return self.scored(batch, temperature)
+        finally:
+            self.policy.set_adapter("default")
+
+    def scored(self, batch: TokenBatch, temperature: float) -> Tensor:
+        """Log-probabilities by the current policy, without a gradient and without dropout, so that nothing is drawn."""
+        training = self.policy.training
         self.policy.eval()
         try:
             with torch.no_grad():
                 return self.score(batch, temperature).logprobs_BT
         finally:
-            self.policy.set_adapter("default")
             self.policy.train(training)
 
     def keep_reference(self, folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from forage.agent.combination import names_of_rewards
 from forage.agent.episode import Episode
 from forage.engines.base import played_at
+from forage.grpo.losses import flat_groups
 from forage.grpo.options import UpdateOptions
 from forage.grpo.players import Play
 from forage.grpo.run import Run
@@ -47,12 +48,22 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
         faults=counted(fault for e in episodes for fault in e.faults),
         training={name: value for name, value in training.items() if math.isfinite(value)},
         evaluation=read_evaluations(run.options.run_dir).get(run.step),
+        flat_by_reward=flat_counts(rewards, [episode.question_id for episode in episodes]),
         notes=[f"{name} is {value}" for name, value in training.items() if not math.isfinite(value)],
         seconds=run.phases.take() | waited(episodes),
         memory_gib=peak_memory(),
         workers={} if run.options.rollouts == "own" else counted(episode.worker for episode in episodes),
         servers=counted(episode.server for episode in episodes),
     )
+
+
+def flat_counts(rewards: Mapping[str, Sequence[float | None]], groups: Sequence[str]) -> dict[str, int]:
+    """By reward, in how many groups all episodes have the same value of it. Groups without the reward don't count.
+
+    Example: {"mrr": [0, 1, .5, .5, None, None]} in groups a, a, b, b, c, c gives {"mrr": 1}.
+    """
+    rows = {name: [math.nan if value is None else value for value in values] for name, values in rewards.items()}
+    return {name: len(flat_groups(values, groups)) for name, values in rows.items()}
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
@@ -72,11 +83,12 @@ def waited(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def figures_of(episodes: Sequence[Episode]) -> EpisodeFigures:
-    count = len(episodes)
+    count, queries = len(episodes), [search.query for episode in episodes for search in episode.searches]
     return {
         "count": count,
         "well_formed": sum(e.well_formed for e in episodes) / count,
-        "searches": sum(len(e.searches) for e in episodes) / count,
+        "searches": len(queries) / count,
+        "distinct_queries": len(set(queries)) / max(1, len(queries)),
         "turns": sum(len(e.turns) for e in episodes) / count,
         "sampled_tokens": sum(e.sampled for e in episodes) / count,
         "tokens": sum(len(e.ids) for e in episodes) / count,

@@ -103,15 +103,11 @@ class ShardedLearner(Learner):
 
     def reference(self, batch: TokenBatch, temperature: float) -> Tensor:
         """As in Learner. Don't call it between a score and its backward pass, while the weights are in use."""
-        training = self.policy.training
         self._swap_reference()
-        self.policy.eval()
         try:
-            with torch.no_grad():
-                return self.score(batch, temperature).logprobs_BT
+            return self.scored(batch, temperature)
         finally:
             self._swap_reference()
-            self.policy.train(training)
 
     def keep_reference(self, folder: Path) -> None:
         weights = self._read_adapter(folder)

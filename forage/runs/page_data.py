@@ -107,7 +107,7 @@ def tables(stats: StepStats, evaluations: Mapping[int, Mapping[str, Any]]) -> di
     """
     found: dict[str, Mapping[str, Any]] = {
         f"Rewards (step {stats.step})": stats.summary, "Episodes": stats.episodes,
-        "Groups": explained(stats.groups, GROUPS),
+        "Groups": explained(stats.groups, GROUPS), "Flat groups by reward": stats.flat_by_reward,
         "Ended because": explained(stats.stops, STOPS), "Protocol faults": explained(stats.faults, FAULTS),
         "Update": stats.training, "Seconds": stats.seconds, "Workers": stats.workers, "Servers": stats.servers,
     }  # fmt: skip
@@ -279,7 +279,8 @@ def curves(
         figures = {f"reward {name}": summary["mean"] for name, summary in step.summary.items()} | step.training
         figures |= {f"episodes: {name}": float(value) for name, value in step.episodes.items()}  # type: ignore[arg-type]
         figures |= {f"seconds: {WAIT}": step.seconds[WAIT]} if WAIT in step.seconds else {}
-        figures["flat groups, share"] = step.groups["flat"] / max(1, step.groups["total"])
+        flat = {"": step.groups["flat"]} | {f" of {name}": count for name, count in step.flat_by_reward.items()}
+        figures |= {f"flat groups{name}, share": n / max(1, step.groups["total"]) for name, n in flat.items()}
         for name, value in figures.items():
             found.setdefault(name, []).append((step.step, value))
     for version in sorted(evaluations):

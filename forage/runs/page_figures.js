@@ -2,9 +2,9 @@
 // Figures: curves of one run or two over each other.
 const SVG = "http://www.w3.org/2000/svg";
 // Drawn at once; the other curves are folded away.
-const FIRST = /^(reward |held-out |entropy$|kl$|grad_norm$|mismatch_kl$|episodes: (searches|sampled_tokens|well_formed)$|flat groups)/;
+const FIRST = /^(reward |held-out |entropy$|kl$|grad_norm$|mismatch_kl$|likelihood_gain$|episodes: (searches|distinct_queries|sampled_tokens|well_formed)$|flat groups)/;
 // From 0 to 1 by their nature, so drawn on that scale: over its whole height a rise of .004 looks like a triumph.
-const RATE = /^(reward (?!overall as trained$)|held-out |episodes: well_formed$|flat groups)/;
+const RATE = /^(reward (?!overall as trained$)|held-out |episodes: (well_formed|distinct_queries)$|flat groups)/;
 const SAID = "Rewards and shares of episodes are drawn from 0 to 1, all else from its lowest to its highest value. Each "
   + "training step plays other questions, so its rewards also move with how hard those are; held-out curves are of the "
   + "same questions throughout. A group is the episodes of one question; it is flat if all earned the same.";

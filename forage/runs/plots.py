@@ -92,8 +92,10 @@ PANELS: dict[str, dict[str, str]] = {
     "ratio to the sampler": {"ratio_mean": "mean", "ratio_max": "highest", "ratio_min": "lowest"},
     "trainer against sampler": {"mismatch_mean_abs": "|Δ log-probability|", "mismatch_kl": "KL"},
     "gradient norm": {"grad_norm": ""},
-    "loss of demonstrations": {"demonstration_loss": ""},
-    "episodes and groups": {"well_formed": "well-formed episodes", "flat": "flat groups"},
+    "likelihood gained by rewarded tokens": {"likelihood_gain": ""},
+    "episodes, groups and queries": {
+        "well_formed": "well-formed episodes", "flat": "flat groups", "distinct_queries": "distinct queries",
+    },
     "an episode has": {"turns": "turns", "searches": "searches"},
 }  # fmt: skip
 

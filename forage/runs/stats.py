@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
@@ -76,6 +76,8 @@ class EpisodeFigures(TypedDict):
     well_formed: float
     """Share that searched, ended with an answer and broke no rule."""
     searches: float
+    distinct_queries: NotRequired[float]
+    """Distinct queries over searches: 1 where no two were alike, 0 without any. Steps of older versions lack it."""
     turns: float
     sampled_tokens: float
     """Tokens that the policy sampled."""
@@ -107,9 +109,13 @@ class StepStats:
     """The update, as means over its tokens: policy_loss, kl (to the reference), entropy, clip_low_share,
     clip_high_share, ratio_mean, ratio_min, ratio_max (trained over sampling policy), mismatch_kl, mismatch_mean_abs,
     corrected_share (trainer's against sampler's log-probabilities), grad_norm (before clipping), learning_rate,
-    tokens, episodes, micro_batches; whatever else the loss reports."""
+    tokens, episodes, micro_batches; likelihood_gain (of tokens that were rewarded, by this update:
+    `likelihood_gain` in forage/grpo/update.py); whatever else the loss reports."""
     evaluation: dict[str, Interval] | None = None
     """Each reward on held-out questions, at steps with an evaluation."""
+    flat_by_reward: dict[str, int] = field(default_factory=dict)
+    """By reward: groups whose episodes all have the same value of it; groups without the reward don't count. Of a
+    reward for what was found, such as mrr, these are the questions whose passages made no difference."""
     notes: list[str] = field(default_factory=list)
     """Warnings, one sentence each, without times, which differ from run to run."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -204,6 +210,7 @@ def _read(path: Path, step: int) -> StepStats:
         if row["step"] != step:
             raise ValueError(f"it says step {row['step']}")
         row |= {name: {} for name in OPTIONAL} | row["measured"]
+        row.setdefault("flat_by_reward", {})  # older versions did not write it
         return typed(StepStats, {item.name: row[item.name] for item in fields(StepStats)})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(

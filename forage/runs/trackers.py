@@ -46,8 +46,8 @@ def flatten(stats: StepStats) -> dict[str, float]:
     for name, value in stats.training.items():
         flat[f"loss/{name.removesuffix('_loss')}" if name.endswith("_loss") else f"training/{name}"] = value
     parts: dict[str, Mapping[str, Any]] = {
-        "groups": stats.groups, "episodes": stats.episodes, "stops": stats.stops, "faults": stats.faults,
-        "seconds": stats.seconds, "workers": stats.workers, "servers": stats.servers,
+        "groups": stats.groups, "flat": stats.flat_by_reward, "episodes": stats.episodes, "stops": stats.stops,
+        "faults": stats.faults, "seconds": stats.seconds, "workers": stats.workers, "servers": stats.servers,
     }  # fmt: skip
     flat |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
     flat["memory_gib"] = stats.memory_gib

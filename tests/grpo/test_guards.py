@@ -40,6 +40,15 @@ def test_entropy_kl_and_mismatch_have_bounds():
     assert fault([{"entropy": 0.5, "kl": 0.1, "mismatch_kl": 1e-5}] * 9) == ""
 
 
+def test_updates_that_make_what_they_reward_less_likely():
+    """Over the last three steps, of those that measured it: -.9, -.3 and -.6 are .6 less, -.9, -.3 and .6 are .2."""
+    falls = [{"likelihood_gain": gain} for gain in (-0.9, -0.3, -0.6)]
+    assert fault(falls) == "updates made what they reward less likely, by 0.60 nats per token"
+    assert fault([*falls, {"likelihood_gain": 0.6}]) == ""
+    assert fault([{}, {}, {"likelihood_gain": -0.7}]).startswith("updates made what they reward less likely, by 0.70")
+    assert fault([{"likelihood_gain": 3.0}] * 3) == ""
+
+
 def test_nothing_to_compare_for_long_is_a_fault():
     flat = [replace(stats(n), groups={"total": 2, "flat": 2, "replaced": 0}) for n in range(10)]
     assert fault_of(flat, GuardOptions()) == "in 10 steps, no two episodes of a question had different rewards"

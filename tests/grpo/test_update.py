@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import forage.grpo.update
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.grpo.learner import Learner
@@ -41,7 +42,8 @@ class Watched(Learner):
     def score(self, batch, temperature):
         if self.updates == self.short_in and len(self.sizes[-1]) == 1 and batch.tokens > SMALL:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        self.sizes[-1].append(batch.tokens)
+        if torch.is_grad_enabled():  # not what is scored once more after the update
+            self.sizes[-1].append(batch.tokens)
         return super().score(batch, temperature)
 
     def step(self, learning_rate, max_norm):
@@ -84,6 +86,57 @@ def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny,
         by_hand.step(0.01, options.optimizer.max_norm)
     for name, weight in by_hand.policy.named_parameters():
         assert torch.equal(weight, weights[name]), name
+
+
+# What an update did to the likelihood of what it rewarded
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_the_likelihood_gained_is_that_of_sampled_tokens_of_better_episodes(tiny, episodes, share_prompts):
+    """Of 12 episodes an eighth, so 2, of the 3 above their group's mean: the last ones of the first two groups.
+
+    By hand: each of them by itself, before the update and after it.
+    """
+    learner = Learner(load_policy(read_policy_card(tiny / "policy")))
+    options = tiny_options(tiny, tiny / "unused", token_budget=LARGE).update
+    context = UpdateContext(options, 0.003, 1.0, share_prompts=share_prompts)
+    before = [sampled_logprobs(learner, episode) for episode in episodes]
+    found = update(learner, prepare(episodes, options), context)["likelihood_gain"]
+    gains = [sampled_logprobs(learner, e) - logprobs for e, logprobs in zip(episodes, before, strict=True)]
+    assert found == pytest.approx(torch.cat([gains[3], gains[7]]).mean().item(), abs=1e-5)
+    assert found > 0.01  # such an update makes them likelier, and it is another number for all, or for the worst
+    assert torch.cat([gains[0], gains[4]]).mean() < 0
+    assert abs(torch.cat(gains).mean() - found) > 0.01
+
+    again = update(learner, prepare(episodes, options), replace(context, learning_rate=0.0))
+    assert again["likelihood_gain"] == pytest.approx(0, abs=1e-6)
+    alike = [replace(episode, rewards={"even": 0.5}) for episode in episodes]  # nothing is learnt
+    assert "likelihood_gain" not in update(learner, prepare(alike, options), context)
+
+
+def sampled_logprobs(learner, episode):
+    [part] = pack([episode], 10_000)
+    return learner.scored(part, 1.0)[part.sampled_BT > 0]
+
+
+def test_measuring_the_gain_changes_nothing(tiny, episodes, monkeypatch):
+    """Bit for bit, with dropout: nothing is drawn for it, and the second update draws what it would have drawn."""
+    options = tiny_options(tiny, tiny / "unused").update
+    context = UpdateContext(options, 0.01, 1.0, share_prompts=True)
+
+    def weights():
+        learner = learner_of_dropout(tiny)
+        figures = [update(learner, prepare(episodes, options), context) for _ in range(2)]
+        assert learner.policy.training
+        return figures[1], [weight.detach().clone() for weight in learner.weights], torch.get_rng_state()
+
+    figures, measured, state = weights()
+    assert "likelihood_gain" in figures
+    monkeypatch.setattr(forage.grpo.update, "likelihood_gain", lambda *_: {})
+    figures, plain, other_state = weights()
+    assert "likelihood_gain" not in figures
+    assert torch.equal(state, other_state)
+    assert all(map(torch.equal, measured, plain))
 
 
 # Credits of single tokens

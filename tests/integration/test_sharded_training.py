@@ -11,7 +11,7 @@ from tests.tiny import make_tiny
 from tests.tiny_training import tiny_args
 
 pytestmark = pytest.mark.slow
-FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean")
+FIGURES = ("policy_loss", "entropy", "grad_norm", "tokens", "mismatch_mean_abs", "ratio_mean", "likelihood_gain")
 STEPS = 2
 
 

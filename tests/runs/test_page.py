@@ -78,13 +78,15 @@ def test_a_hit_is_relevant_if_the_question_says_so():
 
 
 def test_curves_have_the_means_of_rewards_and_the_figures_of_the_update():
-    stats = [replace(STATS, step=n, rewards={"overall": [0.0, n]}, training={"kl": 0.5}) for n in (1, 2)]
+    more = {"training": {"kl": 0.5}, "groups": {"total": 2, "flat": 0, "replaced": 0}, "flat_by_reward": {"mrr": 1}}
+    stats = [replace(STATS, step=n, rewards={"overall": [0.0, n]}, **more) for n in (1, 2)]
     drawn = curves(stats, {0: {"mrr": {"mean": 0.25, "low": 0.0, "high": 1.0}}})
     assert drawn["reward overall"] == [(1, 0.5), (2, 1.0)]
     assert drawn["kl"] == [(1, 0.5), (2, 0.5)]
     assert drawn["episodes: searches"] == [(1, 1.5), (2, 1.5)]
     assert drawn["held-out mrr"] == [(0, 0.25)]
     assert drawn["flat groups, share"] == [(1, 0.0), (2, 0.0)]
+    assert drawn["flat groups of mrr, share"] == [(1, 0.5), (2, 0.5)]
     assert not [name for name in drawn if name.startswith(("seconds", "tokens/s"))]
 
 

@@ -42,7 +42,7 @@ def test_rates_are_drawn_from_0_to_1_with_their_first_and_last_mean():
     assert as_trained.get_ylim()[1] > 4
     [legend] = rewards_figure(stats, {}).legends
     assert legend.get_title().get_text().startswith("each step plays other questions")
-    [panel] = [axes for axes in training_figure(stats).axes if axes.get_title() == "episodes and groups"]
+    [panel] = [axes for axes in training_figure(stats).axes if axes.get_title() == "episodes, groups and queries"]
     assert panel.get_ylim() == (-0.02, 1.02)
 
 

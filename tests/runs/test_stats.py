@@ -45,10 +45,20 @@ def test_a_file_is_a_line_a_field_and_comes_back(tmp_path):
     ]
     row = json.loads(text)
     assert list(row) == (
-        "schema step adapter rewards summary groups episodes stops faults training evaluation notes measured".split()
+        "schema step adapter rewards summary groups episodes stops faults training evaluation flat_by_reward notes "
+        "measured".split()
     )
     assert row["summary"]["overall"]["mean"] == 0.625
     assert row["measured"] == {"seconds": {"rollout": 20.5, "step": 31.0}, "memory_gib": 1.5}
+
+
+def test_a_step_of_an_older_version_lacks_what_came_later(tmp_path):
+    path = write_stats(tmp_path, replace(STATS, flat_by_reward={"mrr": 1}))
+    row = json.loads(path.read_text())
+    assert row.pop("flat_by_reward") == {"mrr": 1}
+    assert "distinct_queries" not in row["episodes"]
+    path.write_text(json.dumps(row))
+    assert read_stats(tmp_path) == [STATS]
 
 
 def test_who_played_comes_back_and_is_measured(tmp_path):
