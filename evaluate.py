@@ -4,6 +4,7 @@
     python evaluate.py --data data --policy runs/grpo --beside models/warm --systems single plain_rag best_of:8
     python evaluate.py --data data --policy runs/grpo --scorer models/scorer --systems single best_of:8 tree:learned
     python evaluate.py --data data/scifact --policy models/merged      a test collection
+    python evaluate.py --data data --policy warm=models/warm trained=runs/grpo --lab     does it search, or remember?
 
 Reads --data (eval.jsonl and store/ of data_prep.py, and a collection's qrels/) and policies:
 folders with adapters (the newest is taken) or plain models (a base, a merged model, a hub name). Every system named in
@@ -12,8 +13,8 @@ folders with adapters (the newest is taken) or plain models (a base, a merged mo
 `python -m forage.testtime.train_scorer` trained (--scorer).
 
 Writes into --output-dir: eval.json (described in forage/evaluation/report.py), per_question.jsonl, table.md, eval.png,
-episodes/<policy>/<system>/ (every episode), outcomes/ (which episodes count, and what they cost), agent.json and
-evaluation.json. The rewards are those of get_reward_functions in grpo_rollout.py.
+episodes/<policy>/<system>/ (every episode), outcomes/ (which episodes count, and what they cost), agent.json,
+evaluation.json and, with --lab, lab.md and lab.json. The rewards are those of get_reward_functions in grpo_rollout.py.
 Re-run the same command to resume; with more policies, systems or questions it plays only what is new. Several processes
 or machines that share --output-dir share the questions.
 """
@@ -21,11 +22,14 @@ or machines that share --output-dir share the questions.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from forage.agent.combination import MakeRewards
 from forage.cli import run_script
 from forage.evaluation import baselines
+from forage.evaluation.altered import ALTERATIONS, Altered
 from forage.evaluation.options import MANIFEST, EvaluationOptions, Systems
 from forage.testtime.best_of import BestOf, SelfConsistency
 from forage.testtime.s1 import BudgetForcing
@@ -61,23 +65,29 @@ SYSTEMS: Systems = {
     "tpo": lambda setting, n=4, rounds=1, *, learned=False: TPO(scorer_of(setting, learned), n, rounds),
     "s_star": lambda _, n=4, rounds=1: SStar(n, rounds),
     "tree": lambda setting, rollouts=8, *, learned=False: TreeSearch(scorer_of(setting, learned), learned, rollouts),
+    **{name: partial(Altered, alter) for name, alter in ALTERATIONS.items()},  # on altered stores
 }
+LAB = ("single", *ALTERATIONS, "plain_rag", "no_retrieval")  # the systems that --lab plays
 
 
 def main(options: EvaluationOptions, make_rewards: MakeRewards = get_reward_functions) -> None:
+    options = replace(options, systems=LAB) if options.lab else options
     options.check(SYSTEMS)
 
+    from forage.evaluation.lab import lab
     from forage.evaluation.player import play  # after the check: these load torch
     from forage.evaluation.report import report
     from forage.evaluation.setting import open_setting
 
     setting = open_setting(options, make_rewards)
     asyncio.run(play(setting, SYSTEMS))
-    report(setting)
+    systems = report(setting)
+    if options.lab:
+        lab(setting, systems)
 
 
 TOP = (
-    "data", "policy", "beside", "systems", "output-dir", "eval-questions", "engine", "urls", "temperature",
+    "data", "policy", "beside", "systems", "lab", "output-dir", "eval-questions", "engine", "urls", "temperature",
     "concurrency", "seed",
 )  # fmt: skip
 

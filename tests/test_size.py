@@ -20,14 +20,14 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_120, 11),  # those in the root
+    "scripts": (9_215, 11),  # those in the root
     "forage": (13_180, 14),  # the modules of forage/ itself
-    "forage/agent": (14_400, 12),
+    "forage/agent": (14_895, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_810, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_750, 8),
-    "forage/evaluation": (9_160, 11),
+    "forage/evaluation": (12_640, 13),
     "forage/grpo": (18_880, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
@@ -41,12 +41,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (233_040, 55),
+    "tests": (237_610, 55),
 }
 ROAD = {"files": 69, "functions": 473, "lines": 4_252}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_863  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_893  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -7,18 +7,26 @@ That may depend on the question alone, never on the episode.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forage.agent.episode import Episode
+from forage.agent.protocol import RESPONSE
 from forage.data.records import Question
 from forage.metrics import token_f1
+from forage.text import IDLE, body_of, words_of
 
 if TYPE_CHECKING:
     from forage.agent.searcher import Place, Searcher
     from forage.store.embedder import Embedder
+
+TELLING = 5  # words of a reference that get_telling_words wants: as many as a short answer can say
+# In a tool's response: the number before a passage, and what no passage says.
+UNFOUND = re.compile(r"^(\[\d+\] |nothing found$|error: .*)", re.MULTILINE)
 
 
 def get_mrr(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
@@ -104,6 +112,54 @@ def get_token_f1(episodes: Sequence[Episode], questions: Sequence[Question]) -> 
     """F1 of the answer's words against the reference's; None without a reference."""
     scores = [token_f1(episode.answer, question.answer) for episode, question in zip(episodes, questions, strict=True)]
     return where_known(scores, questions)
+
+
+def get_telling_words(
+    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher
+) -> list[float | None]:
+    """Share of the reference's most telling words that the answer says.
+
+    None without a reference that has any. A cosine rewards every answer on the topic; these words stand in few other
+    texts (`telling_words`). An answer of many words says some of them by chance, which --max-turn-tokens bounds.
+    Example: of crystals, joint, uric the answer "Crystals in a big joint." says two: 2/3.
+    """
+    wanted = {question: set(telling_words(question, searcher)) for question in set(questions)}
+    return [
+        len(words & set(words_of(episode.answer))) / len(words) if (words := wanted[question]) else None
+        for episode, question in zip(episodes, questions, strict=True)
+    ]
+
+
+def telling_words(question: Question, searcher: Searcher) -> list[str]:
+    """What tells the reference from other texts: its TELLING rarest words in the store that the question lacks.
+
+    What the reference says more than once counts double, and of equals comes what it says first. Example: of 3 passages
+    all say "rest" and one says "ice". Of "Rest, ice and rest." ice (log 4/2) comes before rest (2 log 4/4).
+    """
+    said, asked = Counter(words_of(body_of(question.answer))), set(words_of(question.question))
+    words = [word for word in said if word not in IDLE | asked]
+    return sorted(words, key=lambda word: -min(said[word], 2) * searcher.rarity(word))[:TELLING]
+
+
+def get_groundedness(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
+    """Share of the answer's words that the shown passages say.
+
+    Idle words and the question's are left out; without others it is 0. It tells reading from memory, not right from
+    wrong. Example: to "What is gout?", after "[1] Gout: Crystals in a joint.", "Gout is crystals and pain." says
+    crystals and pain, of which crystals was shown: 1/2.
+    """
+    shares = []
+    for episode, question in zip(episodes, questions, strict=True):
+        words = set(words_of(episode.answer)) - IDLE - set(words_of(question.question))
+        shares.append(len(words & set(words_of(shown_to(episode)))) / len(words) if words else 0.0)
+    return shares
+
+
+def shown_to(episode: Episode) -> str:
+    """What the tools' responses say; nothing where the policy wrote one itself, as a transcript can't tell whose."""
+    if "forged_response" in episode.faults:
+        return ""
+    return UNFOUND.sub("", "\n".join(RESPONSE.findall(episode.transcript)))
 
 
 def where_known(scores: Sequence[float], questions: Sequence[Question]) -> list[float | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,9 +12,12 @@ from forage.agent.agent import SearchMany, searched_for
 from forage.agent.options import AgentSettings
 from forage.agent.window import best_start
 from forage.data.records import Question
+from forage.errors import UserError
 from forage.store.bm25 import Tokenizer
 from forage.store.hit import Hit
 from forage.store.opening import Store
+from forage.store.remote import RemoteStore
+from forage.text import words_of
 
 
 def searching(store: Store, settings: AgentSettings) -> SearchMany:
@@ -55,6 +60,21 @@ class Searcher:
     @cached_property
     def store(self) -> Store:
         return self.open_store()
+
+    @cached_property
+    def _counts(self) -> tuple[int, Counter[str]]:
+        """How many passages the store has, and how many of them say each word."""
+        if isinstance(self.store, RemoteStore):
+            raise UserError(
+                f"how rare a word is can't be asked of {self.store.path}; name the store's folder (--store)"
+            )
+        chunks = self.store.chunks
+        return len(chunks), Counter(word for chunk in chunks for word in set(words_of(chunk.text)))
+
+    def rarity(self, word: str) -> float:
+        """Inverse document frequency: log((1 + passages) / (1 + those that say the word)); 0 if all do."""
+        size, counts = self._counts
+        return math.log((1 + size) / (1 + counts[word]))
 
     def places(self, questions: Sequence[Question], queries: Sequence[str], depth: int) -> list[Place]:
         """What each of the policy's queries finds for its question, searched for `depth` chunks."""

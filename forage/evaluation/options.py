@@ -21,8 +21,8 @@ LEARNED = "learned"  # the parameter of systems that choose by --scorer
 # These may change between calls with one output folder: earlier episodes stay valid. `search` is kept in agent.json,
 # `scorer` by its digest.
 FREE = (
-    "policy", "beside", "systems", "output_dir", "eval_questions", "skip_questions", "cutoffs", "engine", "concurrency",
-    "search", "scorer",
+    "policy", "beside", "systems", "lab", "output_dir", "eval_questions", "skip_questions", "cutoffs", "engine",
+    "concurrency", "search", "scorer",
 )  # fmt: skip
 
 
@@ -39,6 +39,9 @@ class EvaluationOptions:
     systems: tuple[str, ...] = ("plain_rag", "no_retrieval", "hyde", "single")
     """Ways of answering, by their names in SYSTEMS (evaluate.py) with parameters, as in best_of:8, tpo:4x3 or
     tree:8:learned; all are compared with the first."""
+    lab: bool = False
+    """Does the policy search, or answer from memory? Play it on altered stores too, beside plain RAG and no retrieval,
+    and write lab.md; takes the place of --systems."""
     output_dir: Path = Path("runs/eval")
     """Folder for all results."""
     eval_questions: int = 200

@@ -64,14 +64,14 @@ class SystemScores:
         return f"{self.policy}/{self.system}"
 
 
-def report(setting: Setting) -> None:
-    """Write per_question.jsonl, table.md, eval.png and eval.json, and print the tables."""
+def report(setting: Setting) -> list[SystemScores]:
+    """Write per_question.jsonl, table.md, eval.png and eval.json, and print the tables; returns what they show."""
     options, questions, out = setting.options, setting.questions, setting.options.output_dir
     systems = system_scores(setting)
     rows, pairs = summary(systems), pairs_of(comparable(systems), options)
     unit, how = "document" if setting.by_document else "chunk", played_at(options.sampling.temperature)
     title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, {how}, retrieval measured in {unit}s"
-    columns = meanings(score_names(rows), setting.rewards)
+    columns = meanings(score_names(rows), setting.scores)
     words = (
         f"Columns: {columns}. Of a system's name, single is the agent itself, once; docs/evaluation.md has the others."
     )
@@ -96,6 +96,7 @@ def report(setting: Setting) -> None:
         print_table(table)
     for line in (words, *verdicts, f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}"):
         print(one_line(line))
+    return systems
 
 
 def pairs_of(systems: Sequence[SystemScores], options: EvaluationOptions) -> list[tuple[SystemScores, SystemScores]]:
@@ -122,7 +123,7 @@ def verdict_on(pair: tuple[SystemScores, SystemScores]) -> str:
 
 def system_scores(setting: Setting) -> list[SystemScores]:
     """Every metric of every system of every policy."""
-    options, functions = setting.options, setting.rewards
+    options, functions = setting.options, setting.scores
     systems = []
     for policy in setting.policies:
         for system in options.systems_of(policy.name):

@@ -15,8 +15,9 @@ from typing import Any
 
 from forage.agent.combination import MakeRewards, RewardFunction, rewards_of
 from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent, write_agent
-from forage.agent.rewards import get_answer_similarity
+from forage.agent.rewards import get_answer_similarity, get_groundedness, get_telling_words
 from forage.agent.searcher import Searcher
+from forage.data.chunking import Chunk
 from forage.data.collection import read_qrels
 from forage.data.records import Question, read_answerable
 from forage.errors import UserError, flag
@@ -27,9 +28,11 @@ from forage.files import in_turn, make_folder
 from forage.manifest import agree, file_digest, plain, read_manifest
 from forage.policy.adapters import weights_digest
 from forage.rollout.agreement import embedder_digest, open_embedder
-from forage.store.card import NO_EMBEDDER
+from forage.store.card import CHUNKS_FILE, NO_EMBEDDER
+from forage.store.document_store import read_chunks
 from forage.store.embedder import Embedder
 from forage.store.opening import Store, card_at, open_place
+from forage.store.remote import RemoteStore
 
 WAY_OUT = "another --output-dir"
 
@@ -59,6 +62,31 @@ class Setting:
         """The training's rewards by name."""
         return rewards_of(self.make_rewards, self.embedder, Searcher(lambda: self.store, self.agent))
 
+    @cached_property
+    def scores(self) -> Mapping[str, RewardFunction]:
+        """The rewards, and what costs little beside them; how rare a word is, a server of a store does not tell."""
+        more: dict[str, RewardFunction] = {"groundedness": get_groundedness}
+        if not isinstance(self.store, RemoteStore):
+            more["telling_words"] = partial(get_telling_words, searcher=Searcher(lambda: self.store, self.agent))
+        return {**self.rewards, **more, **self.rewards}
+
+    @cached_property
+    def chunks(self) -> Mapping[str, Chunk]:
+        """The store's passages by id; of a store on a server those in the data folder."""
+        if not isinstance(self.store, RemoteStore):
+            return self.store.chunk_by_id
+        path = self.options.data / "store" / CHUNKS_FILE
+        if not path.is_file():
+            raise UserError(
+                f"{path} is missing, and the lab shows its passages; copy it from where the store was built"
+            )
+        return {chunk.id: chunk for chunk in read_chunks(path)}
+
+    @cached_property
+    def all_questions(self) -> list[Question]:
+        """The split's questions that some chunk answers, those that are not played too."""
+        return read_answerable(questions_file(self.options))
+
     @property
     def similarity(self) -> RewardFunction:
         """Similarity of answers to the reference: a strategy that chooses by it is an upper bound, not a system."""
@@ -80,7 +108,7 @@ def open_setting(options: EvaluationOptions, make_rewards: MakeRewards) -> Setti
         "options": {name: value for name, value in plain(options).items() if name not in (*FREE, "place")},
         "store": options.place.store, "embedder": embedder.name, "embedder_weights": embedder_digest(embedder.name),
         "data": {
-            options.split: file_digest(options.data / f"{options.split}.jsonl"), "qrels": file_digest(qrels),
+            options.split: file_digest(questions_file(options)), "qrels": file_digest(qrels),
             "store": fingerprint,
         },
         "adapters": adapters | {policy.name: policy.adapter.name for policy in policies if policy.adapter},
@@ -114,8 +142,12 @@ def recorded(out: Path) -> dict[str, Any]:
     return read_manifest(path, f"put it back, or give {WAY_OUT}") if path.exists() else {}
 
 
+def questions_file(options: EvaluationOptions) -> Path:
+    return options.data / f"{options.split}.jsonl"
+
+
 def choose_questions(options: EvaluationOptions) -> list[Question]:
-    path = options.data / f"{options.split}.jsonl"
+    path = questions_file(options)
     questions = choose(read_answerable(path), options.eval_questions, options.seed, options.skip_questions)
     if not questions:
         raise UserError(f"{path} has no question left that a chunk answers; make it again with data_prep.py")
