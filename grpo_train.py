@@ -8,8 +8,8 @@ Reads --data (of data_prep.py) and --policy (of sft_train.py or create_lora_mode
 policy folder too, so merge_lora.py reads it: adapters/v000000, v000001, ... (the last is the result), agent.json,
 run.json (what workers and later starts must agree on), plans/, episodes/ (every episode it played),
 training_stats_<step>.json, evaluations.json, rewards.png, training.png, run.html,
-code.diff, state/, stale/ (what a resumed run could not go on with). The command, or --run-dir alone, resumes a
-killed run; it ends with the same result.
+code.diff and environment.json (of the start), state/, stale/ (what a resumed run could not go on with). The command, or
+--run-dir alone, resumes a killed run; it ends with the same result.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from pathlib import Path
 from forage.errors import UserError
 from forage.files import OURS, locked, make_folder, remove_folder, replacing_folder, restore_aside
 
-LEFT_BY_WRITERS = (".lock", f".*{OURS}", "code.diff")  # what a killed process of ours may have left in any folder
+# What a killed process of ours may have left in any folder.
+LEFT_BY_WRITERS = (".lock", f".*{OURS}", "code.diff", "environment.json")
 
 
 def check_apart(option: str, output: Path, reads: Mapping[str, Path | str | None], *, nested: bool = False) -> None:

@@ -27,8 +27,8 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 ROOMS = (
     "evaluate", "forage.chat", "forage.judge", "forage.doctor", "forage.evaluation",
     "forage.testtime", "forage.planning", "forage.publishing", "forage.questions",
-    "forage.rewriter", "forage.runs.page_data", "forage.runs.plots", "forage.runs.report", "forage.runs.trackers",
-    "forage.sft", "forage.store.mcp_server",
+    "forage.rewriter", "forage.runs.compare", "forage.runs.page_data", "forage.runs.plots", "forage.runs.report",
+    "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
     "forage.store.server",
 )  # fmt: skip
 # What the road imports of them nevertheless; to become empty.

@@ -36,17 +36,17 @@ BUDGETS = {
     "forage/questions": (3_130, 5),
     "forage/rewriter": (10_400, 10),
     "forage/rollout": (6_830, 7),
-    "forage/runs": (9_090, 10),
+    "forage/runs": (10_060, 11),
     "forage/sft": (5_690, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (237_610, 55),
+    "tests": (238_740, 55),
 }
-ROAD = {"files": 69, "functions": 473, "lines": 4_252}
+ROAD = {"files": 69, "functions": 475, "lines": 4_265}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_893  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_908  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from forage.errors import UserError
 from forage.files import locked, make_folder, replacing
-from forage.manifest import agree, plain, read_manifest
+from forage.machine import processor
+from forage.manifest import agree, plain, read_manifest, write_manifest
 from forage.outputs import clear_half_written, clear_superseded
 
 STALE = "stale"  # folder for what a run can't go on with, and that nobody may want to lose
-SETTINGS = {".lock", "config.json", "code.diff", "run.json", "agent.json", "model.json"}
+SETTINGS = {".lock", "config.json", "code.diff", "environment.json", "run.json", "agent.json", "model.json"}
 
 
 @contextmanager
@@ -61,13 +65,14 @@ def keep_options(
     path = folder / "config.json"
     if path.exists() and "options" not in read_manifest(path, f"give {way_out}"):
         raise UserError(f"{path} was not written by this script; give {way_out}")
-    keep_code(folder)
     agree(path, {"options": plain(options), **more}, way_out, [f"options.{name}" for name in free])
+    keep_code(folder)
 
 
 def keep_code(folder: Path) -> None:
-    """Write the code's state when the run starts."""
+    """Write the environment and the code's state when the run starts."""
     if not (folder / "code.diff").exists():
+        write_manifest(folder / "environment.json", environment())
         with replacing(folder / "code.diff") as file:
             file.write(code_state())
 
@@ -85,6 +90,16 @@ def set_aside(run_dir: Path, paths: Iterable[Path], why: str) -> None:
         path.rename(moved)
     names = ", ".join(str(path.relative_to(run_dir)) for path in there[:3]) + ", ..." * (len(there) > 3)
     print(f"moved to {target}: {names} ({why})", flush=True)
+
+
+def environment() -> dict[str, str]:
+    """What figures depend on by rounding, beside code and options: the machine and the packages."""
+    import torch  # late, as refused options are told before it is loaded
+
+    cpu = re.search(r"model name\s*: (.+)", processor())
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    machine = {"python": platform.python_version(), "processor": cpu[1] if cpu else platform.machine(), "gpu": gpu}
+    return machine | {each.name: each.version for each in distributions()}
 
 
 def code_state() -> str:

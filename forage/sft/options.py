@@ -17,7 +17,7 @@ from forage.store.options import StorePlace
 
 WRITTEN = (  # what sft_train.py writes into its output folder beside config.json
     "model.json", "agent.json", "adapters", "demonstrations.jsonl", ".demonstrations.jsonl", "stats.jsonl",
-    "warm_start.png", "code.diff", "state", "best",
+    "warm_start.png", "code.diff", "environment.json", "state", "best",
 )  # fmt: skip
 
 FREE = ("overwrite", "place.store_patience", "place.store_timeout")
