@@ -28,7 +28,7 @@ BUDGETS = {
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_750, 8),
     "forage/evaluation": (12_640, 13),
-    "forage/grpo": (18_880, 13),
+    "forage/grpo": (18_910, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
     "forage/policy": (13_630, 14),
@@ -41,9 +41,9 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (18_050, 14),
-    "tests": (238_740, 55),
+    "tests": (238_750, 55),
 }
-ROAD = {"files": 69, "functions": 475, "lines": 4_265}
+ROAD = {"files": 69, "functions": 476, "lines": 4_271}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 2_908  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

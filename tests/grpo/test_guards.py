@@ -27,6 +27,8 @@ def test_a_fall_counts_when_its_window_is_under_the_share_of_the_best():
     assert fault([good] * 3 + [bad] * 3) == "well-formed episodes fell from 0.90 to 0.30"
     assert fault([bad] * 6) == ""  # never better
     assert fault([good] * 3 + [{"well_formed": 0.5}] * 3) == ""
+    both = [{**good, "entropy": 0.1}] * 3 + [{**bad, "entropy": 0.001}] * 3
+    assert fault(both) == "well-formed episodes fell from 0.90 to 0.30; entropy fell to 0.0010 nats per token"
     few = [{"searches": 1.2}] * 3 + [{"searches": 0.1}] * 3
     assert fault(few) == "searches per episode fell from 1.20 to 0.10"
     assert fault([]) == ""
@@ -41,11 +43,11 @@ def test_entropy_kl_and_mismatch_have_bounds():
 
 
 def test_updates_that_make_what_they_reward_less_likely():
-    """Over the last three steps, of those that measured it: -.9, -.3 and -.6 are .6 less, -.9, -.3 and .6 are .2."""
-    falls = [{"likelihood_gain": gain} for gain in (-0.9, -0.3, -0.6)]
-    assert fault(falls) == "updates made what they reward less likely, by 0.60 nats per token"
-    assert fault([*falls, {"likelihood_gain": 0.6}]) == ""
-    assert fault([{}, {}, {"likelihood_gain": -0.7}]).startswith("updates made what they reward less likely, by 0.70")
+    """Over the last three steps, those that measured it: -.09, -.03 and -.06 are .06 less; -.03, -.06, .06 are .01."""
+    falls = [{"likelihood_gain": gain} for gain in (-0.09, -0.03, -0.06)]
+    assert fault(falls) == "updates made what they reward less likely, by 0.06 nats per token"
+    assert fault([*falls, {"likelihood_gain": 0.06}]) == ""
+    assert fault([{}, {}, {"likelihood_gain": -0.07}]).startswith("updates made what they reward less likely, by 0.07")
     assert fault([{"likelihood_gain": 3.0}] * 3) == ""
 
 
