@@ -6,6 +6,7 @@
     python data_prep.py --dataset-name scifact                         a test collection in BEIR's layout
     python data_prep.py --documents notes                              your own files; questions are made from them
     python data_prep.py --documents notes --questions asked.csv        your own files, and your own questions about them
+    python data_prep.py --dataset-name sample --second-hop 4           also questions that one search can't answer
 
 Reads the data set and fetches the pages, or reads a folder of files. Writes to --output-dir: documents.jsonl, store/,
 train.jsonl, eval.jsonl, manifest.jsonl (what became of each page or file), rewriter/ (the same data for train_ppo.py)
@@ -44,6 +45,7 @@ TOP = (
 )  # fmt: skip
 LEFT_OUT = "questions_left_out.jsonl"
 SEEN, ENOUGH = "answers of which a search shows most words", 0.6  # below so much, the table names a way out
+SECOND_HOP = "second_hop"
 WRITTEN = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "qrels", "store", "rewriter", LEFT_OUT)
 
 Split = tuple[list[Question], list[Question]]  # training, held out
@@ -133,6 +135,12 @@ def write(source: Source, options: Options) -> None:
     train, held_out = source.split(store)
     export_rewriter_data(out / "rewriter", store.chunks, train, held_out)
     write_jsonl(out / "train.jsonl", train)
+    hidden = {}
+    for words in options.making.second_hop:
+        folder = out / f"{SECOND_HOP}_{words}"
+        hidden[f"questions behind a name, {folder.name}"] = hide_names(
+            folder, store, train, held_out, words, options.seed
+        )
     write_jsonl(out / "eval.jsonl", held_out)
     told = source.told | {
         "documents": f"{len(source.documents):,}" + _causes(Counter(d.source for d in source.documents)),
@@ -140,8 +148,34 @@ def write(source: Source, options: Options) -> None:
         "training questions": f"{len(train):,}",
         "eval questions": f"{len(held_out):,}",
         **_seen([*train, *held_out], store),
+        **hidden,
     }
     print("\n".join(f"{what:46} {count}" for what, count in told.items()))
+
+
+def hide_names(
+    folder: Path, store: DocumentStore, train: Sequence[Question], held_out: Sequence[Question], words: int, seed: int
+) -> str:
+    """Write the same questions behind a name into a folder of their own, with the same store; what is told of it."""
+    from forage.questions.behind_names import FOUND, apart, behind_names
+
+    def ranks(queries: Sequence[str]) -> list[list[str]]:
+        return [[hit.chunk_id for hit in hits] for hits in store.search(queries, FOUND, "sparse")]
+
+    of_train, of_held_out = (behind_names(side, store.chunks, words, ranks, seed) for side in (train, held_out))
+    known, both = apart(of_train.kept, of_held_out.kept)
+    dropped = [*of_train.dropped, *of_held_out.dropped, *((question, "its subject is held out") for question in both)]
+    folder.mkdir(exist_ok=True)
+    write_jsonl(folder / "train.jsonl", known)
+    write_jsonl(folder / "eval.jsonl", of_held_out.kept)
+    write_jsonl(folder / LEFT_OUT, ({"cause": cause, **asdict(question)} for question, cause in dropped))
+    if not (folder / "store").is_symlink():
+        (folder / "store").symlink_to(Path("..") / "store")
+    return (
+        f"{len(known):,} to train on, {len(of_held_out.kept):,} held out; one search answered "
+        f"{of_held_out.one_search:.0%} of the latter, which were dropped, and finds the name of "
+        f"{of_held_out.named:.0%} of the rest first" + _causes(Counter(cause for _, cause in dropped))
+    )
 
 
 def rows_and_pages(options: Options) -> Source:

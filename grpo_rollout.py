@@ -39,7 +39,7 @@ def get_reward_functions(embedder: Embedder, searcher: Searcher) -> dict[str, Re
     Each function gives a number from 0 to 1 for every episode, or None where the question has no such reward.
     """
     return {
-        "mrr": get_mrr,  # or partial(get_search_gain, searcher=searcher), compared with a search for the question
+        "mrr": get_mrr,  # or partial(get_best_search, searcher=searcher), where one search is not enough
         "answer_similarity": partial(get_answer_similarity, embedder=embedder),  # or get_token_f1
         "format": get_format_reward,
     }

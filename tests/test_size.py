@@ -20,11 +20,11 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_215, 11),  # those in the root
+    "scripts": (9_520, 11),  # those in the root
     "forage": (13_180, 14),  # the modules of forage/ itself
-    "forage/agent": (14_895, 12),
+    "forage/agent": (15_020, 12),
     "forage/chat": (3_440, 4),
-    "forage/data": (15_810, 13),
+    "forage/data": (15_820, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_750, 8),
     "forage/evaluation": (12_640, 13),
@@ -33,20 +33,20 @@ BUDGETS = {
     "forage/planning": (2_560, 3),
     "forage/policy": (13_630, 14),
     "forage/publishing": (3_400, 4),
-    "forage/questions": (3_130, 5),
+    "forage/questions": (4_110, 6),
     "forage/rewriter": (10_400, 10),
     "forage/rollout": (6_830, 7),
     "forage/runs": (10_060, 11),
-    "forage/sft": (5_690, 6),
+    "forage/sft": (6_230, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (18_050, 14),
-    "tests": (238_750, 55),
+    "bench": (18_800, 15),
+    "tests": (240_340, 55),
 }
 ROAD = {"files": 69, "functions": 476, "lines": 4_271}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_908  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_957  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

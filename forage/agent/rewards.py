@@ -41,6 +41,25 @@ def get_mrr(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[
     ]
 
 
+def get_found(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
+    """Whether the agent was shown a chunk that answers: 1, else 0."""
+    return [float(mrr > 0) for mrr in get_mrr(episodes, questions)]
+
+
+def get_best_search(
+    episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int = 100
+) -> list[float]:
+    """`rank_score` of the best search by itself, however many came before it: for questions that need more than one.
+
+    Example, searched for 100 chunks: the first search finds nothing, the second what answers at rank 10: .5, where
+    get_mrr counts the chunks shown before.
+    """
+    scores = [0.0] * len(episodes)
+    for number, _, place in _places(episodes, questions, searcher, depth):
+        scores[number] = max(scores[number], rank_score(place.rank, depth))
+    return scores
+
+
 def get_search_gain(
     episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int = 100
 ) -> list[float]:

@@ -50,7 +50,8 @@ def drop_questions(folder: Path) -> None:
     with answers in chunks of the old one.
     """
     for name in ("train.jsonl", "eval.jsonl", "qrels/train.tsv", "qrels/eval.tsv"):
-        (folder / name).unlink(missing_ok=True)
+        for path in (folder / name, *folder.glob(f"second_hop_*/{name}")):
+            path.unlink(missing_ok=True)
 
 
 def in_rounds(items: Sequence[T], step: int, count: int, seed: int) -> list[T]:

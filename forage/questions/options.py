@@ -28,10 +28,15 @@ class MakingOptions:
     """Stop when this many questions are kept; until then each document's passages get their turn."""
     min_questions: int = 20
     """Stop with an error if fewer questions are kept."""
+    second_hop: tuple[int, ...] = ()
+    """Also write questions that one search can't answer, into second_hop_N beside the others: N words of another
+    passage stand for the name of what is asked about, which must be found first. A folder for each number."""
 
     def check(self) -> None:
         """Fail before anything is read."""
         check_at_least_one(self, "found_within", "max_questions", "min_questions")
+        if any(words < 1 for words in self.second_hop):
+            raise UserError(f"--second-hop {' '.join(map(str, self.second_hop))}: give numbers of words, such as 6 10")
         if self.documents is None and (self.make_questions or self.make_questions_url):
             raise UserError("--make-questions makes questions for --documents; give that folder too")
         if self.questions and (self.documents is None or self.make_questions):

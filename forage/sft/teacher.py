@@ -6,7 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from forage.agent.agent import Agent, BatchedSearch, Found, SearchMany, searched_for
@@ -21,6 +21,8 @@ from forage.progress import Counting
 from forage.sft.thoughts import LEAST_THOUGHT, thoughts_of
 from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts
 
+AGAIN = 0.5  # share of a blind teacher's episodes that search twice, with --blind words
+PHRASE, BETWEEN = 8, r"[.,:;?!()\n]\s*|\[\d+\] "  # words of a phrase at most, and what stands between two
 Guess = Callable[[Question, random.Random], str]
 """Words that the answer to a question may say."""
 
@@ -39,6 +41,10 @@ class TeacherOptions:
     others, drawn at random (words)."""
     guess_share: float = 1.0
     """Share of the questions for which the teacher has a guess; for the others it searches as without --guess-words."""
+    blind: Literal["no", "once", "words", "title"] = "no"
+    """Let the teacher know no more than the policy. It searches for the question and answers with the beginning of some
+    passage (once); in half of its episodes it first searches again, for phrases at random of what it has seen
+    (words); or it always does, for the title of the first passage found and what is asked (title)."""
     thought_words: int = 0
     """Let the teacher think before it acts, in at most N words: what the question asks for and what to search for, then
     what a passage says. A thought that does not fit into its turn is shortened. 0: no thoughts."""
@@ -64,13 +70,16 @@ async def demonstrate(
     `guess` says what an answer may say; without it, a guess is how this answer begins.
     """
     choose = random.Random(seed)
+    if teacher.blind != "no":
+        scripts = blind_turns(questions, search_many, protocol, settings, teacher, choose)
+        return await recited(scripts, search_many, protocol, settings)
     guesses = draw_guesses(questions, settings.question_weight, teacher, guess, choose)
     queries_for = {
         question.id: [protocol.harmless(query) for query in [*queries_of(question), guessed] if query]
         for question, guessed in zip(questions, guesses, strict=True)
     }
     hits_of = search_candidates(questions, queries_for, search_many, settings.question_weight)
-    scripts, without = {}, Counter[str]()
+    scripts, without = dict[Question, list[str]](), Counter[str]()
     for question, guessed in zip(questions, guesses, strict=True):
         hits = hits_of[question.id]
         ranks = {query: first_relevant(found, question) for query, found in hits.items()}
@@ -86,6 +95,55 @@ async def demonstrate(
             )
     taught, broken = await recited(scripts, search_many, protocol, settings)
     return taught, without + broken
+
+
+def blind_turns(
+    questions: Sequence[Question], search_many: SearchMany, protocol: Protocol, settings: AgentSettings,
+    teacher: TeacherOptions, choose: random.Random,
+) -> dict[Question, list[str]]:  # fmt: skip
+    """The turns of a teacher that doesn't know what answers: they show how one may search, not what for."""
+
+    def search(queries: Mapping[Question, str]) -> dict[Question, Sequence[Found]]:
+        texts = [searched_for(question, query, settings.question_weight) for question, query in queries.items()]
+        return dict(zip(queries, search_many(texts) if texts else [], strict=True))
+
+    first = {question: protocol.harmless(question.question) for question in questions}
+    found = search(first)
+    again = {}
+    for question, hits in found.items():
+        if teacher.blind == "title":
+            again[question] = protocol.harmless(title_query(question, hits))
+        elif teacher.blind == "words" and choose.random() < AGAIN:
+            shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
+            again[question] = protocol.harmless(random_query(question, shown, choose))
+    found |= search(again)
+    turns = {}
+    for question, hits in found.items():
+        if not hits:
+            continue
+        rank = 1 if teacher.blind == "title" else choose.randint(1, len(hits))
+        answer = read_out(replace(question, answer=""), hits[rank - 1], protocol, teacher.answer_tokens)
+        queries = [first[question], *([again[question]] if question in again else [])]
+        turns[question] = [*map(write_call, queries), f"Passage {rank} answers this.\n{write_answer(answer)}"]
+    return turns
+
+
+def title_query(question: Question, hits: Sequence[Found]) -> str:
+    """The title of the first hit, and what is asked.
+
+    Example: "crystals kidney: What causes this?", first found "Gout", gives "Gout What causes this?".
+    """
+    return f"{hits[0].title} {question.question.rpartition(': ')[2]}" if hits else question.question
+
+
+def random_query(question: Question, shown: str, choose: random.Random) -> str:
+    """One or two phrases, at random, of the question and of what was shown, the first words of each.
+
+    Example: "crystals kidney: What causes this?", shown "[1] Gout: It hurts.", may give "It hurts crystals kidney".
+    """
+    phrases = [" ".join(found.split()[:PHRASE]) for found in re.split(BETWEEN, f"{question.question}\n{shown}")]
+    several = list(dict.fromkeys(filter(None, phrases)))
+    return " ".join(choose.sample(several, min(len(several), choose.randint(1, 2))))
 
 
 def leave_room(searches: int, settings: AgentSettings) -> bool:

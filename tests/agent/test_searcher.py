@@ -7,7 +7,7 @@ import pytest
 
 from forage.agent.combination import rewards_of
 from forage.agent.episode import Search
-from forage.agent.rewards import get_mrr, get_search_gain, get_search_margin, rank_score
+from forage.agent.rewards import get_best_search, get_found, get_mrr, get_search_gain, get_search_margin, rank_score
 from forage.agent.searcher import Place, place_of
 from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened
@@ -37,6 +37,21 @@ def test_a_second_search_comes_after_what_the_first_one_showed():
     episodes = [searching("lost", "seventh"), searching("fifth", "seventh"), searching("seventh", "fifth")]
     expected = [(1 + rank_score(rank, 100) - 0.5) / 2 for rank in (10, 5, 7)]
     assert get_search_gain(episodes, [GOUT] * 3, searcher) == pytest.approx(expected)
+
+
+def test_the_best_search_counts_by_itself():
+    """Rank 10 of 100 scores .5 whether it is searched first or last, rank 1 scores 1."""
+    _, searcher = opened({"tenth": 10, "first": 1}, k=3)
+    episodes = [
+        searching(*queries) for queries in (["tenth"], ["lost", "lost", "tenth"], ["tenth", "first"], ["lost"], [])
+    ]
+    assert get_best_search(episodes, [GOUT] * 5, searcher) == pytest.approx([0.5, 0.5, 1, 0, 0])
+
+
+def test_found_is_whether_an_answering_passage_was_shown():
+    shown = [replace(EPISODE, searches=(Search(0, "a", ("x",)), Search(1, "b", hits))) for hits in (("y",), ("y", "a"))]
+    question = replace(GOUT, relevant_chunk_ids=("a",))
+    assert get_found([*shown, replace(EPISODE, searches=())], [question] * 3) == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,29 @@ def test_relevant_chunks_are_in_the_store_and_hold_the_answer(prepared):
         assert sum(word in held for word in words) >= 0.9 * len(words), question.id
 
 
+def test_questions_behind_a_name_are_beside_the_others(tmp_path):
+    given = ["--dataset-name", ROOT / "sample_data" / "questions.jsonl", "--no-scrape", "--embedder", "none"]
+    done = prepare(tmp_path, *given, "--second-hop", "3", "4")
+    assert "questions behind a name, second_hop_3" in done.stdout
+    hidden, store = tmp_path / "second_hop_4", DocumentStore.open(tmp_path / "second_hop_4" / "store")
+    train, held_out = (read_questions(hidden / f"{name}.jsonl") for name in ("train", "eval"))
+    assert len(train) > len(held_out) > 5
+    assert not {q.focus.lower() for q in train} & {q.focus.lower() for q in held_out}
+    for question in held_out:
+        words, _, asked = question.question.partition(": ")
+        assert (len(words.split()), "this" in asked) == (4, True)
+        assert question.focus.lower() not in question.question.lower()
+        found = {hit.chunk_id for hit in store.search([question.question], 10, "sparse")[0]}
+        assert not found & set(question.relevant_chunk_ids)
+    left_out = [row for _, row in json_lines(hidden / "questions_left_out.jsonl")]
+    every = [q for name in ("train", "eval") for q in read_questions(tmp_path / f"{name}.jsonl")]
+    assert len(left_out) + len(train) + len(held_out) == len(every)
+    prepare(tmp_path, *given)  # they would name chunks of another store
+    assert not (hidden / "train.jsonl").exists()
+    refused = prepare(tmp_path, *given, "--second-hop", "0", check=False)
+    assert refused.stderr == "error: --second-hop 0: give numbers of words, such as 6 10\n"
+
+
 def test_a_second_run_fetches_and_embeds_nothing_and_writes_the_same(prepared):
     names = ["documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "rewriter/pubmed_corpus.json"]
     before = {name: (prepared / name).read_bytes() for name in names}

@@ -12,9 +12,10 @@ import torch
 import grpo_rollout
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
-from forage.agent.episode import write_episodes
+from forage.agent.episode import read_episodes, write_episodes
 from forage.agent.options import SearchOptions
-from forage.data.records import Document, Question
+from forage.agent.protocol import RESPONSE
+from forage.data.records import Document, Question, read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
@@ -23,7 +24,15 @@ from forage.policy.checkpoint import checkpoints
 from forage.policy.packing import pack
 from forage.sft import training
 from forage.sft.options import SFTOptions
-from forage.sft.teacher import choose_queries, guess_of, queries_of, readable, short_answer
+from forage.sft.teacher import (
+    choose_queries,
+    guess_of,
+    queries_of,
+    random_query,
+    readable,
+    short_answer,
+    title_query,
+)  # fmt: skip
 from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
@@ -69,6 +78,15 @@ def test_a_plan_by_hand():
     assert {tuple(queries) for queries in plans} == {("a",), ("d",), ("c", "a"), ("c", "d")}
     assert 5 <= sum(len(queries) == 2 for queries in plans) <= 40
     assert choose_queries({"a": None}, random.Random(1)) is None
+
+
+def test_what_a_blind_teacher_searches_for_by_hand():
+    behind = replace(GOUT, question="crystals kidney: What causes this?")
+    assert title_query(behind, [Document("d", "Gout", "It hurts.")]) == "Gout What causes this?"
+    long = "one two three four five six seven eight nine"
+    queries = {random_query(behind, f"[1] Gout: It hurts, {long}", random.Random(seed)) for seed in range(300)}
+    phrases = {"crystals kidney", "What causes this", "Gout", "It hurts", long.removesuffix(" nine")}
+    assert queries == phrases | {f"{first} {second}" for first in phrases for second in phrases - {first}}
 
 
 def test_the_teacher_reads_out_what_is_shown():
@@ -178,6 +196,21 @@ def test_a_tool_that_no_demonstration_calls_is_told(ground, tmp_path, monkeypatc
         "note: no demonstration calls ask, and a policy rarely calls a tool that it was not shown; add episodes that "
     )
     assert f"{told}do by --demonstrations FILE (docs/recipes/tool.md)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("blind", "twice"), [("once", {1}), ("words", {1, 2}), ("title", {2})])
+def test_a_blind_teacher_says_only_what_it_has_seen(ground, tmp_path, blind, twice):
+    given = {"blind": blind, "max_turns": 3, "max_turn_tokens": 96, "answer_tokens": 12, "max_steps": 1}
+    main(options(ground, tmp_path / "warm", **given))
+    episodes = list(read_episodes(tmp_path / "warm" / "demonstrations.jsonl"))
+    asked = {question.id: question.question for question in read_questions(ground / "train.jsonl")}
+    assert [episode.searches[0].query for episode in episodes] == [asked[episode.question_id] for episode in episodes]
+    assert {len(episode.searches) for episode in episodes} == twice
+    for episode in episodes:
+        shown = RESPONSE.findall(episode.transcript)
+        for search in episode.searches[1:]:
+            assert all(word in f"{shown[0]} {asked[episode.question_id]}" for word in search.query.split())
+        assert episode.answer in shown[-1]
 
 
 def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
