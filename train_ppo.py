@@ -20,7 +20,7 @@ By default an adapter is trained (--lora-rank).
 from __future__ import annotations
 
 from forage.cli import run_script
-from forage.rewriter.options import Options
+from forage.rewriter.options import GAIN, Options
 
 TOP = (
     "data", "base_model", "lora_rank", "rewrite", "mode", "reward", "max_steps", "warm_steps", "batch_size", "backend",
@@ -46,7 +46,8 @@ def main(options: Options) -> None:
         tokenizer = load_tokenizer(model)
         data = read_data(options, tokenizer)
         search = open_search(options, data)
-        scorer = Scorer(load_reward(options.reward, search, options.k), options.query, tokenizer)
+        reward = load_reward(options.reward, search, options.k)
+        scorer = Scorer(reward, options.query, tokenizer, over_question=options.reward == GAIN)
         evaluation = Evaluation(options, data.held_out, search, tokenizer)
 
         policy = load_policy(model, tokenizer, options)

@@ -16,8 +16,8 @@ LAYERS = [
     ["store"],
     ["agent"],
     ["rollout", "runs", "questions", "judge"],
-    ["grpo", "sft", "evaluation", "rewriter"],
-    ["chat", "testtime", "doctor", "planning", "publishing"],
+    ["grpo", "sft", "evaluation"],
+    ["chat", "testtime", "doctor", "planning", "publishing", "rewriter"],
     ["scripts"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}

@@ -20,7 +20,7 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_520, 11),  # those in the root
+    "scripts": (9_530, 11),  # those in the root
     "forage": (13_180, 14),  # the modules of forage/ itself
     "forage/agent": (15_020, 12),
     "forage/chat": (3_440, 4),
@@ -34,19 +34,19 @@ BUDGETS = {
     "forage/policy": (13_630, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (4_110, 6),
-    "forage/rewriter": (10_400, 10),
+    "forage/rewriter": (10_850, 10),
     "forage/rollout": (6_830, 7),
     "forage/runs": (10_060, 11),
     "forage/sft": (6_230, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (18_800, 15),
-    "tests": (240_340, 55),
+    "bench": (19_705, 16),
+    "tests": (241_470, 55),
 }
 ROAD = {"files": 69, "functions": 476, "lines": 4_271}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_957  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_965  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

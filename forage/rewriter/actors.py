@@ -58,6 +58,8 @@ class Policy(nn.Module):
         self.lm, self.sampling = lm.eval(), sampling
         self.eos_id, self.pad_id, self.micro_batch = eos_id, pad_id, micro_batch
         self.is_gradient_checkpointing = False
+        # A slice of the hidden states is not contiguous: a CPU would copy the output layer for each sequence.
+        lm.get_output_embeddings().register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
         base = lm.get_base_model() if hasattr(lm, "get_base_model") else lm
         self._cuts_logits = "logits_to_keep" in inspect.signature(base.forward).parameters
 

@@ -75,7 +75,7 @@ def read_data(options: Options, tokenizer: Any) -> Data:
         raise UserError(f"{folder} has {len(rows)} training queries and {len(held)} held-out ones; add some of both")
     count = min(options.eval_questions or len(held), len(held))
     print(f"{folder}: {len(texts)} documents, {len(rows)} training queries, {count} held out")
-    return Data(folder, texts, rows, random.Random(options.seed).sample(held, count))
+    return Data(folder, texts, rows, random.Random(0).sample(held, count))  # the same for all seeds of a training
 
 
 def read_corpus(path: Path) -> dict[str, str]:
@@ -133,11 +133,11 @@ def origins(options: Options, model: str) -> dict[str, Any]:
 
 
 def open_search(options: Options, data: Data) -> Search:
-    """Find the best k documents for each query."""
+    """Find the best documents for each query: the best k, or more where the reward looks at more."""
     store = store_with(StorePlace(options.store, options.retriever), data) if options.store else word_store(data)
 
     def search(queries: Sequence[str]) -> list[list[str]]:
-        hits = store.search(queries, options.k, options.mode)
+        hits = store.search(queries, options.depth, options.mode)
         return [[hit.chunk_id if options.store else hit.doc_id for hit in found] for found in hits]
 
     return search

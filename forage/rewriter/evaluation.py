@@ -33,7 +33,7 @@ class Measurement:
 
 def measure(way: str, rows: Sequence[Row], searched: Sequence[str], search: Search, k: int) -> Measurement:
     """Search with each row's query and compare the result with its relevant documents."""
-    pairs = [(found, row.relevant_doc_ids) for found, row in zip(search(searched), rows, strict=True)]
+    pairs = [(found[:k], row.relevant_doc_ids) for found, row in zip(search(searched), rows, strict=True)]
     return Measurement(
         way,
         list(searched),

@@ -16,6 +16,8 @@ from forage.store.options import Mode, StorePlace
 
 MARK = ".query_rewriter"  # marks a model folder that train_ppo.py wrote and may replace
 
+GAIN, DEPTH = "gain", 100  # the reward that looks at more than the best k documents, and at how many
+
 
 @dataclass(frozen=True)
 class RewriteOptions:
@@ -89,8 +91,12 @@ class ActorOptions:
 class PPOOptions:
     """PPO."""
 
+    algorithm: Literal["ppo", "grpo"] = "ppo"
+    """What an episode is judged by: a value model (ppo), or the other rewrites of its question, without one (grpo)."""
     batch_size: int = 4
     """Episodes per update."""
+    num_rollouts: int = 1
+    """Episodes per question in an update; must divide --batch-size."""
     micro_batch_size: int = 0
     """Episodes per forward and backward pass, to save memory; must divide --batch-size. 0: the whole batch."""
     ppo_epochs: int = 4
@@ -112,6 +118,10 @@ class PPOOptions:
         check_at_least_one(self, "batch_size", "ppo_epochs")
         if self.micro_batch_size < 0 or self.batch_size % (self.micro_batch_size or 1):
             raise UserError(f"--micro-batch-size {self.micro_batch_size} must divide --batch-size {self.batch_size}")
+        if self.num_rollouts < 1 or self.batch_size % self.num_rollouts:
+            raise UserError(f"--num-rollouts {self.num_rollouts} must divide --batch-size {self.batch_size}")
+        if self.algorithm == "grpo" and self.num_rollouts == 1:
+            raise UserError("--algorithm grpo compares rewrites of one question; give --num-rollouts 4 or so")
         if self.clip_range <= 0:
             raise UserError(f"--clip-range {self.clip_range} must be above 0")
         if not 0 <= self.gae_lambda <= 1:
@@ -160,8 +170,9 @@ class Options:
     k: int = 5
     """Documents per search."""
     reward: str = "recall"
-    """recall, ndcg or mrr of the best k; or a class of your own with
-    compute_reward(self, query, relevant_doc_ids), as module:Class."""
+    """recall, ndcg or mrr of the best k; gain, by how much nearer the top of the best 100 relevant documents come than
+    the question brings them, on a log scale; or a class of your own with compute_reward(self, query, relevant_doc_ids),
+    as module:Class."""
     backend: Literal["trl", "own"] = "trl"
     """Training loop: TRL's trainer, or our own, which is faster."""
     query: RewriteOptions = field(default_factory=RewriteOptions)
@@ -170,7 +181,8 @@ class Options:
     ppo: PPOOptions = field(default_factory=PPOOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
     max_steps: int = 6
-    """Number of updates; the default is only enough for a first look. May be raised when a run is resumed."""
+    """Number of updates; the default is only enough for a first look. 0: only the warm start, which --output-dir then
+    has. May be raised when a run is resumed."""
     eval_questions: int = 32
     """Number of held-out questions to measure on, before and after training; 0: all."""
     save_every: int = 25
@@ -185,12 +197,19 @@ class Options:
         """Fail before anything is loaded."""
         for part in (self.query, self.sampling, self.actor, self.ppo, self.warm):
             part.check()
-        check_at_least_one(self, "k", "max_steps", "save_every")
-        check_at_least_zero(self, "eval_questions")
+        check_at_least_one(self, "k", "save_every")
+        check_at_least_zero(self, "eval_questions", "max_steps")
+        if self.ppo.algorithm == "grpo" and self.backend == "trl":
+            raise UserError("--algorithm grpo is not in TRL's loop; add --backend own")
         StorePlace(self.store).check()
         if self.mode != "sparse" and not self.store:
             raise UserError(f"--mode {self.mode} needs a store with embeddings; give --store data/store")
         self.check_outputs()
+
+    @property
+    def depth(self) -> int:
+        """How many documents a search finds."""
+        return max(self.k, DEPTH) if self.reward == GAIN else self.k
 
     def check_outputs(self) -> None:
         """Refuse outputs that would go over an input, or over what this script did not make."""

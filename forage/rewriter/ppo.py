@@ -2,6 +2,8 @@
 
     for each batch: sample -> log-probabilities, values -> rewards -> GAE -> a few epochs on the clipped loss
 
+With --algorithm grpo, the other rewrites of a question take the value model's place; all else is the same.
+
 Schulman et al. 2017, https://arxiv.org/abs/1707.06347, and 2015, https://arxiv.org/abs/1506.02438. The formulas give
 the same values as TRL's (tests/rewriter/test_trl_backend.py compares updates of both). Shapes: B episodes, T tokens of
 prompt and response, R tokens of the response, V tokens of the vocabulary.
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forage.grpo.losses import advantages, flat_groups
 from forage.rewriter.actors import Actors
 from forage.rewriter.data import Row
 from forage.rewriter.options import PPOOptions
@@ -107,6 +110,17 @@ def gae(rewards_BR: Tensor, values_BR: Tensor, gamma: float, lam: float) -> Tens
         next_value_B = values_BR[:, place]
         advantages_BR[:, place] = next_advantage_B
     return advantages_BR
+
+
+def over_others(scores_B: Tensor, penalty_B: Tensor, size: int) -> Tensor:
+    """(B,) GRPO's advantages of scores plus penalties, in groups of `size`; 0 where the scores of a group are equal.
+
+    Example, groups of two: scores 0, 1, 1, 1 and penalties 0, 0, 0, -.1 give -.707, .707, 0, 0.
+    """
+    groups, totals_B = [place // size for place in range(len(scores_B))], scores_B + penalty_B
+    flat = flat_groups(scores_B, groups)
+    flat_B = torch.tensor([group in flat for group in groups], device=scores_B.device)
+    return advantages(totals_B.masked_fill(flat_B, 0.0), groups).float()
 
 
 def masked_mean(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
@@ -205,15 +219,18 @@ def rollout(
 
     rewards_BR = token_rewards(kl_BR, scores_B, last_B, options.kl_coef)
     raw_advantages_BR = gae(rewards_BR, values_BR, options.gamma, options.gae_lambda)
+    returns_BR = raw_advantages_BR + values_BR
     # If all scores are equal there is nothing to learn: whitening (TRL always does it) would amplify the noise of KL
     # and values to the size of a real difference.
     equal = bool((scores_B == scores_B[0]).all())
     advantages_BR = raw_advantages_BR * mask_BR if equal else whitened(raw_advantages_BR, mask_BR)
-    batch = TrainingBatch(
-        sequences_BT, responses_BR, logprobs_BR, values_BR, advantages_BR, raw_advantages_BR + values_BR, mask_BR,
-        value_mask_BR,
-    )  # fmt: skip
     penalty_B = -options.kl_coef * kl_BR.sum(1)
+    if options.algorithm == "grpo":
+        advantages_BR = over_others(scores_B, penalty_B, options.num_rollouts).unsqueeze(1) * mask_BR
+        returns_BR = values_BR  # so that the value model learns nothing
+    batch = TrainingBatch(
+        sequences_BT, responses_BR, logprobs_BR, values_BR, advantages_BR, returns_BR, mask_BR, value_mask_BR
+    )
     return batch, {
         "objective/kl": float(kl_BR.sum(1).mean()),
         "objective/entropy": float((-logprobs_BR * mask_BR).sum(1).mean()),

@@ -21,7 +21,7 @@ from forage.manifest import plain
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.rewriter.actors import Actors, left_padded, with_padding
 from forage.rewriter.data import Row
-from forage.rewriter.options import Options
+from forage.rewriter.options import Options, PPOOptions
 from forage.rewriter.ppo import PromptBatch, Training, make_optimizer, train_own
 from forage.rewriter.rewards import Scorer
 from forage.rewriter.trl_backend import train_trl
@@ -43,7 +43,7 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
     with open_tracker(chosen(options.report_to, trackers.REWRITER_ORDER), options.run_dir, plain(options)) as log:
         recorder = Recorder(options, actors, optimizer, scorer, log, norms, history)
         training = Training(actors, optimizer, options.ppo, scorer, recorder.after_update)
-        batches = batches_from(step, rows, options.ppo.batch_size, actors.policy.pad_id, options.seed)
+        batches = batches_from(step, rows, options.ppo, actors.policy.pad_id, options.seed)
         if options.backend == "own":
             train_own(training, batches, updates)
         else:
@@ -51,13 +51,17 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
             train_trl(training, batches, updates, padded_tokenizer=padded, run_dir=options.run_dir)
 
 
-def batches_from(step: int, rows: Sequence[Row], size: int, pad_id: int, seed: int) -> Iterator[PromptBatch]:
-    """The prompts of each update. Each update has its own random seed, so a resumed run draws the same numbers."""
+def batches_from(step: int, rows: Sequence[Row], options: PPOOptions, pad_id: int, seed: int) -> Iterator[PromptBatch]:
+    """The prompts of each update, those of one question side by side.
+
+    Each update has its own random seed, so a resumed run draws the same numbers.
+    """
     while True:
         update_seed = seed * 1_000_003 + step
         torch.manual_seed(update_seed)
         np.random.seed(update_seed)  # TRL draws the order of its epochs from numpy
-        chosen = in_rounds(rows, step, size, seed)
+        questions = in_rounds(rows, step, options.batch_size // options.num_rollouts, seed)
+        chosen = [row for row in questions for _ in range(options.num_rollouts)]
         yield PromptBatch(chosen, left_padded([row.prompt for row in chosen], pad_id))
         step += 1
 

@@ -15,6 +15,7 @@ from forage.rewriter.ppo import (
     last_places,
     logprobs_of,
     make_optimizer,
+    over_others,
     ppo_loss,
     rollout,
     token_rewards,
@@ -101,6 +102,27 @@ def test_a_batch_of_equal_rewards_is_not_whitened():
     assert flat.advantages_BR.std() != pytest.approx(1.0, abs=0.1)
 
 
+def test_grpo_judges_a_rewrite_by_the_others_of_its_question():
+    half = 1 / math.sqrt(2)
+    scores, penalties = torch.tensor([0.0, 1, 1, 1]), torch.tensor([0.0, 0, 0, -0.1])
+    # The second group earns the same: its penalties would be all that differs.
+    torch.testing.assert_close(over_others(scores, penalties, 2), torch.tensor([-half, half, 0, 0]), rtol=0, atol=2e-4)
+    # Scores and penalties together: 0 and .8 - .8 are alike.
+    close(over_others(torch.tensor([0.0, 0.8]), torch.tensor([0.0, -0.8]), 2), [0.0, 0.0])
+
+
+def test_grpo_gives_all_tokens_of_an_episode_its_advantage_and_the_value_model_nothing():
+    actors, _ = tiny_actors()
+    actors.value_model.score.weight.data.normal_()
+    batch = next(batches_of(tiny_rows(), actors.policy.pad_id))
+    options = PPOOptions(algorithm="grpo", num_rollouts=2, kl_coef=0.0)
+    found, _ = rollout(actors, batch, lambda *_: [0.0, 1.0, 3.0, 1.0], options)
+    half = 1 / math.sqrt(2)
+    wanted = torch.tensor([[-half], [half], [half], [-half]]) * found.mask_BR
+    torch.testing.assert_close(found.advantages_BR, wanted, rtol=0, atol=2e-4)
+    assert torch.equal(found.returns_BR, found.values_BR)
+
+
 def test_gradients_are_cut_to_the_norm():
     actors, _ = tiny_actors()
     norms = []
@@ -119,6 +141,7 @@ def test_gradients_are_cut_to_the_norm():
     "given",
     [
         {"micro_batch_size": 3}, {"clip_range": 0.0}, {"gae_lambda": -0.1},
+        {"num_rollouts": 3}, {"num_rollouts": 0},
     ],
 )  # fmt: skip
 def test_options_that_can_not_be(given):

@@ -40,6 +40,29 @@ def test_a_users_reward_is_loaded_by_its_name():
     assert reward("a b", ["a"]) == pytest.approx(0.8)
 
 
+def test_the_gain_of_a_rewrite_is_how_much_nearer_the_top_it_brings_what_answers(tiny_tokenizer):
+    """On a log scale of 100 ranks: 1 at rank 1, .5 at rank 10, 0 at rank 100 or where it is not found."""
+
+    def ranked(queries):  # "q" finds a at rank 10 and b at 101, "q q q" a at rank 1 and b at 100
+        order = {"q": (9, 100), "q q q": (0, 99)}
+        found = []
+        for query in queries:
+            ids = [f"other{n}" for n in range(110)]
+            ids[order[query][0]], ids[order[query][1]] = "a", "b"
+            found.append(ids)
+        return found
+
+    reward = load_reward("gain", ranked, 5)
+    assert reward("q", ["a"]) == pytest.approx(0.5)
+    assert reward("q", ["a", "b"]) == pytest.approx(0.25)
+    assert reward("q q q", ["a", "b"]) == pytest.approx(0.5)
+    score = Scorer(reward, RewriteOptions(), tiny_tokenizer, over_question=True)
+    assert score([Row("q", ("a", "b"), (5,))], [[2]]) == [pytest.approx(0.25)]
+    # Beside it, the others keep to the best k of a search that finds more.
+    assert [load_reward(name, ranked, 5)("q", ["a"]) for name in ("recall", "ndcg", "mrr")] == [0, 0, 0]
+    assert len(Short(ranked, 5).search(["q"])[0]) == 5
+
+
 class NoMethod:
     compute_reward = 1.0
 
@@ -47,7 +70,7 @@ class NoMethod:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("recal", "choose recall, ndcg, mrr"),
+        ("recal", "choose recall, ndcg, mrr, gain"),
         ("tests.rewriter.test_rewards:Missing", "no attribute 'Missing'"),
         ("tests.rewriter.test_rewards:NoMethod", "must be a class with a method compute_reward"),
     ],

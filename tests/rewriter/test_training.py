@@ -4,18 +4,20 @@ import pytest
 import torch
 
 from forage.errors import UserError
-from forage.rewriter.options import Options
+from forage.rewriter.options import Options, PPOOptions
 from forage.rewriter.training import Recorder, batches_from
 from tests.tiny_rewriter import tiny_rows
 
 
 def test_every_query_is_trained_on_once_a_round_whatever_step_it_begins_at():
     rows = tiny_rows()
-    batches = batches_from(0, rows, size=4, pad_id=99, seed=3)
+    batches = batches_from(0, rows, PPOOptions(batch_size=4), pad_id=99, seed=3)
     first = [next(batches) for _ in range(3)]
     assert sorted(row.query for batch in first[:2] for row in batch.rows) == [row.query for row in rows]
     drawn = torch.rand(2)
-    later = batches_from(2, rows, size=4, pad_id=99, seed=3)
+    several = next(batches_from(0, rows, PPOOptions(batch_size=8, num_rollouts=2), pad_id=99, seed=3))
+    assert several.rows == [row for row in first[0].rows for _ in range(2)]
+    later = batches_from(2, rows, PPOOptions(batch_size=4), pad_id=99, seed=3)
     assert next(later).rows == first[2].rows
     assert torch.equal(torch.rand(2), drawn)
 
