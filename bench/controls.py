@@ -22,7 +22,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.rewards import get_telling_words
 from forage.agent.searcher import Searcher
 from forage.cli import run_script
-from forage.data.records import Question, read_answerable
+from forage.data.records import Question, read_answerable, read_questions
 from forage.data.relevance import split_by_document
 from forage.errors import UserError
 from forage.evaluation.outcomes import OutcomeLog
@@ -44,7 +44,6 @@ from forage.files import replacing_folder, write_jsonl
 from forage.metrics import bootstrapped, clear, reciprocal_rank, span
 from forage.runs.stats import NO_PHASES, read_stats
 from forage.sft.teacher import random_query, title_query
-from forage.store.card import NO_EMBEDDER
 from forage.store.hit import Hit
 from forage.store.opening import open_store
 from forage.store.options import Mode
@@ -56,7 +55,7 @@ PLAYED = 200  # questions that are measured
 TRAINED = 6  # words of a description in training
 RAW, SCRIPT = "the question", "the script: the first title found, and what is asked"
 WARM, IMITATION, COPY, GRPO = "warm start", "imitation of the same", "imitation of the script", "GRPO"
-BEST, RIVALS = "best@10", ("RM3", "hybrid search")
+BEST, RIVALS, BY_VECTORS = "best@10", ("RM3", "hybrid search"), ("dense search", "hybrid search")
 LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
 MEASURES = {
     "best@10": "best search's MRR@10", "found": "answer shown", "searches": "searches", "named": "names a title",
@@ -79,6 +78,8 @@ class Arm:
     flags: tuple[str, ...]
     seeded: bool = True
     """Trained once for each seed; otherwise once for all."""
+    system: str = "single"
+    """How evaluate.py plays it; without a script, it is the start that is played so."""
 
     @property
     def trains_by_reward(self) -> bool:
@@ -89,7 +90,9 @@ class Arm:
 ARMS: Mapping[str, Arm] = {
     WARM: Arm("", "sft_train", (
         *AGENT, *TEACHER, "--blind", "words", "--num-demonstrations", "500", "--eval-share", "0.04",
-        "--max-steps", "100", "--eval-every", "50"), seeded=False),
+        "--max-steps", "80", "--eval-every", "80"), seeded=False),
+    "plain RAG by the warm start": Arm(WARM, "", (), seeded=False, system="plain_rag"),
+    "HyDE by the warm start": Arm(WARM, "", (), seeded=False, system="hyde"),
     IMITATION: Arm(WARM, "sft_train", (*SHOWN, "--blind", "words", "--max-steps", "300", "--eval-every", "100")),
     COPY: Arm(WARM, "sft_train", (*SHOWN, "--blind", "title", "--max-steps", "300", "--eval-every", "100")),
     GRPO: Arm(WARM, "bench.second_search", (
@@ -104,11 +107,13 @@ class Options:
     """The comparison."""
 
     data: Path = Path("runs/medquad/data")
-    """Folder that data_prep.py wrote with --second-hop; with vectors, dense and hybrid search are measured too."""
+    """Folder that data_prep.py wrote with --embedder none and --second-hop."""
     work: Path = Path("runs/controls")
     """Folder for the split, policies, runs and evaluations."""
     rows: Path = Path("bench/controls.jsonl")
     """File of what was measured."""
+    vectors: Path | None = None
+    """Folder that data_prep.py wrote of the same with an embedder: dense and hybrid search are measured too."""
     only: tuple[str, ...] = ()
     """Train and measure only these arms; left out: all."""
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -172,7 +177,8 @@ def main(options: Options) -> None:
     if options.curves:
         return draw_curves(options, options.curves)
     questions = read_answerable(options.played_data / "eval.jsonl")
-    rows = [kept(options, questions, name, 0, 0.0, partial(untrained, options, name)) for name in controls_of(options)]
+    untaught = dict.fromkeys(CONTROLS, untrained) | dict.fromkeys(BY_VECTORS if options.vectors else (), by_vectors)
+    rows = [kept(options, questions, name, 0, 0.0, partial(play, options, name)) for name, play in untaught.items()]
     for name in options.only or ARMS:
         for seed in options.seeds if ARMS[name].seeded else options.seeds[:1]:
             for temperature in (0.0, 1.0):
@@ -273,15 +279,19 @@ def found_by(options: Options, texts: Sequence[str], mode: Mode = "sparse") -> d
 # Without training
 
 
-def controls_of(options: Options) -> list[str]:
-    has_vectors = store_of(options.data / "store").options.embedder != NO_EMBEDDER
-    return [name for name in CONTROLS if has_vectors or name not in ("dense search", "hybrid search")]
-
-
 def untrained(options: Options, name: str, questions: Sequence[Question]) -> dict[str, Any]:
-    queries = CONTROLS[name](options, questions)
-    mode: Mode = "dense" if name == "dense search" else "hybrid" if name == "hybrid search" else "sparse"
-    return {"measures": measured(options, questions, queries, mode)}
+    return {"measures": measured(options, questions, CONTROLS[name](options, questions))}
+
+
+def by_vectors(options: Options, name: str, questions: Sequence[Question]) -> dict[str, Any]:
+    """Dense or hybrid search for the questions, in the same documents as they are cut for the embedder."""
+    assert options.vectors
+    other = replace(options, data=options.vectors)
+    answered_by = {question.id: question.relevant_chunk_ids for question in read_questions(other.data / "eval.jsonl")}
+    answered_by |= {question.id: question.relevant_chunk_ids for question in read_questions(other.data / "train.jsonl")}
+    there = [replace(q, relevant_chunk_ids=answered_by[q.id.removesuffix("-behind")]) for q in questions]
+    mode: Mode = "dense" if name.startswith("dense") else "hybrid"
+    return {"measures": measured(other, there, themselves(other, there), mode)}
 
 
 def themselves(options: Options, questions: Sequence[Question]) -> list[list[str]]:
@@ -308,22 +318,19 @@ def by_title(options: Options, questions: Sequence[Question]) -> list[list[str]]
 def at_random(options: Options, questions: Sequence[Question]) -> list[list[str]]:
     """What the warm start is shown, in every episode."""
     first = found_by(options, [question.question for question in questions])
-    choose_run = random.Random(DEV_SEED)
-    return [
-        [q.question, random_query(q, " ".join(map(shown_of, first[q.question][:K])), choose_run)] for q in questions
-    ]
+    draw = random.Random(DEV_SEED)
 
+    def second(question: Question) -> str:
+        hits = first[question.question][:K]
+        shown = "\n".join(cut_to_words(titled(hit.title, hit.text), WORDS_SHOWN) for hit in hits)
+        return random_query(question, shown, (hit.title for hit in hits), draw)
 
-def shown_of(hit: Hit) -> str:
-    """About what is shown of a passage."""
-    return cut_to_words(titled(hit.title, hit.text), WORDS_SHOWN)
+    return [[question.question, second(question)] for question in questions]
 
 
 CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[list[str]]]] = {
     RAW: themselves,
     "RM3": by_rm3,
-    "dense search": themselves,
-    "hybrid search": themselves,
     "a second search at random": at_random,
     SCRIPT: by_title,
 }
@@ -341,6 +348,8 @@ def train(options: Options, name: str, seed: int) -> Path:
     """Train the arm, after those that it starts from; nothing is done twice."""
     arm, folder = ARMS[name], folder_of(options, name, seed)
     start = train(options, arm.start, seed) if arm.start else options.work / "policy"
+    if not arm.script:
+        return start
     if not (folder / "trained").exists():
         output = "--run-dir" if arm.trains_by_reward else "--output-dir"
         run(arm.script, "--data", options.train_data, "--policy", start, output, folder, "--seed", seed, *arm.flags)
@@ -352,6 +361,8 @@ def cost(options: Options, name: str, seed: int) -> tuple[int, float]:
     """(tokens that the policy learnt from, minutes) of an arm and those that it starts from."""
     arm, folder = ARMS[name], folder_of(options, name, seed)
     before = cost(options, arm.start, seed) if arm.start else (0, 0.0)
+    if not arm.script:
+        return before
     if arm.trains_by_reward:
         stats = read_stats(folder)
         tokens = sum(step.training["tokens"] for step in stats)
@@ -369,11 +380,11 @@ def played(options: Options, name: str, seed: int, temperature: float, questions
     policy, label = train(options, name, seed), slug(name)
     output = options.work / "eval" / f"{label}-{seed}-{options.split.replace(' ', '-')}-T{temperature:g}"
     run(
-        "evaluate", "--data", options.played_data, "--policy", f"{label}={policy}", "--systems", "single",
+        "evaluate", "--data", options.played_data, "--policy", f"{label}={policy}", "--systems", ARMS[name].system,
         "--eval-questions", 0, "--temperature", temperature, "--seed", seed, "--engine", "local",
         "--concurrency", 64, "--output-dir", output,
     )  # fmt: skip
-    results = OutcomeLog(output, f"{label}/single").results()
+    results = OutcomeLog(output, f"{label}/{ARMS[name].system}").results()
     episodes = [results[question.id].episode for question in questions]
     tokens, minutes = cost(options, name, seed)
     return {

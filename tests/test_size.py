@@ -27,7 +27,7 @@ BUDGETS = {
     "forage/data": (15_820, 13),
     "forage/doctor": (1_250, 2),
     "forage/engines": (10_750, 8),
-    "forage/evaluation": (12_640, 13),
+    "forage/evaluation": (12_660, 13),
     "forage/grpo": (18_910, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
@@ -37,16 +37,16 @@ BUDGETS = {
     "forage/rewriter": (10_850, 10),
     "forage/rollout": (6_830, 7),
     "forage/runs": (10_060, 11),
-    "forage/sft": (6_230, 6),
+    "forage/sft": (6_280, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (19_705, 16),
-    "tests": (241_470, 55),
+    "bench": (19_900, 16),
+    "tests": (241_720, 55),
 }
 ROAD = {"files": 69, "functions": 476, "lines": 4_271}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 2_965  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 2_966  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -134,8 +134,12 @@ def classes_of(questions: Sequence[Question], search: SearchMany, titles: Mappin
 
 
 def second_queries(question: Question, titles: Sequence[str]) -> list[str]:
-    """Each title with the question, and with its type. Example: "Gout What mends it?", "Gout treatment"."""
-    asked = [text for text in (question.question, question.question_type) if text]
+    """Each title with the question, with what is asked after a description, and with its type.
+
+    Example: "Gout red toe: What mends it?", "Gout What mends it?", "Gout treatment".
+    """
+    parts = (question.question, question.question.rpartition(": ")[2], question.question_type)
+    asked = [text for text in dict.fromkeys(parts) if text]
     return [f"{title} {text}" for title in dict.fromkeys(titles) if title.strip() for text in asked]
 
 

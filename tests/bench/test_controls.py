@@ -16,6 +16,7 @@ from forage.files import write_jsonl
 from forage.store.document_store import DocumentStore
 from forage.store.opening import open_store
 from forage.store.options import StoreOptions
+from tests import ROOT
 
 
 def row(arm, seed, temperature, ranks, **more):
@@ -90,9 +91,20 @@ def test_controls_search_as_the_agent_does(options):
     texts = ["rest disease x7", "ice disease x12"]
     found = searching(open_store(options.data / "store"), settings)(texts)
     assert [controls.found_by(options, texts)[text] for text in texts] == found
-    names = controls.controls_of(options)
-    assert RAW in names
-    assert "dense search" not in names  # the store has no vectors
+
+
+def test_vectors_are_those_of_another_folder_and_judged_there(data, options, tmp_path):
+    """In the other folder the same question is answered by another chunk."""
+    seven = Question("q7-behind", "disease x7", "", relevant_chunk_ids=("elsewhere",))
+    store = DocumentStore.build(
+        tmp_path / "v" / "store", [Document("9", "Disease x7", "Ice."), Document("8", "", "No.")]
+    )
+    write_jsonl(tmp_path / "v" / "train.jsonl", [])
+    write_jsonl(tmp_path / "v" / "eval.jsonl", [replace(seven, id="q7", relevant_chunk_ids=("9#0",))])
+    assert len(store.chunks) == 2
+    made = controls.by_vectors(replace(options, vectors=tmp_path / "v"), "dense search", [seven])
+    assert made["measures"]["best@10"] == [1.0]
+    assert controls.untrained(options, RAW, [seven])["measures"]["best@10"] == [0.0]
 
 
 def test_dev_questions_are_trained_on_by_no_arm_and_held_out_ones_are_drawn_once(data, options):
@@ -116,3 +128,9 @@ def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
     assert [(row["split"], row["temperature"]) for row in rows] == [("dev 6", 0.0), ("held-out 6", 0.0), ("dev 6", 1.0)]
     with pytest.raises(UserError, match="was measured on other questions; give another file as --rows"):
         kept(options, [Question("r", "What?", "That.")], "GRPO", 1, 0.0, dict)
+
+
+def test_what_was_measured_without_training_gives_the_published_table():
+    rows = [Row(**json.loads(line)) for line in (ROOT / "bench" / "controls.jsonl").read_text().splitlines()]
+    lines = table([row for row in rows if row.split == "held-out 6"], 200, "held-out 6").splitlines()
+    assert f"| {SCRIPT} |  |  | 0.466 | 0.590 | 2.000 | 1.000 |  |  |  |  |  | 100% |  |  |  |" in lines
