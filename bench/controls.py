@@ -323,7 +323,7 @@ def at_random(options: Options, questions: Sequence[Question]) -> list[list[str]
     def second(question: Question) -> str:
         hits = first[question.question][:K]
         shown = "\n".join(cut_to_words(titled(hit.title, hit.text), WORDS_SHOWN) for hit in hits)
-        return random_query(question, shown, (hit.title for hit in hits), draw)
+        return random_query(question, shown, draw)
 
     return [[question.question, second(question)] for question in questions]
 

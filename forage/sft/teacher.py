@@ -19,7 +19,7 @@ from forage.engines.base import Engine, Request, Sample
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.progress import Counting
 from forage.sft.thoughts import LEAST_THOUGHT, thoughts_of
-from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts, words_of
+from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts
 
 AGAIN = 0.5  # share of a blind teacher's episodes that search twice, with --blind words
 PHRASE, BETWEEN = 8, r"[.,:;?!()\n]\s*|\[\d+\] "  # words of a phrase at most, and what stands between two
@@ -43,8 +43,8 @@ class TeacherOptions:
     """Share of the questions for which the teacher has a guess; for the others it searches as without --guess-words."""
     blind: Literal["no", "once", "words", "title"] = "no"
     """Let the teacher know no more than the policy. It searches for the question and answers with the beginning of some
-    passage (once); in half of its episodes it first searches again, for phrases at random of what it has seen,
-    never for a title (words); or it always does, for the title of the first passage found and what is asked (title)."""
+    passage (once); in half of its episodes it first searches again, for phrases at random of what it has seen
+    (words); or it always does, for the title of the first passage found and what is asked (title)."""
     thought_words: int = 0
     """Let the teacher think before it acts, in at most N words: what the question asks for and what to search for, then
     what a passage says. A thought that does not fit into its turn is shortened. 0: no thoughts."""
@@ -115,7 +115,7 @@ def blind_turns(
             again[question] = protocol.harmless(title_query(question, hits))
         elif teacher.blind == "words" and choose.random() < AGAIN:
             shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
-            again[question] = protocol.harmless(random_query(question, shown, (hit.title for hit in hits), choose))
+            again[question] = protocol.harmless(random_query(question, shown, choose))
     found |= search(again)
     turns = {}
     for question, hits in found.items():
@@ -136,17 +136,17 @@ def title_query(question: Question, hits: Sequence[Found]) -> str:
     return f"{hits[0].title} {question.question.rpartition(': ')[2]}" if hits else question.question
 
 
-def random_query(question: Question, shown: str, titles: Iterable[str], choose: random.Random) -> str:
-    """One or two phrases, at random, of the question and of what was shown, the first words of each; none says a word
-    of a title, so that nobody can learn from it to search for one.
+def random_query(question: Question, shown: str, choose: random.Random) -> str:
+    """One or two phrases of the question and of what was shown, the first words of each, drawn as if by a word in them.
 
-    Example: "crystals kidney: What causes this?", shown "[1] Gout: It hurts. Gout is old.", titled Gout, may give "It
-    hurts crystals kidney".
+    Example: "crystals kidney: What causes this?", shown "[1] Gout: It hurts.", may give "It hurts crystals kidney".
     """
-    names = {word for title in titles for word in words_of(title)} - IDLE
     phrases = [" ".join(found.split()[:PHRASE]) for found in re.split(BETWEEN, f"{question.question}\n{shown}")]
-    several = [text for text in dict.fromkeys(phrases) if text and names.isdisjoint(words_of(text))]
-    return " ".join(choose.sample(several, min(len(several), choose.randint(1, 2)))) or question.question
+    left, drawn = list(dict.fromkeys(filter(None, phrases))), list[str]()
+    for _ in range(min(len(left), choose.randint(1, 2))):
+        drawn += choose.choices(left, [len(text.split()) for text in left])
+        left.remove(drawn[-1])
+    return " ".join(drawn)
 
 
 def leave_room(searches: int, settings: AgentSettings) -> bool:

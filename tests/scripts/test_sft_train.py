@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -84,11 +85,11 @@ def test_what_a_blind_teacher_searches_for_by_hand():
     behind = replace(GOUT, question="crystals kidney: What causes this?")
     assert title_query(behind, [Document("d", "Gout", "It hurts.")]) == "Gout What causes this?"
     long = "one two three four five six seven eight nine"
-    shown = f"[1] Gout: It hurts, {long}. Old gout: hurts"
-    queries = {random_query(behind, shown, ["Gout"], random.Random(seed)) for seed in range(300)}
-    phrases = {"crystals kidney", "What causes this", "It hurts", "hurts", long.removesuffix(" nine")}
-    assert queries == phrases | {f"{first} {second}" for first in phrases for second in phrases - {first}}
-    assert random_query(replace(behind, question="gout"), "[1] Gout", ["Gout"], random.Random(0)) == "gout"
+    queries = [random_query(behind, f"[1] Gout: It hurts, {long}", random.Random(seed)) for seed in range(600)]
+    phrases = {"crystals kidney", "What causes this", "Gout", "It hurts", long.removesuffix(" nine")}
+    assert set(queries) == phrases | {f"{first} {second}" for first in phrases for second in phrases - {first}}
+    first = Counter(next(each for each in phrases if query.startswith(each)) for query in queries)
+    assert 15 < first["Gout"] < 60 < 200 < first[long.removesuffix(" nine")] < 400  # 1 and 8 of 16 words, 600 times
 
 
 def test_the_teacher_reads_out_what_is_shown():
