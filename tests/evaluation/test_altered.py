@@ -2,12 +2,10 @@
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.searcher import searching
 from forage.data.records import Document, Question
@@ -15,9 +13,9 @@ from forage.errors import UserError
 from forage.evaluation.altered import ALTERATIONS, Altered, other_than
 from forage.evaluation.baselines import single
 from forage.evaluation.player import CachingAgent
-from forage.evaluation.setting import Setting
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
+from tests.evaluation.settings import setting_of
 from tests.scripted_engine import Scripted
 
 # BM25 ranks shorter texts higher where they say a word as often: gout0 to gout4, then what says nothing of it.
@@ -30,19 +28,13 @@ TEXTS = {
 GOUT = Question("q1", "What of gout?", "It hurts.", relevant_chunk_ids=("gout3#0", "gout1#0"))
 RYE = Question("q2", "What of rye?", "It grows.", relevant_chunk_ids=("rye2#0",))
 SAME = Question("q3", "And gout?", "It hurts.", relevant_chunk_ids=("gout1#4",))  # of a document that answers q1 too
+ALL = (GOUT, RYE, SAME)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     documents = [Document(name, name.rstrip("01234").title(), text) for name, text in TEXTS.items()]
     return DocumentStore.build(tmp_path_factory.mktemp("altered") / "store", documents, StoreOptions(embedder="none"))
-
-
-def setting_of(store, questions=(GOUT, RYE, SAME), **settings):
-    agent, options = AgentSettings(**{"mode": "sparse", "k": 2} | settings), SimpleNamespace(seed=0)
-    setting = Setting(options, [], agent, store, [], [], False, dict, None)
-    setting.__dict__["all_questions"] = list(questions)
-    return setting
 
 
 def found(name, setting, question=GOUT, query="gout"):
@@ -71,20 +63,20 @@ def test_what_the_store_finds_by_itself(store):
     ],
 )
 def test_what_each_alteration_finds(store, name, k, expected):
-    assert found(name, setting_of(store, k=k)) == expected
+    assert found(name, setting_of(store, ALL, k=k)) == expected
 
 
 def test_what_is_found_first_does_not_push_out_more_than_the_last(store):
     far = replace(GOUT, relevant_chunk_ids=("rye2#0",))
-    assert found("right_first", setting_of(store), far) == ["rye2", "gout0"]
+    assert found("right_first", setting_of(store, ALL), far) == ["rye2", "gout0"]
     gone = replace(GOUT, relevant_chunk_ids=("left#0",))  # the store lacks it
-    assert found("right_first", setting_of(store), gone) == ["gout0", "gout1"]
+    assert found("right_first", setting_of(store, ALL), gone) == ["gout0", "gout1"]
 
 
 def test_random_passages_never_answer_and_are_the_same_each_time(store):
-    setting = setting_of(store, k=9)
+    setting = setting_of(store, ALL, k=9)
     assert sorted(found("random_found", setting)) == sorted(TEXTS.keys() - {"gout1", "gout3"})
-    few = setting_of(store, k=3)
+    few = setting_of(store, ALL, k=3)
     drawn = {query: found("random_found", few, query=query) for query in "abcdefgh"}
     assert drawn == {query: found("random_found", few, query=query) for query in "abcdefgh"}
     assert all(len(names) == 3 for names in drawn.values())
@@ -108,7 +100,7 @@ def test_the_other_question_stays_the_same_and_needs_another_document():
 
 
 def test_the_policy_reads_what_was_altered_though_the_agent_remembers_the_episode(store, protocol):
-    setting = setting_of(store)
+    setting = setting_of(store, ALL)
     said = []
 
     def say(name, turn, text):

@@ -25,7 +25,7 @@ from forage.files import write_jsonl
 from forage.metrics import token_f1
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
-from tests.evaluation.test_altered import setting_of
+from tests.evaluation.settings import setting_of
 from tests.factories import EPISODE
 from tests.scripted_engine import Hit, Scripted
 
