@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -40,20 +41,21 @@ from forage.data.relevance import split_by_document
 from forage.errors import UserError
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.setting import choose
-from forage.files import replacing_folder, write_jsonl
+from forage.files import in_turn, make_folder, replacing_folder, write_jsonl
 from forage.metrics import bootstrapped, clear, reciprocal_rank, span
 from forage.runs.stats import NO_PHASES, read_stats
 from forage.sft.teacher import random_query, title_query
 from forage.store.hit import Hit
 from forage.store.opening import open_store
 from forage.store.options import Mode
-from forage.text import cut_to_words, titled, words_of
+from forage.text import cut_to_words, one_line, titled, words_of
 
 DEV_SHARE, DEV_SEED = 0.05, 20
 K, WORDS_SHOWN = 3, 20  # passages of a search, and about how many words of each
 PLAYED = 200  # questions that are measured
 TRAINED = 6  # words of a description in training
-RAW, SCRIPT = "the question", "the script: the first title found, and what is asked"
+RAW, TITLE = "the question", "the first title found"
+SCRIPT = "the script: the first title found, and what is asked"
 WARM, IMITATION, COPY, GRPO = "warm start", "imitation of the same", "imitation of the script", "GRPO"
 BEST, RIVALS, BY_VECTORS = "best@10", ("RM3", "hybrid search"), ("dense search", "hybrid search")
 LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
@@ -98,7 +100,7 @@ ARMS: Mapping[str, Arm] = {
     GRPO: Arm(WARM, "bench.second_search", (
         "--engine", "local", "--concurrency", "4", "--temperature", "1", "--eval-every", "0", "--batch-size", "4",
         "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28", "--credit", "words", "--word-cost", "0.002",
-        "--learning-rate", "3e-4", "--max-steps", "40", "--weights", "3", "1", "1", "1")),
+        "--learning-rate", "3e-4", "--max-steps", "30", "--weights", "3", "1", "1", "1")),
 }  # fmt: skip
 
 
@@ -126,6 +128,10 @@ class Options:
     """Picture to draw of the table."""
     curves: Path | None = None
     """Picture to draw of GRPO's runs, step by step; nothing is measured."""
+    measured: bool = False
+    """Show what --rows has and measure nothing, so that neither data nor policies are needed."""
+    read: int = 0
+    """Print so many of the greedy episodes of GRPO's first seed, drawn at random; nothing is measured."""
 
     def check(self) -> None:
         unknown = [name for name in self.only if name not in ARMS]
@@ -173,10 +179,14 @@ class Row:
 
 def main(options: Options) -> None:
     options.check()
+    if options.measured:
+        return show(options, known_rows(options))
     prepare(options)
     if options.curves:
         return draw_curves(options, options.curves)
     questions = read_answerable(options.played_data / "eval.jsonl")
+    if options.read:
+        return print(episodes_to_read(options, choose(questions, options.read, DEV_SEED + 1)))
     untaught = dict.fromkeys(CONTROLS, untrained) | dict.fromkeys(BY_VECTORS if options.vectors else (), by_vectors)
     rows = [kept(options, questions, name, 0, 0.0, partial(play, options, name)) for name, play in untaught.items()]
     for name in options.only or ARMS:
@@ -184,10 +194,25 @@ def main(options: Options) -> None:
             for temperature in (0.0, 1.0):
                 measure = partial(played, options, name, seed, temperature)
                 rows.append(kept(options, questions, name, seed, temperature, measure))
-    print(table(rows, len(questions), options.split))
+    return show(options, rows)
+
+
+def show(options: Options, rows: Sequence[Row]) -> None:
+    asked = len(rows[0].measures[BEST]) if rows else 0
+    print(table(rows, asked, options.split))
     if options.figure:
-        draw(rows, len(questions), options.split, options.figure)
-    return None
+        draw(rows, asked, options.split, options.figure)
+
+
+def known_rows(options: Options) -> list[Row]:
+    """What --rows has of the questions that are measured, in the order of the table."""
+    lines = options.rows.read_text().splitlines() if options.rows.exists() else []
+    rows = [Row(**json.loads(line)) for line in lines]
+    order = [*CONTROLS, *BY_VECTORS, *ARMS]
+    return sorted(
+        (row for row in rows if row.split == options.split and row.arm in order),
+        key=lambda row: (order.index(row.arm), row.seed, row.temperature),
+    )
 
 
 def kept(
@@ -196,10 +221,8 @@ def kept(
 ) -> Row:  # fmt: skip
     """The row in --rows, or a new one that is put there."""
     digest = hashlib.sha256(" ".join(question.id for question in questions).encode()).hexdigest()[:16]
-    lines = options.rows.read_text().splitlines() if options.rows.exists() else []
-    key = (options.split, name, seed, temperature)
-    rows = [Row(**json.loads(line)) for line in lines]
-    found = [row for row in rows if (row.split, row.arm, row.seed, row.temperature) == key]
+    key = (name, seed, temperature)
+    found = [row for row in known_rows(options) if (row.arm, row.seed, row.temperature) == key]
     if not found:
         new = Row(options.split, time.strftime("%Y-%m-%d"), name, seed, temperature, digest, **measure(questions))
         with options.rows.open("a") as file:
@@ -211,17 +234,19 @@ def kept(
 
 
 def prepare(options: Options) -> None:
-    """Split off the dev questions, and make the policy that all arms come from."""
-    if not options.train_data.exists():
-        source = read_answerable(options.data / f"second_hop_{TRAINED}" / "train.jsonl")
-        write_data(options, options.train_data, *split_by_document(source, DEV_SHARE, DEV_SEED))
-    if not options.played_data.exists():
-        of = options.data / f"second_hop_{options.words}" if options.held_out else options.train_data
-        every = read_answerable(of / "eval.jsonl")
-        write_data(options, options.played_data, [], choose(every, PLAYED, DEV_SEED))
-    policy = options.work / "policy"
-    if not policy.exists():
-        run("create_lora_model", "--no-quantize", "--output-dir", policy)
+    """Split off the dev questions, and make the policy that all arms come from; one of several processes does."""
+    make_folder(options.work)
+    with in_turn(options.work / ".prepare.lock"):
+        if not options.train_data.exists():
+            source = read_answerable(options.data / f"second_hop_{TRAINED}" / "train.jsonl")
+            write_data(options, options.train_data, *split_by_document(source, DEV_SHARE, DEV_SEED))
+        if not options.played_data.exists():
+            of = options.data / f"second_hop_{options.words}" if options.held_out else options.train_data
+            every = read_answerable(of / "eval.jsonl")
+            write_data(options, options.played_data, [], choose(every, PLAYED, DEV_SEED))
+        policy = options.work / "policy"
+        if not policy.exists():
+            run("create_lora_model", "--no-quantize", "--output-dir", policy)
 
 
 def write_data(options: Options, path: Path, train: Sequence[Question], played: Sequence[Question]) -> None:
@@ -310,9 +335,14 @@ def by_rm3(options: Options, questions: Sequence[Question]) -> list[list[str]]:
     return [[text] for text in rm3_queries(store, questions, best_rm3(store, dev, search))]
 
 
-def by_title(options: Options, questions: Sequence[Question]) -> list[list[str]]:
+def by_title(options: Options, questions: Sequence[Question], asked: bool = True) -> list[list[str]]:
     first = found_by(options, [question.question for question in questions])
-    return [[q.question, title_query(q, first[q.question])] for q in questions]
+
+    def second(question: Question) -> str:
+        hits = first[question.question]
+        return title_query(question, hits) if asked or not hits else hits[0].title
+
+    return [[question.question, second(question)] for question in questions]
 
 
 def at_random(options: Options, questions: Sequence[Question]) -> list[list[str]]:
@@ -332,6 +362,7 @@ CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[list[str]]]]
     RAW: themselves,
     "RM3": by_rm3,
     "a second search at random": at_random,
+    TITLE: partial(by_title, asked=False),
     SCRIPT: by_title,
 }
 
@@ -377,20 +408,31 @@ def cost(options: Options, name: str, seed: int) -> tuple[int, float]:
 
 def played(options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]) -> dict[str, Any]:
     """The arm's episodes of all questions, greedily or sampled, once it is trained."""
-    policy, label = train(options, name, seed), slug(name)
-    output = options.work / "eval" / f"{label}-{seed}-{options.split.replace(' ', '-')}-T{temperature:g}"
+    policy = train(options, name, seed)
     run(
-        "evaluate", "--data", options.played_data, "--policy", f"{label}={policy}", "--systems", ARMS[name].system,
+        "evaluate", "--data", options.played_data, "--policy", f"{slug(name)}={policy}", "--systems", ARMS[name].system,
         "--eval-questions", 0, "--temperature", temperature, "--seed", seed, "--engine", "local",
-        "--concurrency", 64, "--output-dir", output,
+        "--concurrency", 64, "--output-dir", folder_of_play(options, name, seed, temperature),
     )  # fmt: skip
-    results = OutcomeLog(output, f"{label}/{ARMS[name].system}").results()
-    episodes = [results[question.id].episode for question in questions]
+    episodes = episodes_of(options, name, seed, temperature, questions)
     tokens, minutes = cost(options, name, seed)
     return {
         "measures": measures_of(options, episodes, questions), "tokens": tokens, "minutes": minutes,
         "well_formed": sum(episode.well_formed for episode in episodes) / len(episodes),
     }  # fmt: skip
+
+
+def folder_of_play(options: Options, name: str, seed: int, temperature: float) -> Path:
+    return options.work / "eval" / f"{slug(name)}-{seed}-{options.split.replace(' ', '-')}-T{temperature:g}"
+
+
+def episodes_of(
+    options: Options, name: str, seed: int, temperature: float, questions: Sequence[Question]
+) -> list[Episode]:
+    """What was played."""
+    folder = folder_of_play(options, name, seed, temperature)
+    results = OutcomeLog(folder, f"{slug(name)}/{ARMS[name].system}").results()
+    return [results[question.id].episode for question in questions]
 
 
 def measures_of(options: Options, episodes: Sequence[Episode], questions: Sequence[Question]) -> dict[str, list[float]]:
@@ -448,6 +490,20 @@ def over(row: Row, other: Row, measure: str = BEST) -> str:
     return f"{mean} ({span(found)})"
 
 
+def episodes_to_read(options: Options, questions: Sequence[Question]) -> str:
+    """Markdown: what was asked and found, what was searched for then, and the answer, beside what was wanted."""
+    lines = ["| asked | found first | then searched for | place | answered | wanted |", "|---|---|---|---|---|---|"]
+    for question, episode in zip(questions, episodes_of(options, GRPO, options.seeds[0], 0.0, questions), strict=True):
+        queries = [search.query for search in episode.searches]
+        found = found_by(options, queries)
+        first = dict.fromkeys(hit.title for hit in found[queries[0]][:K]) if queries else []
+        places = [hit.rank for query in queries for hit in found[query] if hit.chunk_id in question.relevant_chunk_ids]
+        answers = (cut_to_words(text, WORDS_SHOWN) for text in (episode.answer, question.answer))
+        cells = [question.question, "; ".join(first), "; ".join(queries[1:]), f"{min(places, default='')}", *answers]
+        lines.append(f"| {' | '.join(one_line(cell).replace('|', ' ') for cell in cells)} |")
+    return "\n".join(lines)
+
+
 def draw(rows: Sequence[Row], questions: int, split: str, path: Path) -> None:
     """The best search's MRR@10 of each way: greedily (filled) and at temperature 1 (hollow), a mark for each seed, with
     intervals."""
@@ -458,14 +514,14 @@ def draw(rows: Sequence[Row], questions: int, split: str, path: Path) -> None:
     axes = figure.subplots()
     for row in rows:
         found, filled = bootstrapped(row.measures[BEST]), "white" if row.temperature else None
-        place = names.index(row.arm) + (0.14 * (row.seed - 2) + 0.06 * row.temperature if row.seed else 0)
+        place = names.index(row.arm) + (0.26 * (row.seed - 2) + 0.12 * row.temperature if row.seed else 0)
         bars = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
         color = "C1" if row.temperature else "C0"
         axes.errorbar([found["mean"]], [place], xerr=bars, fmt="o", color=color, markerfacecolor=filled)
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [fill(name, 32) for name in names])
     axes.invert_yaxis()
     axes.set_xlabel(
-        f"{MEASURES[BEST]} on {questions:,} {split} questions, 95 % intervals; filled: greedy, hollow: T = 1"
+        f"{MEASURES[BEST]} on {questions:,} questions ({split} words)\n95 % intervals; filled: greedy, hollow: T = 1"
     )
     figure.savefig(path, dpi=120)
 

@@ -3,15 +3,16 @@
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from bench import search_gain
+import grpo_train
 from forage.agent.agent import searched_for
 from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings, SearchOptions
 from forage.agent.protocol import CALL_OPENING
-from forage.agent.rewards import rank_score
+from forage.agent.rewards import get_search_gain, get_search_margin, rank_score
 from forage.data.records import Document, Question, read_answerable
 from forage.files import write_jsonl
 from forage.optimizer import OptimizerOptions
@@ -76,10 +77,18 @@ def warm(tiny, data, tmp_path_factory):
     return made.output_dir
 
 
+def rewards_of_the_search(embedder, searcher):
+    """As docs/training.md has it."""
+    return {
+        "gain": partial(get_search_gain, searcher=searcher),
+        "margin": partial(get_search_margin, searcher=searcher),
+    }
+
+
 def test_a_step_is_rewarded_for_what_the_search_gained(tiny, data, warm, tmp_path):
     options = with_options(tiny_options(tiny, tmp_path / "run", max_steps=2, eval_every=0), policy=warm, data=data)
     options = replace(options, rollout=replace(options.rollout, search=SearchOptions()))
-    search_gain.main(options)
+    grpo_train.main(options, rewards_of_the_search)
     store = DocumentStore.open(data / "store")
     questions = {question.id: question for question in read_answerable(data / "train.jsonl")}
 
