@@ -1,9 +1,14 @@
-"""What this machine offers: a reachable model hub, bf16 units. Imports torch and httpx only where needed."""
+"""What this machine offers: a reachable model hub, bf16 units, a GPU. Imports torch and httpx only where needed.
+
+python -m forage.machine    fails with one line if torch sees no GPU that it should
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -64,6 +69,53 @@ def gains_by_bf16(device: str) -> bool:
     return has_bf16(device) and (device.startswith("cuda") or not intel)
 
 
+DRIVERS = {12: 525, 13: 580}  # oldest driver for each CUDA, by NVIDIA's table of minor versions that fit
+
+
+def unseen_gpu() -> str:
+    """Why torch does not see the GPU that nvidia-smi lists, and the way out; empty if it does, or there is none.
+
+    One that CUDA_VISIBLE_DEVICES hides is not looked for.
+    """
+    import torch
+
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
+    if hidden or torch.cuda.is_available():
+        return ""
+    driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
+    return why_unseen(driver, torch.version.cuda) if driver else ""
+
+
+def why_unseen(driver: str, cuda: str | None) -> str:
+    """Example: ("570.86.15", "13.0") is a driver that is too old, as CUDA 13 needs 580."""
+    if cuda is None:
+        return (
+            "this torch has no CUDA; build the image with it: docker compose build (without containers: "
+            "scripts/install_torch.sh .venv/bin/python cuda)"
+        )
+    oldest = DRIVERS.get(int(cuda.partition(".")[0]), max(DRIVERS.values()))
+    version = driver.partition(".")[0]
+    if version.isdecimal() and int(version) < oldest:
+        return (
+            f"NVIDIA's driver is {driver}, and torch's CUDA {cuda} needs {oldest} or newer; update the driver, or "
+            "install this version of torch built for an older CUDA (pytorch.org), and vLLM likewise (its images of an "
+            "older CUDA end in -cu129)"
+        )
+    return (
+        f"torch sees no GPU, though nvidia-smi lists one (driver {driver}); torch's warning "
+        "above says why, or CUDA_VISIBLE_DEVICES names another"
+    )
+
+
+def output(*command: str, patience: float = 3.0) -> str:
+    """What a command prints; empty if it fails, is missing, or takes longer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
 def processor() -> str:
     """The text of /proc/cpuinfo; empty where there is none."""
     told = Path("/proc/cpuinfo")
@@ -77,3 +129,16 @@ def compute_dtype(dtype: Dtype = "auto") -> torch.dtype:
     if dtype == "auto":
         dtype = "bfloat16" if has_bf16("cuda" if torch.cuda.is_available() else "cpu") else "float32"
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
+
+
+if __name__ == "__main__":
+    import torch
+
+    sys.exit(
+        unseen_gpu()
+        or (
+            None
+            if torch.cuda.is_available()
+            else "torch finds no GPU, nor does nvidia-smi; docker needs the NVIDIA container toolkit"
+        )
+    )

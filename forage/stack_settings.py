@@ -32,6 +32,7 @@ CHOICES = {
     "SERVE": ("auto", "nf4", "bf16"), "QUANTIZE": ("0", "1"), "REPORT_TO": ("none", "tensorboard", "wandb", "trackio"),
     "ENGINE": ("vllm", "local"),
 }  # fmt: skip
+MAX_RANK = 512  # of an adapter that vLLM serves
 NUMBERS = (
     "LORA_RANK", "WARM_STEPS", "BATCH_SIZE", "NUM_ROLLOUTS", "MAX_TOKENS", "MAX_STEPS", "TRAIN_PROCESSES",
     "TRAIN_NODES", "TRAIN_PORT",
@@ -87,6 +88,8 @@ def check_values(given: Mapping[str, str]) -> None:
         raise UserError(
             f"OFFLOAD={offload} does not work with SHARDING={sharding}; set {' or '.join(OFFLOADS[offload])}"
         )
+    if int(given.get("LORA_RANK") or 1) not in range(1, MAX_RANK + 1):
+        raise UserError(f"LORA_RANK={given['LORA_RANK']} is no rank that vLLM serves; set 1 to {MAX_RANK}")
     if given.get("TRAIN_PROCESSES") == "0":
         raise UserError("TRAIN_PROCESSES=0 trains nothing; set 1 or more")
 

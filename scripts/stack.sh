@@ -154,15 +154,7 @@ use_gpus() { # their numbers
   [ -n "$1" ] || return 0
   # Otherwise everything would continue with the small model meant for machines without a GPU.
   local error
-  error=$("$PY" - 2>&1 <<'PYTHON'
-import sys, torch
-if torch.version.cuda is None:
-    sys.exit(f"torch {torch.__version__} has no CUDA; build the image with it: docker compose build (without containers: "
-             "scripts/install_torch.sh .venv/bin/python cuda)")
-if not torch.cuda.is_available():
-    sys.exit("torch finds no GPU; docker needs the NVIDIA container toolkit, and TRAIN_GPUS numbers of nvidia-smi")
-PYTHON
-  ) || { echo "error: ${error##*$'\n'} (DEVICE=cuda, TRAIN_GPUS=$1)" >&2 && exit 1; }
+  error=$("$PY" -m forage.machine 2>&1) || { echo "error: ${error##*$'\n'} (DEVICE=cuda, TRAIN_GPUS=$1)" >&2 && exit 1; }
 }
 # On a card for both, vLLM measures what is free when it starts, so the trainer comes after it.
 wait_for_vllm() {

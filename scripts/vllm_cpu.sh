@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Starts a vLLM server from .venv-vllm on a machine without a GPU; adapters can be loaded while it runs.
 #   MODEL       folder of the base (default: SmolLM2-135M-Instruct from its package)
-#   LORA_RANK   largest rank of an adapter (default 16); on CPUs vLLM computes with this rank for every token
+#   LORA_RANK   largest rank of an adapter (default 16); vLLM is started for the next rank that it takes, and on CPUs
+#               computes with that for every token
 #   DTYPE       float32 or bfloat16, as the policy's (create_lora_model.py --dtype); default: bfloat16 with bf16 units,
 #               and for a base in 4 bits, which is served in nothing else
 #   HOST, PORT  address to listen on (default 127.0.0.1, 8100)
@@ -35,12 +36,13 @@ export KMP_BLOCKTIME=${KMP_BLOCKTIME:-1} # idle threads sleep, leaving the cores
 # vLLM compiles some functions on first use and exits if there is no compiler or no Python header.
 headers=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 echo '#include <Python.h>' | g++ -E -x c++ -I"$headers" - >/dev/null 2>&1 || export TORCHDYNAMO_DISABLE=1
+for rank in 8 16 32 64 128 256 320 512; do [ "${LORA_RANK:-16}" -gt "$rank" ] || break; done # what vLLM takes
 [ -z "${API_KEY:-}" ] || export VLLM_API_KEY=$API_KEY
 # No chunked prefill: in vLLM 0.32 on CPUs, a chunk of a request with a seed crashes the whole server ("CPU Generator
 # does not use offset").
 # processed_logprobs: log-probabilities of the distribution that is sampled from, temperature included.
 exec "$venv/bin/python" -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name policy \
   --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}" --dtype "$dtype" --max-model-len "${MAX_LEN:-2048}" \
-  --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 --max-cpu-loras "$((${MAX_STALENESS:-1} + 2))" \
+  --enable-lora --max-lora-rank "$rank" --max-loras 2 --max-cpu-loras "$((${MAX_STALENESS:-1} + 2))" \
   --logprobs-mode processed_logprobs \
   "${head[@]}" --no-enable-chunked-prefill --max-num-batched-tokens "$((${MAX_LEN:-2048} > 4096 ? ${MAX_LEN:-2048} : 4096))" "$@"

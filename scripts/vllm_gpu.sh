@@ -5,7 +5,7 @@
 #   VLLM_PY          Python with vLLM (default: .venv-vllm/bin/python)
 #   VLLM_GPUS        numbers of GPUs, as nvidia-smi counts them
 #   VLLM_GPU_MEMORY  share of its memory
-#   LORA_RANK        largest rank of an adapter (default 16)
+#   LORA_RANK        largest rank of an adapter (default 16); vLLM is started for the next rank that it takes
 #   MAX_STALENESS    steps that rollouts may run ahead (default 1): so many adapters and two more stay in the host's
 #                    memory, so that none in use has to be read again while the next is loaded
 #   MAX_TOKENS       most tokens of an episode (default 2048)
@@ -24,14 +24,23 @@ while IFS='=' read -r name value; do
   [ -n "${!name:-}" ] || declare "$name=$value"
 done <"$models/plan.env"
 
+python=${VLLM_PY:-.venv-vllm/bin/python}
+# Triton compiles C for the kernels of adapters, and says so only once the model is loaded.
+headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+if ! echo '#include <Python.h>' | "${CC:-$(command -v gcc || command -v clang)}" -E -x c -I"$headers" - >/dev/null 2>&1; then
+  echo "error: vLLM compiles kernels here, which needs gcc and Python.h in $headers; install gcc and python3-dev (that Python's own headers)" >&2
+  exit 1
+fi
+for rank in 8 16 32 64 128 256 320 512; do [ "${LORA_RANK:-16}" -gt "$rank" ] || break; done # what vLLM takes
+
 export CUDA_VISIBLE_DEVICES=$VLLM_GPUS CUDA_DEVICE_ORDER=PCI_BUS_ID # nvidia-smi's numbers
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True                        # enables /v1/load_lora_adapter
 export VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
-vllm=("${VLLM_PY:-.venv-vllm/bin/python}" -m vllm.entrypoints.openai.api_server)
+vllm=("$python" -m vllm.entrypoints.openai.api_server)
 # processed_logprobs: log-probabilities of the distribution that is sampled from, temperature included.
 vllm+=(--model "$models/served" --served-model-name policy --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}"
   --max-model-len "${MAX_TOKENS:-2048}" --gpu-memory-utilization "$VLLM_GPU_MEMORY" ${PLAN_VLLM_ARGS:-}
-  --enable-lora --max-lora-rank "${LORA_RANK:-16}" --max-loras 2 --max-cpu-loras "$((${MAX_STALENESS:-1} + 2))"
+  --enable-lora --max-lora-rank "$rank" --max-loras 2 --max-cpu-loras "$((${MAX_STALENESS:-1} + 2))"
   --logprobs-mode processed_logprobs)
 # In the type that the trainer computes in, if create_lora_model.py was told one; vLLM would take fp32 down to bf16.
 dtype=$(grep -oE '"dtype": "(float32|bfloat16)"' "$models/policy/model.json" 2>/dev/null | cut -d '"' -f 4 || true)

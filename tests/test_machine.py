@@ -4,10 +4,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+import torch
 
 from forage import machine
 from forage.errors import UserError
-from forage.machine import gains_by_bf16, has_bf16, hub_reachable
+from forage.machine import gains_by_bf16, has_bf16, hub_reachable, unseen_gpu, why_unseen
+from forage.policy.base_models import PACKAGED_MODEL, model_choice
 
 
 def test_the_hub_is_asked_over_real_sockets(monkeypatch):
@@ -54,3 +56,32 @@ def test_bf16_only_where_the_processor_computes_in_it(monkeypatch, flags, expect
 def test_bf16_is_a_gain_only_where_it_is_multiplied_faster(monkeypatch, vendor, flags, expected):
     monkeypatch.setattr(machine.Path, "read_text", lambda self: f"vendor_id\t: {vendor}\nflags\t: {flags}\n")
     assert gains_by_bf16("cpu") is expected
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "says"),
+    [
+        ("570.86.15", "13.0", "driver is 570.86.15, and torch's CUDA 13.0 needs 580 or newer"),
+        ("580.65.06", "13.0", "torch sees no GPU, though nvidia-smi lists one"),
+        ("570.86.15", "12.9", "torch sees no GPU, though nvidia-smi lists one"),
+        ("580.65.06", None, "this torch has no CUDA"),
+    ],
+)
+def test_why_torch_does_not_see_a_gpu(driver, cuda, says):
+    assert says in why_unseen(driver, cuda)
+
+
+def test_a_gpu_that_torch_does_not_see_is_no_machine_without_one(tmp_path, monkeypatch):
+    """nvidia-smi is a stand-in: the small model is not trained unasked beside a card."""
+    if torch.cuda.is_available():
+        pytest.skip("left out: torch sees a GPU here")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert unseen_gpu() == ""
+    assert model_choice().name == PACKAGED_MODEL
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 535.183.01\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    with pytest.raises(UserError, match=f"torch.*; to train the small model on the CPU .*: {PACKAGED_MODEL}$"):
+        model_choice()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert model_choice().name == PACKAGED_MODEL

@@ -52,6 +52,8 @@ def test_every_name_of_the_example_is_known_and_so_are_dockers_own():
     [
         ({"SHARDING": "zero4"}, "SHARDING=zero4 is none of none, zero2, zero3, fsdp2"),
         ({"TRAIN_NODES": "two"}, "TRAIN_NODES=two is no whole number"),
+        ({"LORA_RANK": "600"}, "LORA_RANK=600 is no rank that vLLM serves; set 1 to 512"),
+        ({"LORA_RANK": "0"}, "LORA_RANK=0 is no rank"),
         ({"TRAIN_PROCESSES": "0"}, "TRAIN_PROCESSES=0 trains nothing"),
         ({"OFFLOAD": "all", "SHARDING": "zero2"}, "OFFLOAD=all does not work with SHARDING=zero2; set zero3"),
         ({"OFFLOAD": "optimizer", "SHARDING": "fsdp2"}, "OFFLOAD=optimizer does not work .*; set zero2 or zero3"),

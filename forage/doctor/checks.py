@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forage.errors import UserError, first_line
-from forage.machine import has_bf16, hub_reachable
+from forage.machine import has_bf16, hub_reachable, output, unseen_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 # Packages of requirements.txt that only some options need. All others are needed by the basic path.
@@ -131,9 +130,7 @@ def gpu() -> Check:
         return Check(f"GPU: {', '.join(names)}", "" if has_bf16("cuda") else "no bf16 units, so fp32 is taken")
     if not lists:
         return Check("GPU", "none, so the small models run on the CPU")
-    if not torch.version.cuda:
-        return Check("GPU", "this torch is built without CUDA", "scripts/install_torch.sh .venv/bin/python cuda")
-    return Check("GPU", f"torch does not see {lists.splitlines()[0]}", "nvidia-smi; echo $CUDA_VISIBLE_DEVICES")
+    return Check(lists.splitlines()[0], unseen_gpu() or "hidden by CUDA_VISIBLE_DEVICES", "nvidia-smi")
 
 
 def hub() -> Check:
@@ -163,12 +160,3 @@ def docker() -> Check:
         return Check(what, lacks, "sudo apt-get install docker-compose-plugin")
     lacks = "" if output("docker", "info") else "its daemon does not answer"
     return Check(what, lacks, "sudo systemctl start docker")
-
-
-def output(*command: str) -> str:
-    """What a command prints; empty if it fails, is missing, or takes more than 3 s."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -29,7 +29,8 @@ from forage.grpo.resume import (
 )
 from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, write_plans
 from forage.grpo.sharding import ShardedLearner
-from forage.grpo.update import UpdateContext, learning_rate, prepare, update
+from forage.grpo.shortage import heed, note
+from forage.grpo.update import OutOfMemory, UpdateContext, learning_rate, prepare, update
 from forage.manifest import plain
 from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest, whole_digest
@@ -51,6 +52,7 @@ def train(
 ) -> None:  # fmt: skip
     """Train from the last checkpoint to the last step."""
     run, run_dir = open_run(options, learner, manifest), options.run_dir
+    heed(run, learner)
     begin(run, learner)
     shared = options.prompts_shared and not unsharable(learner.policy.config)
     kind, drawing = chosen(options.report_to, trackers.AGENT_ORDER) if run.lead else "none", Drawing(run_dir)
@@ -73,7 +75,11 @@ def train(
             context = UpdateContext(options.update, rate, options.rollout.temperature, shared, run.phases)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.
             torch.manual_seed((options.rollout.seed * 1_000_003 + run.step) * learner.world + learner.rank)
-            figures = update(learner, batch, context)
+            try:
+                figures = update(learner, batch, context)
+            except OutOfMemory as error:
+                note(run, error)
+                raise
             stats = guard(run, learner, collect(run, plan, batch, figures))
             run.step, run.history = run.step + 1, [*run.history, stats]
             if run.lead:

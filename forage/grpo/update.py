@@ -177,7 +177,7 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     old = OldLogprobs(taught.episodes, learner.device)
     for _ in range(context.options.epochs):
         sums, budget = learn_within_memory(budget, learner, taught, old, context)
-        norm = change_weights(learner, context)
+        norm = change_weights(learner, context, budget)
         old.known = True
     counts = {"episodes": float(len(taught.episodes)), "micro_batches": float(len(sums))}
     figures = counts | {"learning_rate": context.learning_rate, "grad_norm": norm}
@@ -215,6 +215,15 @@ def likelihood_gain(
     return {"likelihood_gain": (total["gained"] / total["tokens"].clamp(min=1)).item()}
 
 
+class OutOfMemory(UserError):
+    """Memory ran out, and this process can't go on."""
+
+    def __init__(self, message: str, budget: int) -> None:
+        super().__init__(message)
+        self.budget = budget
+        """Tokens of a micro-batch that another start should take."""
+
+
 def learn_within_memory(
     budget: int, learner: Learner, taught: TaughtEpisodes, old: OldLogprobs, context: UpdateContext
 ) -> tuple[list[dict[str, Tensor]], int]:
@@ -229,15 +238,18 @@ def learn_within_memory(
         try:
             return learn_epoch(budget, learner, taught, old, context), budget
         except torch.OutOfMemoryError as error:
+            lower = max(budget // 2, longest)
             if budget <= longest or not learner.can_start_over:
-                raise UserError(
-                    f"out of memory with micro-batches of {budget} tokens ({first_line(error)}); give a lower "
-                    "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)"
+                goes_on = f"; re-run the same command to go on with {lower}" if lower < budget else ""
+                raise OutOfMemory(
+                    f"out of memory with micro-batches of {budget} tokens ({first_line(error)}){goes_on}; give a lower "
+                    "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)",
+                    lower,
                 ) from error
         learner.drop_gradients()
         torch.cuda.empty_cache()
         set_random_states(states)  # the epoch draws the dropout it would have drawn
-        budget = learner.lowered_budget = max(budget // 2, longest)
+        budget = learner.lowered_budget = lower
         print(f"out of memory: continuing with micro-batches of {budget} tokens, in later steps too", flush=True)
 
 
@@ -252,7 +264,7 @@ def learn_epoch(
     ]
 
 
-def change_weights(learner: Learner, context: UpdateContext) -> float:
+def change_weights(learner: Learner, context: UpdateContext, budget: int) -> float:
     """Change the policy by the gradients; returns their norm. Without memory for that, the run can only stop.
 
     Some weights may have been changed and others not. The checkpoint is of before the step, so nothing is lost.
@@ -260,9 +272,10 @@ def change_weights(learner: Learner, context: UpdateContext) -> float:
     try:
         return learner.step(context.learning_rate, context.options.optimizer.max_norm)
     except torch.OutOfMemoryError as error:
-        raise UserError(
+        raise OutOfMemory(
             f"out of memory in the optimizer ({first_line(error)}); share its state between several processes "
-            "(--sharding) or keep it on the CPU (--offload optimizer), then re-run the same command to resume"
+            "(--sharding) or keep it on the CPU (--offload optimizer), then re-run the same command to resume",
+            budget,
         ) from error
 
 

@@ -133,7 +133,8 @@ def publish_adapter(policy: Any, folder: Path, version: int, *, overwrite: bool 
     """Save a PEFT model's adapter as the given version. It appears complete: no reader sees half of it."""
     target = adapter_path(folder, version)
     with replacing_folder(target, overwrite=overwrite) as partial:
-        policy.save_pretrained(partial, selected_adapters=["default"])
+        # Left to choose, PEFT asks the hub at each publish whether the base has another vocabulary there.
+        policy.save_pretrained(partial, selected_adapters=["default"], save_embedding_layers=False)
         (partial / "README.md").unlink(missing_ok=True)  # PEFT's template of a model card, not filled in
         list_contents(partial)
     return target

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from forage.errors import UserError, first_line
-from forage.machine import Choice, hub_reachable
+from forage.machine import Choice, hub_reachable, unseen_gpu
 from forage.manifest import file_digest, read_manifest
 from forage.outputs import making_folder
 
@@ -62,6 +62,8 @@ def model_choice(on_gpu: str = HUB_MODEL) -> Choice:
     """`on_gpu` with a CUDA GPU, else the packaged SmolLM2-135M-Instruct."""
     if torch.cuda.is_available():
         return Choice(on_gpu, "there is a GPU")
+    if why := unseen_gpu():
+        raise UserError(f"{why}; to train the small model on the CPU all the same, name it: {PACKAGED_MODEL}")
     return Choice(PACKAGED_MODEL, "there is no GPU")
 
 

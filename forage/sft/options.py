@@ -44,7 +44,7 @@ class SFTOptions:
     """Largest number of updates."""
     batch_size: int = 4
     """Demonstrations per update."""
-    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=1e-3))
+    optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=0.0))
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     eval_share: float = 0.1
     """Share of the demonstrations to hold out: their loss is measured, not trained on."""

@@ -81,12 +81,16 @@ def test_a_policy_says_what_it_is_computed_in_whatever_the_machine_would_choose(
         read_policy_card(tmp_path)
 
 
-def test_adapters_are_published_whole_under_their_version_and_name_the_full_base(made, tmp_path):
+def test_adapters_are_published_whole_under_their_version_and_name_the_full_base(made, tmp_path, monkeypatch):
     card = read_policy_card(made)
     policy = load_policy(card)
     write_policy_card(card, tmp_path)
+    # PEFT would ask the hub for a base that is no folder here, each time.
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *_: pytest.fail("asks the hub"))
     for version in (0, 12):
         assert publish_adapter(policy, tmp_path, version) == adapter_path(tmp_path, version)
+    policy.peft_config["default"].base_model_name_or_path = "someone/a-base"
+    publish_adapter(policy, tmp_path / "of-a-hub-name", 0)
     (tmp_path / "adapters" / ".v000013.part").mkdir()  # left by a killed process
     assert versions(tmp_path) == [0, 12]
     assert newest_adapter(tmp_path).name == "v000012"

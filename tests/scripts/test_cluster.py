@@ -22,7 +22,8 @@ exit $((CARDS == 0))"""
 # It plans as the real one does, finds CUDA, and shows what else it is asked.
 PYTHON = f"""case "$*" in
   "-m forage.policy.memory"* | "-m forage.stack_settings"*) exec {sys.executable} "$@" ;;
-  -) cat >/dev/null ;;
+  "-m forage.machine") ;;
+  -c*sysconfig*) echo "${{0%/*}}" ;; # where Python.h is
   *) echo "gpus=$CUDA_VISIBLE_DEVICES interface=$GLOO_SOCKET_IFNAME key=$VLLM_API_KEY $*" ;;
 esac
 case "$*" in *grpo_rollout.py*) sleep 1; exit ${{WORKER_STATUS:-0}} ;; esac"""
@@ -35,6 +36,7 @@ def node(tmp_path):
     for name, text in (("nvidia-smi", SMI), ("python", PYTHON), ("sleep", 'exec /bin/sleep "${PAUSE:-$1}"')):
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin" / "Python.h").touch()
     python, shared = str(tmp_path / "bin" / "python"), tmp_path / "shared"
     (shared / "models" / "served").mkdir(parents=True)
 

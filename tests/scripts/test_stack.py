@@ -45,11 +45,13 @@ def cards(tmp_path):
 def python(tmp_path):
     """Stand-in for Python beside a GPU: it plans as the real one does, finds CUDA, and shows what else it is asked."""
     real = ROOT / ".venv" / "bin" / "python"
+    (tmp_path / "Python.h").touch()
     return script(
         tmp_path / "python",
         f"""case "$*" in
   "-m forage.policy.memory"* | "-m forage.stack_settings"*) exec {real} "$@" ;;
-  -) cat >/dev/null ;; # the search for CUDA
+  "-m forage.machine") ;; # the search for a GPU
+  -c*sysconfig*) echo {tmp_path} ;; # where Python.h is
   -c*) echo "asked $*" ;; # for a server's health
   *) echo "gpus=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER $*" ;;
 esac""",
@@ -152,6 +154,13 @@ def test_one_card_is_shared_and_the_trainer_waits_for_the_server(tmp_path, prepa
     vllm = stack("vllm", tmp_path / "none", **settings).stdout
     assert f"--gpu-memory-utilization {plan['VLLM_GPU_MEMORY']} {plan['PLAN_VLLM_ARGS']} --enable-lora" in vllm
     assert "\ngpus=0 order=PCI_BUS_ID -m vllm.entrypoints" in vllm
+    assert "--max-lora-rank 16 " in vllm
+    # vLLM takes some ranks alone; an adapter may have a lower one than the server.
+    assert "--max-lora-rank 32 " in stack("vllm", tmp_path / "none", **settings, LORA_RANK="24").stdout
+    (tmp_path / "Python.h").unlink()
+    refused = stack("vllm", tmp_path / "none", **settings)
+    assert refused.returncode == 1
+    assert f"needs gcc and Python.h in {tmp_path}; install" in refused.stderr
     assert "gpus= order" in stack("rollout", tmp_path / "none", **settings).stdout
     train = stack("train", tmp_path / "none", **settings).stdout.splitlines()
     assert train[0].startswith("asked -c")

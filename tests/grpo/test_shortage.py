@@ -1,0 +1,62 @@
+"""A run that memory runs out of in a way that this process can't repair: the next start takes less, and three are enough."""
+
+import pytest
+import torch
+
+from forage.errors import UserError
+from forage.grpo.learner import Learner
+from forage.grpo.update import OutOfMemory
+from forage.runs.stats import read_stats
+from tests.tiny_training import tiny_options, train
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """short(times): so many starts run out of memory in their first backward pass, as processes that share one do."""
+    left, sizes, score = [0], [], Learner.score
+
+    def scored(self, batch, temperature):
+        if torch.is_grad_enabled():
+            sizes.append(batch.tokens)
+            if left[0]:
+                left[0] -= 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return score(self, batch, temperature)
+
+    monkeypatch.setattr(Learner, "score", scored)
+    monkeypatch.setattr(Learner, "can_start_over", False)
+
+    def short_for(times):
+        left[0] = times
+        sizes.clear()
+        return sizes
+
+    return short_for
+
+
+def test_the_next_start_takes_smaller_micro_batches_and_nothing_is_lost(tiny, tmp_path, short, capsys):
+    options = tiny_options(tiny, tmp_path / "run", max_steps=2, eval_every=0)
+    short(1)
+    with pytest.raises(
+        OutOfMemory, match=r"^out of memory with micro-batches of 600 tokens .* to go on with 300; give"
+    ):
+        train(options)
+    sizes = short(0)
+    train(options)
+    assert "memory ran out at step 0: continuing with micro-batches of 300 tokens" in capsys.readouterr().out
+    assert max(sizes) <= 300
+    assert [stats.step for stats in read_stats(tmp_path / "run")] == [0, 1]
+
+
+def test_three_starts_at_one_step_are_enough(tiny, tmp_path, short):
+    options = tiny_options(tiny, tmp_path / "run", max_steps=2, eval_every=0)
+    for _ in range(3):
+        short(1)
+        with pytest.raises(OutOfMemory):
+            train(options)
+    sizes = short(0)
+    with pytest.raises(UserError, match=r"^memory ran out 3 times at step 0.*OFFLOAD"):
+        train(options)
+    assert not sizes  # nothing was computed in vain
+    train(tiny_options(tiny, tmp_path / "run", max_steps=2, eval_every=0, token_budget=100))  # as it says
+    assert [stats.step for stats in read_stats(tmp_path / "run")] == [0, 1]
