@@ -1,4 +1,4 @@
-"""A run that memory runs out of in a way that this process can't repair: the next start takes less, and three are enough."""
+"""A run that runs out of memory where this process can not repair it: the next start takes less; three are enough."""
 
 import pytest
 import torch

@@ -90,15 +90,15 @@ async def _fetch_all(urls: list[str], folder: ContentFolder, options: ScrapeOpti
 def how_long(pages: Mapping[str, int], delay: float) -> str:
     """How long fetching so many pages of each host takes, if that is a minute or more; hosts are fetched side by side.
 
-    Example: 240 pages of a.org and 3 of b.org at .5 s are "243 pages of 2 hosts take 2 min or more: a.org has 240, ...".
+    Example: 240 pages of a.org and 3 of b.org at .5 s are "243 pages of 2 hosts take 2 min or more: a.org has ...".
     """
     host = max(pages, key=pages.__getitem__, default="")
     minutes = round(pages[host] * delay / 60) if pages else 0
     if not minutes:
         return ""
     return (
-        f"{sum(pages.values()):,} pages of {len(pages)} hosts take {minutes} min or more: {host} has {pages[host]:,}, and "
-        f"is asked every {delay:g} s. A killed run resumes; --no-scrape does without pages (in .env: DATA_ARGS)"
+        f"{sum(pages.values()):,} pages of {len(pages)} hosts take {minutes} min or more: {host} has {pages[host]:,}, "
+        f"and is asked every {delay:g} s. A killed run resumes; --no-scrape does without pages (in .env: DATA_ARGS)"
     )
 
 
