@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from forage.files import remove_folder
 from forage.grpo.learner import Learner
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.run import KEPT, Run, plan_step
-from forage.manifest import contradictions, flat, plain
+from forage.grpo.update import OutOfMemory
+from forage.manifest import contradictions, flat, plain, read_manifest, write_manifest
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.rollout.agreement import (
     RUN_FILE,
@@ -214,3 +215,58 @@ def compress_episodes(run_dir: Path, step: int, evaluated: Collection[int]) -> N
         done = [f"{number:06d}"] * (number < step) + [f"{number:06d}-eval"] * (number in evaluated)
         for path in [path for name in done for path in (run_dir / "episodes" / name).glob("*.jsonl")]:
             compress(path)
+
+
+# Out of memory where a step can't be tried again in the same process, as processes that share it stop
+
+SHORTAGE, MOST = "shortage.json", 3
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The last one."""
+
+    step: int
+    times: int
+    """How often memory has run out at this step."""
+    budget: int
+    """Tokens of a micro-batch to go on with."""
+    settings: dict[str, Any]
+    """With other settings it says nothing."""
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    options = run.options
+    return plain(options.update.memory) | {"sharding": options.sharding, "offload": options.offload}
+
+
+def last_shortage(run: Run) -> Shortage | None:
+    path = run.options.run_dir / SHORTAGE
+    known = Shortage(**read_manifest(path, "remove it")) if path.exists() else None
+    return known if known and known.settings == settings_of(run) else None
+
+
+def heed_shortage(run: Run, learner: Learner) -> Shortage | None:
+    """Begin with micro-batches that an earlier start came to; refuse to die at one step for ever."""
+    last = last_shortage(run)
+    if last is None:
+        return None
+    if last.step == run.step and last.times >= MOST:
+        raise UserError(
+            f"memory ran out {last.times} times at step {run.step}, however small the micro-batches; give "
+            "--gradient-checkpointing, --offload optimizer, a lower --token-budget, or more GPUs (in .env: TRAIN_ARGS, "
+            "OFFLOAD, TRAIN_PROCESSES), then re-run to resume"
+        )
+    learner.lowered_budget = last.budget
+    if run.lead:
+        print(f"memory ran out at step {last.step}: continuing with micro-batches of {last.budget} tokens")
+    return last
+
+
+def note_shortage(run: Run, error: OutOfMemory, last: Shortage | None) -> None:
+    """Any of the processes may be the one that ran short; if several are, they write the same, by what this start
+    began with.
+    """
+    times = last.times + 1 if last and last.step == run.step else 1
+    known = Shortage(run.step, times, error.budget, settings_of(run))
+    write_manifest(run.options.run_dir / SHORTAGE, asdict(known))

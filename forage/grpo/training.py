@@ -21,7 +21,9 @@ from forage.grpo.resume import (
     evaluations_so_far,
     fixed_options,
     foreign,
+    heed_shortage,
     intact,
+    note_shortage,
     open_run,
     put_episodes_right,
     put_right,
@@ -29,7 +31,6 @@ from forage.grpo.resume import (
 )
 from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, write_plans
 from forage.grpo.sharding import ShardedLearner
-from forage.grpo.shortage import heed, note
 from forage.grpo.update import OutOfMemory, UpdateContext, learning_rate, prepare, update
 from forage.manifest import plain
 from forage.metrics import bootstrapped
@@ -52,7 +53,7 @@ def train(
 ) -> None:  # fmt: skip
     """Train from the last checkpoint to the last step."""
     run, run_dir = open_run(options, learner, manifest), options.run_dir
-    heed(run, learner)
+    shortage = heed_shortage(run, learner)
     begin(run, learner)
     shared = options.prompts_shared and not unsharable(learner.policy.config)
     kind, drawing = chosen(options.report_to, trackers.AGENT_ORDER) if run.lead else "none", Drawing(run_dir)
@@ -78,7 +79,7 @@ def train(
             try:
                 figures = update(learner, batch, context)
             except OutOfMemory as error:
-                note(run, error)
+                note_shortage(run, error, shortage)
                 raise
             stats = guard(run, learner, collect(run, plan, batch, figures))
             run.step, run.history = run.step + 1, [*run.history, stats]
