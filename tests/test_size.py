@@ -46,7 +46,7 @@ BUDGETS = {
 ROAD = {"files": 69, "functions": 478, "lines": 4_300}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_088  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_092  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
