@@ -69,6 +69,7 @@ def gains_by_bf16(device: str) -> bool:
     return has_bf16(device) and (device.startswith("cuda") or not intel)
 
 
+PATIENCE = 3.0  # seconds for a command
 DRIVERS = {12: 525, 13: 580}  # oldest driver for each CUDA, by NVIDIA's table of minor versions that fit
 
 
@@ -83,14 +84,14 @@ def unseen_gpu() -> str:
     if hidden or torch.cuda.is_available():
         return ""
     driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
-    return why_unseen(driver, torch.version.cuda) if driver else ""
+    return why_unseen(driver, torch.version.cuda, torch.__version__) if driver else ""
 
 
-def why_unseen(driver: str, cuda: str | None) -> str:
-    """Example: ("570.86.15", "13.0") is a driver that is too old, as CUDA 13 needs 580."""
+def why_unseen(driver: str, cuda: str | None, torch_version: str) -> str:
+    """Example: ("570.86.15", "13.0", "2.13.0") is a driver that is too old, as CUDA 13 needs 580."""
     if cuda is None:
         return (
-            "this torch has no CUDA; build the image with it: docker compose build (without containers: "
+            f"torch {torch_version} has no CUDA; build the image with it: docker compose build (without containers: "
             "scripts/install_torch.sh .venv/bin/python cuda)"
         )
     oldest = DRIVERS.get(int(cuda.partition(".")[0]), max(DRIVERS.values()))
@@ -107,10 +108,10 @@ def why_unseen(driver: str, cuda: str | None) -> str:
     )
 
 
-def output(*command: str, patience: float = 3.0) -> str:
+def output(*command: str) -> str:
     """What a command prints; empty if it fails, is missing, or takes longer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

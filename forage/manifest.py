@@ -19,14 +19,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forage.errors import UserError, flag
 from forage.files import replacing
-from forage.text import from_json, without_passwords
+from forage.text import from_json, typed, without_passwords
 
 LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib"))
 PLAIN = (str, bytes, int, float, type(None), Path, re.Pattern)
+T = TypeVar("T")
 SECRETS = ("api_key",)  # belong in no file and no tracker
 
 
@@ -45,6 +46,15 @@ def read_manifest(path: Path, way_out: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {way_out}") from error
     return parts
+
+
+def read_manifest_as(kind: type[T], path: Path, way_out: str, **more: Any) -> T:
+    """The parts, and `more`, as a dataclass; one line if a field is wrong."""
+    parts = read_manifest(path, way_out) | more
+    try:
+        return typed(kind, parts)
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); {way_out}") from error
 
 
 def agree(path: Path, now: Mapping[str, Any], way_out: str, free: Collection[str] = ()) -> None:

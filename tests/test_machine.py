@@ -64,11 +64,11 @@ def test_bf16_is_a_gain_only_where_it_is_multiplied_faster(monkeypatch, vendor, 
         ("570.86.15", "13.0", "driver is 570.86.15, and torch's CUDA 13.0 needs 580 or newer"),
         ("580.65.06", "13.0", "torch sees no GPU, though nvidia-smi lists one"),
         ("570.86.15", "12.9", "torch sees no GPU, though nvidia-smi lists one"),
-        ("580.65.06", None, "this torch has no CUDA"),
+        ("580.65.06", None, "torch 2.13.0+cpu has no CUDA; build the image"),
     ],
 )
 def test_why_torch_does_not_see_a_gpu(driver, cuda, says):
-    assert says in why_unseen(driver, cuda)
+    assert says in why_unseen(driver, cuda, "2.13.0+cpu")
 
 
 def test_a_gpu_that_torch_does_not_see_is_no_machine_without_one(tmp_path, monkeypatch):

@@ -21,27 +21,27 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (9_530, 11),  # those in the root
-    "forage": (13_490, 14),  # the modules of forage/ itself
+    "forage": (13_560, 14),  # the modules of forage/ itself
     "forage/agent": (15_020, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_920, 13),
     "forage/doctor": (1_190, 2),
     "forage/engines": (10_750, 8),
     "forage/evaluation": (12_660, 13),
-    "forage/grpo": (19_290, 13),
+    "forage/grpo": (19_270, 13),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
-    "forage/policy": (13_650, 14),
+    "forage/policy": (13_630, 14),
     "forage/publishing": (3_400, 4),
     "forage/questions": (4_110, 6),
     "forage/rewriter": (10_850, 10),
-    "forage/rollout": (6_830, 7),
+    "forage/rollout": (6_800, 7),
     "forage/runs": (10_060, 11),
     "forage/sft": (6_350, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (20_250, 15),
-    "tests": (242_570, 55),
+    "tests": (242_730, 55),
 }
 ROAD = {"files": 69, "functions": 478, "lines": 4_300}
 OPTIONS = {"grpo_train": 60}

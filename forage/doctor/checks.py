@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from forage.errors import UserError, first_line
-from forage.machine import has_bf16, hub_reachable, output, unseen_gpu
+from forage.machine import PATIENCE, has_bf16, hub_reachable, output, unseen_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 # Packages of requirements.txt that only some options need. All others are needed by the basic path.
@@ -30,7 +30,6 @@ SOME_OPTIONS = {
 }
 ROOM = 3  # GiB that the demo writes, and more
 SETUP = "make setup    # into .venv; then run .venv/bin/python"
-PATIENCE = 3.0  # seconds for whatever is asked
 PYTHON = (3, 11)  # what pyproject.toml needs
 COMPOSE = (2, 24)  # what docker-compose.cpu.yml needs
 

@@ -26,7 +26,7 @@ from forage.grpo.learner import Learner
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.run import KEPT, Run, plan_step
 from forage.grpo.update import OutOfMemory
-from forage.manifest import contradictions, flat, plain, read_manifest, write_manifest
+from forage.manifest import contradictions, flat, plain, read_manifest_as, write_manifest
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.rollout.agreement import (
     RUN_FILE,
@@ -240,16 +240,11 @@ def settings_of(run: Run) -> dict[str, Any]:
     return plain(options.update.memory) | {"sharding": options.sharding, "offload": options.offload}
 
 
-def last_shortage(run: Run) -> Shortage | None:
-    path = run.options.run_dir / SHORTAGE
-    known = Shortage(**read_manifest(path, "remove it")) if path.exists() else None
-    return known if known and known.settings == settings_of(run) else None
-
-
 def heed_shortage(run: Run, learner: Learner) -> Shortage | None:
     """Begin with micro-batches that an earlier start came to; refuse to die at one step for ever."""
-    last = last_shortage(run)
-    if last is None:
+    path = run.options.run_dir / SHORTAGE
+    last = read_manifest_as(Shortage, path, "remove it") if path.exists() else None
+    if last is None or last.settings != settings_of(run):
         return None
     if last.step == run.step and last.times >= MOST:
         raise UserError(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from forage.errors import UserError
 from forage.machine import Dtype
-from forage.manifest import read_manifest, write_manifest
-from forage.text import typed
+from forage.manifest import read_manifest, read_manifest_as, write_manifest
 
 AGAIN = "make the policy again"
 
@@ -39,10 +38,7 @@ def read_policy_card(folder: Path) -> PolicyCard:
     path = folder / "model.json"
     if not path.is_file():
         raise UserError(f"{folder} has no model.json; make a policy with create_lora_model.py --output-dir {folder}")
-    try:
-        card = typed(PolicyCard, read_manifest(path, AGAIN) | {"folder": folder})
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {AGAIN}") from error
+    card = read_manifest_as(PolicyCard, path, AGAIN, folder=folder)
     base = str(folder / card.base) if card.quantized else card.base  # an absolute path stays as it is
     if (card.quantized or Path(base).is_absolute()) and not Path(base).is_dir():
         raise UserError(f"{path} names the base {base}, which is gone; put it back, or write its new place there")

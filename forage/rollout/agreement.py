@@ -16,13 +16,12 @@ from forage.agent.options import AgentSettings
 from forage.agent.searcher import Searcher
 from forage.agent.tools import functions_for
 from forage.errors import UserError
-from forage.manifest import contradictions, plain, read_manifest, source_digest, write_manifest
+from forage.manifest import contradictions, plain, read_manifest_as, source_digest, write_manifest
 from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
 from forage.rollout.options import RolloutOptions
 from forage.store.card import NO_EMBEDDER, StoreCard
 from forage.store.embedder import Embedder, locate
 from forage.store.opening import Store, card_at, digests_of, open_place
-from forage.text import typed
 
 RUN_FILE = "run.json"
 SAMPLED = ("num_rollouts", "batch_size", "temperature", "seed")  # options that a worker takes from the run
@@ -121,12 +120,7 @@ def write_run(run_dir: Path, manifest: RunManifest) -> None:
 def read_run(run_dir: Path) -> RunManifest | None:
     """The manifest of a run; None if it has not begun."""
     path, way_out = run_dir / RUN_FILE, "put it back, or give another --run-dir"
-    if not path.exists():
-        return None
-    try:
-        return typed(RunManifest, read_manifest(path, way_out))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {way_out}") from error
+    return read_manifest_as(RunManifest, path, way_out) if path.exists() else None
 
 
 def run_options(manifest: RunManifest, names: Sequence[str] = SAMPLED) -> dict[str, Any]:

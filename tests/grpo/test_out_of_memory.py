@@ -1,5 +1,7 @@
 """A run that runs out of memory where this process can not repair it: the next start takes less; three are enough."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,3 +62,6 @@ def test_three_starts_at_one_step_are_enough(tiny, tmp_path, short):
     assert not sizes  # nothing was computed in vain
     train(tiny_options(tiny, tmp_path / "run", max_steps=2, eval_every=0, token_budget=100))  # as it says
     assert [stats.step for stats in read_stats(tmp_path / "run")] == [0, 1]
+    (tmp_path / "run" / "shortage.json").write_text('{"step": 0}')
+    with pytest.raises(UserError, match=r"shortage.json is damaged \(times: Field required\); remove it$"):
+        train(replace(options, max_steps=3))

@@ -166,7 +166,7 @@ def test_an_image_without_cuda_does_not_train_beside_a_gpu(stack):
     for told in ([], ["--env", "DEVICE=cuda"]):
         refused = docker("run", "--rm", *told, "grpo:cpu", "bash", "-c", f"{smi} scripts/stack.sh prepare", check=False)
         assert refused.returncode == 1
-        assert re.search(r"error: this torch has no CUDA; build the image with it", refused.stderr)
+        assert re.search(r"error: torch \S+\+cpu has no CUDA; build the image with it", refused.stderr)
     alone = docker("run", "--rm", "--env", "DEVICE=cuda", "grpo:cpu", "scripts/stack.sh", "prepare", check=False)
     assert "error: there is no GPU: nvidia-smi does not answer" in alone.stderr
 

@@ -34,7 +34,7 @@ from forage.sft.teacher import (
     short_answer,
     title_query,
 )  # fmt: skip
-from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, split
+from forage.sft.training import Row, best_row, height, loss_of, out_of_patience, rate_for, split
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from forage.text import body_of
@@ -225,6 +225,19 @@ def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
     assert config["base_model_name_or_path"] == str(tiny_base)
     again = options(ground, trained.parent / "second", learning_rate=3e-3)
     main(replace(again, policy=trained, max_steps=2))  # it can be started from
+
+
+def test_a_policy_that_training_makes_no_better_is_left_as_it_was(ground, tmp_path, monkeypatch, capsys):
+    rising = lambda policy, held_out, options, step, loss, started: Row(step, 0.0, loss, 1.0 + step)  # noqa: E731
+    monkeypatch.setattr(training, "measure", rising)
+    main(options(ground, tmp_path / "warm"))
+    assert "the held-out loss never fell" in capsys.readouterr().out
+    before, after = (weights_digest(newest_adapter(folder)) for folder in (ground / "policy", tmp_path / "warm"))
+    assert after == before
+
+
+def test_the_rate_follows_the_size_of_the_base():
+    assert [rate_for(size) for size in (135_000_000, 7_600_000_000)] == [1e-3, 2e-4]
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monkeypatch, capsys):
