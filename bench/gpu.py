@@ -2,13 +2,15 @@
 
     python -m bench.gpu
 
-Random weights in the size of Qwen2.5-7B are made on the device, and go through the functions that grpo_train.py calls.
-It needs torch, transformers and peft; a row that wants bitsandbytes says so where that is missing. Each row has a
-process of its own, and what it measured is in the JSON file as soon as it is known. --tiny measures everything on a
-small model, on a CPU. TRL's update on a GPU is in bench.update --trl; log-probabilities beside a server's are in
-bench.mismatch.
+Random weights in the size of Qwen2.5-7B are made on the device, and go through the functions that grpo_train.py calls:
+the stack's update is the one that it plans for a card of 24 GB, under ZeRO-2, and the local engine samples with an
+adapter, beside a base in 4 bits or merged into one in bf16. It needs torch, transformers and peft; a row that wants
+bitsandbytes or DeepSpeed says so where that is missing. Each row has a process of its own, and what it measured is in
+the JSON file as soon as it is known. --tiny measures everything on a small model, on a CPU. TRL's update on a GPU is in
+bench.update --trl; log-probabilities beside a server's are in bench.mismatch.
 
-Tokens/s counts the episodes' tokens, however many are computed; peak GiB PyTorch's tensors, without the CUDA context.
+Tokens/s counts the episodes' tokens, however many are computed, and not the first time, which compiles kernels and is
+`first_seconds`; peak GiB PyTorch's tensors, without the CUDA context.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,13 +42,20 @@ from forage.engines.local import LocalEngine
 from forage.files import replacing
 from forage.grpo.learner import Learner
 from forage.grpo.options import UpdateOptions
+from forage.grpo.sharding import ShardedLearner
 from forage.grpo.update import UpdateContext, prepare, update
+from forage.optimizer import MemoryOptions
+from forage.policy.adapters import publish_adapter
 from forage.policy.card import AdapterOptions
+from forage.policy.footprint import shape_from_config
+from forage.policy.memory import Trainer, Work, plan
 from forage.policy.policy import add_adapter, keep_trainable, nf4, ready_to_train
+from forage.processes import join_processes
 
 # argparse and a plain table instead of forage.cli: a borrowed GPU machine may not have rich.
 
 LIMIT, ALL = 150.0, 540.0  # most seconds of a row, and of all of them
+CARD = 24564 / 1024  # GiB of a card of 24 GB
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ TINY = Scale(TINY_POLICY, 2, 4, prompt=24, shortest=40, longest=120, turn=12, re
 
 
 def measured(work: Callable[[], Any]) -> tuple[float, float]:
-    """(seconds, peak GiB) of some work, after another that warmed up and waited for its figures."""
+    """(seconds, peak GiB) of some work."""
     started = time.perf_counter()
     if DEVICE == "cpu":
         work()
@@ -250,10 +260,33 @@ def describe(scale: Scale) -> dict[str, Any]:
 
 
 def measure_update(scale: Scale, *, quantized: bool, checkpointing: bool) -> dict[str, Any]:
-    """One update of all episodes after another that warms up, and lowers the token budget where memory wants it.
-    Prompts are shared, as in grpo_train.py."""
-    policy, options = trained_policy(scale.policy, quantized=quantized, checkpointing=checkpointing), UpdateOptions()
-    episodes, learner, figures = made_episodes(scale), Learner(policy), dict[str, float]()
+    """In micro-batches of the greatest size, however much memory they take."""
+    return updates(scale, Learner(trained_policy(scale.policy, quantized=quantized, checkpointing=checkpointing)))
+
+
+def measure_stack(scale: Scale) -> dict[str, Any]:
+    """As on a card of 24 GB that a vLLM server shares. A larger card shows as well whether the plan's bound holds."""
+    trainer = planned(scale)
+    join_processes()
+    policy = trained_policy(scale.policy, quantized=True, checkpointing=trainer.gradient_checkpointing)
+    learner = ShardedLearner(policy, sharding="zero2")
+    return updates(scale, learner, trainer.token_budget) | {
+        "planned_gib": trainer.bytes / GIB, "token_budget": trainer.token_budget,
+        "gradient_checkpointing": trainer.gradient_checkpointing,
+    }  # fmt: skip
+
+
+def planned(scale: Scale) -> Trainer:
+    found = plan(shape_from_config(scale.policy, "this model"), CARD, Work(max_tokens=scale.longest), shared=True)
+    assert found, "a 7B in 4 bits fits"
+    return found[0]
+
+
+def updates(scale: Scale, learner: Learner, budget: int | None = None) -> dict[str, Any]:
+    """One update of all episodes after a first, which also lowers the token budget where memory wants it. Prompts are
+    shared, as in grpo_train.py."""
+    episodes, options = made_episodes(scale), UpdateOptions(memory=MemoryOptions(token_budget=budget))
+    figures = dict[str, float]()
     context = UpdateContext(options, 1e-6, 1.0, share_prompts=True)
     batch = prepare(episodes, options)
     first, _ = measured(lambda: update(learner, batch, context))
@@ -265,37 +298,52 @@ def measure_update(scale: Scale, *, quantized: bool, checkpointing: bool) -> dic
     }  # fmt: skip
 
 
-def measure_engine(scale: Scale) -> dict[str, Any]:
+def measure_engine(scale: Scale, *, quantized: bool) -> dict[str, Any]:
     """LocalEngine: two turns with a result between them, all episodes at once. Tokens/s counts sampled tokens."""
-    engine = LocalEngine(random_model(scale.policy), scale.episodes)
+    model = random_model(scale.policy)
+    if quantized:
+        quantize(model)
+    policy = add_adapter(model, "random", AdapterOptions())
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = publish_adapter(policy, Path(folder), 0)
+        engine = LocalEngine(policy.unload(), scale.episodes, beside=quantized)  # as forage/engines/choice.py opens it
+        first, _ = measured(lambda: asyncio.run(play(engine, scale, adapter)))
+        seconds, peak = measured(lambda: asyncio.run(play(engine, scale, adapter)))
+    tokens = 2 * scale.sampled * scale.episodes
+    return {
+        "tokens_per_second": tokens / seconds, "peak_gib": peak, "seconds": seconds, "first_seconds": first,
+        "sampled": tokens,
+    }  # fmt: skip
+
+
+async def play(engine: LocalEngine, scale: Scale, adapter: Path) -> None:
+    """All episodes, with an adapter that is loaded first, as in each step: nothing is left of the keys of an earlier
+    one."""
+    await engine.load_adapter(adapter.name, adapter)
     draws, vocabulary = random.Random(0), range(2, scale.policy["vocab_size"])
     prompts = [draws.choices(vocabulary, k=scale.prompt) for _ in range(scale.groups)]
     result = draws.choices(vocabulary, k=scale.result)
 
-    async def two_turns(number: int, name: str, tokens: int) -> None:
-        ids = list(prompts[number // scale.group])
+    async def two_turns(number: int) -> None:
+        ids, name = list(prompts[number // scale.group]), f"episode {number}"
         for turn in range(2):
-            sample = await engine.generate(Request(tuple(ids), tokens, (), seed=turn, episode=name))
+            sample = await engine.generate(Request(tuple(ids), scale.sampled, (), seed=turn, episode=name))
             ids += [*sample.ids, *result]
         engine.release(name)
 
-    async def play(count: int, name: str, tokens: int) -> None:
-        await asyncio.gather(*(two_turns(number, f"{name} {number}", tokens) for number in range(count)))
-
-    asyncio.run(play(2, "warm-up", 2))
-    seconds, peak = measured(lambda: asyncio.run(play(scale.episodes, "episode", scale.sampled)))
-    tokens = 2 * scale.sampled * scale.episodes
-    return {"tokens_per_second": tokens / seconds, "peak_gib": peak, "seconds": seconds, "sampled": tokens}
+    await asyncio.gather(*map(two_turns, range(scale.episodes)))
 
 
 # In the order of their worth: when time runs out, the last ones are missing.
 ROWS: Mapping[str, Callable[[Scale], dict[str, Any]]] = {
     "machine": describe,
-    "update bf16, checkpointing": partial(measure_update, quantized=False, checkpointing=True),
+    "update, the stack's on 24 GB": measure_stack,
+    "sampling NF4": partial(measure_engine, quantized=True),
     "update NF4, checkpointing": partial(measure_update, quantized=True, checkpointing=True),
-    "sampling": measure_engine,
-    "update bf16": partial(measure_update, quantized=False, checkpointing=False),
+    "update bf16, checkpointing": partial(measure_update, quantized=False, checkpointing=True),
+    "sampling bf16": partial(measure_engine, quantized=False),
     "update NF4": partial(measure_update, quantized=True, checkpointing=False),
+    "update bf16": partial(measure_update, quantized=False, checkpointing=False),
 }
 
 

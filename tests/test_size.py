@@ -37,16 +37,16 @@ BUDGETS = {
     "forage/rewriter": (10_850, 10),
     "forage/rollout": (6_800, 7),
     "forage/runs": (10_060, 11),
-    "forage/sft": (6_350, 6),
+    "forage/sft": (6_370, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (20_250, 15),
-    "tests": (242_730, 55),
+    "bench": (20_570, 15),
+    "tests": (242_800, 55),
 }
 ROAD = {"files": 69, "functions": 478, "lines": 4_300}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_092  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_093  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
