@@ -15,7 +15,7 @@ code.diff and environment.json (of the start), state/, stale/ (what a resumed ru
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,8 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     options.check()
     settings = options.rollout.search.settle(options.run_dir, options.rollout.policy)
 
-    from forage.grpo.players import open_play  # after the checks: these load torch
+    from forage.grpo.own_server import own_server  # after the checks: these load torch
+    from forage.grpo.players import open_play
     from forage.grpo.resume import agree_on_run
     from forage.grpo.training import open_learner, train
     from forage.policy.card import read_policy_card, write_policy_card
@@ -55,13 +56,17 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     if lead and not known and not (rollout.policy / AGENT_FILE).is_file():
         print(f"note: {rollout.policy} has had no warm start; a small model must be shown the protocol first: "
               f"python sft_train.py --data {rollout.data} --policy {rollout.policy}")  # fmt: skip
-    with run_folder(run_dir) if lead else nullcontext():
+    with ExitStack() as opened:
+        if lead:
+            opened.enter_context(run_folder(run_dir))
         manifest = agree_on_run(options, settings, make_rewards) if lead else None
         if lead:
             (run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
             write_policy_card(card, run_dir)
             write_agent(settings, run_dir)
         start = adapter_of(rollout.policy, known)
+        if lead:  # before this process takes memory of the server's card
+            options = opened.enter_context(own_server(options, card, start, settings.max_tokens))
         options = fit_memory(options, card, start, settings)
         learner = open_learner(options, card, start)
         manifest = learner.broadcast(manifest)

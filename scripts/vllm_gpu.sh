@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Starts a vLLM server on a GPU; adapters can be loaded while it runs. It serves what `scripts/stack.sh prepare` made, in
 # the share of the GPU that prepare chose (plan.env); what is set in the environment goes first.
+#   MODEL            folder of the base to serve instead; then VLLM_GPUS and VLLM_GPU_MEMORY must be set too
+#   DTYPE            float32 or bfloat16, as the policy's; default: what prepare's policy says
 #   SHARED           folder with models/served and models/plan.env (default: .)
 #   VLLM_PY          Python with vLLM (default: .venv-vllm/bin/python)
 #   VLLM_GPUS        numbers of GPUs, as nvidia-smi counts them
@@ -15,14 +17,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 models=${SHARED:-.}/models
-while [ ! -e "$models/served" ] || [ ! -e "$models/plan.env" ]; do
-  [ -n "${said:-}" ] || echo "waiting until \`scripts/stack.sh prepare\` is through"
-  said=1
-  sleep 2
-done
-while IFS='=' read -r name value; do
-  [ -n "${!name:-}" ] || declare "$name=$value"
-done <"$models/plan.env"
+if [ -z "${MODEL:-}" ]; then
+  MODEL=$models/served
+  while [ ! -e "$MODEL" ] || [ ! -e "$models/plan.env" ]; do
+    [ -n "${said:-}" ] || echo "waiting until \`scripts/stack.sh prepare\` is through"
+    said=1
+    sleep 2
+  done
+  while IFS='=' read -r name value; do
+    [ -n "${!name:-}" ] || declare "$name=$value"
+  done <"$models/plan.env"
+  # In the type that the trainer computes in, if create_lora_model.py was told one; vLLM would take fp32 down to bf16.
+  DTYPE=${DTYPE:-$(grep -oE '"dtype": "(float32|bfloat16)"' "$models/policy/model.json" 2>/dev/null | cut -d '"' -f 4 || true)}
+fi
 
 python=${VLLM_PY:-.venv-vllm/bin/python}
 # Triton compiles C for the kernels of adapters, and says so only once the model is loaded.
@@ -38,13 +45,11 @@ export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True                        # enables /v
 export VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
 vllm=("$python" -m vllm.entrypoints.openai.api_server)
 # processed_logprobs: log-probabilities of the distribution that is sampled from, temperature included.
-vllm+=(--model "$models/served" --served-model-name policy --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}"
+vllm+=(--model "$MODEL" --served-model-name policy --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}"
   --max-model-len "${MAX_TOKENS:-2048}" --gpu-memory-utilization "$VLLM_GPU_MEMORY" ${PLAN_VLLM_ARGS:-}
   --enable-lora --max-lora-rank "$rank" --max-loras 2 --max-cpu-loras "$((${MAX_STALENESS:-1} + 2))"
   --logprobs-mode processed_logprobs)
-# In the type that the trainer computes in, if create_lora_model.py was told one; vLLM would take fp32 down to bf16.
-dtype=$(grep -oE '"dtype": "(float32|bfloat16)"' "$models/policy/model.json" 2>/dev/null | cut -d '"' -f 4 || true)
-[ -z "$dtype" ] || vllm+=(--dtype "$dtype")
+[ -z "${DTYPE:-}" ] || vllm+=(--dtype "$DTYPE")
 # Logits in fp32, as the trainer computes them, from a base in bf16.
 vllm+=(--hf-overrides '{"head_dtype":"float32"}' "$@")
 echo "GPU $VLLM_GPUS: ${vllm[*]}"

@@ -20,7 +20,7 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_530, 11),  # those in the root
+    "scripts": (9_570, 11),  # those in the root
     "forage": (13_560, 14),  # the modules of forage/ itself
     "forage/agent": (15_020, 12),
     "forage/chat": (3_440, 4),
@@ -28,7 +28,7 @@ BUDGETS = {
     "forage/doctor": (1_190, 2),
     "forage/engines": (10_750, 8),
     "forage/evaluation": (12_660, 13),
-    "forage/grpo": (19_270, 13),
+    "forage/grpo": (20_230, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
     "forage/policy": (13_630, 14),
@@ -36,17 +36,17 @@ BUDGETS = {
     "forage/questions": (4_110, 6),
     "forage/rewriter": (10_850, 10),
     "forage/rollout": (6_800, 7),
-    "forage/runs": (10_060, 11),
+    "forage/runs": (10_070, 11),
     "forage/sft": (6_370, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (20_570, 15),
-    "tests": (242_800, 55),
+    "tests": (243_860, 55),
 }
-ROAD = {"files": 69, "functions": 478, "lines": 4_300}
+ROAD = {"files": 70, "functions": 480, "lines": 4_330}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_093  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_098  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

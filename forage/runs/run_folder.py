@@ -18,6 +18,7 @@ from forage.manifest import agree, plain, read_manifest, write_manifest
 from forage.outputs import clear_half_written, clear_superseded
 
 STALE = "stale"  # folder for what a run can't go on with, and that nobody may want to lose
+SERVER_LOG = "vllm.log"
 SETTINGS = {".lock", "config.json", "code.diff", "environment.json", "run.json", "agent.json", "model.json"}
 
 
@@ -52,8 +53,8 @@ def run_folder(folder: Path, options: Any = None, free: Sequence[str] = (), **mo
 
 
 def forget_empty_run(folder: Path) -> None:
-    """Remove the settings of a run that holds nothing else."""
-    if {part.name for part in folder.iterdir()} <= SETTINGS:
+    """Remove the settings of a run that holds nothing else, but for why its server did not start."""
+    if {part.name for part in folder.iterdir()} <= SETTINGS | {SERVER_LOG}:
         for name in SETTINGS - {".lock"}:
             (folder / name).unlink(missing_ok=True)
 

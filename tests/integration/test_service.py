@@ -1,18 +1,23 @@
-"""Trainer and workers as processes of their own beside a real vLLM server, one worker killed on the way."""
+"""Trainer and workers as processes of their own beside a real vLLM server, one worker killed on the way; and a trainer
+that starts its own server."""
 
+import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from forage.agent.episode import episode_files, read_episodes
-from forage.policy.adapters import publish_adapter, sampled_by, versions
+from forage.policy.adapters import adapter_path, publish_adapter, sampled_by, versions
 from forage.policy.card import PolicyCard, write_policy_card
 from forage.runs.stats import read_stats
 from tests import ROOT
@@ -36,10 +41,10 @@ def folder(tmp_path_factory, model_folder):
     return folder
 
 
-def start(what, folder, name, *more):
+def start(what, folder, name, *more, run="run"):
     command = [
         sys.executable, "-m", "tests.tiny_training", what, "--data", str(folder / "data"),
-        "--policy", str(folder / "smollm2"), "--run-dir", str(folder / "run"), "--mode", "sparse",
+        "--policy", str(folder / "smollm2"), "--run-dir", str(folder / run), "--mode", "sparse",
         "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3", "--num-rollouts", "4", *more,
     ]  # fmt: skip
     return subprocess.Popen(
@@ -85,3 +90,49 @@ def test_a_run_with_two_workers_of_which_one_is_killed(server, folder):
         assert played_by <= {row.step, row.step - 1}
     assert stats[0].training["mismatch_mean_abs"] < 0.02
     assert {int(row.adapter[1:]) for row in stats} - {0}, "no later adapter was ever used"
+
+
+ALONE = (
+    "--engine", "vllm", "--max-steps", "2", "--learning-rate", "1e-3", "--eval-every", "0", "--on-collapse", "warn",
+)  # fmt: skip
+
+
+def in_session(number):
+    """Processes of a session, which a server has of its own."""
+    listed = subprocess.run(["ps", "-o", "pid=", "-s", str(number)], capture_output=True, text=True)
+    return listed.stdout.split()
+
+
+@pytest.mark.timeout(1200)
+def test_one_command_starts_its_own_server_and_leaves_none_when_it_is_killed(vllm_environment, folder):
+    trainer = start("train", folder, "killed", *ALONE, run="killed")
+    episodes = folder / "killed" / "episodes"
+    while not list(episodes.glob("*/*.jsonl")) and trainer.poll() is None:
+        time.sleep(0.2)
+    [server] = map(int, Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split())
+    assert os.getsid(server) == server
+    assert len(in_session(server)) > 1  # the server and its engine
+    time.sleep(random.uniform(0, 5))
+    trainer.kill()
+    assert trainer.wait() == -signal.SIGKILL, (folder / "killed.log").read_text()[-3000:]
+    deadline = time.monotonic() + 60
+    while in_session(server) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not in_session(server)
+
+    for run in ("killed", "whole"):
+        done = start("train", folder, run, *ALONE, run=run)
+        assert done.wait() == 0, (folder / f"{run}.log").read_text()[-3000:]
+        assert versions(folder / run) == [0, 1, 2]
+    played = {run: sampled(folder / run) for run in ("killed", "whole")}
+    assert played["killed"] == played["whole"]
+    assert len(played["whole"]) == 24
+    resumed, whole = (load_file(adapter_path(folder / run, 2) / "adapter_model.safetensors") for run in played)
+    for name, weight in whole.items():
+        torch.testing.assert_close(resumed[name], weight, atol=1e-6, rtol=1e-4)
+
+
+def sampled(run):
+    """The tokens of each episode, by its step and id."""
+    files = [path for step in (0, 1) for path in episode_files(run / "episodes" / f"{step:06d}")]
+    return {(path.parent.name, each.id): each.ids for path in files for each in read_episodes(path)}
