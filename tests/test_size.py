@@ -22,7 +22,7 @@ from tests.road import measure, walk
 BUDGETS = {
     "scripts": (9_570, 11),  # those in the root
     "forage": (13_560, 14),  # the modules of forage/ itself
-    "forage/agent": (15_020, 12),
+    "forage/agent": (15_160, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_920, 13),
     "forage/doctor": (1_190, 2),
@@ -32,7 +32,7 @@ BUDGETS = {
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
     "forage/policy": (13_630, 14),
-    "forage/publishing": (3_400, 4),
+    "forage/publishing": (3_430, 4),
     "forage/questions": (4_110, 6),
     "forage/rewriter": (10_850, 10),
     "forage/rollout": (6_800, 7),
@@ -41,12 +41,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (20_570, 15),
-    "tests": (243_860, 55),
+    "tests": (244_540, 55),
 }
-ROAD = {"files": 70, "functions": 480, "lines": 4_330}
+ROAD = {"files": 70, "functions": 482, "lines": 4_350}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_098  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_115  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -3,8 +3,10 @@ turns, tools and the like, which text from documents must not become."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -31,6 +33,8 @@ QUERY_WORDS = (
     "Write a search query for the question: the {subject}words that a text with the answer contains. Only words."
 )
 REWRITE = worded(QUERY_WORDS, TASK)
+DAY = date(2024, 7, 26)
+"""Today, for chat templates: what Llama's say where there is no clock."""
 # HyDE asks for a document that answers the question, and searches with it: https://arxiv.org/abs/2212.10496.
 PASSAGE = "Write a short passage of a {subject}text that answers the question."
 
@@ -47,21 +51,33 @@ def prompt_tokens(tokenizer: Any, instruction: str, query: str) -> list[int]:
     if not tokenizer.chat_template:
         text = f"{instruction}\n\nQuestion: {query}\nSearch query:"
         return list(tokenizer(text)["input_ids"])
-    text = _rendered(tokenizer, [("system", instruction), ("user", query)])
+    system, user = ({"role": role, "content": text} for role, text in (("system", instruction), ("user", query)))
+    text = rendered(tokenizer, [system, user])
     if instruction not in text:  # some templates refuse a system turn, or drop it
-        text = _rendered(tokenizer, [("user", f"{instruction}\n\n{query}")])
+        text = rendered(tokenizer, [user | {"content": f"{instruction}\n\n{query}"}])
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _rendered(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
-    """The chat template's text; empty if the template refuses these turns."""
+def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], **more: Any) -> str:
+    """The chat template's text, up to where a turn begins; empty if the template refuses these messages."""
     from jinja2 import TemplateError
 
-    messages = [{"role": role, "content": content} for role, content in turns]
+    template = tokenizer.get_chat_template(tools=more.get("tools"))
+    more |= {"chat_template": clock(template) + template, "add_generation_prompt": True, "tokenize": False}
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        return str(tokenizer.apply_chat_template(messages, **more))
     except TemplateError:
         return ""
+
+
+def clock(template: str) -> str:
+    """What stands before a template that says the date, as Llama 3.2's does: its clock, which stands still.
+
+    Else a run's prompts would be others each day, and a merged model's never again those of its training.
+    """
+    days = {form: DAY.strftime(form) for _, form in re.findall(r"strftime_now\((['\"])(.*?)\1\)", template)}
+    stopped = f"{{%- macro strftime_now(format) -%}}{{{{ {json.dumps(days)}[format] }}}}{{%- endmacro -%}}{{{{- '' }}}}"
+    return stopped if days else ""
 
 
 # Control tokens

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from forage.agent.options import AgentSettings
-from forage.agent.prompts import RULE, TASK, ControlTokens, control_tokens, worded
+from forage.agent.prompts import RULE, TASK, ControlTokens, control_tokens, rendered, worded
 from forage.agent.tools import SEARCH, Spec, example_call, fits, shape
 from forage.errors import UserError
 from forage.text import encodable, encodable_values, titled
@@ -37,6 +37,8 @@ TOOL_TEXT = (
 INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff"
 TAG = re.compile(rf"[<＜﹤](?=[{INVISIBLE}]*([^{INVISIBLE}]))")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+# What a template says of tools must be this form: Qwen3.5's and GLM's ask for <function=search> or <arg_key>.
+HERMES = re.compile(r"""<tool_call>\s*\{\s*["'](name|arguments)["']""")
 RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 NO_TOOLS: Mapping[str, Spec] = {}
 QUESTION_SLOT, TURN_SLOT, RESULT_SLOT = "QUESTION-GOES-HERE", "TURN-GOES-HERE", "RESULT-GOES-HERE"
@@ -161,6 +163,11 @@ def write_answer(answer: str) -> str:
     return f"<answer>{answer}</answer>"
 
 
+def tool_responses(results: Iterable[str]) -> str:
+    """The user turn that answers a turn's calls."""
+    return "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
+
+
 def parted(found: re.Match[str]) -> str:
     """A bracket with a space after it, if a tag could begin there. Example: the bracket of <b gets one, that of < 3 or
     of <3 none."""
@@ -191,6 +198,7 @@ class Protocol:
     tools: Mapping[str, Spec] = field(default_factory=dict, hash=False)
     """What the policy is told of tools beside search."""
     _delimiters: tuple[str, str, str, str] = field(init=False)
+    _past_start: str = field(init=False)
 
     @classmethod
     def playing(cls, tokenizer: Any, settings: AgentSettings) -> Protocol:
@@ -200,35 +208,44 @@ class Protocol:
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:
             raise UserError(f"{self.tokenizer.name_or_path} has no chat template; use a model that was tuned for chat")
-        object.__setattr__(self, "_delimiters", self._derive())
+        delimiters, past_start = self._derive()
+        object.__setattr__(self, "_delimiters", delimiters)
+        object.__setattr__(self, "_past_start", past_start)
 
-    def _derive(self) -> tuple[str, str, str, str]:
-        """The template's text before a question, from question to turn, from turn to result, and after a result.
+    def _derive(self) -> tuple[tuple[str, str, str, str], str]:
+        """The template's text before a question, from question to turn, from turn to result, and after a result; and
+        from a question to a past turn.
 
         Found by rendering a conversation of placeholders.
         """
-        asked = self._render([{"role": "user", "content": QUESTION_SLOT}], generation=True)
+        result = tool_responses([RESULT_SLOT])  # Qwen3.5's drops the thoughts before any other message of a user
+        asked = self._render([{"role": "user", "content": QUESTION_SLOT}])
         whole = self._render(
             [
                 {"role": "user", "content": QUESTION_SLOT},
                 {"role": "assistant", "content": TURN_SLOT},
-                {"role": "user", "content": RESULT_SLOT},
-            ],
-            generation=True,
+                {"role": "user", "content": result},
+            ]
         )
-        parts = re.split("|".join([QUESTION_SLOT, TURN_SLOT, RESULT_SLOT]), whole)
+        parts = re.split("|".join([QUESTION_SLOT, TURN_SLOT, result]), whole)
         if len(parts) != 4 or not whole.startswith(asked):
             name = self.tokenizer.name_or_path
             raise UserError(
-                f"the chat template of {name} changes earlier turns when later ones follow; use another model"
+                f"the chat template of {name} changes earlier turns when later ones follow; use another model, or "
+                "give it a chat_template.jinja that keeps them"
             )
         # A turn begins where the template starts a generation, which may differ from how it writes past turns.
-        return parts[0], asked[len(parts[0] + QUESTION_SLOT) :], parts[2], parts[3]
+        return (parts[0], asked[len(parts[0] + QUESTION_SLOT) :], parts[2], parts[3]), parts[1]
 
-    def _render(self, messages: list[dict[str, str]], *, generation: bool) -> str:
+    @property
+    def start(self) -> str:
+        """What the template writes between a question and where the policy's turn begins."""
+        return self._delimiters[1]
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
         """Render a conversation; the template itself describes the tools if it can, else the system prompt does."""
         more = {"tools": self.described_tools} if self.describes_tools else {}
-        return self._apply([*self.opening(messages[0]["content"]), *messages[1:]], generation, **more)
+        return rendered(self.tokenizer, [*self.opening(messages[0]["content"]), *messages[1:]], **more)
 
     def opening(self, question: str) -> list[dict[str, str]]:
         """The messages with which a conversation begins. Where a template has no system turn, the question says it."""
@@ -239,14 +256,14 @@ class Protocol:
     @cached_property
     def _has_system_turn(self) -> bool:
         messages = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": QUESTION_SLOT}]
-        return self.describes_tools or self.system_prompt in self._apply(messages, True)
+        return self.describes_tools or self.system_prompt in rendered(self.tokenizer, messages)
 
     @cached_property
     def describes_tools(self) -> bool:
         """Whether the template describes tools with Hermes calls; others, such as Llama 3's, have another format."""
         messages = [{"role": "system", "content": self._instruction}, {"role": "user", "content": QUESTION_SLOT}]
-        own = self._apply(messages, True, tools=self.described_tools)
-        return "<tool_call>" in own and self.described_tools[0]["function"]["description"] in own
+        own = rendered(self.tokenizer, messages, tools=self.described_tools)
+        return bool(HERMES.search(own)) and self.described_tools[0]["function"]["description"] in own
 
     @property
     def _instruction(self) -> str:
@@ -274,17 +291,6 @@ class Protocol:
         specs = {SEARCH: search, **self.tools}
         return [{"type": "function", "function": {"name": name, **spec}} for name, spec in specs.items()]
 
-    def _apply(self, messages: list[dict[str, str]], generation: bool, **more: Any) -> str:
-        from jinja2.exceptions import TemplateError
-
-        try:
-            rendered: str = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=generation, tokenize=False, **more
-            )
-        except TemplateError:  # a template's way to refuse a role
-            return ""
-        return rendered
-
     @cached_property
     def end_of_turn(self) -> int:
         """The token that ends a turn of the policy."""
@@ -297,7 +303,8 @@ class Protocol:
     def check(self) -> None:
         """Refuse a model in whose tokens a turn does not end, or forges others."""
         turn = self.turn_ids(f"I look.\n{write_call('gout')}")
-        if self.forges(turn) or read_turn(self.text(turn)).calls != (Call("gout"),):
+        header = self._encode(self._past_start.removeprefix(self.start))  # gpt-oss must write <|channel|> itself
+        if self.forges(header) or self.forges(turn) or read_turn(self.text(turn)).calls != (Call("gout"),):
             name = self.tokenizer.name_or_path
             raise UserError(f"a turn of {name} can't be told from what begins and ends turns; use another model")
 
@@ -354,8 +361,7 @@ class Protocol:
     def join(self, results: Sequence[str], last: int | None) -> list[int]:
         """Tokens between two turns: what follows the last sampled token of one, `last`, up to the start of the next."""
         _, _, before, after = self._delimiters
-        shown = "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
-        ids = self._encode(before + shown + after)
+        ids = self._encode(before + tool_responses(results) + after)
         return ids[1:] if last == self.end_of_turn else ids
 
     def show(self, passages: Iterable[Passage]) -> str:

@@ -3,7 +3,8 @@
 A server renders the messages of an OpenAI client by the model's chat template. Most templates can't describe a tool,
 and none writes calls and results as the protocol does, so a served policy would see prompts that it was not trained
 on. Here a part is put before the base's template that turns such messages into the protocol's: the system prompt of
-training where the client gives none, calls as <tool_call>, results as a user turn of <tool_response>.
+training where the client gives none, calls as <tool_call>, results as a user turn of <tool_response>. Past turns are
+put in after it, as many templates trim them, drop their thoughts or add empty ones.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from forage.agent.protocol import Protocol, write_call
+from forage.agent.prompts import clock
+from forage.agent.protocol import TURN_SLOT, Protocol, write_call
 
 TEMPLATE_FILE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
 BASE_FOLLOWS = "{#- the base's own template -#}{{- '' }}"
+BASE_ENDS = "{{ '' }}{#- where the base's own template ends -#}"
 # A client's own system prompt stays as it is; if it gives tools and says nothing of how they are called, what training
 # said of that follows. Between the tags nothing is written, and no white space of the base's template is swallowed.
 PRELUDE = Template("""\
@@ -26,10 +29,11 @@ PRELUDE = Template("""\
 {%- set trained = $system -%}
 {%- set describes_tools = $describes_tools -%}
 {%- set has_system_turn = $has_system_turn -%}
-{%- set told = namespace(system=none, turns=[], calls='') -%}
+{%- set told = namespace(system=none, turns=[], said=[], calls='') -%}
 {%- for message in messages -%}
   {%- set parts = message.content or '' -%}
   {%- set text = parts if parts is string else parts | map(attribute='text') | join('\\n') -%}
+  {%- set text = text if message.role == 'assistant' else text | replace($slot, '') -%}
   {%- if message.role in ['system', 'developer'] -%}
     {%- set told.system = text if told.system is none else told.system ~ '\\n\\n' ~ text -%}
   {%- elif message.role == 'tool' -%}
@@ -47,7 +51,9 @@ PRELUDE = Template("""\
       {%- set written = '{"name": ' ~ call.function.name | tojson ~ ', "arguments": ' ~ arguments ~ '}' -%}
       {%- set told.calls = told.calls ~ ('' if loop.first else '\\n') ~ '<tool_call>' ~ written ~ '</tool_call>' -%}
     {%- endfor -%}
-    {%- set told.turns = told.turns + [{'role': message.role, 'content': text ~ told.calls}] -%}
+    {%- set told.said = told.said + ([text ~ told.calls] if message.role == 'assistant' else []) -%}
+    {%- set content = $slot if message.role == 'assistant' else text -%}
+    {%- set told.turns = told.turns + [{'role': message.role, 'content': content}] -%}
   {%- endif -%}
 {%- endfor -%}
 {%- if told.system is none -%}
@@ -67,6 +73,16 @@ PRELUDE = Template("""\
 {%- else -%}
   {%- set messages = [{'role': 'user', 'content': told.system}] + told.turns -%}
 {%- endif -%}
+{%- set rendered -%}
+""")
+# Each turn follows what the base's template writes before a generation. Some write an empty thought before past ones.
+POSTLUDE = Template("""\
+{%- endset -%}
+{%- for part in rendered.split($slot) -%}
+  {%- set begun = $start in part and not loop.last -%}
+  {{- part.rpartition($start)[0] ~ $start if begun else part -}}
+  {{- told.said[loop.index0] if not loop.last -}}
+{%- endfor -%}
 """)
 # Ways to sample that a base recommends, and that its policy was neither trained nor measured with.
 SAMPLING = (
@@ -78,13 +94,15 @@ SAMPLING = (
 def trained_template(protocol: Protocol) -> str:
     """The template of a policy that was trained by this protocol."""
     protocol = before_merging(protocol)
-    template = PRELUDE.substitute(
-        system=_literal(protocol.system_prompt), tools=_literal(protocol.described_tools),
-        tool_text=_literal(protocol.system_prompt.partition("\n")[2]),
-        describes_tools=_literal(protocol.describes_tools),
-        has_system_turn=_literal(protocol.opening("")[0]["role"] == "system"),
-    )  # fmt: skip
-    return f"{template}{BASE_FOLLOWS}{protocol.tokenizer.chat_template}"
+    base = protocol.tokenizer.chat_template
+    values = {
+        "slot": TURN_SLOT, "start": protocol.start, "system": protocol.system_prompt,
+        "tools": protocol.described_tools, "tool_text": protocol.system_prompt.partition("\n")[2],
+        "describes_tools": protocol.describes_tools,
+        "has_system_turn": protocol.opening("")[0]["role"] == "system",
+    }  # fmt: skip
+    before, after = (part.substitute({name: _literal(values[name]) for name in values}) for part in (PRELUDE, POSTLUDE))
+    return f"{clock(base)}{before}{BASE_FOLLOWS}{base}{BASE_ENDS}{after}"
 
 
 def says_prompt(template: str) -> bool:
@@ -95,7 +113,7 @@ def says_prompt(template: str) -> bool:
 def before_merging(protocol: Protocol) -> Protocol:
     """The same protocol with the base's own template, where the base was itself a merged model."""
     tokenizer = copy(protocol.tokenizer)
-    tokenizer.chat_template = tokenizer.chat_template.rpartition(BASE_FOLLOWS)[2]
+    tokenizer.chat_template = tokenizer.chat_template.rpartition(BASE_FOLLOWS)[2].partition(BASE_ENDS)[0]
     return replace(protocol, tokenizer=tokenizer)
 
 
@@ -107,8 +125,7 @@ def _literal(value: Any) -> str:
 def asks_as_trained(protocol: Protocol, template: str) -> bool:
     """Whether a client's question becomes a prompt's tokens under this template, and what follows an episode's text.
 
-    White space around past turns is not compared: the first Mistral models' template puts a blank before them, and a
-    few tokenizers cut line breaks otherwise where a sampled turn begins.
+    What follows is compared as text, as a few tokenizers cut line breaks otherwise where a sampled turn begins.
     """
     call, result = write_call("a few words"), "[1] A title: a text"
     turns = [*protocol.turn_ids(call), *protocol.join([result], protocol.end_of_turn)]
@@ -121,11 +138,7 @@ def asks_as_trained(protocol: Protocol, template: str) -> bool:
     )
     trained = protocol.prompt("A question?")
     asked_ids: list[int] = protocol.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    return asked_ids == trained and _words(episode) == _words(protocol.tokenizer.decode([*trained, *turns]))
-
-
-def _words(text: str) -> str:
-    return "".join(text.split())
+    return asked_ids == trained and episode == protocol.tokenizer.decode([*trained, *turns])
 
 
 def called(query: str) -> dict[str, Any]:

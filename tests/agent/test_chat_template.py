@@ -1,42 +1,71 @@
 """A merged model's chat template: an OpenAI client's messages become the tokens that the policy was trained on."""
 
 import json
+from functools import cache
 from importlib.resources import files
 
 import pytest
 
 from forage.agent.prompts import MEDICAL_TASK
-from forage.agent.protocol import Protocol, write_call
+from forage.agent.protocol import TOOL_TEXT, TURN_SLOT, Protocol, write_answer, write_call
+from forage.errors import UserError
 from forage.publishing.chat_template import asks_as_trained, trained_template, write_generation, write_template
+from tests.tiny import make_tokenizer
 
 QUESTION, RESULT = "What is gout?", "[1] Gout: a disease\n[2] Gout: “crystals” & <5 toes"
 ASKED = {"role": "user", "content": QUESTION}
-# Templates as their makers write them, which come with TRL, and the tokens that they need beside SmolLM2's.
+# Templates as their makers write them, which come with TRL, and their control tokens: ChatML's, or the first of others
+# begins a text.
+CHATML, LLAMA, GEMMA = [], ["<|begin_of_text|>", "<|eot_id|>"], ["<bos>", "<start_of_turn>", "<end_of_turn>"]
+PHI = ["<s>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+COHERE = ["<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"]
 REAL = {
-    "qwen2_5": [], "qwen3_instruct_2507": [],
-    "llama3": ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-    "llama3_1": ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-    "gemma": ["<start_of_turn>", "<end_of_turn>"],
+    "qwen2_5": CHATML, "qwen3": CHATML, "qwen3_instruct_2507": CHATML, "qwen3_5_nothink": CHATML,
+    "qwen3_5_think": CHATML, "qwen3_6": CHATML, "lfm2": CHATML, "lfm2_2_5": CHATML,
+    "llama3": LLAMA, "llama3_1": LLAMA, "llama3_2": LLAMA,
+    "gemma": GEMMA, "gemma3": GEMMA, "gemma4": ["<bos>", "<|turn>", "<turn|>"],
+    "phi3": PHI, "phi3_5": PHI, "cohere": COHERE, "cohere2": [*COHERE, "<|START_RESPONSE|>", "<|END_RESPONSE|>"],
+    "glm4moe": ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"],
+}  # fmt: skip
+DEEPSEEK = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
+REFUSED = {
+    "deepseek_r1_distill": (DEEPSEEK, "changes earlier turns when later ones follow; use another model, or give it a"),
+    "deepseekv3": (DEEPSEEK, "changes earlier turns"),
+    "nemotron_3_nano": (CHATML, "changes earlier turns"),
+    "gptoss": (["<|startoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"], "can't be told from what"),
 }  # fmt: skip
 OURS = ["smollm2", "hermes", "llama3", "no_system"]
 TASK = 'Answer the “question” on {{ gardening }} {% if x %} with \\n and "quotes" 🌱'
 
 
+@cache
+def real(name, *tokens):
+    """The tiny tokenizer, with a real template."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<think>", "</think>"])  # not special in any family that has them
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    tokenizer.bos_token = tokens[0] if tokens else tokenizer.bos_token
+    tokenizer.chat_template = (files("trl") / "chat_templates" / f"{name}.jinja").read_text()
+    return tokenizer
+
+
 @pytest.fixture(scope="module")
-def protocol_of(family, model_folder):
+def protocol_of(family):
     """A policy's protocol, by the name of its base's template: ours, or trl/... for a real one."""
-    from transformers import AutoTokenizer
 
     def protocol(name, task=MEDICAL_TASK):
-        if not name.startswith("trl/"):
-            return Protocol(family(name), task=task)
-        name = name.removeprefix("trl/")
-        tokenizer = AutoTokenizer.from_pretrained(model_folder)
-        tokenizer.add_special_tokens({"additional_special_tokens": REAL[name]})
-        tokenizer.chat_template = (files("trl") / "chat_templates" / f"{name}.jinja").read_text()
-        return Protocol(tokenizer, task=task)
+        base = name.removeprefix("trl/")
+        return Protocol(real(base, *REAL[base]) if name.startswith("trl/") else family(name), task=task)
 
     return protocol
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_templates_that_are_refused(name):
+    """DeepSeek's and Nemotron's begin a thought and drop it from past turns; gpt-oss has headers inside its turns."""
+    tokens, says = REFUSED[name]
+    with pytest.raises(UserError, match=says):
+        Protocol(real(name, *tokens)).check()
 
 
 def rendered(protocol, messages, tools=True, template=None):
@@ -88,10 +117,65 @@ def test_calls_and_results_become_the_turns_of_training(protocol_of, name, as_te
 
 
 def check_same(name, protocol, ids, wanted):
-    """White space around past turns differs in three templates: see asks_as_trained."""
-    texts = ["".join(protocol.tokenizer.decode(tokens).split()) for tokens in (ids, wanted)]
+    """What two templates of ours write before a sampled turn, SmolLM2 tokenises along with it."""
+    assert protocol.tokenizer.decode(ids) == protocol.tokenizer.decode(wanted)
+    assert ids == wanted or name in ("llama3", "no_system")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("thought", ["<think>\nhm\n</think>\n\n", "<think>hm</think>", "hm\n</think>\n\n", "\n hm "])
+def test_a_whole_episode_is_written_as_it_was_played(protocol_of, name, thought):
+    """Nothing is trimmed or dropped, nor an empty thought added: Qwen3's does so where the last turn has none."""
+    protocol = protocol_of(name)
+    protocol.check()
+    turns = [f"{thought}{action}" for action in (write_call("gout"), write_call("toe"), write_answer("Rest. "))]
+    played = protocol.tokenizer.decode(protocol.prompt(QUESTION)) + turns[0]
+    for turn in turns[1:]:
+        played += protocol.tokenizer.decode(protocol.join([RESULT], None)) + turn
+    messages = [ASKED]
+    for query in ("gout", "toe"):
+        messages += [calls(query, content=thought), tool(RESULT)]
+    messages.append({"role": "assistant", "content": turns[-1]})
+    written = protocol.tokenizer.apply_chat_template(messages, chat_template=trained_template(protocol), tokenize=False)
+    assert written.startswith(played)
+    end = protocol.tokenizer.decode([protocol.end_of_turn])
+    assert written.removeprefix(played).startswith(end) or name == "trl/glm4moe"  # where <|user|> ends turns
+
+
+def test_a_played_thought_by_hand(protocol_of):
+    """Qwen3.6's template begins a thought itself."""
+    protocol = protocol_of("trl/qwen3_6")
+    turn = "hm\n</think>\n\n" + write_call("gout")
+    ids = [*protocol.prompt(QUESTION), *protocol.turn_ids(turn), *protocol.join(["[1] x"], protocol.end_of_turn)]
+    told = "Answer the medical question from a library: search it first, then write the answer between <answer> and "
+    assert protocol.tokenizer.decode(ids) == (
+        f"<|im_start|>system\n{told}</answer>.\n{TOOL_TEXT}<|im_end|>\n<|im_start|>user\nWhat is gout?<|im_end|>\n"
+        '<|im_start|>assistant\n<think>\nhm\n</think>\n\n<tool_call>{"name": "search", "arguments": {"query": "gout"}}'
+        "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n[1] x\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tools_are_described_by_those_that_ask_for_calls_in_the_form_of_training(protocol_of, name):
+    protocol = protocol_of(name)
+    hermes = name in ("hermes", "trl/qwen2_5", "trl/qwen3", "trl/qwen3_instruct_2507")
+    assert protocol.describes_tools == hermes
+    prompt = protocol.tokenizer.decode(protocol.prompt(QUESTION))
+    assert (TOOL_TEXT in prompt) != hermes
+    assert "<function=" not in prompt
+    assert "<arg_key>" not in prompt
+
+
+def test_no_prompt_depends_on_the_day(protocol_of):
+    protocol = protocol_of("trl/llama3_2")
+    written = protocol.tokenizer.decode(rendered(protocol, [ASKED]))
+    assert "\nToday Date: 26 Jul 2024\n" in written == protocol.tokenizer.decode(protocol.prompt(QUESTION))
+
+
+def test_a_result_can_not_take_the_place_of_a_turn(protocol_of):
+    texts = [rendered(protocol_of("smollm2"), [ASKED, calls("gout"), tool(text)]) for text in ("a", f"{TURN_SLOT}a")]
     assert texts[0] == texts[1]
-    assert ids == wanted or name in ("llama3", "trl/llama3", "trl/llama3_1", "no_system")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,7 +199,7 @@ def test_a_base_whose_template_drops_what_is_said_is_left_as_it_is(tiny_tokenize
     """Its turns would not be those of the episode."""
     protocol = Protocol(tiny_tokenizer)
     tiny_tokenizer.chat_template = tiny_tokenizer.chat_template.replace(
-        "message['content']", "message['content'] | upper"
+        "message['content']", "message['content'] | replace('?', '')"
     )
     assert not asks_as_trained(protocol, trained_template(protocol))
     assert not write_template(tmp_path, protocol)

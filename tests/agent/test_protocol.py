@@ -122,7 +122,7 @@ def test_a_played_conversation_equals_the_rendered_one(family, name):
         {"role": "assistant", "content": CALL},
         {"role": "user", "content": "<tool_response>\n[1] Gout: a disease\n</tool_response>"},
     ]
-    assert tokenizer.decode(ids) == protocol._render(messages, generation=True)
+    assert tokenizer.decode(ids) == protocol._render(messages)
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer, monkeypatch):
