@@ -23,7 +23,7 @@ from forage.agent.combination import MakeRewards
 from forage.agent.options import AGENT_FILE, AgentSettings, write_agent
 from forage.cli import run_script
 from forage.grpo.options import PRESETS, TrainOptions
-from forage.processes import is_first, world
+from forage.processes import is_first, leave_processes, world
 from grpo_rollout import get_reward_functions
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
             train(options, settings.max_tokens, learner, play, manifest)
         if lead:
             (run_dir / FINISHED).touch()
+    leave_processes()
 
 
 def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: AgentSettings) -> TrainOptions:
@@ -84,12 +85,14 @@ def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: A
     import torch
 
     from forage.engines.choice import uses_servers, with_key
+    from forage.engines.server_checks import Wanted
     from forage.engines.vllm import fall_asleep
+    from forage.policy.policy import vocabulary_of
     from forage.policy.room import fitted
 
     engine = options.rollout.engine
     if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
-        asyncio.run(fall_asleep(with_key(engine)))
+        asyncio.run(fall_asleep(with_key(engine), Wanted(card, vocabulary_of(card), settings.max_tokens)))
     if world() > 1 or not torch.cuda.is_available():
         return options
     plays = options.rollouts == "own" and not uses_servers(engine)

@@ -50,14 +50,18 @@ choose_cards() {
     ${TRAIN_GPUS:+--train-gpus "$TRAIN_GPUS"} ${TRAIN_PROCESSES:+--train-processes "$TRAIN_PROCESSES"} \
     ${VLLM_GPU_MEMORY:+--vllm-gpu-memory "$VLLM_GPU_MEMORY"} ${NODE_RANK:+--train-nodes "${TRAIN_NODES:-1}"}
 }
-wait_for_prepare() {
-  local said=
-  until [ -e "$SHARED/models/served" ] && { [ "$DEVICE" = cpu ] || [ -e "$plan" ]; }; do
-    [ -n "$said" ] || echo "waiting until \`scripts/stack.sh prepare\` is through"
-    said=1
+# Says at once, and every two minutes, what it waits for.
+wait_until() { # what, the command that succeeds then
+  local begun=$SECONDS next=$SECONDS
+  until "${@:2}"; do
+    if [ "$SECONDS" -ge "$next" ]; then
+      [ "$next" = "$begun" ] && echo "waiting $1" || echo "waiting $1, for $(((SECONDS - begun) / 60)) minutes now"
+      next=$((next + 120))
+    fi
     sleep 2
   done
 }
+prepared() { [ -e "$SHARED/models/served" ] && { [ "$DEVICE" = cpu ] || [ -e "$plan" ]; }; }
 case $verb in
   prepare | show) # in a container .env is not a file, but docker compose passes its lines on
     names=/app/.image-names
@@ -69,7 +73,7 @@ case $verb in
     fi
     ;;
   *)
-    wait_for_prepare
+    wait_until "until \`scripts/stack.sh prepare\` is through" prepared
     [ "$DEVICE" = cpu ] || read_settings "$plan"
     ;;
 esac
@@ -122,7 +126,7 @@ rollout=("$PY" grpo_rollout.py --follow "${play[@]}")
 [ "$processes" = 1 ] && [ ${#torchrun[@]} = 0 ] && train=("$PY") ||
   train=("$PY" -m torch.distributed.run "${torchrun[@]}" --nproc-per-node "$processes")
 # A trainer that takes turns with the server measures its room itself.
-[[ " ${TRAIN_ARGS:-} " != *" --vllm-sleep "* ]] || PLAN_TRAIN_ARGS=
+[[ " ${TRAIN_ARGS:-} " != *" --vllm-sleep "* ]] || PLAN_TRAIN_ARGS= PLAN_TRAIN_SHARE=
 train+=(grpo_train.py "${play[@]}" --rollouts service --max-staleness "${MAX_STALENESS:-1}" --max-steps "${MAX_STEPS:-200}" --learning-rate "${LEARNING_RATE:-5e-5}"
   --eval-every "${EVAL_EVERY:-$(default 10 0)}" --report-to "${REPORT_TO:-none}" --sharding "$sharding"
   --offload "$OFFLOAD" ${PLAN_TRAIN_ARGS:-} ${TRAIN_ARGS:-})
@@ -158,13 +162,10 @@ use_gpus() { # their numbers
 }
 # On a card for both, vLLM measures what is free when it starts, so the trainer comes after it.
 wait_for_vllm() {
-  local said= url=$VLLM_URLS
-  until "$PY" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=4)' "${url%% *}/health" 2>/dev/null; do
-    [ -n "$said" ] || echo "waiting for vLLM at ${url%% *}, which shares the GPU"
-    said=1
-    sleep 2
-  done
+  local url=${VLLM_URLS%% *}
+  wait_until "for vLLM at $url, which shares the GPU (its log says what it does)" answers "$url/health"
 }
+answers() { "$PY" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=4)' "$1" 2>/dev/null; }
 
 case $verb in
   prepare)

@@ -46,6 +46,7 @@ WAKE = "/wake_up"
 IS_SLEEPING = "/is_sleeping"
 CONFIGURATION = "/server_info?config_format=json"
 NO_ROUTE = "{'detail': 'Not Found'}"  # FastAPI's answer where a route doesn't exist
+SAY_EVERY = 120.0  # seconds
 ROUNDING = 0.05  # nats; in bf16 a token's log-probability differs by about .03 from one batch to another
 
 
@@ -86,10 +87,7 @@ class VLLMEngine(Engine):
 
     async def __aenter__(self) -> VLLMEngine:
         """Wait until every server answers; refuse servers of different models, and those that the probe refuses."""
-        bases = [await self._wait_for(client) for client in self._clients]
-        if len(set(bases)) != 1:
-            raise UserError(f"the servers serve different models: {', '.join(sorted(set(bases)))}")
-        self._base = bases[0]
+        await self._find_base()
         for client in self._clients:
             await self._patiently(client, self._ready, "can't be used", "if no trainer runs that wakes it, restart it")
             await self._patiently(client, self._probe, "can't be probed")
@@ -107,6 +105,12 @@ class VLLMEngine(Engine):
     async def close(self) -> None:
         for client in self._clients:
             await client.aclose()
+
+    async def _find_base(self) -> None:
+        bases = [await self._wait_for(client) for client in self._clients]
+        if len(set(bases)) != 1:
+            raise UserError(f"the servers serve different models: {', '.join(sorted(set(bases)))}")
+        self._base = bases[0]
 
     async def _wait_for(self, client: httpx.AsyncClient) -> str:
         """The name of the base on a server, once it answers."""
@@ -257,10 +261,11 @@ class VLLMEngine(Engine):
             await self._patiently(client, self._resume, "can't be woken", "free memory on its GPU, or restart it")
 
     async def fall_asleep(self) -> None:
-        """Put every server to sleep before anything is played, once it is up."""
+        """Put every server to sleep before anything is played, once all are up and none is refused."""
+        await self._find_base()
         for client in self._clients:
-            await self._wait_for(client)
             await self._patiently(client, self._check_sleep_mode, "can't say how it was started")
+        for client in self._clients:
             await self._patiently(client, self._lay_down, "can't be put to sleep")
 
     async def _check_sleep_mode(self, client: httpx.AsyncClient) -> None:
@@ -353,14 +358,18 @@ class VLLMEngine(Engine):
         self, client: httpx.AsyncClient, action: Callable[[httpx.AsyncClient], Awaitable[None]], what: str,
         way_out: str = "restart it",
     ) -> None:  # fmt: skip
-        """Do something on a server, waiting if it is starting."""
-        deadline = time.monotonic() + self.options.patience
+        """Do something on a server, waiting if it is starting, and saying so every other minute."""
+        begun = said = time.monotonic()
         while True:
             beat()
             try:
                 return await action(client)
             except UnreadyError as error:
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if now - said > SAY_EVERY:
+                    said = now
+                    print(f"waiting for {client.base_url} for {now - begun:.0f} s now ({error})", flush=True)
+                if now - begun > self.options.patience:
                     raise UserError(
                         f"no vLLM server answers at {client.base_url} ({error}), so it {what}; {way_out}"
                     ) from error
@@ -421,9 +430,9 @@ def alike(one: Sample, other: Sample) -> bool:
     return one.ids[:1] == other.ids[:1] and abs(one.logprobs[0] - other.logprobs[0]) < ROUNDING
 
 
-async def fall_asleep(options: EngineOptions) -> None:
+async def fall_asleep(options: EngineOptions, wanted: Wanted | None = None) -> None:
     """Put the servers to sleep before a policy is loaded on their GPU, so that the room for it can be measured."""
-    engine = VLLMEngine(options, sleeps=True)
+    engine = VLLMEngine(options, wanted, sleeps=True)
     try:
         await engine.fall_asleep()
     finally:

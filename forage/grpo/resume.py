@@ -25,9 +25,9 @@ from forage.files import remove_folder
 from forage.grpo.learner import Learner
 from forage.grpo.options import FREE, TrainOptions
 from forage.grpo.run import KEPT, Run, plan_step
-from forage.grpo.update import OutOfMemory
 from forage.manifest import contradictions, flat, plain, read_manifest_as, write_manifest
 from forage.policy.adapters import adapter_path, versions, weights_digest
+from forage.policy.packing import OutOfMemory
 from forage.rollout.agreement import (
     RUN_FILE,
     RunManifest,

@@ -31,14 +31,15 @@ from forage.grpo.resume import (
 )
 from forage.grpo.run import Run, checkpoint_fields, plan_evaluation, write_plans
 from forage.grpo.sharding import ShardedLearner
-from forage.grpo.update import OutOfMemory, UpdateContext, learning_rate, prepare, update
+from forage.grpo.update import UpdateContext, learning_rate, prepare, update
 from forage.manifest import plain
 from forage.metrics import bootstrapped
 from forage.policy.adapters import adapter_path, versions, weights_digest, whole_digest
 from forage.policy.card import PolicyCard
 from forage.policy.logprobs import unsharable
+from forage.policy.packing import OutOfMemory
 from forage.policy.policy import load_policy
-from forage.processes import join_processes, world
+from forage.processes import join_processes, keep_to_share, world
 from forage.rollout.agreement import RunManifest
 from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.runs import trackers
@@ -174,6 +175,7 @@ def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learne
     shared_out = world() > 1 or options.sharding != "none"
     if shared_out:
         join_processes()
+    keep_to_share()  # now that this process has its own GPU
     # A model that is to be sharded must not be whole on every GPU first.
     policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
     policy.train()  # transformers checkpoints activations in training mode only

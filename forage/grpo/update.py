@@ -29,8 +29,7 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions, UpdateOptions
-from forage.policy.checkpoint import random_states, set_random_states
-from forage.policy.packing import TokenBatch, pack, pack_trees, values_like
+from forage.policy.packing import Budget, OutOfMemory, TokenBatch, pack, pack_trees, values_like
 from forage.runs.phases import Phases
 
 
@@ -172,17 +171,22 @@ def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> di
     taught = taught_episodes(batch, context.options.loss)
     if not taught.episodes:
         return {"learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
-    budget = context.options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
-    budget = min(budget, learner.lowered_budget or budget)
-    old = OldLogprobs(taught.episodes, learner.device)
-    for _ in range(context.options.epochs):
-        sums, budget = learn_within_memory(budget, learner, taught, old, context)
-        norm = change_weights(learner, context, budget)
+    most = context.options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
+    budget = Budget(min(most, learner.lowered_budget or most))
+    longest, old = max(len(episode.ids) for episode in taught.episodes), OldLogprobs(taught.episodes, learner.device)
+    for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
+        sums = budget.within_memory(
+            lambda tokens: learn_epoch(tokens, learner, taught, old, context), longest, learner.drop_gradients,
+            can_start_over=learner.can_start_over,
+        )  # fmt: skip
+        if budget.tokens < most:
+            learner.lowered_budget = budget.tokens
+        norm = change_weights(learner, context, budget.tokens)
         old.known = True
     counts = {"episodes": float(len(taught.episodes)), "micro_batches": float(len(sums))}
     figures = counts | {"learning_rate": context.learning_rate, "grad_norm": norm}
     with context.phases("likelihood"):
-        gain = likelihood_gain(learner, taught, old, budget, context)
+        gain = likelihood_gain(learner, taught, old, budget.tokens, context)
     return summary(learner.sums(add_stats(sums))) | figures | gain
 
 
@@ -213,44 +217,6 @@ def likelihood_gain(
         sums.append({"gained": gains_BT[counts_BT].sum(), "tokens": counts_BT.sum()})
     total = learner.sums(add_stats(sums))
     return {"likelihood_gain": (total["gained"] / total["tokens"].clamp(min=1)).item()}
-
-
-class OutOfMemory(UserError):
-    """Memory ran out, and this process can't go on."""
-
-    def __init__(self, message: str, budget: int) -> None:
-        super().__init__(message)
-        self.budget = budget
-        """Tokens of a micro-batch that another start should take."""
-
-
-def learn_within_memory(
-    budget: int, learner: Learner, taught: TaughtEpisodes, old: OldLogprobs, context: UpdateContext
-) -> tuple[list[dict[str, Tensor]], int]:
-    """Add an epoch's gradients; when memory runs out, start the epoch over with half the budget, and return that too.
-
-    The learner remembers it, so that later steps don't run out of memory first.
-    Epochs before it stay as they are: each has already changed the policy.
-    """
-    longest = max(len(episode.ids) for episode in taught.episodes)
-    states = random_states()
-    while True:
-        try:
-            return learn_epoch(budget, learner, taught, old, context), budget
-        except torch.OutOfMemoryError as error:
-            lower = max(budget // 2, longest)
-            if budget <= longest or not learner.can_start_over:
-                goes_on = f"; re-run the same command to go on with {lower}" if lower < budget else ""
-                raise OutOfMemory(
-                    f"out of memory with micro-batches of {budget} tokens ({first_line(error)}){goes_on}; give a lower "
-                    "--token-budget, --gradient-checkpointing, or shorter episodes (--max-tokens)",
-                    lower,
-                ) from error
-        learner.drop_gradients()
-        torch.cuda.empty_cache()
-        set_random_states(states)  # the epoch draws the dropout it would have drawn
-        budget = learner.lowered_budget = lower
-        print(f"out of memory: continuing with micro-batches of {budget} tokens, in later steps too", flush=True)
 
 
 def learn_epoch(

@@ -19,7 +19,7 @@ from typing import Literal
 
 from forage.cli import run_script
 from forage.errors import UserError, check_at_least_one
-from forage.policy.footprint import GIB, ModelShape, Precision, serving, shape_of, training
+from forage.policy.footprint import CONTEXT, GIB, ModelShape, Precision, serving, shape_of, training
 
 Serve = Literal["auto", "nf4", "bf16"]
 # Kept free of each card: the allocators' fragments, and errors of what is assumed about vLLM and CUDA.
@@ -206,11 +206,11 @@ def settings(options: Options) -> tuple[dict[str, str], list[str]]:
     processes = options.train_processes or len(train)
     if processes > len(train):
         raise UserError(f"TRAIN_PROCESSES={processes} takes as many GPUs, and TRAIN_GPUS={gpus} has {len(train)}")
+    gib = round(min(options.mib[number] for number in (vllm, *train)) / 1024, 2)
     if share:
         serve = ("nf4" if options.quantize else "bf16") if serve == "auto" else serve
     else:
         work = Work(options.r, "nf4" if options.quantize else "bf16", options.max_tokens, options.concurrency)
-        gib = round(min(options.mib[number] for number in (vllm, *train)) / 1024, 2)
         every = processes * max(1, options.train_nodes)
         found = plan(shape_of(options.base), gib, work, serve, shared=shared, processes=every)
         if found is None:
@@ -226,9 +226,12 @@ def settings(options: Options) -> tuple[dict[str, str], list[str]]:
         )
         told |= {"PLAN_VLLM_ARGS": server.flags, "PLAN_TRAIN_ARGS": trainer.flags}
         serve, share = server.serve, server.share(gib) if shared else APART
+    # A server that restarts wants all of its share, so the trainer's allocator stays out of it.
+    left = max(0.01, math.floor(100 * (1 - share - CONTEXT / (gib * GIB))) / 100)
     told |= {
         "VLLM_GPU_MEMORY": f"{share:.2f}", "VLLM_GPUS": str(vllm), "TRAIN_GPUS": gpus,
         "TRAIN_PROCESSES": str(processes), "SERVE": serve, "PLAN_SHARED": "1" if shared else "",
+        "PLAN_TRAIN_SHARE": f"{left:.2f}" if shared else "",
     }  # fmt: skip
     return told, [*notes, "GPUs: " + " ".join(f"{name}={value}" for name, value in told.items())]
 

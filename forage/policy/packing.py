@@ -1,17 +1,21 @@
-"""Packs token sequences into batches with a bounded number of tokens."""
+"""Packs token sequences into batches with a bounded number of tokens, fewer of them once memory has run out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forage.errors import UserError, first_line
 from forage.policy.branches import Branch
+from forage.policy.checkpoint import random_states, set_random_states
+
+T = TypeVar("T")
 
 
 class Tokens(Protocol):
@@ -206,3 +210,52 @@ def _pad(sequences: Sequence[Tokens], group: Sequence[int]) -> TokenBatch:
 def _rows(rows: Sequence[Sequence[int]]) -> Tensor:
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+
+
+# Out of memory
+
+
+class OutOfMemory(UserError):
+    """Memory ran out, and this process can't go on."""
+
+    def __init__(self, message: str, budget: int) -> None:
+        super().__init__(message)
+        self.budget = budget
+        """Tokens of a micro-batch that another start should take."""
+
+
+@dataclass
+class Budget:
+    """The most tokens of a micro-batch."""
+
+    tokens: int
+
+    def within_memory(
+        self, attempt: Callable[[int], T], longest: int, drop_gradients: Callable[[], None], *,
+        can_start_over: bool = True,
+    ) -> T:  # fmt: skip
+        """What `attempt` returns, which adds up the gradients of micro-batches of so many tokens.
+
+        When memory runs out, it starts over with half of them, down to the `longest` sequence, and later calls begin
+        with what fitted. The gradient is a sum over sequences, so it stays what it was.
+        """
+        states = random_states()
+        while True:
+            try:
+                return attempt(self.tokens)
+            except torch.OutOfMemoryError as error:
+                lower = max(self.tokens // 2, longest)
+                fewer = lower < self.tokens
+                if not (fewer and can_start_over):
+                    goes_on = f"; re-run the same command to go on with {lower}" if fewer else ""
+                    less = "a lower --token-budget, " if fewer else ""
+                    raise OutOfMemory(
+                        f"out of memory with micro-batches of {self.tokens} tokens ({first_line(error)}){goes_on}; "
+                        f"give {less}--gradient-checkpointing, or shorter episodes (--max-tokens)",
+                        lower,
+                    ) from error
+            drop_gradients()
+            torch.cuda.empty_cache()
+            set_random_states(states)  # the passes draw the dropout they would have drawn
+            self.tokens = lower
+            print(f"out of memory: continuing with micro-batches of {lower} tokens, in later steps too", flush=True)

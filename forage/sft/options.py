@@ -20,7 +20,9 @@ WRITTEN = (  # what sft_train.py writes into its output folder beside config.jso
     "warm_start.png", "code.diff", "environment.json", "state", "best",
 )  # fmt: skip
 
-FREE = ("overwrite", "place.store_patience", "place.store_timeout")
+FREE = (
+    "overwrite", "place.store_patience", "place.store_timeout", "memory.token_budget", "memory.gradient_checkpointing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from forage.optimizer import update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
 from forage.policy.logprobs import token_logprobs, unsharable
-from forage.policy.packing import pack, pack_trees
+from forage.policy.packing import Budget, pack, pack_trees
 from forage.progress import Counting
 from forage.sft.options import SFTOptions
 from forage.text import typed
@@ -46,6 +46,7 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     checkpoints_activations = options.memory.gradient_checkpointing
     if torch.cuda.is_available() if checkpoints_activations is None else checkpoints_activations:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    budget = Budget(options.memory.token_budget or (8192 if torch.cuda.is_available() else 1024))
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
         weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay
@@ -57,7 +58,7 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     print(f"training on {len(trained)} demonstrations, measuring on {len(held_out)}, from step {step}, at {rate:g}")
     started = time.perf_counter() - (rows[-1].seconds if rows else 0.0)
     if not rows:
-        rows = [measure(policy, held_out, options, step, None, started)]
+        rows = [measure(policy, held_out, budget, step, None, started)]
         report(rows, options)
         if options.keep == "best":
             publish_adapter(policy, best, 0, overwrite=True)
@@ -67,10 +68,10 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
         losses = []
         for number in range(step, until):
             batch = in_rounds(trained, number, options.batch_size, options.seed)
-            losses.append(update(policy, optimizer, batch, number, options))
+            losses.append(update(policy, optimizer, batch, number, options, budget))
             bar.update()
         step = until
-        rows.append(measure(policy, held_out, options, step, sum(losses) / len(losses), started))
+        rows.append(measure(policy, held_out, budget, step, sum(losses) / len(losses), started))
         report(rows, options)
         if options.keep == "best" and best_row(rows) is rows[-1]:
             publish_adapter(policy, best, step, overwrite=True)  # a killed run may have left one
@@ -104,11 +105,6 @@ def remove_others(folder: Path, rows: Sequence[Row]) -> None:
             remove_folder(adapter_path(folder, version))
 
 
-def token_budget(options: SFTOptions) -> int:
-    """Tokens per micro-batch, of which each is computed once however many demonstrations begin with it."""
-    return options.memory.token_budget or (8192 if torch.cuda.is_available() else 1024)
-
-
 def split(demonstrations: Sequence[Episode], options: SFTOptions) -> tuple[list[Episode], list[Episode]]:
     """(trained on, held out), by question, so that no question is on both sides."""
     ids = sorted({episode.question_id for episode in demonstrations})
@@ -123,11 +119,12 @@ def split(demonstrations: Sequence[Episode], options: SFTOptions) -> tuple[list[
 
 
 def update(
-    policy: Any, optimizer: torch.optim.Optimizer, episodes: Sequence[Episode], step: int, options: SFTOptions
-) -> float:
+    policy: Any, optimizer: torch.optim.Optimizer, episodes: Sequence[Episode], step: int, options: SFTOptions,
+    budget: Budget,
+) -> float:  # fmt: skip
     """One step of AdamW on the mean loss of the policy's tokens. Returns that loss."""
     policy.train()
-    loss = loss_of(policy, episodes, token_budget(options), backward=True)
+    loss = loss_of(policy, episodes, budget, backward=True)
     rate = options.optimizer.learning_rate * height(step, options.max_steps)
     update_weights(optimizer, rate, options.optimizer.max_norm)
     return loss
@@ -139,8 +136,16 @@ def height(step: int, steps: int) -> float:
     return min((step + 1) / rise, (steps - step) / (steps - rise) if steps > rise else 1.0)
 
 
-def loss_of(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: bool) -> float:
-    """Mean negative log-probability over all tokens of the policy, in micro-batches of `budget` tokens."""
+def loss_of(policy: Any, episodes: Sequence[Episode], budget: Budget, *, backward: bool) -> float:
+    """Mean negative log-probability over all tokens of the policy, in micro-batches that fit into memory."""
+    longest = max(len(episode.ids) for episode in episodes)
+    return budget.within_memory(
+        lambda tokens: loss_in_parts(policy, episodes, tokens, backward=backward), longest, policy.zero_grad
+    )
+
+
+def loss_in_parts(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: bool) -> float:
+    """Of micro-batches of `budget` tokens, of which each is computed once however many demonstrations begin with it."""
     device = next(policy.parameters()).device
     tokens = sum(episode.sampled for episode in episodes)
     total, parts = 0.0, (pack if unsharable(policy.config) else pack_trees)(episodes, budget)
@@ -158,11 +163,11 @@ def loss_of(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: 
 
 
 def measure(
-    policy: Any, held_out: Sequence[Episode], options: SFTOptions, step: int, loss: float | None, started: float
+    policy: Any, held_out: Sequence[Episode], budget: Budget, step: int, loss: float | None, started: float
 ) -> Row:
     policy.eval()
     with torch.no_grad():
-        held_out_loss = loss_of(policy, held_out, token_budget(options), backward=False)
+        held_out_loss = loss_of(policy, held_out, budget, backward=False)
     return Row(step, time.perf_counter() - started, loss, held_out_loss)
 
 

@@ -88,6 +88,17 @@ def test_before_a_policy_is_loaded_the_server_is_put_to_sleep(fake):
     assert fake.turns == [SLEEP]
 
 
+def test_no_server_is_put_to_sleep_if_one_of_them_is_refused(fake):
+    with MisbehavingVLLM() as other:
+        other.sleep_mode, other.base = True, "another"
+        with pytest.raises(UserError, match="the servers serve different models: another, policy"):
+            asyncio.run(fall_asleep(options_of(fake, other)))
+        other.base, other.sleep_mode = "policy", False
+        with pytest.raises(UserError, match=f"{other.url} has no sleep mode"):
+            asyncio.run(fall_asleep(options_of(fake, other)))
+    assert fake.turns == []
+
+
 def test_an_adapter_whose_memory_is_spoilt_is_loaded_again(fake, adapter):
     async def act(engine):
         await slept(engine, adapter)

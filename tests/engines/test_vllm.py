@@ -67,6 +67,14 @@ def test_no_server_at_all():
         asyncio.run(run())
 
 
+def test_waiting_for_a_server_is_told_again_and_again(fake, monkeypatch, capsys):
+    monkeypatch.setattr("forage.engines.vllm.SAY_EVERY", 0.9)
+    fake.busy = 5  # 2.5 s
+    with_engine(lambda engine: engine.generate(REQUEST), fake)
+    told = capsys.readouterr().out.splitlines()
+    assert told == [f"waiting for {fake.url} for {seconds} s now (status 503)" for seconds in (1, 2)]
+
+
 def test_adapters_are_loaded_under_their_own_names_and_the_old_one_goes(fake, tmp_path):
     async def act(engine):
         for version in (1, 2):

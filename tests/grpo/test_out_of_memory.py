@@ -7,7 +7,7 @@ import torch
 
 from forage.errors import UserError
 from forage.grpo.learner import Learner
-from forage.grpo.update import OutOfMemory
+from forage.policy.packing import OutOfMemory
 from forage.runs.stats import read_stats
 from tests.tiny_training import tiny_options, train
 

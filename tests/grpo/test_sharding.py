@@ -10,11 +10,13 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from peft import PeftModel
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from forage.errors import UserError
+from forage.grpo import training
 from forage.grpo.learner import Learner
 from forage.grpo.sequence_parallel import check_split
 from forage.grpo.sharding import LockstepScorer, nothing_sampled
@@ -24,6 +26,7 @@ from forage.policy.policy import packed_layers
 from forage.processes import check_sharding
 from tests import ROOT
 from tests.sharding_worker import micro_batches, prompt_updates, tiny_policy, update
+from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for two processes that do all the work
 SHARDINGS = ("none", "fsdp2", "zero2", "zero3")
@@ -227,3 +230,19 @@ def test_what_can_not_be_sharded_is_refused(monkeypatch):
     says = "--sequence-parallel does not work with --sharding zero3; give --sharding fsdp2"
     with pytest.raises(UserError, match=says):
         check_sharding("zero3", 2)
+
+
+def test_a_run_leaves_no_connections_and_the_next_one_makes_its_own(tiny, tmp_path, monkeypatch):
+    """Here of one process: torch warns of a group that is left, and NCCL may wait for it."""
+    monkeypatch.setenv("LOCAL_RANK", "0")  # set by joining, and not for the tests after this one
+    joined, real = [], training.join_processes
+
+    def join():
+        real()
+        joined.append(dist.is_initialized())
+
+    monkeypatch.setattr(training, "join_processes", join)
+    for steps in (1, 2):
+        train(tiny_options(tiny, tmp_path / "run", sharding="fsdp2", max_steps=steps, eval_every=0))
+        assert not dist.is_initialized()
+    assert joined == [True, True]

@@ -115,6 +115,7 @@ def test_micro_batches_fit_the_room_that_a_sleeping_server_leaves(tiny, tmp_path
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((22 if fake.asleep else 4) * GIB, 24 * GIB))
     base, adapter = "Qwen/Qwen2.5-7B-Instruct", newest_adapter(tiny / "policy")
     card = PolicyCard(tmp_path, base, base, True, "bfloat16")
+    monkeypatch.setattr("forage.policy.policy.vocabulary_of", lambda card: 512)  # of the hub
     options, settings = options_of(tiny, tmp_path / "run", fake, token_budget=None), AgentSettings()
 
     beside = fit_memory(with_options(options, vllm_sleep=False), card, adapter, settings).update.memory
@@ -123,6 +124,29 @@ def test_micro_batches_fit_the_room_that_a_sleeping_server_leaves(tiny, tmp_path
     assert beside == MemoryOptions(settings.max_tokens, True)  # the smallest, and not even that fits
     assert in_turns == fitted(MemoryOptions(), card, adapter, settings.max_tokens, plays=False)  # still asleep
     assert not in_turns.gradient_checkpointing  # there is room to keep activations
+
+
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        ({"root": "another/base"}, "serves another/base, not .*; start it with that model, or give --engine local$"),
+        ({"max_model_len": 100}, "holds 100 tokens, but an episode may have .*; start it with --max-model-len"),
+    ],
+)
+def test_a_server_that_is_not_this_runs_is_refused_and_left_awake(tiny, tmp_path, fake, card, told):
+    fake.card |= card
+    with pytest.raises(UserError, match=rf"^the server at {fake.url} {told}"):
+        train(options_of(tiny, tmp_path / "run", fake))
+    assert fake.turns == []
+
+
+def test_a_server_that_is_not_there_is_missed_before_a_policy_is_loaded(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "load_policy", None)
+    engine = EngineOptions("vllm", ("http://127.0.0.1:9",), patience=0.1)
+    with pytest.raises(
+        UserError, match=r"^no vLLM server answers at http://127\.0\.0\.1:9 .*; start one: make vllm-cpu$"
+    ):
+        train(tiny_options(tiny, tmp_path / "run", engine=engine, vllm_sleep=True))
 
 
 # Options

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from forage.errors import UserError
-from forage.policy.footprint import GIB, KNOWN
+from forage.policy.footprint import CONTEXT, GIB, KNOWN
 from forage.policy.memory import (
     MIN_SEQUENCES,
     Options,
     Work,
     main,
     plan,
+    settings,
     share_out,
     usable,
 )
@@ -42,6 +43,16 @@ def test_a_card_each_or_no_plan():
     assert plan(SEVEN, 10, replace(WORK, max_tokens=1024), shared=False)
     assert plan(KNOWN[LARGE], 24.5, WORK, shared=False) is None
     assert plan(KNOWN[LARGE], 24.5, WORK, shared=False, processes=4)
+
+
+def test_a_trainer_beside_a_server_leaves_it_its_share():
+    """Worked out by hand: of 24 GiB, 1 less .50 less .5 GiB / 24 GiB for CUDA itself is .479."""
+    assert settings(Options((24 * 1024,), vllm_gpu_memory=0.5))[0]["PLAN_TRAIN_SHARE"] == "0.47"
+    assert settings(Options((A24, A24)))[0]["PLAN_TRAIN_SHARE"] == ""  # a card each
+    for gib in (24, 40, 48, 80):  # and has what the plan says it takes
+        share, (trainer, server) = settings(Options((gib * 1024,)))[0], plan(SEVEN, gib, WORK, shared=True)
+        most = float(share["PLAN_TRAIN_SHARE"]) * gib * GIB + CONTEXT
+        assert trainer.bytes <= most <= (1 - server.share(gib)) * gib * GIB
 
 
 # Cards

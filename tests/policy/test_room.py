@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from forage.errors import UserError
+from forage.grpo import training
 from forage.grpo.strategies import CONFIGS
 from forage.optimizer import MemoryOptions
 from forage.policy.adapters import newest_adapter
@@ -14,6 +16,7 @@ from forage.policy.footprint import GIB, KNOWN, shape_of, weight_bytes
 from forage.policy.memory import Work
 from forage.policy.room import LIVE, fitted, offloaded, rank_of
 from tests.tiny import make_base, make_policy
+from tests.tiny_training import tiny_options
 
 SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
 LEFT_OUT = MemoryOptions()
@@ -43,6 +46,21 @@ def test_a_gpu_fills_in_what_was_left_out(adapter, monkeypatch, capsys):
     assert "memory: micro-batches of" in capsys.readouterr().out
     given = MemoryOptions(3000, True)
     assert fitted(given, card(adapter), adapter, 2048, plays=False) is given
+
+
+@pytest.mark.parametrize(("planned", "set_to"), [("0.47", [0.47]), ("", []), (None, [])])
+def test_a_trainer_keeps_to_its_share(tiny, tmp_path, monkeypatch, planned, set_to):
+    """Before its policy is loaded. A stand-in for the allocator of a GPU."""
+    shares = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    monkeypatch.setattr(training, "load_policy", lambda *_, **__: (_ for _ in ()).throw(UserError("loaded")))
+    monkeypatch.delenv("PLAN_TRAIN_SHARE", raising=False)
+    if planned is not None:
+        monkeypatch.setenv("PLAN_TRAIN_SHARE", planned)
+    with pytest.raises(UserError, match="loaded"):
+        training.open_learner(tiny_options(tiny, tmp_path / "run"), card(tmp_path), tmp_path)
+    assert shares == set_to
 
 
 def test_too_little_room_gives_the_smallest_and_says_so(adapter, monkeypatch, capsys):

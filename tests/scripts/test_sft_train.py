@@ -22,7 +22,7 @@ from forage.files import write_jsonl
 from forage.policy.adapters import newest_adapter, weights_digest
 from forage.policy.card import AdapterOptions
 from forage.policy.checkpoint import checkpoints
-from forage.policy.packing import pack
+from forage.policy.packing import Budget, OutOfMemory, pack
 from forage.sft import training
 from forage.sft.options import SFTOptions
 from forage.sft.teacher import (
@@ -130,7 +130,7 @@ def test_the_loss_is_the_mean_over_the_policys_tokens_whatever_the_micro_batches
     expected = -sum(plain_logprobs(model, b).sum() for b in pack(demos, 100)) / 5
     for budget in (3, 8, 100):
         model.zero_grad()
-        loss = loss_of(model, demos, budget, backward=True)
+        loss = loss_of(model, demos, Budget(budget), backward=True)
         gradient = model.model.layers[0].mlp.up_proj.weight.grad.clone()
         assert loss == pytest.approx(expected.item(), abs=1e-5)
         if budget == 3:
@@ -201,6 +201,46 @@ def test_a_tool_that_no_demonstration_calls_is_told(ground, tmp_path, monkeypatc
     assert f"{told}do by --demonstrations FILE (docs/recipes/tool.md)\n" in capsys.readouterr().out
 
 
+@pytest.fixture
+def short(ground, tmp_path, monkeypatch):
+    """learn(name, *passes, **more): the result, and the tokens of each pass with a gradient; `passes` run out."""
+    real, sizes, failing = training.token_logprobs, [], []
+
+    def scored(policy, batch):
+        if torch.is_grad_enabled():
+            sizes.append(batch.tokens)
+            if len(sizes) in failing:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return real(policy, batch)
+
+    def learn(name, *passes, **more):
+        sizes.clear()
+        failing[:] = passes
+        main(options(ground, tmp_path / name, keep="last", batch_size=4, max_steps=2, **more))
+        return weights_digest(newest_adapter(tmp_path / name)), sizes[:]
+
+    monkeypatch.setattr(training, "token_logprobs", scored)
+    return learn
+
+
+def test_memory_that_runs_out_halves_the_micro_batches_and_leaves_the_step_as_it_was(trained, short, capsys):
+    """At the second pass, when the first has left its gradient; the weights are those of smaller passes alone."""
+    small = max(len(episode.ids) for episode in read_episodes(trained / "demonstrations.jsonl"))
+    expected, parts = short("small", token_budget=small)
+    undisturbed, larger = short("large", token_budget=2 * small)
+    assert 1 < len(larger) < len(parts)
+    found, tried = short("halved", 2, token_budget=2 * small)
+    assert tried == [*larger[:2], *parts]  # the next step begins with what fitted
+    assert found == expected != undisturbed
+    told = f"out of memory: continuing with micro-batches of {small} tokens, in later steps too"
+    assert capsys.readouterr().out.count(told) == 1
+    with pytest.raises(
+        OutOfMemory, match=r"^out of memory with micro-batches of \d+ tokens \(CUDA.* GiB\); give --gradient-check"
+    ):
+        short("never", 1, 2, 3, token_budget=2 * small)
+    short("never", token_budget=small // 2)  # the same folder, with other micro-batches
+
+
 @pytest.mark.parametrize(("blind", "twice"), [("once", {1}), ("words", {1, 2}), ("title", {2})])
 def test_a_blind_teacher_says_only_what_it_has_seen(ground, tmp_path, blind, twice):
     given = {"blind": blind, "max_turns": 3, "max_turn_tokens": 96, "answer_tokens": 12, "max_steps": 1}
@@ -228,7 +268,7 @@ def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
 
 
 def test_a_policy_that_training_makes_no_better_is_left_as_it_was(ground, tmp_path, monkeypatch, capsys):
-    rising = lambda policy, held_out, options, step, loss, started: Row(step, 0.0, loss, 1.0 + step)  # noqa: E731
+    rising = lambda policy, held_out, budget, step, loss, started: Row(step, 0.0, loss, 1.0 + step)  # noqa: E731
     monkeypatch.setattr(training, "measure", rising)
     main(options(ground, tmp_path / "warm"))
     assert "the held-out loss never fell" in capsys.readouterr().out
@@ -245,10 +285,10 @@ def test_a_killed_run_ends_as_an_undisturbed_one(ground, trained, tmp_path, monk
     output = tmp_path / "warm"
     real = training.update
 
-    def killed(policy, optimizer, episodes, step, opts):
+    def killed(policy, optimizer, episodes, step, *rest):
         if step == 3:
             raise KeyboardInterrupt
-        return real(policy, optimizer, episodes, step, opts)
+        return real(policy, optimizer, episodes, step, *rest)
 
     monkeypatch.setattr(training, "update", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -53,7 +53,7 @@ def python(tmp_path):
   "-m forage.machine") ;; # the search for a GPU
   -c*sysconfig*) echo {tmp_path} ;; # where Python.h is
   -c*) echo "asked $*" ;; # for a server's health
-  *) echo "gpus=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER $*" ;;
+  *) echo "gpus=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER $*"; echo "share=$PLAN_TRAIN_SHARE" >&2 ;;
 esac""",
     )
 
@@ -162,11 +162,28 @@ def test_one_card_is_shared_and_the_trainer_waits_for_the_server(tmp_path, prepa
     assert refused.returncode == 1
     assert f"needs gcc and Python.h in {tmp_path}; install" in refused.stderr
     assert "gpus= order" in stack("rollout", tmp_path / "none", **settings).stdout
-    train = stack("train", tmp_path / "none", **settings).stdout.splitlines()
+    done = stack("train", tmp_path / "none", **settings)
+    assert done.stderr == f"share={plan['PLAN_TRAIN_SHARE']}\n"
+    in_turns = stack("train", tmp_path / "none", **settings, TRAIN_ARGS="--rollouts own --vllm-sleep")
+    assert in_turns.stderr == "share=\n"  # each has the whole card
+    train = done.stdout.splitlines()
     assert train[0].startswith("asked -c")
     assert train[0].endswith("http://127.0.0.1:8100/health")
     assert train[1].startswith("gpus=0 order=PCI_BUS_ID grpo_train.py")
     assert train[1].endswith(plan["PLAN_TRAIN_ARGS"])
+
+
+def test_what_is_waited_for_is_told_every_two_minutes(tmp_path, prepared, python):
+    """Each pause counts as 50 s. The server answers the seventh time, after 300 s."""
+    tries = tmp_path / "tries"
+    tries.write_text("123456")
+    asked = f"""-c*) left=$(<{tries}); printf %s "${{left:1}}" >{tries}; [ -z "$left" ] ;; # for"""
+    python.write_text(python.read_text().replace('-c*) echo "asked $*" ;; # for', asked))
+    settings, _ = prepared(1)
+    pause = {"BASH_FUNC_sleep%%": "() { SECONDS=$((SECONDS + 50)); }"}
+    told = stack("train", tmp_path / "none", **settings, **pause).stdout.splitlines()
+    what = "waiting for vLLM at http://127.0.0.1:8100, which shares the GPU (its log says what it does)"
+    assert told[:-1] == [what, f"{what}, for 2 minutes now", f"{what}, for 4 minutes now"]
 
 
 def test_settings_changed_after_something_was_made_by_them_are_refused(tmp_path, prepared):
