@@ -128,27 +128,37 @@ def output_of(name: str, command: Sequence[object]) -> str:
 
 
 @contextmanager
-def serving(url: str, log: Path, *flags: str, **settings: str) -> Iterator[str]:
-    """The address of a vLLM server: the one at `url`, or one of the packaged model that runs as long as the block."""
+def serving(url: str, log: Path, *flags: str, command: Sequence[str] = (), **settings: str) -> Iterator[str]:
+    """The address of a vLLM server: the one at `url`, or one that runs as long as the block: what `command` starts, by
+    default one of the packaged model."""
     if url:
         yield url
         return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file:
-        server = subprocess.Popen(
-            [ROOT / "scripts" / "vllm_cpu.sh", *flags], env=os.environ | {"PORT": str(port)} | settings, stdout=file,
-            stderr=file, start_new_session=True,
-        )  # fmt: skip
-    try:
+        port = str(free.getsockname()[1])
+    command = command or [str(ROOT / "scripts/vllm_cpu.sh")]
+    with running([*command, *flags], log, **{"PORT": port, "VLLM_PORT": port} | settings) as server:
         wait_for(f"http://127.0.0.1:{port}", server, log)
         yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in the repository's root that ends with the block, and with it all that it started."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | settings, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGTERM)
-        server.wait(60)
+        for end in (signal.SIGTERM, signal.SIGKILL):  # a server's children may outlive it, and hold a GPU's memory
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, end)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

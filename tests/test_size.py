@@ -28,7 +28,7 @@ BUDGETS = {
     "forage/doctor": (1_190, 2),
     "forage/engines": (10_810, 8),
     "forage/evaluation": (12_660, 13),
-    "forage/grpo": (20_100, 14),
+    "forage/grpo": (20_170, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
     "forage/policy": (13_880, 14),
@@ -40,13 +40,13 @@ BUDGETS = {
     "forage/sft": (6_420, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (20_570, 15),
-    "tests": (245_760, 55),
+    "bench": (23_350, 16),
+    "tests": (247_190, 55),
 }
 ROAD = {"files": 70, "functions": 485, "lines": 4_390}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_119  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_122  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -21,6 +21,7 @@ import torch
 
 from forage.engines.base import EngineOptions
 from forage.engines.choice import answers
+from forage.engines.vllm import SAY_EVERY
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.heartbeat import beat
@@ -103,12 +104,19 @@ def start(command: list[str], told: Mapping[str, str], log: Path) -> subprocess.
 
 
 def wait_until_up(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    """Wait while the server loads its model, saying every other minute what it said last."""
+    begun = said = time.monotonic()
     while not answers(EngineOptions(urls=(url,))):
         beat()
+        lines = log.read_text(errors="replace").splitlines()
         if server.poll() is not None:
-            said = log.read_text(errors="replace").splitlines()
-            last = next((line for line in reversed(said) if "Error" in line or "error:" in line), "it said nothing")
+            last = next((line for line in reversed(lines) if "Error" in line or "error:" in line), "it said nothing")
             raise UserError(f"the vLLM server ended while it started ({last.strip()}); see {log}, or --engine local")
+        if (now := time.monotonic()) - said > SAY_EVERY:
+            said = now
+            print(
+                f"waiting for the vLLM server for {now - begun:.0f} s now ({lines[-1] if lines else log})", flush=True
+            )
         time.sleep(0.5)
 
 
