@@ -134,13 +134,14 @@ def steps(options: Options, work: Path, *, there: bool) -> list[Step]:
     dry = options.dry_run
     count, lacks = (1 if dry else 3), "" if there else ".venv-vllm is missing, which python -m forage.doctor explains"
     policies = f"{work}/models/policy {work}/models/warm"
+    small = " --requests 4 --tokens 12 --bar 0.08" if dry else ""
     whole = {"VLLM_GPU_MEMORY": "0.85"}  # of the card, as nothing is trained meanwhile: nothing is planned
     learnt = f"{count + 1} published adapters; mismatch_kl below {MOST_KL:g}, a gradient in some step"
 
     def served(way: str) -> Step:
         return Step(
-            f"served, {way}", f"python -m bench.mismatch --work {work}/mismatch-{way} --policies {policies}",
-            "sampler and trainer .04 nats apart or less; after an adapter was swapped the tokens are the other's",
+            f"served, {way}", f"python -m bench.mismatch --work {work}/mismatch-{way} --policies {policies}{small}",
+            f"sampler and trainer {'.08' if dry else '.04'} nats apart or less; a swapped adapter's tokens are its own",
             last_line, {"SERVE": way} | whole, f"{STACK} prepare", needs="policy", left_out=lacks,
         )  # fmt: skip
 
