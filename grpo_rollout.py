@@ -1,6 +1,7 @@
 """Stage 4: the rewards, the agent's tools, and its episodes.
 
-Edit `get_reward_functions` to reward something else, and `get_tools` to give the agent another tool beside search.
+Edit `get_reward_functions` to reward something else, `get_tools` to give the agent another tool beside search, and
+`get_agent` to train an agent of your own.
 
     python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo               plays one step
     python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo --follow      plays all steps
@@ -28,6 +29,7 @@ from forage.outputs import check_apart
 from forage.rollout.options import RolloutOptions, WorkerOptions
 
 if TYPE_CHECKING:
+    from forage.agent.agent import Player
     from forage.agent.searcher import Searcher
     from forage.agent.tools import ToolFunction
     from forage.store.embedder import Embedder
@@ -51,6 +53,15 @@ def get_tools() -> dict[str, ToolFunction]:
     A tool is a function with annotated parameters that returns text; its docstring tells the policy what it does.
     """
     return {}  # such as {"plan": planner("library.jsonl")}, with planner from forage.planning.tool
+
+
+def get_agent() -> Player | None:
+    """What plays the episodes in the place of our own loop: edit this to train an agent that you have.
+
+    It is an async function of a question, an openai.AsyncOpenAI that asks the policy, and tools, and returns the answer
+    (docs/gateway.md).
+    """
+    return None  # such as recorded(my_agent), with recorded from forage.gateway
 
 
 @dataclass(frozen=True)

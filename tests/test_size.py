@@ -22,31 +22,32 @@ from tests.road import measure, walk
 BUDGETS = {
     "scripts": (9_600, 11),  # those in the root
     "forage": (13_630, 14),  # the modules of forage/ itself
-    "forage/agent": (15_160, 12),
+    "forage/agent": (15_390, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_920, 13),
     "forage/doctor": (1_190, 2),
     "forage/engines": (10_810, 8),
     "forage/evaluation": (12_660, 13),
-    "forage/grpo": (20_170, 14),
+    "forage/gateway": (5_440, 4),
+    "forage/grpo": (20_270, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
     "forage/policy": (13_880, 14),
     "forage/publishing": (3_430, 4),
     "forage/questions": (4_110, 6),
     "forage/rewriter": (10_850, 10),
-    "forage/rollout": (6_800, 7),
+    "forage/rollout": (6_870, 7),
     "forage/runs": (10_070, 11),
-    "forage/sft": (6_420, 6),
+    "forage/sft": (6_440, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (23_400, 16),
-    "tests": (247_240, 55),
+    "tests": (253_600, 55),
 }
-ROAD = {"files": 70, "functions": 485, "lines": 4_390}
+ROAD = {"files": 70, "functions": 488, "lines": 4_390}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_122  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_250  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

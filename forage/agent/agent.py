@@ -176,6 +176,8 @@ class BatchedSearch:
 
 # Produces an episode's next turn: (episode, maximum tokens, seed).
 Speak = Callable[["EpisodeBuilder", int, int], Awaitable[TurnTokens]]
+# Plays an episode: (agent, question, sample, seed).
+Player = Callable[["Agent", Question, int, int], Awaitable[Episode]]
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,11 @@ class Agent:
         if self.protocol.forges(ids):
             return Reading(reading.calls, reading.answer, (*reading.faults, "control_token"))
         return reading
+
+    async def answer_call(self, call: Call, episode: EpisodeBuilder) -> str:
+        """The tool's response to a call."""
+        [result] = await self._results(Reading((call,)), episode)
+        return result
 
     async def _results(self, reading: Reading, episode: EpisodeBuilder) -> list[str]:
         """The tool's response to each call; a call that can't be run gets the reason."""

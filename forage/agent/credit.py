@@ -82,6 +82,8 @@ def words_in(episode: Episode, turn: int, query: str, decode: Decode) -> Iterato
     A token belongs to the word of its last character that is no space. A query that does not stand in the turn between
     quotes as it was searched for, such as one with escaped characters, has no words here, and so no credit.
     """
+    if turn < 0:  # no turn of this conversation asked for it
+        return
     first, last = episode.turns[turn].start, episode.turns[turn].end
     ends = [len(decode(episode.ids[first : token + 1]).rstrip()) for token in range(first, last)]
     text = decode(episode.ids[first:last])

@@ -14,7 +14,7 @@ from forage.errors import UserError
 from forage.files import append, replacing
 from forage.text import encodable, typed
 
-Stop = Literal["answer", "search", "no_action", "turns", "tokens", "turn_tokens", "engine"]
+Stop = Literal["answer", "search", "no_action", "turns", "tokens", "turn_tokens", "engine", "agent"]
 STOPS: dict[str, str] = {
     "answer": "the policy answered",
     "search": "the policy searched, and no more was asked of it (--max-turns 1)",
@@ -23,6 +23,7 @@ STOPS: dict[str, str] = {
     "tokens": "the episode was as long as it may be (--max-tokens)",
     "turn_tokens": "a turn was as long as it may be (--max-turn-tokens)",
     "engine": "the server failed",
+    "agent": "the agent of get_agent failed",
 }
 
 
@@ -52,6 +53,15 @@ class Use:
     tool: str
     arguments: Mapping[str, Any] = field(hash=False)
     result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What an episode sampled in another conversation than its last one; an agent of get_agent can hold several."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,8 @@ class Episode:
     """What each token added to the reward, where that is known (credit.py); empty where it is not."""
     uses: tuple[Use, ...] = ()
     """Calls of other tools than search."""
+    earlier: tuple[Segment, ...] = ()
+    """Learnt from with this episode's advantage."""
     worker: str = field(default="", compare=False)
     """Who played it, where workers play."""
     server: str = field(default="", compare=False)
@@ -120,7 +132,12 @@ class Episode:
     @property
     def sampled(self) -> int:
         """Number of tokens that the policy sampled."""
-        return sum(self.mask)
+        return sum(sum(segment.mask) for segment in self.segments)
+
+    @property
+    def segments(self) -> tuple[Segment | Episode, ...]:
+        """All that is learnt from."""
+        return (*self.earlier, self)
 
 
 def to_json(episode: Episode) -> str:
@@ -129,7 +146,8 @@ def to_json(episode: Episode) -> str:
     row["turns"] = [asdict(turn) for turn in episode.turns]
     row["searches"] = [asdict(search) for search in episode.searches]
     row["uses"] = [asdict(use) for use in episode.uses]
-    for name in ("credits", "uses", "worker", "server"):
+    row["earlier"] = [asdict(segment) for segment in episode.earlier]
+    for name in ("credits", "uses", "earlier", "worker", "server"):
         if not row[name]:
             del row[name]
     return encodable(json.dumps(row, ensure_ascii=False))

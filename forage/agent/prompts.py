@@ -86,10 +86,14 @@ def clock(template: str) -> str:
 class ControlTokens:
     """The tokens that a tokenizer has outside its normal vocabulary."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, only: frozenset[int] | None = None) -> None:
         self._tokenizer = tokenizer
         added: dict[int, Any] = tokenizer.added_tokens_decoder
-        self.texts = {number: token.content for number, token in added.items() if _is_markup(token.content)}
+        self.texts = {
+            number: token.content
+            for number, token in added.items()
+            if _is_markup(token.content) and (only is None or number in only)
+        }
 
     def broken(self, text: str) -> str:
         """Text that gives none of these tokens: each gets a space after its first character.
@@ -129,7 +133,7 @@ def _is_markup(text: str) -> bool:
     return len(text.strip("▁ \t\r\n")) > 1
 
 
-@lru_cache(maxsize=4)
-def control_tokens(tokenizer: Any) -> ControlTokens:
-    """The control tokens of a tokenizer, which are found once."""
-    return ControlTokens(tokenizer)
+@lru_cache(maxsize=8)
+def control_tokens(tokenizer: Any, only: frozenset[int] | None = None) -> ControlTokens:
+    """The control tokens of a tokenizer, or `only` some of them, which are found once."""
+    return ControlTokens(tokenizer, only)

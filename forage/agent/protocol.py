@@ -249,12 +249,12 @@ class Protocol:
 
     def opening(self, question: str) -> list[dict[str, str]]:
         """The messages with which a conversation begins. Where a template has no system turn, the question says it."""
-        if self._has_system_turn:
+        if self.has_system_turn:
             return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
         return [{"role": "user", "content": f"{self.system_prompt}\n\n{question}"}]
 
     @cached_property
-    def _has_system_turn(self) -> bool:
+    def has_system_turn(self) -> bool:
         messages = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": QUESTION_SLOT}]
         return self.describes_tools or self.system_prompt in rendered(self.tokenizer, messages)
 
@@ -294,7 +294,7 @@ class Protocol:
     @cached_property
     def end_of_turn(self) -> int:
         """The token that ends a turn of the policy."""
-        first: int = self._encode(self._delimiters[2])[0]
+        first: int = self.encode(self._delimiters[2])[0]
         if first not in self._control.texts:
             name = self.tokenizer.name_or_path
             raise UserError(f"the chat template of {name} does not end turns with a special token; use another model")
@@ -303,7 +303,7 @@ class Protocol:
     def check(self) -> None:
         """Refuse a model in whose tokens a turn does not end, or forges others."""
         turn = self.turn_ids(f"I look.\n{write_call('gout')}")
-        header = self._encode(self._past_start.removeprefix(self.start))  # gpt-oss must write <|channel|> itself
+        header = self.encode(self._past_start.removeprefix(self.start))  # gpt-oss must write <|channel|> itself
         if self.forges(header) or self.forges(turn) or read_turn(self.text(turn)).calls != (Call("gout"),):
             name = self.tokenizer.name_or_path
             raise UserError(f"a turn of {name} can't be told from what begins and ends turns; use another model")
@@ -319,12 +319,12 @@ class Protocol:
         return control_tokens(self.tokenizer)
 
     @cached_property
-    def _turn_tokens(self) -> frozenset[int]:
+    def turn_tokens(self) -> frozenset[int]:
         """Tokens that a turn must not contain before its end: special ones, and those that begin and end turns.
 
         Some models, such as DeepSeek's, do not count the latter as special.
         """
-        around = (token for text in self._delimiters[1:] for token in self._encode(text))
+        around = (token for text in self._delimiters[1:] for token in self.encode(text))
         return frozenset(self.tokenizer.all_special_ids).union(
             token for token in around if token in self._control.texts
         )
@@ -337,7 +337,7 @@ class Protocol:
     def prompt(self, question: str) -> list[int]:
         """Tokens of the prompt, up to where the policy's first turn begins."""
         before, after, _, _ = self._delimiters
-        return self._encode(before + self.harmless(question) + after)
+        return self.encode(before + self.harmless(question) + after)
 
     def question_in(self, prompt: Sequence[int]) -> str | None:
         """The question that a prompt asks; None if it is not a prompt of this protocol."""
@@ -347,12 +347,12 @@ class Protocol:
 
     def turn_ids(self, text: str) -> list[int]:
         """A turn's tokens as the policy would sample them, for demonstrations."""
-        return [*self._encode(text), self.end_of_turn]
+        return [*self.encode(text), self.end_of_turn]
 
     @cached_property
     def call_opening(self) -> tuple[int, ...]:
         """The tokens of a call, up to its query."""
-        return tuple(self._encode(CALL_OPENING))
+        return tuple(self.encode(CALL_OPENING))
 
     def call_rest_ids(self, text: str) -> list[int]:
         """The tokens of a turn that was begun with `call_opening`, without those."""
@@ -361,7 +361,7 @@ class Protocol:
     def join(self, results: Sequence[str], last: int | None) -> list[int]:
         """Tokens between two turns: what follows the last sampled token of one, `last`, up to the start of the next."""
         _, _, before, after = self._delimiters
-        ids = self._encode(before + tool_responses(results) + after)
+        ids = self.encode(before + tool_responses(results) + after)
         return ids[1:] if last == self.end_of_turn else ids
 
     def show(self, passages: Iterable[Passage]) -> str:
@@ -391,12 +391,12 @@ class Protocol:
     def forges(self, ids: Sequence[int]) -> bool:
         """Whether a turn contains one of the template's special tokens before its end."""
         inside = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        return not self._turn_tokens.isdisjoint(inside)
+        return not self.turn_tokens.isdisjoint(inside)
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids

@@ -46,6 +46,11 @@ def own_tools() -> dict[str, ToolFunction]:
     return tools
 
 
+def own_agent() -> Any:
+    """What plays in the place of our own loop, as `get_agent` says; None if nothing does."""
+    return importlib.import_module(SCRIPT).get_agent()
+
+
 def specs_of(tools: Mapping[str, ToolFunction]) -> dict[str, Spec]:
     """What the policy is told of each tool."""
     return {name: spec_of(name, function) for name, function in tools.items()}

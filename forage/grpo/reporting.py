@@ -44,7 +44,7 @@ def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, f
             "replaced": len(batch.groups().keys() - set(plan.questions)),
         },
         episodes=figures_of(episodes),
-        stops=counted(e.stop for e in episodes),
+        stops=counted(e.stop for e in episodes) | ({"agent": batch.failed} if batch.failed else {}),
         faults=counted(fault for e in episodes for fault in e.faults),
         training={name: value for name, value in training.items() if math.isfinite(value)},
         evaluation=read_evaluations(run.options.run_dir).get(run.step),

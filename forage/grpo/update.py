@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forage.agent.combination import Floats, combine_rewards, names_of_rewards
-from forage.agent.episode import Episode
+from forage.agent.episode import Episode, Segment
 from forage.errors import UserError, first_line
 from forage.grpo.learner import Learner
 from forage.grpo.losses import (
@@ -29,7 +29,7 @@ from forage.grpo.losses import (
     widest,
 )
 from forage.grpo.options import LossOptions, UpdateOptions
-from forage.policy.packing import Budget, OutOfMemory, TokenBatch, pack, pack_trees, values_like
+from forage.policy.packing import Budget, OutOfMemory, TokenBatch, Tokens, pack, pack_trees, values_like
 from forage.runs.phases import Phases
 
 
@@ -47,6 +47,8 @@ class TrainingBatch:
     """1, or 0 for an episode that is left out of the loss."""
     flat: int
     """Number of groups whose episodes all have the same reward."""
+    failed: int = 0
+    """Episodes that an agent of get_agent did not finish, which says nothing about the policy: not among these."""
     credits: Sequence[Sequence[float]] = ()
     """What is added to the advantage, by episode and token; empty where tokens have no credit of their own."""
 
@@ -65,6 +67,8 @@ def prepare(
     episodes: Sequence[Episode], options: UpdateOptions, weights: Mapping[str, float] | None = None, max_tokens: int = 0
 ) -> TrainingBatch:
     """Combine each episode's rewards and compare the episodes of each group. Without `weights` all count the same."""
+    played = episodes
+    episodes = [episode for episode in played if episode.stop != "agent"]
     if not episodes:
         raise UserError("no episode of this step is usable; is the sampling server up, or --max-staleness too small?")
     weights = weights or dict.fromkeys(names_of_rewards(episodes), 1.0)
@@ -90,6 +94,7 @@ def prepare(
         advantages_N,
         chosen_N * torch.tensor([float(episode.stop not in masked) for episode in episodes]),
         len(flat_groups(rewards_N, groups)),
+        len(played) - len(episodes),
         scaled_credits(
             [episode.credits if chosen else () for episode, chosen in zip(episodes, chosen_N, strict=True)],
             options.word_cost,
@@ -126,15 +131,15 @@ class UpdateContext:
     share_prompts: bool
     phases: Phases = field(default_factory=Phases)
 
-    def pack(self, episodes: Sequence[Episode], budget: int) -> list[TokenBatch]:
+    def pack(self, episodes: Sequence[Tokens], budget: int) -> list[TokenBatch]:
         return (pack_trees if self.share_prompts else pack)(episodes, budget)
 
 
 @dataclass(frozen=True)
 class TaughtEpisodes:
-    """The episodes of a step that have a gradient. Shape: N is their number."""
+    """The episodes of a step that have a gradient, each segment by itself. Shape: N is their number."""
 
-    episodes: Sequence[Episode]
+    episodes: Sequence[Episode | Segment]
     advantages_N: Tensor
     totals: Totals
     """Counts of all episodes that are kept, including those without a gradient."""
@@ -152,7 +157,7 @@ class OldLogprobs:
     They are kept by episode and position, not by micro-batch: after running out of memory, micro-batches are smaller.
     """
 
-    def __init__(self, episodes: Sequence[Episode], device: torch.device) -> None:
+    def __init__(self, episodes: Sequence[Tokens], device: torch.device) -> None:
         self.known = False
         self.values_NT = torch.zeros(len(episodes), max((len(e.ids) for e in episodes), default=0), device=device)
 
@@ -247,14 +252,22 @@ def change_weights(learner: Learner, context: UpdateContext, budget: int) -> flo
 
 def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisodes:
     """Leave out episodes without a gradient: those not kept and, without a KL term, those with advantage 0."""
+    parts = [(number, part) for number, episode in enumerate(batch.episodes) for part in episode.segments]
+    advantages = batch.advantages_N.tolist()
     taught = [
-        number
-        for number, advantage in enumerate(batch.advantages_N.tolist())
-        if batch.keep_N[number] and (advantage or options.beta or (batch.credits and any(batch.credits[number])))
+        (number, part)
+        for number, part in parts
+        if batch.keep_N[number]
+        and (advantages[number] or options.beta or (batch.credits and any(batch.credits[number])))
     ]
-    episodes = [batch.episodes[number] for number in taught]
-    credits = [batch.credits[number] or [0.0] * len(batch.episodes[number].ids) for number in taught if batch.credits]
-    return TaughtEpisodes(episodes, batch.advantages_N[taught], count_totals(batch.episodes, batch.keep_N), credits)
+    numbers, segments = [number for number, _ in taught], [part for _, part in taught]
+    credits = [
+        (batch.credits[number] if part is batch.episodes[number] else ()) or [0.0] * len(part.ids)
+        for number, part in taught
+        if batch.credits
+    ]
+    totals = count_totals([part for _, part in parts], batch.keep_N[[number for number, _ in parts]])
+    return TaughtEpisodes(segments, batch.advantages_N[numbers], totals, credits)
 
 
 def learn_part(

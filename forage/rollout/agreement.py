@@ -14,7 +14,7 @@ from typing import Any
 from forage.agent.combination import MakeRewards, rewards_of, weights_by_name
 from forage.agent.options import AgentSettings
 from forage.agent.searcher import Searcher
-from forage.agent.tools import functions_for
+from forage.agent.tools import functions_for, own_agent
 from forage.errors import UserError
 from forage.manifest import contradictions, plain, read_manifest_as, source_digest, write_manifest
 from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
@@ -46,7 +46,7 @@ class RunManifest:
     weights: Mapping[str, float]
     """Weight of each reward."""
     tools: Mapping[str, str]
-    """Digest of each tool's code."""
+    """Digest of each tool's code, and of that of an agent that plays in our loop's place."""
     options: Mapping[str, Any]
     """The options that the run was begun with."""
 
@@ -65,14 +65,15 @@ def manifest_now(
     embedder = open_embedder(store, known.embedder if known else "")
     # Only their names and sources are read here, so this searcher is never asked.
     functions = rewards_of(make_rewards, embedder, Searcher(lambda: open_place(options.place, options.data), settings))
-    start = adapter_of(options.policy, known)
+    start, agent = adapter_of(options.policy, known), own_agent()
+    player = {"get_agent": agent} if agent else {}
     return RunManifest(
         start.name, weights_digest(start), digests_of(options.data, fingerprint),
         embedder.name, embedder_digest(embedder.name),
         {name: source_digest(function) for name, function in functions.items()},
         # A reward more or less than in the run is told first, by its name.
         {} if known and known.rewards.keys() != functions.keys() else weights_by_name(functions, options.weights),
-        {name: source_digest(function) for name, function in functions_for(settings.tools).items()},
+        {name: source_digest(function) for name, function in (functions_for(settings.tools) | player).items()},
         plain(all_options) if all_options else {},
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.agent import Agent, BatchedSearch, Player
 from forage.agent.combination import (
     MakeRewards,
     RewardFunction,
@@ -28,7 +28,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import has_reference
 from forage.agent.searcher import Searcher, searching
-from forage.agent.tools import functions_for
+from forage.agent.tools import functions_for, own_agent
 from forage.data.records import Question, read_answerable
 from forage.data.splits import read_training_questions
 from forage.engines.base import Engine
@@ -70,6 +70,7 @@ class Rollout:
         self.weights = weights_by_name(functions, options.weights)
         self.by_id = read_split_questions(options.data)
         self.tools = functions_for(self.settings.tools)
+        self.player: Player = own_agent() or Agent.play
         search = searching(searcher.store, self.settings)
         self.batched_search = BatchedSearch(search, in_line=engine.exact)
         self.try_rewards()
@@ -102,13 +103,15 @@ class Rollout:
             raise UserError(f"plan {plan.name} asks for {plan.split} question {name}, which {self.options.data} lacks")
         sampling = replace(self.options.sampling, temperature=plan.temperature)
         agent = Agent(self.engine, self.protocol, self.batched_search, self.settings, sampling, tools=self.tools)
-        playing = [asyncio.ensure_future(agent.play(question, n, plan.seed)) for n in range(plan.num_rollouts)]
+        playing = [asyncio.ensure_future(self.player(agent, question, n, plan.seed)) for n in range(plan.num_rollouts)]
         for one in playing:
             one.add_done_callback(view.ended)
         episodes = await asyncio.gather(*playing)
         if causes := [episode.cause for episode in episodes if episode.stop == "engine"]:
             # The server failed, which says nothing about the policy: not kept.
             raise UserError(f"{plan.name}: {causes[0]}; start it, then run the same command again to resume")
+        if all(episode.stop == "agent" for episode in episodes):
+            raise UserError(f"{plan.name}: the agent of get_agent failed each time: {episodes[0].cause}")
         episodes = await self.batched_search.in_thread(self.reward, episodes, [question] * len(episodes))
         if plan.credit == "words":
             credit = (episodes, question, self.searcher, self.protocol.tokenizer.decode, plan.word_cost)

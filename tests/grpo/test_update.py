@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import forage.grpo.update
-from forage.agent.episode import read_episodes
+from forage.agent.episode import Episode, Segment, from_json, read_episodes, to_json
 from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.losses import ScoredBatch, count_totals, loss_terms, policy_loss
-from forage.grpo.update import UpdateContext, prepare, scaled_credits, update
+from forage.grpo.options import UpdateOptions
+from forage.grpo.update import UpdateContext, prepare, scaled_credits, taught_episodes, update
 from forage.policy.card import read_policy_card
 from forage.policy.packing import pack, values_like
 from forage.policy.policy import load_policy
@@ -261,3 +262,22 @@ def learner_of_dropout(tiny):
             module.lora_A["reference"].load_state_dict(module.lora_A["default"].state_dict())
             module.lora_B["reference"].load_state_dict(module.lora_B["default"].state_dict())
     return learner
+
+
+def test_all_segments_of_an_episode_are_learnt_from_with_its_advantage():
+    """Rewards 1 and 0 in a group: advantages of +1/s and -1/s, and the better one has two segments."""
+    other = Segment((5, 6, 7), (0, 1, 1), (0.0, -0.1, -0.2))
+    better = Episode("q/0", "q", (5, 8), (0, 1), (0.0, -0.3), (), (), "", "answer", "v000001", earlier=(other,))
+    worse = replace(better, id="q/1", ids=(5, 9, 9, 9), mask=(0, 1, 1, 1), logprobs=(0.0,) * 4, earlier=())
+    failed = replace(better, id="q/2", stop="agent")
+    rewarded = [replace(each, rewards={"r": r}) for each, r in ((better, 1.0), (worse, 0.0), (failed, 0.5))]
+    batch = prepare(rewarded, UpdateOptions())
+    assert (len(batch.episodes), batch.failed) == (2, 1)
+    taught = taught_episodes(batch, UpdateOptions().loss)
+    assert [each.ids for each in taught.episodes] == [(5, 6, 7), (5, 8), (5, 9, 9, 9)]
+    first, second, third = taught.advantages_N.tolist()
+    assert first == second == -third > 0
+    assert taught.totals == (2 + 1 + 3, 3)
+    assert taught.sampler_logprobs[0] == (0.0, -0.1, -0.2)
+    assert from_json(to_json(better)) == better
+    assert (better.sampled, worse.sampled) == (3, 3)

@@ -54,7 +54,7 @@ def test_questions_without_a_demonstration_are_counted_by_cause(tiny_protocol):
         == "; 1 have none: a turn was as long as it may be (--max-turn-tokens)"
     )
     forging = Protocol(tiny_protocol.tokenizer)
-    vars(forging)["_turn_tokens"] = frozenset(forging.turn_ids(CALL)[:1])
+    vars(forging)["turn_tokens"] = frozenset(forging.turn_ids(CALL)[:1])
     assert taught(SETTINGS, protocol=forging) == "; 1 have none: A turn contains a token that begins or ends turns"
 
 

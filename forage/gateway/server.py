@@ -1,0 +1,121 @@
+"""The gateway's server: an address of its own for each episode, on this machine alone.
+
+POST <address>/chat/completions    as OpenAI's
+GET  <address>/models
+POST <address>/search              {"query": "..."} gives {"text": "..."}, as our own loop's policy reads it
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from forage.agent.protocol import Call
+from forage.gateway.chat_api import MODEL, Refused, completion, events, read_chat
+from forage.gateway.recording import Recorder
+from forage.text import from_json
+
+HOST = "127.0.0.1"
+MOST_BYTES = 8 * 2**20  # of a request
+MOST_WAITING = 256  # requests at once; more are asked to come again
+RETRY_AFTER = "1"
+
+
+class Gateway:
+    """The episodes that are being played, each behind an address that nobody can guess, which is its key."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server((HOST, 0), backlog=MOST_WAITING)
+        self.url = f"http://{HOST}:{self._listening.getsockname()[1]}"
+        self.waiting = 0
+        self._recorders: dict[str, Recorder] = {}
+        routes = [
+            Route("/{key}/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/{key}/v1/models", self.models),
+            Route("/{key}/v1/search", self.search, methods=["POST"]),
+        ]
+        app = Starlette(routes=routes, exception_handlers={Refused: refusal})
+        self._server = QuietServer(
+            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+        )
+
+    async def serve(self) -> None:
+        """In this event loop, until it is cancelled."""
+        await self._server.serve([self._listening])
+
+    @contextmanager
+    def serving(self, recorder: Recorder) -> Iterator[str]:
+        """The address of an episode, while it is played."""
+        key = secrets.token_urlsafe()
+        self._recorders[key] = recorder
+        try:
+            yield f"{self.url}/{key}/v1"
+        finally:
+            del self._recorders[key]
+
+    def recorder_of(self, request: Request) -> Recorder:
+        recorder = self._recorders.get(request.path_params["key"])
+        if recorder is None:
+            raise Refused("no episode is being played at this address; it may be over", 404)
+        return recorder
+
+    async def chat(self, request: Request) -> Response:
+        recorder = self.recorder_of(request)
+        if self.waiting >= MOST_WAITING:
+            raise Refused(f"{MOST_WAITING} requests are waiting; come again", 429)
+        self.waiting += 1
+        try:
+            chat = read_chat(await body_of(request), recorder.agent.sampling)
+            again = request.headers.get("x-stainless-retry-count", "0") != "0"  # what OpenAI's clients count
+            answered = await recorder.reply(chat, request.is_disconnected, again=again)
+        finally:
+            self.waiting -= 1
+        if chat.stream:
+            return StreamingResponse(events(answered, usage=chat.usage), media_type="text/event-stream")
+        return JSONResponse(completion(answered))
+
+    async def models(self, request: Request) -> Response:
+        adapter = self.recorder_of(request).book.adapter
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": adapter}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def search(self, request: Request) -> Response:
+        recorder = self.recorder_of(request)
+        asked = from_json(await body_of(request))
+        if not isinstance(asked, dict) or not isinstance(asked.get("query"), str):
+            raise Refused('a search is asked as {"query": "..."}')
+        return JSONResponse({"text": await recorder.agent.answer_call(Call(asked["query"]), recorder.book)})
+
+
+class QuietServer(uvicorn.Server):
+    """Leaves signals to the script that it runs in."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def body_of(request: Request) -> bytes:
+    content = bytearray()
+    try:
+        async for part in request.stream():
+            content += part
+            if len(content) > MOST_BYTES:
+                raise Refused(f"the request is longer than {MOST_BYTES} bytes", 413)
+    except ClientDisconnect as error:
+        raise Refused("the client hung up") from error
+    return bytes(content)
+
+
+def refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    headers = {"Retry-After": RETRY_AFTER} if error.status == 429 else {}
+    return JSONResponse(error.body(), error.status, headers)
