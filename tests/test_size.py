@@ -20,7 +20,7 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_600, 11),  # those in the root
+    "scripts": (9_620, 11),  # those in the root
     "forage": (13_630, 14),  # the modules of forage/ itself
     "forage/agent": (15_390, 12),
     "forage/chat": (3_440, 4),
@@ -44,7 +44,7 @@ BUDGETS = {
     "bench": (23_400, 16),
     "tests": (253_600, 55),
 }
-ROAD = {"files": 70, "functions": 488, "lines": 4_390}
+ROAD = {"files": 70, "functions": 488, "lines": 4_420}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
 PAGES = 3_250  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/

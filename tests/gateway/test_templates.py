@@ -7,8 +7,8 @@ import pytest
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol, write_answer, write_call
-from forage.gateway.own_agent import recorded
 from forage.gateway.chat_api import Called, Message
+from forage.gateway.own_agent import recorded
 from forage.gateway.recording import read_reply
 from tests.agent.conftest import family  # noqa: F401  (a fixture)
 from tests.agent.test_chat_template import OURS, REAL, real
