@@ -15,7 +15,6 @@ from openai import AsyncOpenAI
 
 from forage.agent.agent import Agent, sample_name
 from forage.agent.episode import Episode
-from forage.agent.protocol import read_call
 from forage.data.records import Question
 from forage.errors import UserError, first_line
 from forage.gateway.recording import Recorder
@@ -37,10 +36,8 @@ class Tools:
 
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> str:
         """What a tool answers, or, as text too, why it can't; what a search finds counts for the rewards."""
-        protocol, settings = self.recorder.protocol, self.recorder.agent.settings
         given = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
-        call = read_call(f'{{"name": {json.dumps(name)}, "arguments": {given}}}', settings.max_query, protocol.tools)
-        return await self.recorder.agent.answer_call(call, self.recorder.book)
+        return await self.recorder.call(name, given)
 
     async def search(self, query: str) -> str:
         return await self.call("search", {"query": query})
@@ -70,6 +67,8 @@ class Recorded:
         with gateway.serving(recorder) as address:
             asked = self.agent(question.question, client.with_options(base_url=address), Tools(recorder))
             answer, cause = await outcome(asyncio.ensure_future(asked), self.seconds)
+        if recorder.error:
+            raise recorder.error
         if cause and cause not in self._told:
             print(f"{recorder.book.id}: the agent failed: {cause}", flush=True)
             self._told.add(cause)

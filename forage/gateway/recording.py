@@ -16,11 +16,11 @@ from typing import Any
 from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, turn_seed
 from forage.agent.episode import Episode, Segment
 from forage.agent.prompts import control_tokens, rendered
-from forage.agent.protocol import CALL, Reading, tool_responses
+from forage.agent.protocol import CALL, Reading, read_call, tool_responses
 from forage.agent.tools import example_call
 from forage.data.records import Question
 from forage.engines.base import EngineError, Request
-from forage.errors import first_line
+from forage.errors import UserError, first_line
 from forage.gateway.chat_api import Answered, Called, Chat, Message, Refused, one_form
 from forage.text import encodable
 
@@ -73,6 +73,8 @@ class Recorder:
         self.replies: list[Reply] = []
         self.asked = 0
         self.over = False
+        self.error: UserError | None = None
+        """What ends the run, such as no memory to sample with, whatever the agent makes of it."""
         self.harmless = control_tokens(self.protocol.tokenizer, self.protocol.turn_tokens)
 
     async def reply(self, chat: Chat, gone: Callable[[], Awaitable[bool]], *, again: bool = False) -> Answered:
@@ -94,7 +96,7 @@ class Recorder:
             )  # fmt: skip
         if number >= MOST_REPLIES:
             self.book.stop = "turns"
-            raise Refused(f"the episode has had {MOST_REPLIES} replies; end it", 429)
+            raise Refused(f"the episode has had {MOST_REPLIES} replies; end it")
         self.asked += 1
         name = self.book.id
         seed = turn_seed(self.seed, name, number)
@@ -105,6 +107,9 @@ class Recorder:
         except EngineError as error:
             self.book.cause, self.book.stop = str(error), "engine"
             raise Refused(f"the engine failed: {first_line(error)}", 503) from error
+        except UserError as error:
+            self.error = error
+            raise Refused(first_line(error), 500) from error
         self.book.seconds["generate"] += time.perf_counter() - began
         if self.over or await gone():
             raise Refused("nobody waits for this reply any more", 410)
@@ -187,6 +192,12 @@ class Recorder:
         if not text:
             raise Refused("the chat template of this model refuses this order of roles")
         return text
+
+    async def call(self, name: str, arguments: str) -> str:
+        """What a tool answers to arguments in JSON, as our own loop's policy reads it."""
+        written = f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+        call = read_call(written, self.agent.settings.max_query, self.protocol.tools)
+        return await self.agent.answer_call(call, self.book)
 
     def finished(self, answer: str | None, cause: str = "") -> Episode:
         """The episode, with the segment of the last reply as its own tokens; `cause` is why there is no answer."""

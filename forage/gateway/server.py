@@ -18,10 +18,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from forage.agent.protocol import Call
 from forage.gateway.chat_api import MODEL, Refused, completion, events, read_chat
 from forage.gateway.recording import Recorder
-from forage.text import from_json
 
 HOST = "127.0.0.1"
 MOST_BYTES = 8 * 2**20  # of a request
@@ -89,10 +87,8 @@ class Gateway:
 
     async def search(self, request: Request) -> Response:
         recorder = self.recorder_of(request)
-        asked = from_json(await body_of(request))
-        if not isinstance(asked, dict) or not isinstance(asked.get("query"), str):
-            raise Refused('a search is asked as {"query": "..."}')
-        return JSONResponse({"text": await recorder.agent.answer_call(Call(asked["query"]), recorder.book)})
+        arguments = (await body_of(request)).decode(errors="replace")
+        return JSONResponse({"text": await recorder.call("search", arguments)})
 
 
 class QuietServer(uvicorn.Server):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import httpx
 import openai
 import pytest
 import torch
@@ -312,6 +313,34 @@ def test_the_engine_s_failure_is_not_the_agent_s(protocol):
 
     episode, _ = played(asks, protocol, EngineError("no server answers"))
     assert (episode.stop, episode.cause) == ("engine", "no server answers")
+
+
+def test_what_ends_a_run_ends_it_whatever_the_agent_makes_of_it(protocol):
+    async def carefree(question, client, tools):
+        with pytest.raises(openai.InternalServerError, match="lower --concurrency"):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+        return "all is well"
+
+    with pytest.raises(UserError, match="out of memory; lower --concurrency"):
+        played(carefree, protocol, UserError("out of memory; lower --concurrency"))
+
+
+def test_a_call_that_cannot_be_run_is_told_as_to_our_own_policy(protocol):
+    async def calls(question, client, tools):
+        told = [await tools.call("search", "{gout"), await tools.call("weigh", {}), await tools.search("x" * 400)]
+        async with httpx.AsyncClient(base_url=str(client.base_url)) as plain:
+            told += [(await plain.post("search", content=body)).json()["text"] for body in (b"\xff", b'{"q": 1}')]
+        return "\n".join(told)
+
+    episode, _ = played(calls, protocol)
+    assert episode.answer.splitlines() == [
+        "error: the call is not valid JSON",
+        'error: there is no such tool; the only one is "search"',
+        "error: the query is too long; use a few words",
+        "error: the call is not valid JSON",
+        'error: "arguments" must be a JSON object with a "query" of text',
+    ]
+    assert not episode.searches
 
 
 def test_after_its_end_an_episode_answers_nobody(protocol):
