@@ -28,7 +28,7 @@ BUDGETS = {
     "forage/doctor": (1_190, 2),
     "forage/engines": (10_810, 8),
     "forage/evaluation": (12_660, 13),
-    "forage/gateway": (5_450, 4),
+    "forage/gateway": (6_500, 5),
     "forage/grpo": (20_270, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
@@ -42,12 +42,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (23_400, 16),
-    "tests": (253_800, 55),
+    "tests": (254_550, 55),
 }
 ROAD = {"files": 70, "functions": 488, "lines": 4_420}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_250  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_256  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -1,0 +1,133 @@
+"""Replay: whether an episode's tokens come again from its adapter and its seed, turn by turn.
+
+    python -m forage.gateway.replay runs/a --episode q3/1
+    python -m forage.gateway.replay runs/a --episode q3/1 --step 4 --engine vllm
+
+Of an episode that our own loop played, or an agent of get_agent in one conversation. Each turn is sampled from the very
+tokens before it. In this process on a CPU equal tokens are expected; a server rounds by what it samples beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from forage.agent.agent import turn_seed
+from forage.agent.episode import Episode, Turn, episode_files, read_episodes
+from forage.agent.options import AgentSettings, read_agent
+from forage.agent.protocol import Protocol
+from forage.arguments import POSITIONAL
+from forage.cli import run_script
+from forage.engines.base import Engine, EngineOptions, Request, Sample, Sampling
+from forage.engines.choice import open_engine
+from forage.errors import UserError
+from forage.policy.adapters import adapter_path, sampled_by, version_name, versions
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
+from forage.rollout.agreement import read_run, run_options
+from forage.rollout.options import RolloutOptions
+from forage.rollout.plans import plan_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """An episode of a run."""
+
+    run_dir: Annotated[Path, POSITIONAL]
+    """Run folder of grpo_train.py."""
+    episode: str
+    """Its id, such as q3/1: the question's, and the sample's number."""
+    step: int = -1
+    """Its step; left out: the last that has it."""
+    policy: Path | None = None
+    """The run's policy, where it is no longer where it was."""
+    engine: EngineOptions = field(default_factory=lambda: EngineOptions(engine="local"))
+
+
+@dataclass(frozen=True)
+class Again:
+    """A turn that was sampled again."""
+
+    turn: Turn
+    same: int
+    """Tokens that are the same, from its first on."""
+    tokens: int
+    apart: float
+    """Largest difference of these tokens' log-probabilities."""
+
+
+def main(options: Options) -> None:
+    run, settings = read_run(options.run_dir), read_agent(options.run_dir)
+    if run is None:
+        raise UserError(f"{options.run_dir} has no run.json; give the run folder of grpo_train.py")
+    step, episode = found(options)
+    if episode.earlier:
+        raise UserError(f"{options.episode} holds several conversations, whose order is not known; name another")
+    version, _ = sampled_by(episode.adapter)
+    if version not in versions(options.run_dir):
+        kept = ", ".join(map(version_name, versions(options.run_dir)))
+        raise UserError(f"adapter {version_name(version)} is gone; {options.run_dir} has {kept} (--keep-adapters)")
+    card = read_policy_card(options.policy or Path(run.options["rollout"]["policy"]))
+    told = run_options(run, ("temperature", "seed"))
+    rollout = RolloutOptions(temperature=told["temperature"], seed=told["seed"])
+    seed = plan_of(rollout, [episode.question_id], step).seed
+    protocol = Protocol.playing(load_tokenizer(card), settings)
+
+    async def play() -> list[Again]:
+        async with open_engine(options.engine, card, 1, settings.max_tokens) as engine:
+            await engine.load_adapter(episode.adapter, adapter_path(options.run_dir, version))
+            return [each async for each in again(engine, protocol, settings, episode, rollout.sampling, seed)]
+
+    print(table(step, episode, asyncio.run(play())))
+
+
+def found(options: Options) -> tuple[int, Episode]:
+    """(step, episode)."""
+    folders = [path for path in (options.run_dir / "episodes").glob("[0-9]*") if path.name.isdigit()]
+    for folder in sorted(folders, reverse=True):
+        if options.step in (-1, int(folder.name)):
+            played = (each for path in episode_files(folder) for each in read_episodes(path))
+            if episode := next((each for each in played if each.id == options.episode), None):
+                return int(folder.name), episode
+    where = f"step {options.step} of " if options.step >= 0 else ""
+    raise UserError(f"{where}{options.run_dir} has no episode {options.episode}; its .jsonl files say which there are")
+
+
+async def again(
+    engine: Engine, protocol: Protocol, settings: AgentSettings, episode: Episode, sampling: Sampling, seed: int
+) -> AsyncIterator[Again]:
+    """Each turn, sampled from what stood before it."""
+    for number, turn in enumerate(episode.turns):
+        first = turn.start + episode.mask[turn.start : turn.end].index(1)  # what stands before was begun for the policy
+        room = min(settings.max_turn_tokens, settings.max_tokens - first)
+        request = Request(
+            episode.ids[:first], room, protocol.stop_ids, turn_seed(seed, episode.id, number), sampling, episode.id,
+            episode.adapter,
+        )  # fmt: skip
+        yield compared(turn, episode, first, await engine.generate(request))
+
+
+def compared(turn: Turn, episode: Episode, first: int, sample: Sample) -> Again:
+    """Example: 5 6 7 with log-probabilities -1 -2 -3, again 5 6 8 with -1 -2.5 -3: two the same, .5 apart."""
+    ids, logprobs = episode.ids[first : turn.end], episode.logprobs[first : turn.end]
+    differs = [one != other for one, other in zip(ids, sample.ids, strict=False)]
+    same = differs.index(True) if True in differs else min(len(ids), len(sample.ids))
+    gaps = [abs(one - other) for one, other in zip(logprobs[:same], sample.logprobs, strict=False)]
+    return Again(turn, same, len(ids), max(gaps, default=0.0))
+
+
+def table(step: int, episode: Episode, turns: list[Again]) -> str:
+    """Markdown, and what it comes to."""
+    lines = [f"step {step}, episode {episode.id}, adapter {episode.adapter}", ""]
+    lines += ["| turn | tokens | the same, from the first on | log-probabilities apart by at most |"]
+    lines += ["|---|---|---|---|"]
+    lines += [f"| {n} | {each.tokens} | {each.same} | {each.apart:.1e} |" for n, each in enumerate(turns, 1)]
+    wrong = next((n for n, each in enumerate(turns, 1) if each.same < each.tokens), 0)
+    return "\n".join([*lines, "", f"turn {wrong} differs" if wrong else "all tokens are the same"])
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)
