@@ -17,7 +17,7 @@ LAYERS = [
     ["agent"],
     ["rollout", "runs", "questions", "judge"],
     ["grpo", "sft", "evaluation"],
-    ["chat", "testtime", "doctor", "planning", "publishing", "rewriter", "gateway"],
+    ["chat", "testtime", "doctor", "planning", "publishing", "rewriter", "gateway", "environments"],
     ["scripts"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
@@ -26,10 +26,9 @@ SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
 # by the dictionaries that users edit or by a name, or read finished files.
 ROOMS = (
     "evaluate", "forage.chat", "forage.judge", "forage.doctor", "forage.evaluation",
-    "forage.testtime", "forage.gateway", "forage.planning", "forage.publishing", "forage.questions",
-    "forage.rewriter", "forage.runs.compare", "forage.runs.page_data", "forage.runs.plots", "forage.runs.report",
-    "forage.runs.trackers", "forage.sft", "forage.store.mcp_server",
-    "forage.store.server",
+    "forage.testtime", "forage.environments", "forage.gateway", "forage.planning", "forage.publishing",
+    "forage.questions", "forage.rewriter", "forage.runs.compare", "forage.runs.page_data", "forage.runs.plots",
+    "forage.runs.report", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server", "forage.store.server",
 )  # fmt: skip
 # What the road imports of them nevertheless; to become empty.
 STILL_IMPORTED = {"forage.runs.trackers"}

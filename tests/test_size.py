@@ -27,6 +27,7 @@ BUDGETS = {
     "forage/data": (15_920, 13),
     "forage/doctor": (1_190, 2),
     "forage/engines": (10_810, 8),
+    "forage/environments": (740, 1),
     "forage/evaluation": (12_660, 13),
     "forage/gateway": (6_500, 5),
     "forage/grpo": (20_270, 14),
@@ -42,12 +43,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (23_400, 16),
-    "tests": (254_550, 55),
+    "tests": (256_850, 55),
 }
 ROAD = {"files": 70, "functions": 488, "lines": 4_420}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_256  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_455  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -1,0 +1,106 @@
+"""Conversation: an episode whose turns come from elsewhere, as text: from another library that trains or evaluates.
+
+Its prompt, how a turn is read, its searches, limits and rewards are those of the agent's own episodes.
+docs/recipes/environments.md makes an environment of `verifiers` and one of OpenEnv of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, sample_name
+from forage.agent.combination import MakeRewards, rewards_of
+from forage.agent.episode import Episode
+from forage.agent.protocol import RESPONSE, Protocol
+from forage.agent.searcher import Searcher
+from forage.data.records import Question
+from forage.engines.base import Engine
+from forage.errors import UserError
+from forage.policy.card import read_policy_card
+from forage.policy.policy import load_tokenizer
+from forage.rollout.agreement import open_embedder
+from forage.rollout.options import RolloutOptions
+from forage.rollout.rollout import Rollout
+from forage.store.card import NO_EMBEDDER
+from forage.store.opening import open_place
+from forage.text import encodable
+
+
+class Elsewhere(Engine):
+    """Samples nothing, as the turns come from elsewhere."""
+
+    adapter = "elsewhere"
+    exact = False
+
+
+def open_environment(options: RolloutOptions, make_rewards: MakeRewards) -> Rollout:
+    """The questions, the store and the rewards. Of the policy's folder only the tokenizer and agent.json are read: they
+    say how long a passage is, and how the agent searches."""
+    options.check()
+    settings = options.search.settle(options.policy)
+    protocol = Protocol.playing(load_tokenizer(read_policy_card(options.policy)), settings)
+    store = open_place(options.place, options.data)
+    embedder = store.embedder if store.options.embedder != NO_EMBEDDER else open_embedder(store.card)
+    searcher = Searcher(lambda: store, settings)
+    return Rollout(options, Elsewhere(), protocol, searcher, rewards_of(make_rewards, embedder, searcher))
+
+
+class Conversation:
+    """One episode. Give its `opening` to a model, `take` what it writes, hand it what that returns, until `over`."""
+
+    def __init__(self, environment: Rollout, question: Question) -> None:
+        self._environment, self._protocol = environment, environment.protocol
+        self._agent = Agent(
+            environment.engine, environment.protocol, environment.batched_search, environment.settings,
+            tools=environment.tools,
+        )  # fmt: skip
+        self._episode = self._agent.begin(question, sample_name(question, 0))
+
+    @property
+    def opening(self) -> list[dict[str, str]]:
+        """The messages that ask the question."""
+        return self._protocol.opening(self._protocol.harmless(self._episode.question.question))
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """What the chat template is to be given as `tools`; nothing if `opening` tells of them instead."""
+        return self._protocol.described_tools if self._protocol.describes_tools else []
+
+    @property
+    def over(self) -> bool:
+        return bool(self._episode.stop)
+
+    @property
+    def turns(self) -> int:
+        return len(self._episode.turns)
+
+    async def take(self, text: str, *, cut: bool = False) -> list[str]:
+        """Play a turn; returns what its calls answer, or why there is no answer, and nothing once the episode is over.
+
+        `cut` says that the turn was cut off at --max-turn-tokens; one that is longer is cut off here.
+        """
+        if self.over:
+            raise UserError("the episode is over; begin another one (OpenEnv: reset)")
+        await self._agent.step(self._episode, 0, self._said(encodable(text), cut))
+        if self.over:
+            return []
+        return RESPONSE.findall(self._protocol.text(self._episode.ids[self._episode.turns[-1].end :]))
+
+    def _said(self, text: str, cut: bool) -> Callable[..., Any]:
+        async def speak(episode: EpisodeBuilder, room: int, seed: int) -> TurnTokens:
+            ids = self._protocol.turn_ids(text)
+            whole = not cut and len(ids) <= room
+            ids = ids if whole else ids[:-1][:room]
+            return TurnTokens(
+                tuple(ids), (1,) * len(ids), (0.0,) * len(ids), "stop" if whole else "length", "elsewhere"
+            )
+
+        return speak
+
+    async def rewarded(self) -> Episode:
+        """The episode with its rewards, so far if it is not over."""
+        episode = self._episode.so_far(self._protocol)
+        search = self._environment.batched_search
+        [rewarded] = await search.in_thread(self._environment.reward, [episode], [self._episode.question])
+        return rewarded
