@@ -35,7 +35,7 @@ import json, sys
 sys.path += [sys.argv.pop(1)]
 {block}
 from forage.agent.protocol import Protocol, write_call
-from tests.gateway.test_own_agent import played
+from tests.gateway.own_agents import played
 from tests.tiny import make_tokenizer
 episode, _ = played(get_agent().agent, Protocol(make_tokenizer()), "I look. " + write_call("gout"), "Rest.")
 queries = [search.query for search in episode.searches]

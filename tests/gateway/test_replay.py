@@ -13,7 +13,7 @@ from forage.errors import UserError
 from forage.gateway.own_agent import recorded
 from forage.gateway.replay import Again, Options, compared, main
 from forage.policy.adapters import adapter_path
-from tests.gateway.test_own_agent import as_our_loop
+from tests.gateway.own_agents import as_our_loop
 from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")

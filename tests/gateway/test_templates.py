@@ -11,10 +11,11 @@ from forage.gateway.chat_api import Called, Message
 from forage.gateway.own_agent import recorded
 from forage.gateway.recording import read_reply
 from tests.agent.conftest import family  # noqa: F401  (a fixture)
-from tests.agent.test_chat_template import OURS, REAL, real
-from tests.gateway.test_own_agent import Spelling, as_our_loop, with_tools
+from tests.agent.real_templates import REAL, real
+from tests.gateway.own_agents import Spelling, as_our_loop, with_tools
 from tests.scripted_engine import QUESTION, search_many
 
+OURS = ["smollm2", "hermes", "llama3", "no_system"]
 SAYS = ("Hm.", f"I look. {write_call('gout')}", f"{write_call('ice')}\n{write_call('nothing')}", write_answer("Rest."))
 
 
