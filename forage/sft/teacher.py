@@ -43,8 +43,8 @@ class TeacherOptions:
     """Share of the questions for which the teacher has a guess; for the others it searches as without --guess-words."""
     blind: Literal["no", "once", "words", "title"] = "no"
     """Let the teacher know no more than the policy. It searches for the question and answers with the beginning of some
-    passage (once); in half of its episodes it first searches again, for phrases at random of what it has seen
-    (words); or it always does, for the title of the first passage found and what is asked (title)."""
+    passage (once); in half of its episodes it first searches again, for phrases at random of what it has seen and what
+    is asked (words); or it always does, for the title of the first passage found and what is asked (title)."""
     thought_words: int = 0
     """Let the teacher think before it acts, in at most N words: what the question asks for and what to search for, then
     what a passage says. A thought that does not fit into its turn is shortened. 0: no thoughts."""
@@ -137,16 +137,18 @@ def title_query(question: Question, hits: Sequence[Found]) -> str:
 
 
 def random_query(question: Question, shown: str, choose: random.Random) -> str:
-    """One or two phrases of the question and of what was shown, the first words of each, drawn as if by a word in them.
+    """One or two phrases of what was shown and of how the question describes what it is about, the first words of each,
+    drawn as if by a word in them; and what is asked.
 
-    Example: "crystals kidney: What causes this?", shown "[1] Gout: It hurts.", may give "It hurts crystals kidney".
+    Example: "crystals kidney: What causes this?", shown "[1] Gout: It hurts.", may give "It hurts What causes this?".
     """
-    phrases = [" ".join(found.split()[:PHRASE]) for found in re.split(BETWEEN, f"{question.question}\n{shown}")]
+    described, _, asked = question.question.rpartition(": ")
+    phrases = [" ".join(found.split()[:PHRASE]) for found in re.split(BETWEEN, f"{described}\n{shown}")]
     left, drawn = list(dict.fromkeys(filter(None, phrases))), list[str]()
     for _ in range(min(len(left), choose.randint(1, 2))):
         drawn += choose.choices(left, [len(text.split()) for text in left])
         left.remove(drawn[-1])
-    return " ".join(drawn)
+    return " ".join([*drawn, asked])
 
 
 def leave_room(searches: int, settings: AgentSettings) -> bool:
