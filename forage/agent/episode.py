@@ -104,6 +104,8 @@ class Episode:
     """Calls of other tools than search."""
     earlier: tuple[Segment, ...] = ()
     """Learnt from with this episode's advantage."""
+    own_reward: float | None = None
+    """What the agent of get_agent gave itself."""
     worker: str = field(default="", compare=False)
     """Who played it, where workers play."""
     server: str = field(default="", compare=False)
@@ -150,6 +152,8 @@ def to_json(episode: Episode) -> str:
     for name in ("credits", "uses", "earlier", "worker", "server"):
         if not row[name]:
             del row[name]
+    if episode.own_reward is None:
+        del row["own_reward"]
     return encodable(json.dumps(row, ensure_ascii=False))
 
 

@@ -46,6 +46,11 @@ def get_found(episodes: Sequence[Episode], questions: Sequence[Question]) -> lis
     return [float(mrr > 0) for mrr in get_mrr(episodes, questions)]
 
 
+def get_own_reward(episodes: Sequence[Episode], questions: Sequence[Question]) -> list[float]:
+    """What an agent of get_agent returned beside its answer; 0 where it did not."""
+    return [episode.own_reward or 0.0 for episode in episodes]
+
+
 def get_best_search(
     episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int = 100
 ) -> list[float]:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 from asyncio.subprocess import PIPE
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from openai import AsyncOpenAI
+from starlette.routing import Route
 
 from forage.agent.agent import Agent, sample_name
 from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.errors import UserError, first_line
-from forage.gateway.recording import Recorder
-from forage.gateway.server import Gateway
+from forage.gateway.recording import Ended, Recorder
+from forage.gateway.server import HOST, Gateway
+from forage.text import one_line
 
 SECONDS, CANCELLED = 600.0, 5.0  # that an episode may take, and its agent once it is cancelled
 
@@ -43,7 +46,8 @@ class Tools:
         return await self.call("search", {"query": query})
 
 
-AgentFunction = Callable[[str, AsyncOpenAI, Tools], Awaitable[str | None]]
+Returned = str | None | tuple[str | None, float] | Ended  # an answer, or one with a reward that the agent gives itself
+AgentFunction = Callable[[str, AsyncOpenAI, Tools], Awaitable[Returned]]
 Opened = dict[asyncio.AbstractEventLoop, tuple[Gateway, AsyncOpenAI, asyncio.Task[None]]]
 
 
@@ -57,7 +61,11 @@ class Recorded:
     """Plays an agent's episodes: each has a client of its own, whose every request becomes the episode's tokens."""
 
     agent: AgentFunction
-    seconds: float = field(default=SECONDS, compare=False)
+    seconds: float | None = field(default=SECONDS, compare=False)
+    at: tuple[str, int] = field(default=(HOST, 0), compare=False)
+    """Host and port to listen on; 0 is any that is free."""
+    routes: Sequence[Route] = field(default=(), compare=False)
+    """What is served beside the episodes."""
     _opened: Opened = field(default_factory=dict, repr=False, compare=False)
     _told: set[str] = field(default_factory=set, repr=False, compare=False)
 
@@ -66,19 +74,21 @@ class Recorded:
         recorder = Recorder(policy, question, sample_name(question, sample), seed)
         with gateway.serving(recorder) as address:
             asked = self.agent(question.question, client.with_options(base_url=address), Tools(recorder))
-            answer, cause = await outcome(asyncio.ensure_future(asked), self.seconds)
+            ended = await outcome(asyncio.ensure_future(asked), self.seconds)
         if recorder.error:
             raise recorder.error
-        if cause and cause not in self._told:
-            print(f"{recorder.book.id}: the agent failed: {cause}", flush=True)
-            self._told.add(cause)
-        return recorder.finished(answer, cause)
+        if ended.cause and ended.cause not in self._told:
+            print(f"{recorder.book.id}: the agent failed: {ended.cause}", flush=True)
+            self._told.add(ended.cause)
+        return recorder.finished(ended)
 
     def opened(self) -> tuple[Gateway, AsyncOpenAI]:
         """A server in this event loop, which ends with it."""
         loop = asyncio.get_running_loop()
         if loop not in self._opened:
-            gateway = Gateway()
+            gateway = Gateway(self.at, self.routes)
+            if self.routes:
+                print(f"episodes wait for agents at {gateway.url}/v1/episodes", flush=True)
             client = AsyncOpenAI(api_key="none", base_url=gateway.url, max_retries=0, timeout=None)
             self._opened[loop] = gateway, client, asyncio.create_task(serve(gateway, client))
         gateway, client, _ = self._opened[loop]
@@ -91,8 +101,8 @@ async def serve(gateway: Gateway, client: AsyncOpenAI) -> None:
         await gateway.serve()
 
 
-async def outcome(asked: asyncio.Future[str | None], seconds: float) -> tuple[str | None, str]:
-    """(answer, why there is none) of an agent: whatever it raises, the other episodes go on."""
+async def outcome(asked: asyncio.Future[Returned], seconds: float | None) -> Ended:
+    """What came of an agent: whatever it raises, the other episodes go on."""
     try:
         await asyncio.wait([asked], timeout=seconds)
     finally:
@@ -100,9 +110,22 @@ async def outcome(asked: asyncio.Future[str | None], seconds: float) -> tuple[st
             asked.cancel()
             await asyncio.wait([asked], timeout=CANCELLED)
     if not asked.done() or asked.cancelled():
-        return None, f"it took longer than {seconds:g} s"
-    error = asked.exception()
-    return (None, f"{type(error).__name__}: {first_line(error)}") if error else (asked.result(), "")
+        return Ended(cause=f"it took longer than {seconds or math.inf:g} s")
+    if error := asked.exception():
+        return Ended(cause=f"{type(error).__name__}: {first_line(error)}")
+    return read_outcome(asked.result())
+
+
+def read_outcome(returned: Returned) -> Ended:
+    """Example: ("Rest.", 0.5) is the answer "Rest." with a reward of .5."""
+    if isinstance(returned, Ended):
+        return returned
+    try:
+        answer, reward = returned if isinstance(returned, tuple) else (returned, None)
+        return Ended(answer="" if answer is None else answer, reward=reward)
+    except ValueError:
+        shown = one_line(repr(returned)[:60])
+        return Ended(cause=f"it returned {shown}, and not an answer, or one with a reward from 0 to 1")
 
 
 def command(line: str) -> AgentFunction:

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, turn_seed
 from forage.agent.episode import Episode, Segment
 from forage.agent.prompts import control_tokens, rendered
@@ -26,6 +28,16 @@ from forage.text import encodable
 
 REPLY_SLOT = "REPLY-GOES-HERE"
 MOST_REPLIES = 200  # in an episode: an agent that asks more often than this is in a loop
+
+
+class Ended(BaseModel):
+    """What came of an episode."""
+
+    answer: str = ""
+    reward: float | None = Field(default=None, ge=0, le=1)
+    """The agent's own, for get_own_reward."""
+    cause: str = ""
+    """Why the agent failed, if it did."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,22 +211,22 @@ class Recorder:
         call = read_call(written, self.agent.settings.max_query, self.protocol.tools)
         return await self.agent.answer_call(call, self.book)
 
-    def finished(self, answer: str | None, cause: str = "") -> Episode:
-        """The episode, with the segment of the last reply as its own tokens; `cause` is why there is no answer."""
+    def finished(self, ended: Ended) -> Episode:
+        """The episode, with the segment of the last reply as its own tokens."""
         self.over = True
         self.agent.engine.release(self.book.id)
         if not self.segments:
             self.segments = [replace(self.book, prompt=self.protocol.prompt(self.book.question.question))]
         last = self.replies[-1].segment if self.replies else self.segments[0]
-        last.answer, last.cause = (answer or "").strip(), self.book.cause or cause
+        last.answer, last.cause = ended.answer.strip(), self.book.cause or ended.cause
         last.stop = self.book.stop if self.book.stop == "engine" else "answer" if last.answer else self.book.stop
-        last.stop = last.stop or ("agent" if cause else "turns")
+        last.stop = last.stop or ("agent" if ended.cause else "turns")
         last.uses, last.started, last.seconds = self.book.uses, self.book.started, self.book.seconds
         one = len(self.segments) == 1  # else a search's turn could be one of another segment
         last.searches = [search if one else replace(search, turn=-1) for search in self.book.searches]
         others = [each for each in self.segments if each is not last]
         earlier = tuple(Segment(tuple(each.ids), tuple(each.mask), tuple(each.logprobs)) for each in others)
-        return replace(last.finished(self.protocol), earlier=earlier)
+        return replace(last.finished(self.protocol), earlier=earlier, own_reward=ended.reward)
 
 
 def read_reply(text: str, *, tools: bool) -> Message:

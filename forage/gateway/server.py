@@ -3,42 +3,70 @@
 POST <address>/chat/completions    as OpenAI's
 GET  <address>/models
 POST <address>/search              {"query": "..."} gives {"text": "..."}, as our own loop's policy reads it
+POST <address>/mcp                 search and the tools of get_tools, for clients of the Model Context Protocol
 """
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_REQUEST,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+)  # fmt: skip
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from forage.errors import UserError
 from forage.gateway.chat_api import MODEL, Refused, completion, events, read_chat
 from forage.gateway.recording import Recorder
 
+Asked = ServerRequestContext[Any, Request]
 HOST = "127.0.0.1"
 MOST_BYTES = 8 * 2**20  # of a request
 MOST_WAITING = 256  # requests at once; more are asked to come again
 RETRY_AFTER = "1"
+OVER = "no episode is being played at this address; it may be over"
 
 
 class Gateway:
     """The episodes that are being played, each behind an address that nobody can guess, which is its key."""
 
-    def __init__(self) -> None:
-        self._listening = socket.create_server((HOST, 0), backlog=MOST_WAITING)
-        self.url = f"http://{HOST}:{self._listening.getsockname()[1]}"
+    def __init__(self, at: tuple[str, int] = (HOST, 0), more: Sequence[Route] = ()) -> None:
+        try:
+            self._listening = socket.create_server(at, backlog=MOST_WAITING)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+            raise UserError(f"can't listen on {at[0]}:{at[1]} ({why}); give get_agent another port") from error
+        self.url = f"http://{at[0]}:{self._listening.getsockname()[1]}"
         self.waiting = 0
         self._recorders: dict[str, Recorder] = {}
+        self._mcp = Server("forage", on_list_tools=self.list_tools, on_call_tool=self.call_tool)
         routes = [
             Route("/{key}/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/{key}/v1/models", self.models),
             Route("/{key}/v1/search", self.search, methods=["POST"]),
+            *self._mcp.streamable_http_app(
+                streamable_http_path="/{key}/v1/mcp", json_response=True, stateless_http=True, host=at[0]
+            ).routes,
+            *more,
         ]
         app = Starlette(routes=routes, exception_handlers={Refused: refusal})
         self._server = QuietServer(
@@ -47,7 +75,8 @@ class Gateway:
 
     async def serve(self) -> None:
         """In this event loop, until it is cancelled."""
-        await self._server.serve([self._listening])
+        async with self._mcp.session_manager.run():
+            await self._server.serve([self._listening])
 
     @contextmanager
     def serving(self, recorder: Recorder) -> Iterator[str]:
@@ -62,7 +91,7 @@ class Gateway:
     def recorder_of(self, request: Request) -> Recorder:
         recorder = self._recorders.get(request.path_params["key"])
         if recorder is None:
-            raise Refused("no episode is being played at this address; it may be over", 404)
+            raise Refused(OVER, 404)
         return recorder
 
     async def chat(self, request: Request) -> Response:
@@ -89,6 +118,22 @@ class Gateway:
         recorder = self.recorder_of(request)
         arguments = (await body_of(request)).decode(errors="replace")
         return JSONResponse({"text": await recorder.call("search", arguments)})
+
+    def asked_of(self, asked: Asked) -> Recorder:
+        """The recorder, with errors as clients of that protocol are told them."""
+        try:
+            return self.recorder_of(asked.request)
+        except Refused as error:
+            raise MCPError(INVALID_REQUEST, str(error)) from error
+
+    async def list_tools(self, asked: Asked, _: PaginatedRequestParams | None) -> ListToolsResult:
+        described = [tool["function"] for tool in self.asked_of(asked).protocol.described_tools]
+        tools = [Tool(name=t["name"], description=t["description"], input_schema=t["parameters"]) for t in described]
+        return ListToolsResult(tools=tools)
+
+    async def call_tool(self, asked: Asked, call: CallToolRequestParams) -> CallToolResult:
+        text = await self.asked_of(asked).call(call.name, json.dumps(call.arguments or {}))
+        return CallToolResult(content=[TextContent(text=text)], is_error=text.startswith("error: "))
 
 
 class QuietServer(uvicorn.Server):

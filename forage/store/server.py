@@ -237,9 +237,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_key(authorization: str, key: str) -> None:
+def check_key(authorization: str, key: str, name: str = KEY) -> None:
     if key and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
-        raise BadRequest(f"this server wants a key; set {KEY} to it", 401)
+        raise BadRequest(f"this server wants a key; set {name} to it", 401)
 
 
 def read_request(body: bytes) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import NO_ACTION_TEXT, read_turn, tool_responses
 from forage.engines.base import Engine, Sample
-from forage.gateway.own_agent import recorded
+from forage.gateway.own_agent import Recorded, recorded
 from tests.scripted_engine import QUESTION, search_many
 
 LIMITS = AgentSettings()
@@ -39,7 +39,7 @@ def played(agent, protocol, *says, seconds=30.0, limits=LIMITS, pause=0.0, sampl
     async def go():
         engine = Spelling(protocol, *says, seconds=pause)
         policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), limits)
-        player = recorded(agent, seconds)
+        player = agent if isinstance(agent, Recorded) else recorded(agent, seconds)
         return await asyncio.gather(*(player(policy, QUESTION, n, 7) for n in range(samples))), engine
 
     episodes, engine = asyncio.run(go())

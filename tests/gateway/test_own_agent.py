@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
@@ -14,9 +15,10 @@ from safetensors.torch import load_file
 
 import grpo_rollout
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.episode import Search, read_episodes
+from forage.agent.episode import Search, from_json, read_episodes, to_json
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
+from forage.agent.rewards import get_own_reward
 from forage.engines.base import EngineError
 from forage.errors import UserError
 from forage.gateway.own_agent import command, recorded
@@ -232,6 +234,30 @@ def test_an_agent_that_fails_costs_its_own_episode_alone(protocol, capsys):
     assert (crashed.cause, hung.cause) == ("KeyError: 'title'", "it took longer than 2 s")
     assert "q1/1: the agent failed: KeyError: 'title'" in capsys.readouterr().out
     assert sorted(engine.released) == ["q1/0", "q1/1", "q1/2"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "answer", "reward"),
+    [("Rest. ", "Rest.", None), (None, "", None), (("Rest.", 0.25), "Rest.", 0.25), ((None, True), "", 1.0)],
+)
+def test_an_agent_may_reward_itself(protocol, returned, answer, reward):
+    async def scores(question, client, tools):
+        return returned
+
+    episode, _ = played(scores, protocol)
+    assert (episode.answer, episode.own_reward, episode.stop) == (answer, reward, "answer" if answer else "turns")
+    assert from_json(to_json(episode)) == episode
+    assert get_own_reward([episode], [QUESTION]) == [reward or 0]
+
+
+@pytest.mark.parametrize("returned", [7, ("Rest.", 1.5), ("Rest.", math.nan), ("Rest.", 1, 2), {"answer": "Rest."}])
+def test_what_is_no_answer_is_a_failure(protocol, returned):
+    async def confused(question, client, tools):
+        return returned
+
+    episode, _ = played(confused, protocol)
+    assert (episode.stop, episode.own_reward) == ("agent", None)
+    assert episode.cause.endswith("and not an answer, or one with a reward from 0 to 1")
 
 
 def test_the_engine_s_failure_is_not_the_agent_s(protocol):
