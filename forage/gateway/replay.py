@@ -2,9 +2,13 @@
 
     python -m forage.gateway.replay runs/a --episode q3/1
     python -m forage.gateway.replay runs/a --episode q3/1 --step 4 --engine vllm
+    python -m forage.gateway.replay runs/a --episode q3/1 --instead other.jsonl
 
 Of an episode that our own loop played, or an agent of get_agent in one conversation. Each turn is sampled from the very
 tokens before it. In this process on a CPU equal tokens are expected; a server rounds by what it samples beside them.
+
+With --instead, what would have happened had its searches found these passages: the first turn stays, what it found is
+replaced, and the policy plays on. What changes hangs on what was found.
 """
 
 from __future__ import annotations
@@ -12,16 +16,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
-from forage.agent.agent import turn_seed
+from forage.agent.agent import Agent, BatchedSearch, EpisodeBuilder, TurnTokens, turn_seed
 from forage.agent.episode import Episode, Turn, episode_files, read_episodes
-from forage.agent.options import AgentSettings, read_agent
+from forage.agent.options import read_agent
 from forage.agent.protocol import Protocol
+from forage.agent.tools import functions_for
 from forage.arguments import POSITIONAL
 from forage.cli import run_script
-from forage.engines.base import Engine, EngineOptions, Request, Sample, Sampling
+from forage.data.records import Question, read_documents
+from forage.engines.base import EngineOptions, Request, Sample
 from forage.engines.choice import open_engine
 from forage.errors import UserError
 from forage.policy.adapters import adapter_path, sampled_by, version_name, versions
@@ -30,6 +37,8 @@ from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import read_run, run_options
 from forage.rollout.options import RolloutOptions
 from forage.rollout.plans import plan_of
+from forage.store.hit import Hit
+from forage.text import one_line
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,8 @@ class Options:
     """Its step; left out: the last that has it."""
     policy: Path | None = None
     """The run's policy, where it is no longer where it was."""
+    instead: Path | None = None
+    """Passages that every search finds, as documents.jsonl has them: an id, a title and a text a line."""
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(engine="local"))
 
 
@@ -76,12 +87,22 @@ def main(options: Options) -> None:
     seed = plan_of(rollout, [episode.question_id], step).seed
     protocol = Protocol.playing(load_tokenizer(card), settings)
 
-    async def play() -> list[Again]:
+    if options.instead and "get_agent" in run.tools:
+        raise UserError("--instead is for our own loop, and this run's episodes were played by an agent of get_agent")
+    documents = read_documents(options.instead) if options.instead else []
+    passages = [Hit(each.id, each.id, each.title, each.text, 0.0, 1) for each in documents[: settings.k]]
+
+    async def play() -> str:
         async with open_engine(options.engine, card, 1, settings.max_tokens) as engine:
             await engine.load_adapter(episode.adapter, adapter_path(options.run_dir, version))
-            return [each async for each in again(engine, protocol, settings, episode, rollout.sampling, seed)]
+            search = BatchedSearch(lambda queries: [passages] * len(queries))
+            agent = Agent(engine, protocol, search, settings, rollout.sampling, tools=functions_for(settings.tools))
+            if options.instead:
+                return side_by_side(protocol, episode, await instead(agent, episode, seed))
+            turns = [each async for each in again(agent, episode, seed)]
+            return table(step, episode, turns)
 
-    print(table(step, episode, asyncio.run(play())))
+    print(asyncio.run(play()))
 
 
 def found(options: Options) -> tuple[int, Episode]:
@@ -96,18 +117,34 @@ def found(options: Options) -> tuple[int, Episode]:
     raise UserError(f"{where}{options.run_dir} has no episode {options.episode}; its .jsonl files say which there are")
 
 
-async def again(
-    engine: Engine, protocol: Protocol, settings: AgentSettings, episode: Episode, sampling: Sampling, seed: int
-) -> AsyncIterator[Again]:
+async def again(agent: Agent, episode: Episode, seed: int) -> AsyncIterator[Again]:
     """Each turn, sampled from what stood before it."""
     for number, turn in enumerate(episode.turns):
         first = turn.start + episode.mask[turn.start : turn.end].index(1)  # what stands before was begun for the policy
-        room = min(settings.max_turn_tokens, settings.max_tokens - first)
+        room = min(agent.settings.max_turn_tokens, agent.settings.max_tokens - first)
         request = Request(
-            episode.ids[:first], room, protocol.stop_ids, turn_seed(seed, episode.id, number), sampling, episode.id,
-            episode.adapter,
+            episode.ids[:first], room, agent.protocol.stop_ids, turn_seed(seed, episode.id, number), agent.sampling,
+            episode.id, episode.adapter,
         )  # fmt: skip
-        yield compared(turn, episode, first, await engine.generate(request))
+        yield compared(turn, episode, first, await agent.engine.generate(request))
+
+
+async def instead(agent: Agent, episode: Episode, seed: int) -> Episode:
+    """The episode with its own first turn, and what comes of it by the agent's search."""
+    if len(episode.turns) < 2:
+        raise UserError(f"{episode.id} has one turn, after which nothing was read; name another episode")
+    first = episode.turns[0]
+    place = slice(first.start, first.end)
+
+    async def as_it_was(*_: object) -> TurnTokens:
+        return TurnTokens(episode.ids[place], episode.mask[place], episode.logprobs[place], "stop")
+
+    question = Question(episode.question_id, "", "")
+    other = EpisodeBuilder(episode.id, question, list(episode.ids[: first.start]), episode.adapter)
+    await agent.step(other, seed, as_it_was)
+    while not other.stop:
+        await agent.step(other, seed)
+    return agent.finish(other)
 
 
 def compared(turn: Turn, episode: Episode, first: int, sample: Sample) -> Again:
@@ -117,6 +154,16 @@ def compared(turn: Turn, episode: Episode, first: int, sample: Sample) -> Again:
     same = differs.index(True) if True in differs else min(len(ids), len(sample.ids))
     gaps = [abs(one - other) for one, other in zip(logprobs[:same], sample.logprobs, strict=False)]
     return Again(turn, same, len(ids), max(gaps, default=0.0))
+
+
+def side_by_side(protocol: Protocol, episode: Episode, other: Episode) -> str:
+    """Markdown of both, turn by turn."""
+    said = [[protocol.text(each.ids[turn.start : turn.end]) for turn in each.turns] for each in (episode, other)]
+    rows = [
+        f"| {number} | {one_line(was)} | {one_line(now)} |"
+        for number, (was, now) in enumerate(zip_longest(*said, fillvalue=""), 1)
+    ]
+    return "\n".join(["| turn | as it was | with these passages |", "|---|---|---|", *rows])
 
 
 def table(step: int, episode: Episode, turns: list[Again]) -> str:

@@ -121,6 +121,7 @@ class Gateway:
 
     def asked_of(self, asked: Asked) -> Recorder:
         """The recorder, with errors as clients of that protocol are told them."""
+        assert asked.request
         try:
             return self.recorder_of(asked.request)
         except Refused as error:
