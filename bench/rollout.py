@@ -1,10 +1,11 @@
-"""The agent's loop against the raw speed of the same vLLM server, on the same prompts and lengths.
+"""The agent's loop, and an agent that asks by the openai package, against the raw speed of the same vLLM server.
 
     python -m bench.rollout --data runs/demo/data
 
 Plays 64 episodes at once, with real searches. The server samples as many tokens as each turn has, but the episode
 continues with the teacher's tokens, so that it takes the planned turns. Raw speed is that of the same requests, each
-episode's in sequence, with nothing in between. The two take turns, after a warm-up.
+episode's in sequence, with nothing in between. The three take turns, after a warm-up. An agent's messages are not
+ours, so what it is compared with are requests of its own episodes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+from openai import AsyncOpenAI
 
 from bench.harness import Bar, finish, ratios, serving
 from bench.local_engine import play, teacher_episodes
-from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.agent import Agent, BatchedSearch, Player
 from forage.agent.episode import Episode
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
@@ -24,6 +28,7 @@ from forage.cli import run_script
 from forage.data.records import Question
 from forage.engines.base import Engine, EngineOptions, Request, Sample
 from forage.engines.vllm import VLLMEngine
+from forage.gateway.own_agent import Tools, recorded
 from forage.policy.base_models import resolve_model
 from forage.store.document_store import DocumentStore
 from forage.store.opening import open_store
@@ -73,12 +78,14 @@ def main(options: Options) -> None:
         episodes,
     )  # fmt: skip
     with serving(options.url, Path("runs/vllm.log")) as url:
-        looped, raw, played = asyncio.run(measure(loop, url, options.rounds))
-    tokens = sum(episode.sampled for episode in played)
-    turns = sum(len(episode.turns) for episode in played) / len(played)
-    print(f"{len(played)} episodes of {turns:.1f} turns, {tokens} tokens sampled")
-    print(f"agent's loop {tokens / median(looped):,.0f} tokens/s, raw {tokens / median(raw):,.0f} tokens/s")
-    finish([Bar("loop / raw tokens/s", ratios(raw, looped), 0.95)])
+        pairs = asyncio.run(measure(loop, url, options.rounds))
+    for name, (seconds, raw, played) in pairs.items():
+        tokens = sum(episode.sampled for episode in played)
+        turns = sum(len(episode.turns) for episode in played)
+        print(f"{name}: {len(played)} episodes of {turns / len(played):.1f} turns, {tokens} tokens sampled")
+        print(f"{tokens / median(seconds):,.0f} tokens/s, raw {tokens / median(raw):,.0f} tokens/s")
+        print(f"{1000 * (median(seconds) - median(raw)) / turns:.1f} ms a turn more than raw")
+    finish([Bar(f"{name} / raw tokens/s", ratios(pairs[name][1], pairs[name][0]), bar) for name, bar in BARS.items()])
 
 
 @dataclass(frozen=True)
@@ -90,25 +97,47 @@ class Loop:
     questions: list[Question]
     episodes: list[Episode]
 
-    async def play(self, engine: VLLMEngine, salt: int) -> list[Episode]:
+    async def play(self, engine: VLLMEngine, salt: int, player: Player) -> list[Episode]:
         search = BatchedSearch(lambda queries: self.store.search(queries, 3))
         agent = Agent(Forced(engine, self.episodes, salt), self.protocol, search, AgentSettings())
-        return await asyncio.gather(*(agent.play(question) for question in self.questions))
+        return await asyncio.gather(*(player(agent, question, 0, 0) for question in self.questions))
 
 
-async def measure(loop: Loop, url: str, rounds: int) -> tuple[list[float], list[float], list[Episode]]:
-    """(seconds of the loop, seconds of the same requests alone, the episodes), a round of each not counted."""
-    looped, raw, played = list[float](), list[float](), list[Episode]()
+async def by_openai(question: str, client: AsyncOpenAI, tools: Tools) -> str | None:
+    """The agent of docs/gateway.md."""
+    messages: list[Any] = [{"role": "user", "content": question}]
+    while True:
+        reply = await client.chat.completions.create(model="policy", messages=messages, tools=tools.definitions)
+        message = reply.choices[0].message
+        if not message.tool_calls:
+            return message.content
+        messages.append(message)
+        call: Any
+        for call in message.tool_calls:
+            found = await tools.call(call.function.name, call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+
+
+# By the names of their bars: what plays, and the share of raw speed that is wanted.
+PLAYERS: dict[str, Player] = {"loop": Agent.play, "openai agent": recorded(by_openai)}
+BARS = {"loop": 0.95, "openai agent": 0.9}
+Pair = tuple[list[float], list[float], list[Episode]]
+
+
+async def measure(loop: Loop, url: str, rounds: int) -> dict[str, Pair]:
+    """(seconds, seconds of the same requests alone, the episodes) by player, a round of each not counted."""
+    pairs: dict[str, Pair] = {}
     clock = asyncio.get_running_loop().time
     async with VLLMEngine(EngineOptions(urls=(url,))) as engine:
         for number in range(1 + rounds):
-            started = clock()
-            played = await loop.play(engine, number)
-            between = clock()
-            await play(engine, played, 1000 * number)
-            looped.append(between - started)
-            raw.append(clock() - between)
-    return looped[1:], raw[1:], played
+            for name, player in PLAYERS.items():
+                started = clock()
+                played = await loop.play(engine, number, player)
+                between = clock()
+                await play(engine, played, 1000 * number)
+                seconds, raw, _ = pairs.get(name, ([], [], []))
+                pairs[name] = [*seconds, between - started], [*raw, clock() - between], played
+    return {name: (seconds[1:], raw[1:], played) for name, (seconds, raw, played) in pairs.items()}
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ from tests.road import measure, walk
 BUDGETS = {
     "scripts": (9_620, 11),  # those in the root
     "forage": (13_630, 14),  # the modules of forage/ itself
-    "forage/agent": (15_390, 12),
+    "forage/agent": (15_440, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_920, 13),
     "forage/doctor": (1_190, 2),
     "forage/engines": (10_810, 8),
     "forage/environments": (740, 1),
     "forage/evaluation": (12_660, 13),
-    "forage/gateway": (6_500, 5),
+    "forage/gateway": (8_100, 6),
     "forage/grpo": (20_270, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
@@ -42,7 +42,7 @@ BUDGETS = {
     "forage/sft": (6_440, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (23_400, 16),
+    "bench": (23_670, 16),
     "tests": (256_910, 55),
 }
 ROAD = {"files": 70, "functions": 488, "lines": 4_420}

@@ -33,7 +33,7 @@ class Tools:
     recorder: Recorder
 
     @property
-    def definitions(self) -> list[dict[str, Any]]:
+    def definitions(self) -> list[Any]:
         """As the chat API takes them."""
         return self.recorder.protocol.described_tools
 
