@@ -29,7 +29,7 @@ BUDGETS = {
     "forage/engines": (10_810, 8),
     "forage/environments": (740, 1),
     "forage/evaluation": (12_660, 13),
-    "forage/gateway": (8_100, 6),
+    "forage/gateway": (8_190, 6),
     "forage/grpo": (20_270, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
