@@ -26,7 +26,7 @@ BUDGETS = {
     "forage/chat": (3_440, 4),
     "forage/data": (15_920, 13),
     "forage/doctor": (1_190, 2),
-    "forage/engines": (10_810, 8),
+    "forage/engines": (11_320, 8),
     "forage/environments": (740, 1),
     "forage/evaluation": (12_660, 13),
     "forage/gateway": (8_190, 6),
@@ -43,12 +43,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (23_670, 16),
-    "tests": (256_910, 55),
+    "tests": (261_000, 55),
 }
-ROAD = {"files": 70, "functions": 488, "lines": 4_420}
+ROAD = {"files": 70, "functions": 494, "lines": 4_465}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_457  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_505  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

@@ -1,12 +1,15 @@
 """LocalEngine: samples in this process with transformers, for machines without a vLLM server.
 
-Three things make it several times as fast as `model.generate` on a PEFT model:
+Four things make it several times as fast as `model.generate` on a PEFT model:
 
 - the adapter is merged into the weights while it samples (but see `beside`);
 - all episodes are decoded in one batch, which requests join and leave at any token; those that join at the same time
   have their new tokens computed in one pass;
 - an episode's keys and values stay in its slot, so a turn computes only its new tokens, and a beginning that prompts
-  share is computed once and copied.
+  share is computed once and copied;
+- an agent copies much of what it says from what it has read: where its last tokens stand earlier in the episode, those
+  that followed them there are computed beside the next one, and kept as far as they are what is sampled. The draws are
+  those of each token's number, so the samples are the same without.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,7 @@ from forage.policy.packing import common_start
 from forage.policy.precision import fp32_logits
 
 KEYS_STEP = 64  # divides GROW, so that the slots are as long
+LAST, GUESSES = 3, 3  # tokens that must have stood there before, and tokens that are then guessed
 START_TOKENS = 2048  # of the requests that start in one pass; more would gain nothing and take memory
 
 
@@ -50,7 +55,43 @@ class Slot:
     """Sampled last, or last in the prompt; its keys and values are not computed yet."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    random: torch.Generator = field(default_factory=torch.Generator)
+    draws: list[float] = field(default_factory=list)
+    """Of the tokens to come, so that each is drawn alike whatever is sampled beside it."""
+    spoken: Spoken = field(default_factory=lambda: Spoken(()))
+
+    @property
+    def over(self) -> bool:
+        assert self.request is not None
+        return self.sampled[-1] in self.request.stop_ids or len(self.sampled) == self.request.max_tokens
+
+    def take(self, token: int, logprob: float) -> None:
+        assert self.request is not None
+        self.next_token = token
+        self.sampled.append(token)
+        self.logprobs.append(logprob)
+        self.spoken.add(token)
+        del self.draws[0]
+        if self.request.told:
+            self.request.told(token)
+
+
+class Spoken:
+    """Tokens, and where those that followed the last few of them before are."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids: list[int] = []
+        self.next: dict[tuple[int, ...], int] = {}
+        for token in ids:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        self.next[tuple(self.ids[-LAST:])] = len(self.ids)
+        self.ids.append(token)
+
+    def guess(self, most: int) -> list[int]:
+        """Example: after 5 6 7 8 9 5 6 7, 8 9 5 if three at most."""
+        place = self.next.get(tuple(self.ids[-LAST:]), len(self.ids))
+        return self.ids[place : place + most]
 
 
 class LocalEngine(Engine):
@@ -225,7 +266,9 @@ class LocalEngine(Engine):
             self._clock += 1
             slot.episode, slot.last_use = request.episode, self._clock
             slot.request, slot.future, slot.sampled, slot.logprobs = request, future, [], []
-            slot.random = torch.Generator().manual_seed(request.seed)
+            random = torch.Generator().manual_seed(request.seed)
+            slot.draws = torch.rand(request.max_tokens, dtype=torch.float64, generator=random).tolist()
+            slot.spoken = Spoken(request.ids)
             slot.ids, slot.next_token = list(request.ids[:start]), request.ids[-1]
             self._waiting.remove(entry)  # only now: whoever waits is told of an error
             if missing > 1:
@@ -249,28 +292,25 @@ class LocalEngine(Engine):
         for slot, ids in zip(slots, prompts, strict=True):
             slot.ids = list(ids)
         last = np.cumsum([len(ids) for ids in new]) - 1
-        self._sample(slots, hidden[0, last.tolist()])
+        self._sample([(slot, []) for slot in slots], hidden[0, last.tolist()])
 
     @torch.no_grad()
     def _step(self) -> None:
-        """Compute the token that each slot sampled last, and sample its next."""
+        """Compute what each slot sampled last and what is guessed to follow, and sample the next token after it."""
         self._compact()
-        # A step covers all slots up to the last active one; idle slots among them compute a token that nobody reads.
-        slots = self.slots[: 1 + max(slot.number for slot in self.slots if slot.request)]
-        active = [slot for slot in slots if slot.request]
-        for slot in active:
+        # There is a draw left for each token that may be sampled; after the last one, none is guessed.
+        guessed = [(slot, slot.spoken.guess(min(GUESSES, len(slot.draws) - 1))) for slot in self.slots if slot.request]
+        tokens, places = list[int](), list[tuple[int, int, int]]()
+        for slot, after in guessed:
+            places += [(slot.number, number, len(slot.ids) + number) for number in range(1 + len(after))]
             slot.ids.append(slot.next_token)
+            tokens += slot.next_token, *after
         device = self.model.get_input_embeddings().weight.device
         # In steps, since each new length costs a GPU some setup; what is added is masked.
-        longest = -(-max(len(slot.ids) for slot in active) // KEYS_STEP) * KEYS_STEP
-        # An idle slot's token goes to the spare place, so that what the slot keeps for a later turn stays untouched.
-        places_S = torch.tensor([len(slot.ids) - 1 if slot.request else self._cache.room for slot in slots]).to(device)
-        positions_S = torch.where(places_S < self._cache.room, places_S, 0)
-        ids = torch.tensor([[slot.next_token if slot.request else 0] for slot in slots]).to(device)
-        seen_SL = torch.arange(longest, device=device)[None] <= positions_S[:, None]
-        unseen_SL = torch.zeros(seen_SL.shape, device=device).masked_fill(~seen_SL, -torch.inf)
-        hidden = self._forward(ids, positions_S[:, None], Decode(places_S, positions_S, unseen_SL))
-        self._sample(active, hidden[[slot.number for slot in active], -1])
+        longest = -(-max(1 + place for *_, place in places) // KEYS_STEP) * KEYS_STEP
+        view = Decode.of(places, longest, device)
+        hidden = self._forward(torch.tensor([tokens], device=device), view.places_R[None], view)
+        self._sample(guessed, hidden[0])
 
     def _compact(self) -> None:
         """Move active slots into earlier free ones, since a step covers all slots up to the last active one."""
@@ -290,27 +330,29 @@ class LocalEngine(Engine):
         ).last_hidden_state
         return hidden
 
-    def _sample(self, slots: Sequence[Slot], hidden_SD: Tensor) -> None:
-        """Sample each slot's next token with its own random numbers, so that it doesn't depend on the other slots."""
+    def _sample(self, guessed: Sequence[tuple[Slot, Sequence[int]]], hidden_RD: Tensor) -> None:
+        """Sample each slot's next token with its own random numbers, so that it doesn't depend on the other slots; and
+        as long as it is the one that was guessed, the one after."""
         _, head = decoder_and_head(self.model)
-        requests = [slot.request for slot in slots if slot.request]
-        temperatures = torch.tensor(
-            [request.sampling.temperature or 1.0 for request in requests], device=hidden_SD.device
-        )
-        logprobs_SV = (fp32_logits(head, hidden_SD) / temperatures[:, None]).log_softmax(-1)
-        draws = below_one([float(torch.rand((), dtype=torch.float64, generator=slot.random)) for slot in slots])
-        chosen_S = inverse_cdf(logprobs_SV, draws.to(hidden_SD.device))
-        greedy = torch.tensor([request.sampling.temperature == 0 for request in requests], device=hidden_SD.device)
-        chosen_S = torch.where(greedy, logprobs_SV.argmax(-1), chosen_S)
-        chosen_logprobs = logprobs_SV.gather(1, chosen_S[:, None])[:, 0].tolist()
+        rows = [
+            (slot.request, draw) for slot, after in guessed for draw in slot.draws[: 1 + len(after)] if slot.request
+        ]
+        device = hidden_RD.device
+        temperatures = torch.tensor([request.sampling.temperature or 1.0 for request, _ in rows], device=device)
+        logprobs_RV = (fp32_logits(head, hidden_RD) / temperatures[:, None]).log_softmax(-1)
+        chosen_R = inverse_cdf(logprobs_RV, below_one([draw for _, draw in rows]).to(device))
+        greedy = torch.tensor([request.sampling.temperature == 0 for request, _ in rows], device=device)
+        chosen_R = torch.where(greedy, logprobs_RV.argmax(-1), chosen_R)
+        chosen_logprobs = logprobs_RV.gather(1, chosen_R[:, None])[:, 0].tolist()
         if not all(map(math.isfinite, chosen_logprobs)):
             raise UserError(f"with adapter {self.adapter} the model's probabilities are NaN; go back to an earlier one")
-        for slot, token, logprob in zip(slots, chosen_S.tolist(), chosen_logprobs, strict=True):
-            slot.next_token = token
-            slot.sampled.append(token)
-            slot.logprobs.append(logprob)
-            if slot.request and slot.request.told:
-                slot.request.told(token)
+        sampled = zip(chosen_R.tolist(), chosen_logprobs, strict=True)
+        for slot, after in guessed:
+            for guess, (token, logprob) in zip((*after, None), list(islice(sampled, 1 + len(after))), strict=True):
+                slot.take(token, logprob)
+                if token != guess or slot.over:
+                    break
+                slot.ids.append(token)
 
     def _finish(self, slot: Slot) -> None:
         """If the sample is complete, give it to its caller. The keys and values of its last token are not computed."""
@@ -318,7 +360,7 @@ class LocalEngine(Engine):
         if request is None or slot.future is None or not slot.sampled:
             return
         stopped = slot.sampled[-1] in request.stop_ids
-        if stopped or len(slot.sampled) == request.max_tokens:
+        if slot.over:
             if not slot.future.done():
                 slot.future.set_result(
                     Sample(tuple(slot.sampled), tuple(slot.logprobs), "stop" if stopped else "length")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class SlotCache(Cache):
         heads = config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape, self.room = (config.num_hidden_layers, slots, heads, width), 0
-        # One tensor per layer: (slots, heads, room + 1, width). The last place takes the tokens that nobody reads.
+        # One tensor per layer: (slots, heads, room, width).
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.view: Prefills | Decode = Prefills(())
@@ -41,9 +41,9 @@ class SlotCache(Cache):
         layers, slots, heads, width = self.shape
         room = -(-tokens // GROW) * GROW
         for kept in (self.keys, self.values):
-            kept += [like.new_zeros(slots, heads, 1, width) for _ in range(layers - len(kept))]
+            kept += [like.new_zeros(slots, heads, 0, width) for _ in range(layers - len(kept))]
             for layer in range(layers):  # one at a time, so that only one is held twice
-                longer = like.new_zeros(slots, heads, room + 1, width)
+                longer = like.new_zeros(slots, heads, room, width)
                 longer[:, :, : self.room] = kept[layer][:, :, : self.room]
                 kept[layer] = longer
         self.room = room
@@ -127,30 +127,50 @@ class Prefills:
 
 @dataclass(frozen=True)
 class Decode:
-    """A forward pass over one token of each of the first S slots."""
+    """A forward pass over the next few tokens of several slots, in a single row without padding.
 
-    places_S: Tensor
-    """Where each token's keys and values go."""
-    positions_S: Tensor
-    """Each token's position in its slot; 0 in an idle one."""
-    unseen_SL: Tensor
-    """Added to the attention scores: 0 at a slot's own tokens, minus infinity elsewhere."""
+    For attention they are put into a rectangle: of S slots, up to the last one with tokens, with Q tokens each, as many
+    as any has. Attention reads the keys of S slots once, whatever Q is.
+
+    Example: two tokens of slot 0, one of slot 2: slots 0 0 2, numbers 0 1 0; S = 3, Q = 2.
+    """
+
+    slots_R: Tensor
+    """Each token's slot."""
+    numbers_R: Tensor
+    """Each token's number among those of its slot."""
+    places_R: Tensor
+    """Each token's place in its slot."""
+    seen_SQL: Tensor
+    """Whether a token attends to a place; what stands for no token attends to the first."""
+
+    @classmethod
+    def of(cls, tokens: Sequence[tuple[int, int, int]], longest: int, device: torch.device) -> Decode:
+        """Of tokens as (slot, number, place), in slots of which so many places are read."""
+        slots_R, numbers_R, places_R = torch.tensor(tokens).T
+        places_SQ = torch.zeros(int(slots_R.max()) + 1, int(numbers_R.max()) + 1, dtype=torch.long)
+        places_SQ[slots_R, numbers_R] = places_R
+        seen_SQL = torch.arange(longest) <= places_SQ[..., None]
+        return cls(*(each.to(device) for each in (slots_R, numbers_R, places_R, seen_SQL)))
 
     def store(self, kept: Tensor, new: Tensor) -> Tensor:
-        slots, longest = self.unseen_SL.shape
-        kept[torch.arange(slots, device=kept.device), :, self.places_S] = new[:, :, 0]
+        slots, _, longest = self.seen_SQL.shape
+        kept[self.slots_R, :, self.places_R] = new[0].transpose(0, 1)
         return kept[:slots, :, :longest]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
+        slots, tokens, longest = self.seen_SQL.shape
+        padded = query.new_zeros(slots, query.shape[1], tokens, query.shape[3])
+        padded[self.slots_R, :, self.numbers_R] = query[0].transpose(0, 1)
         # Heads that share keys become queries of one head, so that keys are read once and never repeated.
-        slots, heads, _, width = query.shape
-        grouped = query.view(slots, keys.shape[1], heads // keys.shape[1], width)
-        unseen_SL = self.unseen_SL
-        if window < unseen_SL.shape[1]:
-            places_L = torch.arange(unseen_SL.shape[1], device=unseen_SL.device)
-            unseen_SL = unseen_SL.masked_fill(places_L <= self.positions_S[:, None] - window, -torch.inf)
-        mask = unseen_SL[:, None, None, :].to(query.dtype)
-        return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).reshape(query.shape)
+        shared = query.shape[1] // keys.shape[1]
+        grouped = padded.view(slots, keys.shape[1], shared * tokens, query.shape[3])
+        seen_SQL = self.seen_SQL
+        if window < longest:
+            seen_SQL = seen_SQL & (seen_SQL.sum(2, keepdim=True) - window <= torch.arange(longest, device=query.device))
+        mask = seen_SQL[:, None].repeat(1, 1, shared, 1)
+        attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).view(padded.shape)
+        return attended[self.slots_R, :, self.numbers_R].transpose(0, 1)[None]
 
 
 def slot_attention(

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from forage.engines import local
 from forage.engines.base import Request, Sampling
-from forage.engines.local import LocalEngine, first_above, inverse_cdf
+from forage.engines.local import LocalEngine, Spoken, first_above, inverse_cdf
 from forage.engines.slot_cache import Decode
 from forage.errors import UserError
 from tests.factories import tiny_model
@@ -59,6 +60,53 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     assert statistic < 100  # chi-squared with 60 degrees of freedom passes 99.6 once in a thousand
 
 
+def test_what_is_guessed_by_hand():
+    spoken = Spoken((5, 6, 7, 8, 9, 5, 6))
+    assert spoken.guess(3) == []  # 9 5 6 was not there before
+    spoken.add(7)
+    assert spoken.guess(3) == [8, 9, 5]
+    assert spoken.guess(9) == [8, 9, 5, 6, 7]
+    assert spoken.guess(0) == []
+    for token in (1, 5, 6, 7):
+        spoken.add(token)
+    assert spoken.guess(2) == [1, 5]  # what followed last
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("wrong", [1, 2, 3, 5, 99])
+def test_guesses_change_no_sample(monkeypatch, wrong, temperature):
+    """Guesses that are right but for every so manieth place: the same tokens in fewer passes, up to a stop or the last
+    token allowed, which come in the middle of guesses too."""
+    often = tuple(range(50, 59))
+    asked = [replace(each, stop_ids=often) for each in requests(8, sampling=Sampling(temperature=temperature))]
+    monkeypatch.setattr(local, "GUESSES", 0)
+    passes, plain = passes_of(asked)
+    texts = [(*request.ids, *sample.ids) for request, sample in zip(asked, plain, strict=True)]
+    assert {sample.finish for sample in plain} == {"stop", "length"}
+
+    def guess(spoken, most):
+        [text, *_] = [text for text in texts if text[: len(spoken.ids)] == tuple(spoken.ids)]
+        places = range(len(spoken.ids), min(len(text), len(spoken.ids) + most))
+        return [59 if place % wrong == 0 else text[place] for place in places]
+
+    monkeypatch.setattr(local, "GUESSES", 4)
+    monkeypatch.setattr(Spoken, "guess", guess)
+    fewer, guessed = passes_of(asked)
+    assert [(sample.ids, sample.finish) for sample in guessed] == [(sample.ids, sample.finish) for sample in plain]
+    assert fewer < passes if wrong > 1 else fewer == passes
+    for request, sample in zip(asked, guessed, strict=True):
+        expected = logprobs_of(tiny_model(), request, sample, temperature or 1.0)
+        torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=2e-5, rtol=0)
+
+
+def passes_of(asked):
+    """(forward passes, samples)."""
+    engine, passes = LocalEngine(tiny_model(), 3), []
+    engine.model.model.embed_tokens.register_forward_hook(lambda *_: passes.append(1))
+    samples = generate(engine, *asked)
+    return len(passes), samples
+
+
 def test_a_second_turn_computes_its_new_tokens_only():
     engine = LocalEngine(tiny_model(), 2)
     seen = []
@@ -81,7 +129,7 @@ def test_those_that_start_together_are_computed_in_one_row(monkeypatch):
 
     The first pass has all 7 tokens of the first prompt. Then 5 8 9 13 lacks three, since 5 is there, and 10 11 12 all
     its three. The second sample of each prompt waits for the first, and then lacks only the last token, which is left
-    to the step: it has 6 rows.
+    to the step: it has 6 tokens.
     """
     seen = []
     beginning = (1, 2, 3, 4)
@@ -96,7 +144,7 @@ def test_those_that_start_together_are_computed_in_one_row(monkeypatch):
     )
     samples = generate(engine, *asked)
     # After the first step, the first samples of each prompt have two tokens and the second ones have one.
-    assert seen == [(1, 7), (1, 3 + 3), (6, 1), (6, 1), (6, 1)]
+    assert seen == [(1, 7), (1, 3 + 3), (1, 6), (1, 6), (1, 3)]
     for request, sample in zip(asked, samples, strict=True):
         torch.testing.assert_close(
             torch.tensor(sample.logprobs), logprobs_of(tiny_model(), request, sample), atol=2e-5, rtol=0
@@ -139,7 +187,7 @@ def test_what_is_left_moves_into_the_first_slots_with_its_tokens():
         for number in range(5)
     ]
     samples = generate(engine, *asked)
-    assert seen == [(1, 15), (5, 1)] + [(2, 1)] * 6
+    assert seen == [(1, 15), (1, 5)] + [(1, 2)] * 6
     seen.clear()
     second = Request((*asked[4].ids, *samples[4].ids, 9), 3, (), 9, episode="kept")
     [again] = generate(engine, second)
@@ -175,7 +223,7 @@ def test_more_episodes_than_slots_and_turns_that_come_back_late():
 def test_keys_come_in_steps_of_64_with_the_same_figures(monkeypatch, taken):
     """A GPU prepares itself for each length; what is added is masked, whatever the slot held there before."""
     seen, real = [], Decode.store
-    monkeypatch.setattr(Decode, "store", lambda view, *new: seen.append(view.unseen_SL.shape[1]) or real(view, *new))
+    monkeypatch.setattr(Decode, "store", lambda view, *new: seen.append(view.seen_SQL.shape[2]) or real(view, *new))
     draw = np.random.default_rng(1)
     longer = Request(tuple(draw.integers(1, 61, 200).tolist()), 2, (), 1)
     request = Request(tuple(draw.integers(1, 61, taken).tolist()), 6, (), 3)
@@ -259,7 +307,7 @@ def test_no_draw_takes_a_token_of_probability_0(monkeypatch, draw):
         return logits
 
     monkeypatch.setattr(model.lm_head, "forward", masked)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(draw, dtype=torch.float64))
+    monkeypatch.setattr(torch, "rand", lambda count, **_: torch.full((count,), draw, dtype=torch.float64))
     [sample] = generate(LocalEngine(model, 1), Request((1, 2, 3), 3, (), 0))
     assert sample.ids == ((39,) * 3 if draw > 0.5 else (5,) * 3)
     assert all(math.isfinite(logprob) for logprob in sample.logprobs)
