@@ -21,6 +21,7 @@ MODEL = "policy"  # the name that clients ask for
 DEFAULTS: Mapping[str, Any] = {
     "n": 1, "tool_choice": "auto", "parallel_tool_calls": True, "logprobs": False, "store": False, "tools": [],
     "frequency_penalty": 0, "presence_penalty": 0, "response_format": {"type": "text"},
+    "service_tier": "auto",
 }  # fmt: skip
 
 
@@ -71,7 +72,7 @@ class Chat:
 
 def one_form(arguments: object) -> str:
     """Example: '{"b": 1,"a": 2}', once parsed, gives '{"a": 2, "b": 1}'."""
-    return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
+    return json.dumps(encodable_values(arguments), ensure_ascii=False, sort_keys=True)
 
 
 # Requests

@@ -22,12 +22,13 @@ from starlette.routing import Route
 from forage.errors import UserError
 from forage.gateway.chat_api import Refused
 from forage.gateway.own_agent import SECONDS, Recorded, Tools
-from forage.gateway.recording import Ended
-from forage.gateway.server import HOST, OVER, body_of
+from forage.gateway.recording import OVER, Ended
+from forage.gateway.server import HOST, body_of
 from forage.store.server import BadRequest, check_key, is_loopback
 
 KEY = "GATEWAY_API_KEY"  # in the environment of the rollout, and as a bearer token of whoever comes for an episode
 PORT = 8200
+NOTICED = 0.02  # seconds until a closed connection is seen
 
 
 def handed_out(port: int = PORT, host: str = HOST, seconds: float = SECONDS) -> Recorded:
@@ -77,6 +78,11 @@ class Desk:
             check_key(request.headers.get("authorization", ""), os.environ.get(KEY, ""), KEY)
         except BadRequest as error:
             raise Refused(str(error), error.status) from error
+        # While a step is learnt from, requests wait unseen. Some of their clients have left since: let that be noticed.
+        await body_of(request)
+        await asyncio.sleep(NOTICED)
+        if await request.is_disconnected():
+            raise Refused("the client hung up")
         if not self.waiting:
             raise Refused("no episode is waiting; come again", 429)
         offer = self.waiting.popleft()

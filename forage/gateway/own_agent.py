@@ -9,6 +9,7 @@ import os
 import shlex
 from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,14 +74,18 @@ class Recorded:
         gateway, client = self.opened()
         recorder = Recorder(policy, question, sample_name(question, sample), seed)
         with gateway.serving(recorder) as address:
-            asked = self.agent(question.question, client.with_options(base_url=address), Tools(recorder))
+            asked = self.asked(question.question, client.with_options(base_url=address), Tools(recorder))
             ended = await outcome(asyncio.ensure_future(asked), self.seconds)
         if recorder.error:
             raise recorder.error
         if ended.cause and ended.cause not in self._told:
             print(f"{recorder.book.id}: the agent failed: {ended.cause}", flush=True)
             self._told.add(ended.cause)
-        return recorder.finished(ended)
+        return await recorder.finished(ended)
+
+    async def asked(self, *arguments: Any) -> Returned:
+        """So that whatever goes wrong with a call of the agent goes wrong in here."""
+        return await self.agent(*arguments)
 
     def opened(self) -> tuple[Gateway, AsyncOpenAI]:
         """A server in this event loop, which ends with it."""
@@ -143,9 +148,9 @@ def command(line: str) -> AgentFunction:
         try:
             said, complaint = await program.communicate(question.encode())
         finally:
-            if program.returncode is None:
+            with suppress(ProcessLookupError):  # what it started may be left
                 os.killpg(program.pid, 9)
-                await program.wait()
+            await program.wait()
         if program.returncode:
             lines = complaint.decode(errors="replace").strip().splitlines()
             raise UserError(f"{line} ended with {program.returncode}: {lines[-1] if lines else 'it said nothing'}")

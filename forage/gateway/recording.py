@@ -7,6 +7,7 @@ another conversation beside it, a new segment begins. Each token is learnt from 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,11 +22,13 @@ from forage.agent.prompts import control_tokens, rendered
 from forage.agent.protocol import CALL, Reading, read_call, tool_responses
 from forage.agent.tools import example_call
 from forage.data.records import Question
-from forage.engines.base import EngineError, Request
+from forage.engines.base import EngineError, Request, Sample
 from forage.errors import UserError, first_line
 from forage.gateway.chat_api import Answered, Called, Chat, Message, Refused, one_form
 from forage.text import encodable
 
+OVER = "no episode is being played at this address; it may be over"
+FORGED = ("control_token", "forged_response")  # what a reply can do wrong whatever its agent wants of it
 REPLY_SLOT = "REPLY-GOES-HERE"
 MOST_REPLIES = 200  # in an episode: an agent that asks more often than this is in a loop
 
@@ -83,8 +86,10 @@ class Recorder:
         self.book = EpisodeBuilder(name, question, [], agent.engine.adapter)
         self.segments: list[EpisodeBuilder] = []
         self.replies: list[Reply] = []
+        self.first_asked: list[Chat] = []
         self.asked = 0
         self.over = False
+        self.sampling: set[asyncio.Future[Sample]] = set()
         self.error: UserError | None = None
         """What ends the run, such as no memory to sample with, whatever the agent makes of it."""
         self.harmless = control_tokens(self.protocol.tokenizer, self.protocol.turn_tokens)
@@ -94,8 +99,11 @@ class Recorder:
 
         `again`: the client has asked this before and says that the reply never came.
         """
-        answered = [each for each in self.replies if each.chat.asks_as(chat)] if again else []
-        if answered:
+        if not again:
+            self.first_asked.append(chat)
+        # Of an agent that asks the same several times, only as many replies are its as it has asked for.
+        answered = [each for each in self.replies if each.chat.asks_as(chat)]
+        if again and len(answered) >= max(1, sum(chat.asks_as(first) for first in self.first_asked)):
             return answered[-1].answered
         ids, before = self.prompt(chat)
         settings, number = self.agent.settings, self.asked
@@ -106,6 +114,8 @@ class Recorder:
                 f"the conversation has {len(ids)} tokens, of {settings.max_tokens} that an episode may have "
                 "(--max-tokens)", code="context_length_exceeded",
             )  # fmt: skip
+        if self.over:
+            raise Refused(OVER, 410)
         if number >= MOST_REPLIES:
             self.book.stop = "turns"
             raise Refused(f"the episode has had {MOST_REPLIES} replies; end it")
@@ -115,7 +125,10 @@ class Recorder:
         request = Request(tuple(ids), room, self.protocol.stop_ids, seed, self.agent.sampling, name, self.book.adapter)
         began = time.perf_counter()
         try:
-            sample = await self.agent.engine.generate(request)
+            sampling = asyncio.ensure_future(self.agent.engine.generate(request))
+            self.sampling.add(sampling)
+            sampling.add_done_callback(self.sampling.discard)
+            sample = await sampling
         except EngineError as error:
             self.book.cause, self.book.stop = str(error), "engine"
             raise Refused(f"the engine failed: {first_line(error)}", 503) from error
@@ -125,6 +138,7 @@ class Recorder:
         self.book.seconds["generate"] += time.perf_counter() - began
         if self.over or await gone():
             raise Refused("nobody waits for this reply any more", 410)
+        self.book.cause, self.book.stop = "", ""  # what was refused before, the agent has got over
         tokens = TurnTokens(sample.ids, (1,) * len(sample.ids), sample.logprobs, sample.finish, sample.server)
         return self.record(chat, ids, before, tokens)
 
@@ -136,7 +150,8 @@ class Recorder:
         else:
             segment = EpisodeBuilder(self.book.id, self.book.question, ids, self.book.adapter)
             self.segments.append(segment)
-        segment.add_turn(tokens, Reading(faults=("control_token",) if self.protocol.forges(tokens.ids) else ()))
+        forged = [fault for fault in self.agent.read(tokens.ids).faults if fault in FORGED]
+        segment.add_turn(tokens, Reading(faults=tuple(forged)))
         self.book.turns = segment.turns
         said = read_reply(self.protocol.text(tokens.ids), tools=bool(chat.tools))
         name = f"{self.book.id}-{len(self.replies)}"
@@ -152,10 +167,12 @@ class Recorder:
             raise Refused(f"a message contains {REPLY_SLOT}")
         # The template may write a past turn's beginning otherwise than where it lets a turn begin. So where the
         # conversation goes on, what is there stays, and only what follows the last reply is new.
-        before = next((reply for reply in reversed(known.values()) if reply.continued_by(chat)), None)
-        ids = self.protocol.encode(pieces[0])
-        for reply, piece in zip(known.values(), pieces[1:], strict=True):
-            ids = before.segment.ids[: before.end] if before and reply is before else ids + reply.ids
+        ids, before = self.protocol.encode(pieces[0]), None
+        for (number, reply), piece in zip(known.items(), pieces[1:], strict=True):
+            if number == len(reply.chat.messages) and reply.continued_by(chat):
+                ids, before = reply.segment.ids[: reply.end], reply
+            else:
+                ids = ids + reply.ids
             after = self.protocol.encode(piece)
             ended = after[:1] == [self.protocol.end_of_turn] == ids[-1:]
             ids = ids + (after[1:] if ended else after)
@@ -211,16 +228,20 @@ class Recorder:
         call = read_call(written, self.agent.settings.max_query, self.protocol.tools)
         return await self.agent.answer_call(call, self.book)
 
-    def finished(self, ended: Ended) -> Episode:
-        """The episode, with the segment of the last reply as its own tokens."""
+    async def finished(self, ended: Ended) -> Episode:
+        """The episode, with the segment of the last reply as its own tokens; once nothing more is sampled for it, even
+        if nobody waits for that."""
         self.over = True
+        if self.sampling:
+            await asyncio.wait(self.sampling)
         self.agent.engine.release(self.book.id)
         if not self.segments:
             self.segments = [replace(self.book, prompt=self.protocol.prompt(self.book.question.question))]
         last = self.replies[-1].segment if self.replies else self.segments[0]
         last.answer, last.cause = ended.answer.strip(), self.book.cause or ended.cause
-        last.stop = self.book.stop if self.book.stop == "engine" else "answer" if last.answer else self.book.stop
-        last.stop = last.stop or ("agent" if ended.cause else "turns")
+        last.stop = self.book.stop or "turns"
+        if last.stop != "engine" and (ended.cause or last.answer):
+            last.stop = "agent" if ended.cause else "answer"
         last.uses, last.started, last.seconds = self.book.uses, self.book.started, self.book.seconds
         one = len(self.segments) == 1  # else a search's turn could be one of another segment
         last.searches = [search if one else replace(search, turn=-1) for search in self.book.searches]
@@ -249,7 +270,7 @@ def read_called(body: str) -> Called | None:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
     arguments = call.get("arguments", {})
-    return Called(call["name"], one_form(arguments)) if isinstance(arguments, dict) else None
+    return Called(encodable(call["name"]), one_form(arguments)) if isinstance(arguments, dict) else None
 
 
 def written(call: Called) -> str:

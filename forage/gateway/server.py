@@ -36,14 +36,14 @@ from starlette.routing import Route
 
 from forage.errors import UserError
 from forage.gateway.chat_api import MODEL, Refused, completion, events, read_chat
-from forage.gateway.recording import Recorder
+from forage.gateway.recording import OVER, Recorder
 
 Asked = ServerRequestContext[Any, Request]
 HOST = "127.0.0.1"
 MOST_BYTES = 8 * 2**20  # of a request
-MOST_WAITING = 256  # requests at once; more are asked to come again
+MOST_WAITING = 2048  # requests at once; more are asked to come again
 RETRY_AFTER = "1"
-OVER = "no episode is being played at this address; it may be over"
+KEPT = 600  # seconds that a connection stays open: clients may think as long between two requests
 
 
 class Gateway:
@@ -68,9 +68,11 @@ class Gateway:
             ).routes,
             *more,
         ]
-        app = Starlette(routes=routes, exception_handlers={Refused: refusal})
+        app = Starlette(routes=routes, exception_handlers={Refused: refusal, 404: unknown})
         self._server = QuietServer(
-            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+            uvicorn.Config(
+                app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_keep_alive=KEPT
+            )
         )
 
     async def serve(self) -> None:
@@ -161,3 +163,7 @@ def refusal(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     headers = {"Retry-After": RETRY_AFTER} if error.status == 429 else {}
     return JSONResponse(error.body(), error.status, headers)
+
+
+def unknown(request: Request, _: Exception) -> Response:
+    return refusal(request, Refused(f"{request.url.path} is not served here; ask /chat/completions", 404))

@@ -110,7 +110,7 @@ class Rollout:
         if causes := [episode.cause for episode in episodes if episode.stop == "engine"]:
             # The server failed, which says nothing about the policy: not kept.
             raise UserError(f"{plan.name}: {causes[0]}; start it, then run the same command again to resume")
-        if all(episode.stop == "agent" for episode in episodes):
+        if len(episodes) > 1 and all(episode.stop == "agent" for episode in episodes):
             raise UserError(f"{plan.name}: the agent of get_agent failed each time: {episodes[0].cause}")
         episodes = await self.batched_search.in_thread(self.reward, episodes, [question] * len(episodes))
         if plan.credit == "words":

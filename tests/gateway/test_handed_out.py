@@ -5,6 +5,8 @@ import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import httpx
 import pytest
@@ -115,7 +117,7 @@ def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port)
     (forgotten, whole, failed), _ = playing(protocol, port, visitor, samples=3, seconds=0.5)
     assert (forgotten.stop, forgotten.cause) == ("agent", "it was taken, and not ended for 0.5 s")
     assert whole.stop == "answer"
-    assert failed.cause == "no tokens left"
+    assert (failed.stop, failed.cause) == ("agent", "no tokens left")  # whatever it answered
 
 
 def test_an_untaken_episode_waits_for_longer_than_a_taken_one_may_last(protocol, port):
@@ -125,6 +127,27 @@ def test_an_untaken_episode_waits_for_longer_than_a_taken_one_may_last(protocol,
 
     [episode], _ = playing(protocol, port, visitor, seconds=0.5)
     assert episode.stop == "answer"
+
+
+def test_who_left_while_nobody_listened_gets_no_episode(protocol, port):
+    """As in a step that is learnt from: what was asked for then is there when the next step begins."""
+
+    async def visitor(web):
+        address = f"http://127.0.0.1:{port}/v1/episodes"
+        leaving = [threading.Thread(target=left_waiting, args=[address]) for _ in range(3)]
+        for each in leaving:
+            each.start()
+        time.sleep(1)  # the event loop stands still
+        for taken in [await take(web) for _ in range(2)]:
+            await web.post(f"{taken['base_url']}/end", json=ANSWER)
+
+    episodes, _ = playing(protocol, port, visitor, samples=2, seconds=2)
+    assert [episode.stop for episode in episodes] == ["answer", "answer"]
+
+
+def left_waiting(address):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(address, timeout=0.3)
 
 
 def test_other_machines_need_the_key(protocol, port, monkeypatch):

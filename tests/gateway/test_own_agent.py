@@ -260,6 +260,128 @@ def test_what_is_no_answer_is_a_failure(protocol, returned):
     assert episode.cause.endswith("and not an answer, or one with a reward from 0 to 1")
 
 
+def test_a_reply_that_stands_twice_in_a_conversation_keeps_all_messages(protocol):
+    async def asks(question, client, tools):
+        async def ask(*told):
+            return (await client.chat.completions.create(model="policy", messages=list(told))).choices[0].message
+
+        first = {"role": "user", "content": "Well?"}
+        yes = await ask(first)
+        more = [{"role": "user", "content": "Safe?"}, {"role": "assistant", "content": yes.content}]
+        return (await ask(first, yes, *more, {"role": "user", "content": "For children?"})).content
+
+    episode, engine = played(asks, protocol, "Yes", "No")
+    first, second = (request.ids for request in engine.requests)
+    yes = tuple(token for letter in "Yes" for token in protocol.encode(letter))
+    assert second[: len(first) + len(yes)] == first + yes
+    assert protocol.tokenizer.decode(second[len(first + yes) :]) == (
+        "<|im_end|>\n<|im_start|>user\nSafe?<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n"
+        "<|im_start|>user\nFor children?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert not episode.earlier
+
+
+def test_equal_questions_have_replies_of_their_own_however_often_they_are_repeated(protocol):
+    async def votes(question, client, tools):
+        ask = {"model": "policy", "messages": [{"role": "user", "content": question}]}
+        again = {"x-stainless-retry-count": "1"}
+        first = await client.chat.completions.create(**ask)
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=0.05).chat.completions.create(**ask)
+        await asyncio.sleep(0.3)
+        second = await client.chat.completions.create(**ask, extra_headers=again)
+        third = await client.chat.completions.create(**ask, extra_headers=again)
+        assert second.id == third.id
+        return f"{first.choices[0].message.content} {second.choices[0].message.content}"
+
+    episode, _ = played(votes, protocol, "a", "lost", "b", pause=0.15)
+    assert (episode.answer, episode.sampled) == ("a b", 4)  # the one that nobody got is not learnt from
+
+
+def test_nothing_is_sampled_any_more_when_an_episode_has_ended(protocol):
+    """Else the engine would be busy when the next adapter comes."""
+    ended = []
+
+    class Slow(Spelling):
+        async def generate(self, request):
+            sample = await super().generate(request)
+            ended.append(request.episode)
+            return sample
+
+    async def leaves(question, client, tools):
+        ask = {"model": "policy", "messages": [{"role": "user", "content": question}]}
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=0.1).chat.completions.create(**ask)
+        return "tired"
+
+    async def go():
+        policy = Agent(Slow(protocol, "late", seconds=0.5), protocol, BatchedSearch(search_many, in_line=True), LIMITS)
+        episode = await recorded(leaves)(policy, QUESTION, 0, 7)
+        return episode, list(ended)
+
+    episode, before = asyncio.run(go())
+    assert before == ["q1/0"]
+    assert (episode.answer, episode.sampled) == ("tired", 0)
+
+
+def test_what_json_can_say_and_no_client_read_is_told_and_known_again(protocol):
+    """Half of a surrogate pair, which a policy may write into a call."""
+    call = '<tool_call>{"name": "search", "arguments": {"query": "\\ud83d"}}</tool_call>'
+    episode, _ = played(with_tools, protocol, call, "Rest.")
+    assert (episode.answer, episode.earlier, len(episode.turns)) == ("Rest.", (), 2)
+
+
+def test_an_answer_after_a_refusal_is_an_answer_and_a_failure_a_failure(protocol):
+    def asks(then):
+        async def agent(question, client, tools):
+            long = {"role": "user", "content": "very long " * 2000}
+            with pytest.raises(openai.BadRequestError, match="tokens, of"):
+                await client.chat.completions.create(model="policy", messages=[long])
+            if then == "fails":
+                raise KeyError("title")
+            short = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hm"}])
+            return short.choices[0].message.content if then == "answers" else None
+
+        return agent
+
+    stops = [played(asks(then), protocol, "so")[0].stop for then in ("fails", "answers", "gives up")]
+    assert stops == ["agent", "answer", "turns"]
+
+
+def test_a_reply_that_forges_what_was_found_is_faulty(protocol):
+    async def asks(question, client, tools):
+        reply = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+        return reply.choices[0].message.content
+
+    episode, _ = played(asks, protocol, "<tool_response>\nCrystals\n</tool_response>")
+    assert episode.faults == ("forged_response",)
+
+
+def test_an_agent_that_is_no_coroutine_is_told(protocol):
+    episode, _ = played(lambda question, client, tools: "Rest.", protocol)
+    assert (episode.stop, episode.cause[:9]) == ("agent", "TypeError")
+
+
+def test_another_path_says_what_is_there(protocol):
+    async def asks(question, client, tools):
+        with pytest.raises(openai.NotFoundError, match="/responses is not served here; ask /chat/completions"):
+            await client.responses.create(model="policy", input=question)
+        return "well"
+
+    assert played(asks, protocol)[0].answer == "well"
+
+
+def test_failures_in_an_evaluation_do_not_end_the_run(tiny, tmp_path, monkeypatch):
+    async def fails_on_held_out(question, client, tools):
+        if tools.recorder.agent.sampling.temperature == 0:
+            raise RuntimeError("now and then")
+        return await as_our_loop(question, client, tools)
+
+    monkeypatch.setattr(grpo_rollout, "get_agent", lambda: recorded(fails_on_held_out))
+    train(tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=1))
+    assert read_stats(tmp_path / "run")[-1].evaluation
+
+
 def test_the_engine_s_failure_is_not_the_agent_s(protocol):
     async def asks(question, client, tools):
         await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
