@@ -52,7 +52,7 @@ from forage.text import cut_to_words, one_line, titled, words_of
 
 DEV_SHARE, DEV_SEED = 0.05, 20
 K, WORDS_SHOWN = 3, 20  # passages of a search, and about how many words of each
-PLAYED = 200  # questions that are measured
+PLAYED, SEEN = 200, 600  # questions that are measured, and held-out ones that choices were made on before
 TRAINED = 6  # words of a description in training
 RAW, TITLE = "the question", "the first title found"
 SCRIPT = "the script: the first title found, and what is asked"
@@ -91,8 +91,8 @@ class Arm:
 # What follows the warm start takes about as long whichever it is.
 ARMS: Mapping[str, Arm] = {
     WARM: Arm("", "sft_train", (
-        *AGENT, *TEACHER, "--blind", "words", "--num-demonstrations", "500", "--eval-share", "0.04",
-        "--max-steps", "80", "--eval-every", "80"), seeded=False),
+        *AGENT, *TEACHER, "--blind", "words", "--num-demonstrations", "700", "--eval-share", "0.03",
+        "--max-steps", "160", "--eval-every", "160"), seeded=False),
     "plain RAG by the warm start": Arm(WARM, "", (), seeded=False, system="plain_rag"),
     "HyDE by the warm start": Arm(WARM, "", (), seeded=False, system="hyde"),
     IMITATION: Arm(WARM, "sft_train", (*SHOWN, "--blind", "words", "--max-steps", "300", "--eval-every", "100")),
@@ -100,7 +100,7 @@ ARMS: Mapping[str, Arm] = {
     GRPO: Arm(WARM, "bench.second_search", (
         "--engine", "local", "--concurrency", "4", "--temperature", "1", "--eval-every", "0", "--batch-size", "4",
         "--num-rollouts", "16", "--learn-from", "8", "--clip-high", "0.28", "--credit", "words", "--word-cost", "0.002",
-        "--learning-rate", "3e-4", "--max-steps", "30", "--weights", "3", "1", "1", "1")),
+        "--learning-rate", "3e-4", "--max-steps", "30", "--weights", "3", "1", "1", "1", "--advantage", "reinforce++")),
 }  # fmt: skip
 
 
@@ -243,7 +243,8 @@ def prepare(options: Options) -> None:
         if not options.played_data.exists():
             of = options.data / f"second_hop_{options.words}" if options.held_out else options.train_data
             every = read_answerable(of / "eval.jsonl")
-            write_data(options, options.played_data, [], choose(every, PLAYED, DEV_SEED))
+            unseen = choose(every, PLAYED, DEV_SEED, SEEN if options.held_out else 0)
+            write_data(options, options.played_data, [], unseen)
         policy = options.work / "policy"
         if not policy.exists():
             run("create_lora_model", "--no-quantize", "--output-dir", policy)
