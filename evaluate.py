@@ -27,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from forage.agent.combination import MakeRewards
+from forage.agent.tools import own_agent
 from forage.cli import run_script
 from forage.evaluation import baselines
 from forage.evaluation.altered import ALTERATIONS, Altered
@@ -58,6 +59,7 @@ SYSTEMS: Systems = {
     "hyde": lambda _: baselines.hyde,
     "rewrite": lambda _: baselines.rewrite,
     "single": lambda _: baselines.single,
+    "own_agent": lambda _: partial(baselines.played_by, own_agent()),
     "best_of": lambda setting, n=8, *, learned=False: BestOf(scorer_of(setting, learned), n),
     "oracle": lambda setting, n=8: BestOf(Oracle(setting.similarity), n),  # upper bound of any choice among n
     "self_consistency": lambda _, n=8: SelfConsistency(n),

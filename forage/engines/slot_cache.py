@@ -147,11 +147,11 @@ class Decode:
     @classmethod
     def of(cls, tokens: Sequence[tuple[int, int, int]], longest: int, device: torch.device) -> Decode:
         """Of tokens as (slot, number, place), in slots of which so many places are read."""
-        slots_R, numbers_R, places_R = torch.tensor(tokens).T
-        places_SQ = torch.zeros(int(slots_R.max()) + 1, int(numbers_R.max()) + 1, dtype=torch.long)
+        slots, numbers, _ = (1 + max(each) for each in zip(*tokens, strict=True))
+        slots_R, numbers_R, places_R = torch.tensor(tokens, device=device).T
+        places_SQ = torch.zeros(slots, numbers, dtype=torch.long, device=device)
         places_SQ[slots_R, numbers_R] = places_R
-        seen_SQL = torch.arange(longest) <= places_SQ[..., None]
-        return cls(*(each.to(device) for each in (slots_R, numbers_R, places_R, seen_SQL)))
+        return cls(slots_R, numbers_R, places_R, torch.arange(longest, device=device) <= places_SQ[..., None])
 
     def store(self, kept: Tensor, new: Tensor) -> Tensor:
         slots, _, longest = self.seen_SQL.shape

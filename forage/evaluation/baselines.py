@@ -21,12 +21,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from forage.agent.agent import Agent, turn_seed
+from forage.agent.agent import Agent, Player, turn_seed
 from forage.agent.episode import Episode, Search, Stop, Turn
 from forage.agent.prompts import PASSAGE, QUERY_WORDS, final_query, worded
 from forage.agent.protocol import Passage, Protocol, Reading, write_call
 from forage.data.records import Question
 from forage.engines.base import Request, Sample
+from forage.errors import UserError
 from forage.evaluation.asides import NOTHING, Aside, ask
 from forage.evaluation.outcomes import Outcome
 
@@ -40,6 +41,14 @@ OPENING = "<answer>"
 async def single(agent: Agent, question: Question, seed: int) -> Outcome:
     """The agent itself, once."""
     episode = await agent.play(question, 0, seed)
+    return Outcome(episode, (episode,))
+
+
+async def played_by(player: Player | None, agent: Agent, question: Question, seed: int) -> Outcome:
+    """What an agent of get_agent makes of the policy, once."""
+    if player is None:
+        raise UserError("--systems own_agent: get_agent of grpo_rollout.py returns None; return one (docs/gateway.md)")
+    episode = await player(agent, question, 0, seed)
     return Outcome(episode, (episode,))
 
 

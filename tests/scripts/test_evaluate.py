@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import grpo_rollout
 from evaluate import LAB, SYSTEMS, main
 from forage.agent.options import AgentSettings, SearchOptions, write_agent
 from forage.agent.rewards import get_mrr
@@ -28,12 +29,14 @@ from forage.evaluation.report import SystemScores, pairs_of, say_missing, summar
 from forage.evaluation.setting import agree_on, choose, recorded
 from forage.evaluation.tables import columns, tables_of
 from forage.files import write_jsonl
+from forage.gateway import own_agent
 from forage.policy.adapters import list_contents
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.testtime.best_of import BestOf
 from forage.testtime.preference import Head, write_scorer
 from forage.testtime.scorers import confidence, looks_good
 from tests import ROOT
+from tests.gateway.own_agents import as_our_loop
 from tests.here import run_here
 from tests.options import with_options
 
@@ -359,6 +362,18 @@ def test_bad_options_are_told_before_anything_is_loaded(tmp_path, changed, told)
     with pytest.raises(UserError, match=told):
         main(replace(EvaluationOptions(data=tmp_path / "none", output_dir=tmp_path / "out"), **changed))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_own_agent_is_evaluated(tiny, tmp_path, monkeypatch):
+    """One that does what our loop does finds what it finds; without one, a line says where it is wanted."""
+    with pytest.raises(UserError, match=r"get_agent of grpo_rollout\.py returns None; return one"):
+        main(options_of(tiny, tmp_path / "none", systems=("own_agent",)))
+    monkeypatch.setattr(grpo_rollout, "get_agent", lambda: own_agent.recorded(as_our_loop))
+    main(options_of(tiny, tmp_path / "both", systems=("single", "own_agent")))
+    ours, theirs = (stored(tmp_path / "both", system) for system in ("single", "own_agent"))
+    assert len(ours) > 1
+    for name, episode in ours.items():
+        assert (theirs[name].ids, theirs[name].searches) == (episode.ids, episode.searches)
 
 
 def test_a_greater_number_of_questions_adds_to_a_smaller_one():
