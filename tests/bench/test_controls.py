@@ -56,7 +56,7 @@ def test_the_table_pairs_each_arm_with_those_of_its_seed_and_temperature(tmp_pat
 def data(tmp_path_factory):
     """Diseases, each with a passage of what mends it; half of them are held out."""
     folder, questions = tmp_path_factory.mktemp("medicine"), []
-    documents = [Document(f"{n}", f"Disease x{n}", f"Rest mends it, and ice does, number {n}.") for n in range(300)]
+    documents = [Document(f"{n}", f"Disease x{n}", f"Rest mends it, and ice does, number {n}.") for n in range(900)]
     for document in documents:
         names = (document.id,), (f"{document.id}#0",)
         asked = f"word{document.id}: What mends this?"
@@ -115,7 +115,10 @@ def test_dev_questions_are_trained_on_by_no_arm_and_held_out_ones_are_drawn_once
     prepare(replace(options, held_out=True, words=5))
     asked = read_questions(options.work / "held-out-5" / "eval.jsonl")
     assert len({q.id for q in asked}) == controls.PLAYED
-    assert {q.id for q in asked} <= {f"q{n}" for n in range(40, 300)}
+    every = read_questions(options.data / "second_hop_5" / "eval.jsonl")
+    assert len(every) == 860
+    seen = controls.choose(every, controls.SEEN, controls.DEV_SEED)
+    assert {q.id for q in asked} <= {q.id for q in every} - {q.id for q in seen}
 
 
 def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
@@ -133,4 +136,4 @@ def test_a_row_is_measured_once_and_only_of_the_same_questions(options):
 def test_what_was_measured_without_training_gives_the_published_table():
     rows = [Row(**json.loads(line)) for line in (ROOT / "bench" / "controls.jsonl").read_text().splitlines()]
     lines = table([row for row in rows if row.split == "held-out 6"], 200, "held-out 6").splitlines()
-    assert f"| {SCRIPT} |  |  | 0.466 | 0.590 | 2.000 | 1.000 |  |  |  |  |  | 100% |  |  |  |" in lines
+    assert f"| {SCRIPT} |  |  | 0.415 | 0.540 | 2.000 | 0.995 |  |  |  |  |  | 100% |  |  |  |" in lines
