@@ -20,7 +20,7 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_620, 11),  # those in the root
+    "scripts": (9_650, 11),  # those in the root
     "forage": (13_630, 14),  # the modules of forage/ itself
     "forage/agent": (15_440, 12),
     "forage/chat": (3_440, 4),

@@ -173,7 +173,7 @@ def test_processes_share_an_evaluation(tiny, tmp_path):
 def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
     systems = ("single", "best_of:3", "best_of:3:learned", "oracle:3", "self_consistency:3", "s1:2x4", "tpo:2x1",
                "tpo:2x1:learned", "s_star:2", "tree:3", "tree:3:learned", "rewrite", "hyde")  # fmt: skip
-    assert {name.partition(":")[0] for name in systems} == SYSTEMS.keys() - ({*LAB} - {"single"})  # test_lab.py
+    assert {name.partition(":")[0] for name in systems} == SYSTEMS.keys() - ({*LAB, "own_agent"} - {"single"})
     out = tmp_path / "out"
     main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("one", 0)))
     rows = json.loads((out / "eval.json").read_text())["systems"]
