@@ -1,5 +1,6 @@
 """docs/recipes/environments.md: its files, in the real verifiers and OpenEnv, give the rewards worked out by hand."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,16 +10,25 @@ import time
 import httpx
 import pytest
 
+import grpo_rollout
+from forage.agent.agent import Agent, BatchedSearch
+from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings, write_agent
-from forage.agent.protocol import write_call
+from forage.agent.protocol import Protocol, write_call
+from forage.agent.rewards import get_own_reward
+from forage.data.records import read_questions
+from forage.gateway.handed_out import handed_out
 from tests import ROOT
+from tests.gateway.own_agents import Spelling
 from tests.pages import command_lines, fenced
 from tests.ports import free_port
 from tests.questions.chat_server import chat_server
-from tests.recipes.run import RECIPES
+from tests.recipes.run import RECIPES, calls_of, run
+from tests.scripted_engine import search_many
 from tests.tiny import CHAT_TEMPLATE, make_base, make_data, make_policy, make_tokenizer
+from tests.tiny_training import TINY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("no_plots")]
 
 PAGE = RECIPES / "environments.md"
 DESCRIBED = '{% for tool in tools or [] %}{{ tool | tojson }} <tool_call>\n{"name": ...{% endfor %}' + CHAT_TEMPLATE
@@ -51,8 +61,8 @@ def folder(tmp_path_factory):
 def installed(package, folder):
     """The environment of programs that see the package, its own dependencies first, and the page's files."""
     install = [sys.executable, "-m", "pip", "install", "-q", "--target", folder / package, package]
-    done = subprocess.run(list(map(str, install)), capture_output=True, text=True)
-    if done.returncode:
+    done = None if (folder / package).exists() else subprocess.run(install, capture_output=True, text=True)
+    if done and done.returncode:
         pytest.skip(f"left out: {package} can't be installed here ({done.stderr.strip().splitlines()[-1]})")
     return os.environ | {"PYTHONPATH": f"{folder / package}:{folder}:{ROOT}"}
 
@@ -153,3 +163,100 @@ def test_openenv_serves_it(folder):
     observation, reward, done = steps[-1]
     assert (reward, done, count) == (pytest.approx(REWARD, abs=1e-6), True, 4)
     assert observation["rewards"] == pytest.approx(PARTS, abs=1e-6)
+
+
+# Says "Are you sure?" once, and looks at the second reply: three quarters for the sum, a quarter by how few words.
+SUMS = """
+import verifiers.v1 as vf
+from openai import AsyncOpenAI
+
+__all__ = ["Sums", "Unsure"]
+
+
+class SumData(vf.TaskData):
+    total: str
+
+
+class Sum(vf.Task[SumData]):
+    @vf.reward(weight=0.75)
+    async def right(self, task, trace):
+        return float(task.total in trace.last_reply)
+
+    @vf.reward(weight=0.25)
+    async def short(self, trace):
+        return 1 / max(1, len(trace.last_reply.split()))
+
+    @vf.reward
+    async def calm(self, trace):
+        return -float("No!" in trace.last_reply)
+
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        for number in range(6):
+            yield Sum(SumData(prompt=f"What is {number} + 2?", total=str(number + 2)))
+
+
+class Unsure(vf.Harness[vf.HarnessConfig]):
+    EXECUTES_CODE = NEEDS_CONTAINER = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
+        messages, heat = [{"role": "user", "content": self.resolve_prompt(data)[1]}], {}
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret) as client:
+            for _ in range(2):
+                reply = await client.chat.completions.create(model=ctx.model, messages=messages, **heat)
+                message = reply.choices[0].message.model_dump(exclude_none=True)
+                messages += [message, {"role": "user", "content": "Are you sure?"}]
+                heat = {"temperature": 0.3} if message["content"] == "Is it hot?" else {}
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+"""
+
+
+def test_our_policy_plays_an_environment_of_verifiers(folder, tmp_path, monkeypatch):
+    env, port = installed("verifiers", folder), free_port()
+    monkeypatch.chdir(tmp_path)
+    program = fenced(PAGE, "py")[3].replace("8200", str(port)).replace("my_tasks", "sums").replace("null", "sums")
+    (folder / "sums.py").write_text(SUMS)
+    (folder / "play_verifiers.py").write_text(program.replace("sleep(1)", "sleep(.05)"))
+    play = [sys.executable, folder / "play_verifiers.py"]
+    (tmp_path / "tasks.jsonl").write_text(subprocess.check_output([*play, "tasks"], env=env, text=True))
+    prepare, _, train = calls_of("environments.md")
+    run(prepare, "--embedder", "none")
+    asked = {q.id: q for name in ("train", "eval") for q in read_questions(tmp_path / f"data/tasks/{name}.jsonl")}
+    assert {q.id: q.question for q in asked.values()} == {f"task-{n}": f"What is {n} + 2?" for n in range(6)}
+    playing = subprocess.Popen(play, env=env)
+    try:
+        says = (("Four.", "5"), ("5", "I said four."), ("5", "No!"), ("Is it hot?",))
+        right, wrong, unfit, refused = asyncio.run(played(handed_out(port), asked["task-3"], says))
+        monkeypatch.setattr(grpo_rollout, "get_agent", lambda: handed_out(port))
+        given = ("--policy", str(folder / "policy"), "--override-agent", "--max-steps", "1", "--eval-every", "0")
+        run(train, *TINY, *given, make_rewards=lambda embedder: {"own": get_own_reward})
+    finally:
+        playing.kill()
+        playing.wait()
+    assert (right.answer, right.own_reward, right.stop) == ("5", 0.75 + 0.25, "answer")
+    assert (wrong.answer, wrong.own_reward, wrong.stop) == ("I said four.", 0.25 / 3, "answer")
+    assert (unfit.stop, "reward: Input should be greater" in unfit.cause) == ("agent", True)
+    assert (refused.stop, "temperature 0.3: this run samples at 1" in refused.cause) == ("agent", True)
+    # A token for each character and one for the end of a turn, as they were sampled, in one segment.
+    assert make_tokenizer().decode(right.ids) == (
+        "<|im_start|>user\nWhat is 3 + 2?<|im_end|>\n<|im_start|>assistant\nFour.<|im_end|>\n"
+        "<|im_start|>user\nAre you sure?<|im_end|>\n<|im_start|>assistant\n5<|im_end|>"
+    )
+    sampled = [each for each, mask in zip(right.logprobs, right.mask, strict=True) if mask]
+    assert (sampled, right.earlier) == ([-0.5, -1.5, -2.5, -3.5, -4.5, -5.5, -0.5, -1.5], ())
+    learnt = list(read_episodes(tmp_path / "runs/tasks/episodes/000000/trainer.jsonl"))
+    assert len(learnt) == 12
+    for episode in learnt:
+        total = str(int(asked[episode.question_id].question[8]) + 2)
+        words = max(1, len(episode.answer.split()))
+        assert episode.reward == episode.own_reward == pytest.approx(0.75 * (total in episode.answer) + 0.25 / words)
+    assert len({episode.reward for episode in learnt}) > 1
+
+
+async def played(player, question, each_says):
+    """Its episodes, one after the other, in each of which the policy says so."""
+    protocol = Protocol(make_tokenizer())
+    engine = Spelling(protocol, *(said for says in each_says for said in says))
+    policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), AgentSettings())
+    return [await player(policy, question, number, 7) for number in range(len(each_says))]
