@@ -29,7 +29,8 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 OTHERS = re.compile(r"docker|pip|python -m|scripts/")
 # That a user runs, with flags of their own.
 MODULES = (
-    "forage.policy.memory", "forage.policy.served_base", "forage.runs.compare", "forage.runs.report",
+    "forage.gateway.replay", "forage.policy.memory", "forage.policy.served_base", "forage.runs.compare",
+    "forage.runs.report",
     "forage.testtime.train_scorer", "forage.testtime.self_evolve",
     "forage.planning.library", "forage.planning.teaching",
 )  # fmt: skip
