@@ -28,7 +28,7 @@ BUDGETS = {
     "forage/doctor": (1_190, 2),
     "forage/engines": (11_320, 8),
     "forage/environments": (740, 1),
-    "forage/evaluation": (12_660, 13),
+    "forage/evaluation": (12_730, 13),
     "forage/gateway": (8_440, 6),
     "forage/grpo": (20_270, 14),
     "forage/judge": (1_400, 1),
@@ -48,7 +48,7 @@ BUDGETS = {
 ROAD = {"files": 70, "functions": 494, "lines": 4_465}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_594  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_605  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
