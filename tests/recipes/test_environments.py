@@ -1,11 +1,13 @@
 """docs/recipes/environments.md: its files, in the real verifiers and OpenEnv, give the rewards worked out by hand."""
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -224,16 +226,15 @@ def test_our_policy_plays_an_environment_of_verifiers(folder, tmp_path, monkeypa
     run(prepare, "--embedder", "none")
     asked = {q.id: q for name in ("train", "eval") for q in read_questions(tmp_path / f"data/tasks/{name}.jsonl")}
     assert {q.id: q.question for q in asked.values()} == {f"task-{n}": f"What is {n} + 2?" for n in range(6)}
-    playing = subprocess.Popen(play, env=env)
-    try:
+    # A program for each: where the first server ends, a program that asks for an episode then ends too.
+    with beside(play, env):
         says = (("Four.", "5"), ("5", "I said four."), ("5", "No!"), ("Is it hot?",))
         right, wrong, unfit, refused = asyncio.run(played(handed_out(port), asked["task-3"], says))
-        monkeypatch.setattr(grpo_rollout, "get_agent", lambda: handed_out(port))
+        gc.collect()  # connections of the closed loop: collected while it parses, Python 3.11 fails
+    monkeypatch.setattr(grpo_rollout, "get_agent", lambda: handed_out(port))
+    with beside(play, env):
         given = ("--policy", str(folder / "policy"), "--override-agent", "--max-steps", "1", "--eval-every", "0")
         run(train, *TINY, *given, make_rewards=lambda embedder: {"own": get_own_reward})
-    finally:
-        playing.kill()
-        playing.wait()
     assert (right.answer, right.own_reward, right.stop) == ("5", 0.75 + 0.25, "answer")
     assert (wrong.answer, wrong.own_reward, wrong.stop) == ("I said four.", 0.25 / 3, "answer")
     assert (unfit.stop, "reward: Input should be greater" in unfit.cause) == ("agent", True)
@@ -252,6 +253,17 @@ def test_our_policy_plays_an_environment_of_verifiers(folder, tmp_path, monkeypa
         words = max(1, len(episode.answer.split()))
         assert episode.reward == episode.own_reward == pytest.approx(0.75 * (total in episode.answer) + 0.25 / words)
     assert len({episode.reward for episode in learnt}) > 1
+
+
+@contextmanager
+def beside(command, env):
+    """A program that runs meanwhile."""
+    program = subprocess.Popen(command, env=env)
+    try:
+        yield
+    finally:
+        program.kill()
+        program.wait()
 
 
 async def played(player, question, each_says):
