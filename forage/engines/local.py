@@ -39,6 +39,25 @@ LAST, GUESSES = 3, 3  # tokens that must have stood there before, and tokens tha
 START_TOKENS = 2048  # of the requests that start in one pass; more would gain nothing and take memory
 
 
+class Spoken:
+    """Tokens, and where those that followed the last few of them before are."""
+
+    def __init__(self, ids: Sequence[int] = ()) -> None:
+        self.ids: list[int] = []
+        self.next: dict[tuple[int, ...], int] = {}
+        for token in ids:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        self.next[tuple(self.ids[-LAST:])] = len(self.ids)
+        self.ids.append(token)
+
+    def guess(self, most: int) -> list[int]:
+        """Example: after 5 6 7 8 9 5 6 7, 8 9 5 if three at most."""
+        place = self.next.get(tuple(self.ids[-LAST:]), len(self.ids))
+        return self.ids[place : place + most]
+
+
 @dataclass
 class Slot:
     """The tokens in one slot of the cache, and the request being sampled there."""
@@ -57,7 +76,7 @@ class Slot:
     logprobs: list[float] = field(default_factory=list)
     draws: list[float] = field(default_factory=list)
     """Of the tokens to come, so that each is drawn alike whatever is sampled beside it."""
-    spoken: Spoken = field(default_factory=lambda: Spoken(()))
+    spoken: Spoken = field(default_factory=Spoken)
 
     @property
     def over(self) -> bool:
@@ -73,25 +92,6 @@ class Slot:
         del self.draws[0]
         if self.request.told:
             self.request.told(token)
-
-
-class Spoken:
-    """Tokens, and where those that followed the last few of them before are."""
-
-    def __init__(self, ids: Sequence[int]) -> None:
-        self.ids: list[int] = []
-        self.next: dict[tuple[int, ...], int] = {}
-        for token in ids:
-            self.add(token)
-
-    def add(self, token: int) -> None:
-        self.next[tuple(self.ids[-LAST:])] = len(self.ids)
-        self.ids.append(token)
-
-    def guess(self, most: int) -> list[int]:
-        """Example: after 5 6 7 8 9 5 6 7, 8 9 5 if three at most."""
-        place = self.next.get(tuple(self.ids[-LAST:]), len(self.ids))
-        return self.ids[place : place + most]
 
 
 class LocalEngine(Engine):

@@ -8,6 +8,7 @@ POST <base_url>/end     takes {"answer": "...", "reward": 0.5}, or {"cause": "wh
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections import deque
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ def handed_out(port: int = PORT, host: str = HOST, seconds: float = SECONDS) -> 
         raise UserError(f"handed_out({host=}) lets other machines play; set {KEY} to a key that they have to send")
     desk = Desk(seconds)
     routes = (Route("/v1/episodes", desk.take, methods=["POST"]), Route("/{key}/v1/end", desk.end, methods=["POST"]))
-    return Recorded(desk, None, (host, port), routes)
+    return Recorded(desk, math.inf, (host, port), routes)  # the desk's seconds begin when an episode is taken
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shlex
 from asyncio.subprocess import PIPE
@@ -62,7 +61,7 @@ class Recorded:
     """Plays an agent's episodes: each has a client of its own, whose every request becomes the episode's tokens."""
 
     agent: AgentFunction
-    seconds: float | None = field(default=SECONDS, compare=False)
+    seconds: float = field(default=SECONDS, compare=False)
     at: tuple[str, int] = field(default=(HOST, 0), compare=False)
     """Host and port to listen on; 0 is any that is free."""
     routes: Sequence[Route] = field(default=(), compare=False)
@@ -106,7 +105,7 @@ async def serve(gateway: Gateway, client: AsyncOpenAI) -> None:
         await gateway.serve()
 
 
-async def outcome(asked: asyncio.Future[Returned], seconds: float | None) -> Ended:
+async def outcome(asked: asyncio.Future[Returned], seconds: float) -> Ended:
     """What came of an agent: whatever it raises, the other episodes go on."""
     try:
         await asyncio.wait([asked], timeout=seconds)
@@ -115,7 +114,7 @@ async def outcome(asked: asyncio.Future[Returned], seconds: float | None) -> End
             asked.cancel()
             await asyncio.wait([asked], timeout=CANCELLED)
     if not asked.done() or asked.cancelled():
-        return Ended(cause=f"it took longer than {seconds or math.inf:g} s")
+        return Ended(cause=f"it took longer than {seconds:g} s")
     if error := asked.exception():
         return Ended(cause=f"{type(error).__name__}: {first_line(error)}")
     return read_outcome(asked.result())

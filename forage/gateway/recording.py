@@ -61,13 +61,11 @@ class Reply:
     def ids(self) -> list[int]:
         return self.segment.ids[self.start : self.end]
 
-    def continued_by(self, chat: Chat) -> bool:
-        """Whether the chat begins with this reply's conversation, unchanged, and then with the reply."""
-        number = len(self.chat.messages)
+    def stands_in(self, chat: Chat, number: int) -> bool:
+        """Whether a message of the chat is this reply, after its conversation, unchanged."""
         return (
             self.chat.tools == chat.tools
             and self.chat.messages == chat.messages[:number]
-            and len(chat.messages) > number
             and same(self.said, chat.messages[number])
         )
 
@@ -99,12 +97,13 @@ class Recorder:
 
         `again`: the client has asked this before and says that the reply never came.
         """
-        if not again:
+        if again:
+            answered = [each for each in self.replies if each.chat.asks_as(chat)]
+            # An agent may ask the same several times; the last reply is this one's if each time has its own.
+            if answered and len(answered) >= sum(first.asks_as(chat) for first in self.first_asked):
+                return answered[-1].answered
+        else:
             self.first_asked.append(chat)
-        # Of an agent that asks the same several times, only as many replies are its as it has asked for.
-        answered = [each for each in self.replies if each.chat.asks_as(chat)]
-        if again and len(answered) >= max(1, sum(chat.asks_as(first) for first in self.first_asked)):
-            return answered[-1].answered
         ids, before = self.prompt(chat)
         settings, number = self.agent.settings, self.asked
         room = min(settings.max_turn_tokens, settings.max_tokens - len(ids), chat.most or settings.max_turn_tokens)
@@ -169,7 +168,7 @@ class Recorder:
         # conversation goes on, what is there stays, and only what follows the last reply is new.
         ids, before = self.protocol.encode(pieces[0]), None
         for (number, reply), piece in zip(known.items(), pieces[1:], strict=True):
-            if number == len(reply.chat.messages) and reply.continued_by(chat):
+            if reply.stands_in(chat, number):
                 ids, before = reply.segment.ids[: reply.end], reply
             else:
                 ids = ids + reply.ids
@@ -184,7 +183,7 @@ class Recorder:
         found = {}
         for number, message in enumerate(chat.messages):
             equal = [reply for reply in self.replies if same(reply.said, message)]
-            here = [reply for reply in equal if reply.continued_by(chat) and len(reply.chat.messages) == number]
+            here = [reply for reply in equal if reply.stands_in(chat, number)]
             if equal:
                 found[number] = (here or equal)[-1]
         return found

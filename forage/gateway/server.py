@@ -28,7 +28,7 @@ from mcp_types import (
     PaginatedRequestParams,
     TextContent,
     Tool,
-)  # fmt: skip
+)
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse

@@ -6,7 +6,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import NO_ACTION_TEXT, read_turn, tool_responses
 from forage.engines.base import Engine, Sample
-from forage.gateway.own_agent import Recorded, recorded
+from forage.gateway.own_agent import recorded
 from tests.scripted_engine import QUESTION, search_many
 
 LIMITS = AgentSettings()
@@ -39,7 +39,7 @@ def played(agent, protocol, *says, seconds=30.0, limits=LIMITS, pause=0.0, sampl
     async def go():
         engine = Spelling(protocol, *says, seconds=pause)
         policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), limits)
-        player = agent if isinstance(agent, Recorded) else recorded(agent, seconds)
+        player = recorded(agent, seconds)
         return await asyncio.gather(*(player(policy, QUESTION, n, 7) for n in range(samples))), engine
 
     episodes, engine = asyncio.run(go())
@@ -69,17 +69,3 @@ async def as_our_loop(question, client, tools):
             found = [fault or await tools.search(call.query) for fault, call in zip(faults, called, strict=True)]
             messages.append({"role": "user", "content": tool_responses(found or [f"error: {NO_ACTION_TEXT}"])})
     return None
-
-
-async def with_tools(question, client, tools):
-    """What the documentation shows."""
-    messages = [{"role": "user", "content": question}]
-    while True:
-        reply = await client.chat.completions.create(model="policy", messages=messages, tools=tools.definitions)
-        message = reply.choices[0].message
-        if not message.tool_calls:
-            return message.content
-        messages.append(message)
-        for call in message.tool_calls:
-            found = await tools.call(call.function.name, call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": found})

@@ -24,6 +24,7 @@ from forage.gateway.handed_out import KEY, handed_out
 from tests import ROOT
 from tests.gateway.own_agents import LIMITS, Spelling
 from tests.pages import fenced
+from tests.ports import free_port
 from tests.scripted_engine import QUESTION, search_many
 from tests.tiny import make_tokenizer
 from tests.tiny_training import tiny_options, train
@@ -39,8 +40,7 @@ def protocol():
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
+    return free_port()
 
 
 async def take(web):

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import grpo_rollout
+from bench.rollout import by_openai
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Search, from_json, read_episodes, to_json
 from forage.agent.options import AgentSettings
@@ -24,7 +25,7 @@ from forage.errors import UserError
 from forage.gateway.own_agent import command, recorded
 from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats
-from tests.gateway.own_agents import LIMITS, Spelling, as_our_loop, played, with_tools
+from tests.gateway.own_agents import LIMITS, Spelling, as_our_loop, played
 from tests.scripted_engine import QUESTION, search_many
 from tests.tiny import make_tokenizer
 from tests.tiny_training import tiny_options, train
@@ -67,7 +68,7 @@ def test_a_training_run_by_the_chat_api_is_that_of_our_own_loop(tiny, tmp_path, 
 
 def test_calls_come_back_as_the_tokens_that_were_sampled(protocol):
     call = '<tool_call>{"name": "search", "arguments": {"query": "gout"}}</tool_call>'
-    episode, engine = played(with_tools, protocol, f"I look. {call}", "Rest.")
+    episode, engine = played(by_openai, protocol, f"I look. {call}", "Rest.")
     first, second = engine.requests
     sampled = tuple(token for letter in f"I look. {call}" for token in protocol.encode(letter))
     assert protocol.encode(f"I look. {call}") != list(sampled)  # else this test would show nothing
@@ -327,7 +328,7 @@ def test_nothing_is_sampled_any_more_when_an_episode_has_ended(protocol):
 def test_what_json_can_say_and_no_client_read_is_told_and_known_again(protocol):
     """Half of a surrogate pair, which a policy may write into a call."""
     call = '<tool_call>{"name": "search", "arguments": {"query": "\\ud83d"}}</tool_call>'
-    episode, _ = played(with_tools, protocol, call, "Rest.")
+    episode, _ = played(by_openai, protocol, call, "Rest.")
     assert (episode.answer, episode.earlier, len(episode.turns)) == ("Rest.", (), 2)
 
 

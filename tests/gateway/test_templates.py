@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from bench.rollout import by_openai
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol, write_answer, write_call
@@ -12,7 +13,7 @@ from forage.gateway.own_agent import recorded
 from forage.gateway.recording import read_reply
 from tests.agent.conftest import family  # noqa: F401  (a fixture)
 from tests.agent.real_templates import REAL, real
-from tests.gateway.own_agents import Spelling, as_our_loop, with_tools
+from tests.gateway.own_agents import Spelling, as_our_loop
 from tests.scripted_engine import QUESTION, search_many
 
 OURS = ["smollm2", "hermes", "llama3", "no_system"]
@@ -46,7 +47,7 @@ def test_by_messages_or_by_our_loop_the_tokens_are_the_same(protocol_of, name):
 @pytest.mark.parametrize("name", [*OURS, *REAL])
 def test_tools_are_told_called_and_answered_in_one_segment(protocol_of, name):
     protocol = protocol_of(name)
-    episode = episode_of(recorded(with_tools), protocol, *SAYS[1:3], "Rest.")
+    episode = episode_of(recorded(by_openai), protocol, *SAYS[1:3], "Rest.")
     assert [search.query for search in episode.searches] == ["gout", "ice", "nothing"]
     assert (episode.answer, episode.earlier, len(episode.turns)) == ("Rest.", (), 3)
     told = protocol.tokenizer.decode(episode.ids[: episode.turns[0].start])
