@@ -26,7 +26,10 @@ from forage.rewriter.models import load_tokenizer
 from forage.rewriter.options import Options as TrainOptions
 
 RAW, WARM = "the question", "warm start"
-ASKED = ("--instruction", "Write words for a search.", "--max-new-tokens", "16", "--report-to", "none")
+ASKED = (
+    "--instruction", "Write words for a search.", "--query-weight", "1", "--max-new-tokens", "16", "--report-to",
+    "none",
+)  # fmt: skip
 WARMED = (*ASKED, "--warm-steps", "100", "--max-steps", "0", "--eval-questions", "50")
 TRAINED = (
     *ASKED, "--backend", "own", "--reward", "gain", "--temperature", "1", "--top-p", "1", "--batch-size", "32",

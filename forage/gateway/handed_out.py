@@ -11,6 +11,7 @@ import asyncio
 import math
 import os
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -30,6 +31,7 @@ from forage.store.server import BadRequest, check_key, is_loopback
 KEY = "GATEWAY_API_KEY"  # in the environment of the rollout, and as a bearer token of whoever comes for an episode
 PORT = 8200
 NOTICED = 0.02  # seconds until a closed connection is seen
+TOLD = 60.0  # seconds that nobody comes, until that is said
 
 
 def handed_out(port: int = PORT, host: str = HOST, seconds: float = SECONDS) -> Recorded:
@@ -65,7 +67,11 @@ class Desk:
         self.waiting.append(offer)
         self.out[offer.path] = offer
         try:
-            await offer.taken.wait()
+            while not offer.taken.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(offer.taken.wait(), TOLD)
+                if self.waiting and self.waiting[0] is offer:
+                    print(f"episodes wait for agents to come for them: {len(self.waiting)}", flush=True)
             return await asyncio.wait_for(offer.ended, self.seconds)
         except TimeoutError:
             return Ended(cause=f"it was taken, and not ended for {self.seconds:g} s")

@@ -8,6 +8,7 @@ POST <address>/mcp                 search and the tools of get_tools, for client
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -33,6 +34,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from forage.errors import UserError
 from forage.gateway.chat_api import MODEL, Refused, completion, events, read_chat
@@ -68,17 +70,37 @@ class Gateway:
             ).routes,
             *more,
         ]
-        app = Starlette(routes=routes, exception_handlers={Refused: refusal, 404: unknown})
+        self._app = Starlette(routes=routes, exception_handlers={Refused: refusal, 404: unknown})
         self._server = QuietServer(
             uvicorn.Config(
-                app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_keep_alive=KEPT
+                self.until_ended,
+                interface="asgi3",
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=KEPT,
             )
         )
 
     async def serve(self) -> None:
         """In this event loop, until it is cancelled."""
         async with self._mcp.session_manager.run():
-            await self._server.serve([self._listening])
+            try:
+                await self._server.serve([self._listening])
+            finally:
+                state = self._server.server_state
+                if state.tasks:  # which are cancelled too, and tell their clients
+                    await asyncio.wait(state.tasks, timeout=1)
+                for connection in list(state.connections):
+                    connection.transport.close()
+
+    async def until_ended(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app; to whoever is waiting when the event loop ends, it says so."""
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            await refusal(Request(scope), Refused("the run has ended", 503))(scope, receive, send)
 
     @contextmanager
     def serving(self, recorder: Recorder) -> Iterator[str]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -148,6 +149,34 @@ def test_who_left_while_nobody_listened_gets_no_episode(protocol, port):
 def left_waiting(address):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(address, timeout=0.3)
+
+
+def test_it_is_said_that_episodes_wait(protocol, port, monkeypatch, capsys):
+    monkeypatch.setattr("forage.gateway.handed_out.TOLD", 0.2)
+
+    async def visitor(web):
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            await web.post((await take(web))["base_url"] + "/end", json=ANSWER)
+
+    playing(protocol, port, visitor, "Hello.", samples=2)
+    assert capsys.readouterr().out.count("episodes wait for agents to come for them: 2\n") == 2
+
+
+def test_who_asks_while_the_run_ends_is_told_so(port, monkeypatch, caplog):
+    monkeypatch.setattr("forage.gateway.handed_out.NOTICED", 60.0)  # so long is each request looked at
+
+    async def go(pool):
+        gateway, _ = handed_out(port).opened()
+        asked = pool.submit(httpx.post, f"{gateway.url}/v1/episodes", timeout=20)
+        while not gateway._server.server_state.tasks:
+            await asyncio.sleep(0.01)
+        return asked
+
+    with ThreadPoolExecutor() as pool:
+        told = asyncio.run(go(pool)).result()
+    assert (told.status_code, told.json()["error"]["message"]) == (503, "the run has ended")
+    assert not caplog.records
 
 
 def test_other_machines_need_the_key(protocol, port, monkeypatch):
