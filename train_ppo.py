@@ -33,7 +33,7 @@ def main(options: Options) -> None:
     options.check()
     from forage.policy.base_models import resolve_model
     from forage.rewriter.actors import make_actors
-    from forage.rewriter.data import open_search, origins, read_data
+    from forage.rewriter.data import origins, read_data
     from forage.rewriter.evaluation import Evaluation
     from forage.rewriter.models import GPU_MODEL, load_policy, load_tokenizer, save_lm
     from forage.rewriter.rewards import Scorer, load_reward
@@ -45,10 +45,9 @@ def main(options: Options) -> None:
     with run_folder(options.run_dir, options, MAY_CHANGE, **origins(options, model)):
         tokenizer = load_tokenizer(model)
         data = read_data(options, tokenizer)
-        search = open_search(options, data)
-        reward = load_reward(options.reward, search, options.k)
+        reward = load_reward(options.reward, data.search, options.k)
         scorer = Scorer(reward, options.query, tokenizer, over_question=options.reward == GAIN)
-        evaluation = Evaluation(options, data.held_out, search, tokenizer)
+        evaluation = Evaluation(options, data.held_out, data.search, tokenizer)
 
         policy = load_policy(model, tokenizer, options)
         measured = evaluation.rewritten("untrained", policy, evaluation.raw())

@@ -1,10 +1,13 @@
-"""What reinforcement adds to a query rewriter: PPO and GRPO from one warm start, by seed, beside the question itself.
+"""What reinforcement adds to a query rewriter: PPO and GRPO from one warm start, by seed, beside cheaper rewrites.
 
-    python -m bench.rewriting --data runs/medquad/data/rewriter --work runs/rewriter
+    python -m bench.rewriting --data runs/medquad/data --work runs/rewriter
 
-Both algorithms get the same questions, rewrites of each, reward and updates; what judges a rewrite differs: a value
-model, or the question's other rewrites. A run that was killed goes on where it stopped. What is measured is kept in
---rows, so that the table can be made without the runs. Prints Markdown.
+Questions are behind a name (data_prep.py --second-hop 6); what is rewritten is the question with the titles of what it
+finds first. Both algorithms get the same questions, rewrites of each, reward and updates; what judges a rewrite
+differs: a value model, or the question's other rewrites. Held out are questions that bench.controls has never played.
+
+A run that was killed goes on where it stopped. What is measured is kept in --rows, so that the table can be made
+without the runs. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -16,25 +19,30 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.controls import Row, over, run
+from bench.controls import DEV_SEED, PLAYED, SEEN, Row, over, run
 from forage.arguments import parse
 from forage.cli import run_script
-from forage.files import json_lines, write_jsonl
-from forage.rewriter.data import open_search, read_data
+from forage.data.records import read_answerable
+from forage.data.rewriter_data import export_rewriter_data
+from forage.evaluation.setting import choose
+from forage.files import json_lines, replacing_folder, write_jsonl
+from forage.rewriter.data import read_data, titles
 from forage.rewriter.evaluation import measure
 from forage.rewriter.models import load_tokenizer
 from forage.rewriter.options import Options as TrainOptions
+from forage.store.opening import open_store
 
-RAW, WARM = "the question", "warm start"
+HELD_OUT = 1000  # questions
+RAW, TITLE, SCRIPT, WARM = "the question", "the first title found", "that, and what is asked", "warm start"
 ASKED = (
-    "--instruction", "Write words for a search.", "--query-weight", "1", "--max-new-tokens", "16", "--report-to",
-    "none",
+    "--instruction", "Write words for a search.", "--titles", "3", "--rewrite", "replace", "--max-new-tokens", "16",
+    "--report-to", "none",
 )  # fmt: skip
-WARMED = (*ASKED, "--warm-steps", "100", "--max-steps", "0", "--eval-questions", "50")
+WARMED = ("--warm-steps", "30", "--max-steps", "0", "--eval-questions", "50")
 TRAINED = (
-    *ASKED, "--backend", "own", "--reward", "gain", "--temperature", "1", "--top-p", "1", "--batch-size", "32",
-    "--micro-batch-size", "16", "--num-rollouts", "4", "--ppo-epochs", "2", "--kl-coef", "0.001", "--learning-rate",
-    "5e-4", "--save-every", "10", "--eval-questions", "1000",
+    "--backend", "own", "--reward", "gain", "--temperature", "1", "--top-p", "1", "--batch-size", "16",
+    "--num-rollouts", "4", "--ppo-epochs", "2", "--kl-coef", "0.001", "--learning-rate", "3e-4", "--save-every", "10",
+    "--eval-questions", str(HELD_OUT),
 )  # fmt: skip
 
 
@@ -42,10 +50,10 @@ TRAINED = (
 class Options:
     """The comparison."""
 
-    data: Path = Path("runs/medquad/data/rewriter")
-    """Folder that data_prep.py wrote for the rewriter."""
+    data: Path = Path("runs/medquad/data")
+    """Folder that data_prep.py wrote with --embedder none and --second-hop 6."""
     work: Path = Path("runs/rewriter")
-    """Folder for the warm start and the runs."""
+    """Folder for the questions, the warm start and the runs."""
     rows: Path = Path("bench/rewriting.jsonl")
     """File of what was measured."""
     algorithms: tuple[str, ...] = ("ppo", "grpo")
@@ -58,6 +66,8 @@ class Options:
 
 def main(options: Options) -> None:
     rows = [Row(**row) for _, row in json_lines(options.rows)] if options.rows.exists() else []
+    if not (data := options.work / "data").exists():
+        prepare(options, data)
     for algorithm in options.algorithms:
         for seed in options.seeds:
             known = {(row.arm, row.seed) for row in rows}
@@ -67,27 +77,40 @@ def main(options: Options) -> None:
     print(table(rows))
 
 
+def prepare(options: Options, path: Path) -> None:
+    """The questions behind a name as the rewriter reads them."""
+    train, held_out = (read_answerable(options.data / "second_hop_6" / f"{name}.jsonl") for name in ("train", "eval"))
+    with replacing_folder(path) as folder:
+        chunks = open_store(options.data / "store").chunks
+        export_rewriter_data(folder, chunks, train, choose(held_out, HELD_OUT, DEV_SEED, SEEN + PLAYED))
+
+
 def measured(options: Options, algorithm: str, seed: int) -> Iterator[Row]:
-    """Train, and measure the question itself, the warm start and what was trained."""
+    """Train, and measure what was trained, the warm start, and what needs no training."""
     start, folder = options.work / "start", options.work / f"{algorithm}-{seed}"
+    given = ("--data", options.work / "data", *ASKED)
     if not start.exists():
-        run("train_ppo", "--data", options.data, "--run-dir", options.work / "warm", "--output-dir", start, *WARMED)
+        run("train_ppo", *given, "--run-dir", options.work / "warm", "--output-dir", start, *WARMED)
     flags = (
-        "--data", options.data, "--base-model", start, "--algorithm", algorithm, "--seed", seed, "--max-steps",
-        options.max_steps, "--run-dir", folder, "--output-dir", f"{folder}-model", *TRAINED,
+        *given, "--base-model", start, "--algorithm", algorithm, "--seed", seed, "--max-steps", options.max_steps,
+        "--run-dir", folder, "--output-dir", f"{folder}-model", *TRAINED,
     )  # fmt: skip
     if not (folder / "evaluation.jsonl").exists():
         run("train_ppo", *flags)
     trained = replace(parse(TrainOptions, [str(flag) for flag in flags]), k=10)
     data = read_data(trained, load_tokenizer(str(start)))
-    search = open_search(trained, data)
+    asked = [row.query for row in data.held_out]
+    first = [(titles(data.texts, data.search, query) or [query])[0] for query in asked]
+    scripted = [f"{title} {query.rpartition(': ')[2]}" for title, query in zip(first, asked, strict=True)]
     minutes = sum(update["seconds"] for _, update in json_lines(folder / "metrics.jsonl")) / 60
-    ways = ((RAW, 0, 0.0), (WARM, 0, 0.0), (algorithm, seed, round(minutes, 1)))
-    for (arm, of, took), (_, found) in zip(ways, json_lines(folder / "evaluation.jsonl"), strict=True):
-        five, ten = (measure(arm, data.held_out, found["searched"], search, k) for k in (5, 10))
+    *_, warm, learnt = (found["searched"] for _, found in json_lines(folder / "evaluation.jsonl"))
+    untrained = ((RAW, asked), (TITLE, first), (SCRIPT, scripted), (WARM, warm))
+    for arm, searched in (*untrained, (algorithm, learnt)):
+        five, ten = (measure(arm, data.held_out, searched, data.search, k) for k in (5, 10))
         measures = {"recall@5": five.recall, "nDCG@10": ten.ndcg, "MRR@10": ten.mrr}
         rounded = {name: np.round(values, 3).tolist() for name, values in measures.items()}
-        yield Row("held-out", time.strftime("%Y-%m-%d"), arm, of, 0.0, "", rounded, minutes=took)
+        of = (seed, round(minutes, 1)) if arm == algorithm else (0, 0.0)
+        yield Row("held-out", time.strftime("%Y-%m-%d"), arm, of[0], 0.0, "", rounded, minutes=of[1])
 
 
 def table(rows: Sequence[Row]) -> str:

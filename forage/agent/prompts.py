@@ -45,6 +45,11 @@ def final_query(query: str, written: str, mode: RewriteMode, weight: int) -> str
     return " ".join(" ".join(parts).split())
 
 
+def with_titles(question: str, titles: Sequence[str]) -> str:
+    """What a rewriter is asked that has seen what the question finds. Example: "Is it hereditary?\\nGout; Flu"."""
+    return "\n".join(filter(None, [question, "; ".join(titles)]))
+
+
 def prompt_tokens(tokenizer: Any, instruction: str, query: str) -> list[int]:
     """A prompt in the model's chat template, or without one, a plain text for the model to continue."""
     query = control_tokens(tokenizer).broken(encodable(query))  # a query must not end its own turn

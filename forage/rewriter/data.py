@@ -6,10 +6,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forage.agent.prompts import prompt_tokens
+from forage.agent.prompts import prompt_tokens, with_titles
 from forage.arguments import users_class
 from forage.data.records import Document, Question
 from forage.data.relevance import split_by_document
@@ -27,6 +28,7 @@ from forage.store.options import StoreOptions, StorePlace
 from forage.text import from_json
 
 HELD_OUT_SHARE = 0.2  # of the documents, where there is no eval.jsonl
+TITLE_WORDS = 12  # a document's first line may be all of it
 
 Search = Callable[[Sequence[str]], list[list[str]]]
 """The ids of the best documents for each query, best first, without duplicates."""
@@ -44,10 +46,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Data:
-    """The documents' texts by their ids, and the questions on both sides of the split."""
+    """The documents' texts by their ids, the search among them, and the questions on both sides of the split."""
 
-    folder: Path
     texts: dict[str, str]
+    search: Search
     train: list[Row]
     held_out: list[Row]
 
@@ -69,25 +71,32 @@ def read_data(options: Options, tokenizer: Any) -> Data:
     trained_on = {question.id for question in shared(held_out, train)}
     left_out["held out, but trained on too"] = len(trained_on)
     unseen = [question for question in held_out if question.id not in trained_on]
-    rows, held = (make_rows(tokenizer, questions, options.query, left_out) for questions in (train, unseen))
+    search = open_search(options, texts)
+    rows, held = (
+        make_rows(tokenizer, questions, options.query, left_out, partial(titles, texts, search))
+        for questions in (train, unseen)
+    )
     print("".join(f"{folder}: {count} rows left out: {cause}\n" for cause, count in (+left_out).items()), end="")
     if not rows or not held:
         raise UserError(f"{folder} has {len(rows)} training queries and {len(held)} held-out ones; add some of both")
     count = min(options.eval_questions or len(held), len(held))
     print(f"{folder}: {len(texts)} documents, {len(rows)} training queries, {count} held out")
-    return Data(folder, texts, rows, random.Random(0).sample(held, count))  # the same for all seeds of a training
+    return Data(texts, search, rows, random.Random(0).sample(held, count))  # the same for all seeds of a training
 
 
 def read_corpus(path: Path) -> dict[str, str]:
     """The text of each document that has one."""
     try:
         rows: Any = from_json(path.read_bytes())
-        return {str(row["doc_id"]): str(row["text"]) for row in rows if str(row["text"]).strip()}
+        texts = {str(row["doc_id"]): str(row["text"]) for row in rows if str(row["text"]).strip()}
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} can't be read ({type(error).__name__}: {error}); it must be a JSON list of objects with doc_id "
             "and text"
         ) from error
+    if not texts:
+        raise UserError(f"{path} has no document with a text")
+    return texts
 
 
 def read_questions(path: Path, texts: Mapping[str, str], left_out: Counter[str]) -> list[Question]:
@@ -105,16 +114,24 @@ def read_questions(path: Path, texts: Mapping[str, str], left_out: Counter[str])
 
 
 def make_rows(
-    tokenizer: Any, questions: Sequence[Question], options: RewriteOptions, left_out: Counter[str]
-) -> list[Row]:
+    tokenizer: Any, questions: Sequence[Question], options: RewriteOptions, left_out: Counter[str],
+    titles_for: Callable[[str], list[str]],
+) -> list[Row]:  # fmt: skip
     """The questions with their prompts, but for those with a prompt over --max-prompt-tokens."""
-    made = [
-        Row(one.question, one.relevant_doc_ids, tuple(prompt_tokens(tokenizer, options.instruction, one.question)))
-        for one in questions
-    ]
-    kept = [row for row in made if len(row.prompt) <= options.max_prompt_tokens]
-    left_out[f"a prompt of over {options.max_prompt_tokens} tokens"] += len(made) - len(kept)
+    rows = []
+    for one in questions:
+        asked = with_titles(one.question, titles_for(one.question)[: options.titles] if options.titles else [])
+        prompt = prompt_tokens(tokenizer, options.instruction, asked)
+        rows.append(Row(one.question, one.relevant_doc_ids, tuple(prompt)))
+    kept = [row for row in rows if len(row.prompt) <= options.max_prompt_tokens]
+    left_out[f"a prompt of over {options.max_prompt_tokens} tokens"] += len(rows) - len(kept)
     return kept
+
+
+def titles(texts: Mapping[str, str], search: Search, question: str) -> list[str]:
+    """The first lines of the documents that the question finds, each once, cut to a few words."""
+    lines = [texts[doc_id].partition("\n")[0] for doc_id in search([question])[0] if doc_id in texts]
+    return list(dict.fromkeys(" ".join(line.split()[:TITLE_WORDS]) for line in lines))
 
 
 def origins(options: Options, model: str) -> dict[str, Any]:
@@ -132,9 +149,12 @@ def origins(options: Options, model: str) -> dict[str, Any]:
 # Search
 
 
-def open_search(options: Options, data: Data) -> Search:
+def open_search(options: Options, texts: Mapping[str, str]) -> Search:
     """Find the best documents for each query: the best k, or more where the reward looks at more."""
-    store = store_with(StorePlace(options.store, options.retriever), data) if options.store else word_store(data)
+    if options.store:
+        store = store_with(StorePlace(options.store, options.retriever), options.data, texts)
+    else:
+        store = word_store(options.data, texts)
 
     def search(queries: Sequence[str]) -> list[list[str]]:
         hits = store.search(queries, options.depth, options.mode)
@@ -143,21 +163,21 @@ def open_search(options: Options, data: Data) -> Search:
     return search
 
 
-def store_with(place: StorePlace, data: Data) -> Store:
+def store_with(place: StorePlace, folder: Path, texts: Mapping[str, str]) -> Store:
     """--store, whose chunks are the documents; of a server that isn't known."""
-    store = open_place(place, data.folder)
-    if isinstance(store, DocumentStore) and (missing := data.texts.keys() - store.chunk_by_id.keys()):
+    store = open_place(place, folder)
+    if isinstance(store, DocumentStore) and (missing := texts.keys() - store.chunk_by_id.keys()):
         raise UserError(
-            f"--store {place.store} lacks {len(missing)} of the {len(data.texts)} documents of {data.folder}; give the "
-            "store that --data was prepared with"
+            f"--store {place.store} lacks {len(missing)} of the {len(texts)} documents of {folder}; give the store "
+            "that --data was prepared with"
         )
     return store
 
 
-def word_store(data: Data) -> Store:
+def word_store(folder: Path, texts: Mapping[str, str]) -> Store:
     """A store of whole documents for BM25, built once beside the corpus, whose digest names its folder."""
-    path = data.folder / f"store-words-{file_digest(data.folder / CORPUS)}"
+    path = folder / f"store-words-{file_digest(folder / CORPUS)}"
     if (path / "store.json").exists() and read_card(path).complete:
         return open_store(path)
-    documents = [Document(doc_id, "", text) for doc_id, text in data.texts.items()]
+    documents = [Document(doc_id, "", text) for doc_id, text in texts.items()]
     return DocumentStore.build(path, documents, StoreOptions(NO_EMBEDDER, chunk_tokens=10**9))

@@ -28,6 +28,8 @@ class RewriteOptions:
     This decides what is trained and measured."""
     query_weight: int = 3
     """With append, repeat the question N times before the model's words: BM25 counts repeats."""
+    titles: int = 0
+    """Show the model, below the question, the titles (first lines) of so many documents that the question finds."""
     instruction: str = REWRITE
     """Instruction given to the model before each question."""
     max_prompt_tokens: int = fixed(256)
@@ -35,6 +37,7 @@ class RewriteOptions:
 
     def check(self) -> None:
         check_at_least_one(self, "query_weight")
+        check_at_least_zero(self, "titles")
         if not self.instruction.strip():
             raise UserError("--instruction is empty; say what the model should write")
 

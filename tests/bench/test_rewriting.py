@@ -27,8 +27,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path, capfd, monkeypatch):
     (tmp_path / "model").rename(tmp_path / "start")
     options = Options(tmp_path / "data", tmp_path, tmp_path / "rows.jsonl", ("ppo", "grpo"), (3,), max_steps=1)
     main(options)
-    lines = capfd.readouterr().out.splitlines()[-6:]
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| the question", "| warm start", "| ppo", "| grpo"]
+    lines = capfd.readouterr().out.splitlines()[-8:]
+    ways = ["the question", "the first title found", "that, and what is asked", "warm start", "ppo", "grpo"]
+    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {way}" for way in ways]
     monkeypatch.setattr(rewriting, "run", pytest.fail)
     main(options)
     assert capfd.readouterr().out.splitlines() == lines

@@ -50,7 +50,7 @@ def test_without_eval_a_fifth_is_held_out_by_document(tmp_path, tokenizer):
         (CORPUS, ["{"], "train.jsonl:1: not JSON"),
         (CORPUS, [{"query": "q", "relevant_doc_ids": ["z"]}], "0 training queries"),
         ([{"text": "A"}], [GOUT], "KeyError: 'doc_id'.; it must be a JSON list"),
-        ({}, [GOUT], "0 training queries"),
+        ({}, [GOUT], "pubmed_corpus.json has no document with a text"),
     ],
 )
 def test_what_leaves_nothing_to_train_on_is_an_error(tmp_path, tokenizer, corpus, rows, says):

@@ -4,11 +4,13 @@ from collections import Counter
 
 import pytest
 
-from forage.agent.prompts import final_query, prompt_tokens
+from forage.agent.prompts import final_query, prompt_tokens, with_titles
 from forage.data.records import Question
 from forage.rewriter.actors import left_padded, with_padding
-from forage.rewriter.data import make_rows
+from forage.rewriter.data import make_rows, titles
 from forage.rewriter.options import RewriteOptions
+
+NO_TITLES = {}.get
 
 
 @pytest.fixture
@@ -64,6 +66,22 @@ def test_padding_is_a_token_that_nothing_else_is(tokenizer):
 def test_a_question_with_a_long_prompt_is_left_out_and_counted(tokenizer):
     questions = [Question(f"q{n}", text, "", relevant_doc_ids=("a",)) for n, text in enumerate(("x " * 300, "Flu?"))]
     left_out = Counter()
-    [row] = make_rows(tokenizer, questions, RewriteOptions(), left_out)
+    [row] = make_rows(tokenizer, questions, RewriteOptions(), left_out, NO_TITLES)
     assert (row.query, row.relevant_doc_ids) == ("Flu?", ("a",))
     assert left_out == {"a prompt of over 256 tokens": 1}
+
+
+def test_titles_that_the_question_finds_are_shown_below_it(tokenizer):
+    assert with_titles("Is it hereditary?", ["Gout", "Flu"]) == "Is it hereditary?\nGout; Flu"
+    long = " ".join(f"w{n}" for n in range(20))
+    texts = {"a": "Gout\nA joint hurts.", "b": "Gout\nRest.", "c": f" Flu \nFever.\n{long}", "d": long}
+    found = {"Sore toe?": ["b", "a", "gone", "c", "d"]}
+
+    def titles_for(question):
+        return titles(texts, lambda queries: [found[query] for query in queries], question)
+
+    assert titles_for("Sore toe?") == ["Gout", "Flu", "w0 w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11"]
+    question = Question("q", "Sore toe?", "", relevant_doc_ids=("a",))
+    [row] = make_rows(tokenizer, [question], RewriteOptions(titles=2), Counter(), titles_for)
+    assert row.query == "Sore toe?"  # which is what append searches for
+    assert "Sore toe?\nGout; Flu<|im_end|>" in tokenizer.decode(row.prompt)
