@@ -60,7 +60,7 @@ class Options:
     """Algorithms to compare."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds of each."""
-    max_steps: int = 120
+    max_steps: int = 100
     """Updates of each."""
 
 
