@@ -22,33 +22,33 @@ from tests.road import measure, walk
 BUDGETS = {
     "scripts": (9_650, 11),  # those in the root
     "forage": (13_630, 14),  # the modules of forage/ itself
-    "forage/agent": (15_440, 12),
+    "forage/agent": (15_520, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_920, 13),
     "forage/doctor": (1_190, 2),
     "forage/engines": (11_320, 8),
     "forage/environments": (740, 1),
     "forage/evaluation": (12_730, 13),
-    "forage/gateway": (8_580, 6),
+    "forage/gateway": (8_590, 6),
     "forage/grpo": (20_270, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
     "forage/policy": (13_880, 14),
     "forage/publishing": (3_430, 4),
     "forage/questions": (4_110, 6),
-    "forage/rewriter": (10_850, 10),
+    "forage/rewriter": (11_060, 10),
     "forage/rollout": (6_870, 7),
     "forage/runs": (10_070, 11),
     "forage/sft": (6_440, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (23_690, 16),
-    "tests": (262_490, 55),
+    "tests": (262_830, 55),
 }
-ROAD = {"files": 70, "functions": 494, "lines": 4_465}
+ROAD = {"files": 70, "functions": 495, "lines": 4_465}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_605  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_609  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

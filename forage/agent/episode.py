@@ -62,6 +62,7 @@ class Segment:
     ids: tuple[int, ...]
     mask: tuple[int, ...]
     logprobs: tuple[float, ...]
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,12 @@ class Episode:
             raise ValueError(f"episode {self.id}: {lengths}")
 
     @property
+    def all_turns(self) -> tuple[Turn, ...]:
+        return tuple(turn for segment in self.segments for turn in segment.turns)
+
+    @property
     def faults(self) -> tuple[str, ...]:
-        return tuple(fault for turn in self.turns for fault in turn.faults)
+        return tuple(fault for turn in self.all_turns for fault in turn.faults)
 
     @property
     def well_formed(self) -> bool:

@@ -203,6 +203,7 @@ def get_format_reward(episodes: Sequence[Episode], questions: Sequence[Question]
     Example: a well-formed search, then a turn with broken JSON, then an answer: 1/3 + 1/3 + 1/3 * 2/3.
     """
     return [
-        (bool(e.searches) + (e.stop == "answer") + sum(not t.faults for t in e.turns) / max(1, len(e.turns))) / 3
+        (bool(e.searches) + (e.stop == "answer") + sum(not t.faults for t in e.all_turns) / max(1, len(e.all_turns)))
+        / 3
         for e in episodes
     ]

@@ -245,7 +245,9 @@ class Recorder:
         one = len(self.segments) == 1  # else a search's turn could be one of another segment
         last.searches = [search if one else replace(search, turn=-1) for search in self.book.searches]
         others = [each for each in self.segments if each is not last]
-        earlier = tuple(Segment(tuple(each.ids), tuple(each.mask), tuple(each.logprobs)) for each in others)
+        earlier = tuple(
+            Segment(tuple(each.ids), tuple(each.mask), tuple(each.logprobs), tuple(each.turns)) for each in others
+        )
         return replace(last.finished(self.protocol), earlier=earlier, own_reward=ended.reward)
 
 

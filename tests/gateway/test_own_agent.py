@@ -19,7 +19,7 @@ from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Search, from_json, read_episodes, to_json
 from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
-from forage.agent.rewards import get_own_reward
+from forage.agent.rewards import get_format_reward, get_own_reward
 from forage.engines.base import EngineError
 from forage.errors import UserError
 from forage.gateway.own_agent import command, recorded
@@ -109,6 +109,19 @@ def test_a_changed_history_begins_a_segment_and_both_are_learnt_from(protocol):
     begins = protocol.encode("<|im_start|>user\nIn short<|im_end|>\n<|im_start|>assistant\n")
     assert episode.ids[: len(begins) + len(two)] == (*begins, *two)
     assert (earlier.logprobs[-1], sum(earlier.mask), episode.sampled) == (-3.5, 8, 14)
+
+
+def test_what_an_earlier_conversation_broke_counts(protocol):
+    async def starts_anew(question, client, tools):
+        for text in (question, "And now?"):
+            messages = [{"role": "user", "content": text}]
+            reply = await client.chat.completions.create(model="policy", messages=messages)
+        return reply.choices[0].message.content
+
+    episode, _ = played(starts_anew, protocol, "<tool_response>rest</tool_response>", "Rest.")
+    assert (episode.faults, [turn.faults for turn in episode.turns]) == (("forged_response",), [()])
+    assert from_json(to_json(episode)) == episode
+    assert get_format_reward([episode], []) == [pytest.approx((0 + 1 + 1 / 2) / 3)]  # no search, an answer, half
 
 
 def test_several_conversations_at_once_are_segments(protocol):
