@@ -39,6 +39,8 @@ ASKED = (
     "--report-to", "none",
 )  # fmt: skip
 WARMED = ("--warm-steps", "30", "--max-steps", "0", "--eval-questions", "50")
+IMITATION = "imitation"  # a warm start that goes on for as long as the others train
+IMITATED = ("--warm-steps", "1200", "--max-steps", "0", "--eval-questions", str(HELD_OUT))
 TRAINED = (
     "--backend", "own", "--reward", "gain", "--temperature", "1", "--top-p", "1", "--batch-size", "16",
     "--num-rollouts", "4", "--ppo-epochs", "2", "--kl-coef", "0.001", "--learning-rate", "3e-4", "--save-every", "10",
@@ -56,8 +58,8 @@ class Options:
     """Folder for the questions, the warm start and the runs."""
     rows: Path = Path("bench/rewriting.jsonl")
     """File of what was measured."""
-    algorithms: tuple[str, ...] = ("ppo", "grpo")
-    """Algorithms to compare."""
+    algorithms: tuple[str, ...] = ("ppo", "grpo", IMITATION)
+    """Ways to train, to be compared."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Seeds of each."""
     max_steps: int = 100
@@ -86,14 +88,15 @@ def prepare(options: Options, path: Path) -> None:
 
 
 def measured(options: Options, algorithm: str, seed: int) -> Iterator[Row]:
-    """Train, and measure what was trained, the warm start, and what needs no training."""
+    """Train, and measure what was trained and what it is compared with."""
     start, folder = options.work / "start", options.work / f"{algorithm}-{seed}"
     given = ("--data", options.work / "data", *ASKED)
     if not start.exists():
         run("train_ppo", *given, "--run-dir", options.work / "warm", "--output-dir", start, *WARMED)
+    by_reward = ("--base-model", start, "--algorithm", algorithm, "--max-steps", options.max_steps, *TRAINED)
     flags = (
-        *given, "--base-model", start, "--algorithm", algorithm, "--seed", seed, "--max-steps", options.max_steps,
-        "--run-dir", folder, "--output-dir", f"{folder}-model", *TRAINED,
+        *given, "--seed", seed, "--run-dir", folder, "--output-dir", f"{folder}-model",
+        *(IMITATED if algorithm == IMITATION else by_reward),
     )  # fmt: skip
     if not (folder / "evaluation.jsonl").exists():
         run("train_ppo", *flags)
@@ -102,10 +105,13 @@ def measured(options: Options, algorithm: str, seed: int) -> Iterator[Row]:
     asked = [row.query for row in data.held_out]
     first = [(titles(data.texts, data.search, query) or [query])[0] for query in asked]
     scripted = [f"{title} {query.rpartition(': ')[2]}" for title, query in zip(first, asked, strict=True)]
-    minutes = sum(update["seconds"] for _, update in json_lines(folder / "metrics.jsonl")) / 60
+    metrics = folder / "metrics.jsonl"  # a warm start has none
+    minutes = sum(update["seconds"] for _, update in json_lines(metrics)) / 60 if metrics.exists() else 0.0
     *_, warm, learnt = (found["searched"] for _, found in json_lines(folder / "evaluation.jsonl"))
-    untrained = ((RAW, asked), (TITLE, first), (SCRIPT, scripted), (WARM, warm))
-    for arm, searched in (*untrained, (algorithm, learnt)):
+    ways = {RAW: asked, TITLE: first, SCRIPT: scripted, WARM: warm, algorithm: learnt}
+    if algorithm == IMITATION:  # the warm start that it knows is itself
+        del ways[WARM]
+    for arm, searched in ways.items():
         five, ten = (measure(arm, data.held_out, searched, data.search, k) for k in (5, 10))
         measures = {"recall@5": five.recall, "nDCG@10": ten.ndcg, "MRR@10": ten.mrr}
         rounded = {name: np.round(values, 3).tolist() for name, values in measures.items()}

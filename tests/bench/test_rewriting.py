@@ -25,10 +25,21 @@ def test_the_table_pairs_each_way_with_the_warm_start():
 def test_what_was_measured_is_not_measured_again(tmp_path, capfd, monkeypatch):
     make_tiny(tmp_path)
     (tmp_path / "model").rename(tmp_path / "start")
-    options = Options(tmp_path / "data", tmp_path, tmp_path / "rows.jsonl", ("ppo", "grpo"), (3,), max_steps=1)
+    monkeypatch.setattr(
+        rewriting, "IMITATED", ("--base-model", tmp_path / "start", "--warm-steps", 1, "--max-steps", 0)
+    )
+    options = Options(tmp_path / "data", tmp_path, tmp_path / "rows.jsonl", seeds=(3,), max_steps=1)
     main(options)
-    lines = capfd.readouterr().out.splitlines()[-8:]
-    ways = ["the question", "the first title found", "that, and what is asked", "warm start", "ppo", "grpo"]
+    lines = capfd.readouterr().out.splitlines()[-9:]
+    ways = [
+        "the question",
+        "the first title found",
+        "that, and what is asked",
+        "warm start",
+        "ppo",
+        "grpo",
+        "imitation",
+    ]
     assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {way}" for way in ways]
     monkeypatch.setattr(rewriting, "run", pytest.fail)
     main(options)
