@@ -43,12 +43,12 @@ BUDGETS = {
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
     "bench": (23_990, 16),
-    "tests": (262_830, 55),
+    "tests": (262_860, 55),
 }
 ROAD = {"files": 70, "functions": 495, "lines": 4_465}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_609  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_610  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
