@@ -1,11 +1,11 @@
 """Ask a search agent questions about a document store, in a terminal.
 
-    python chat.py --policy models/warm                          a policy folder, or a merged model's
-    python chat.py --policy runs/a --question "What is gout?"    a run's newest adapter, once; good for scripts
+    python chat.py --policy models/warm                          a policy folder or a merged model's folder
+    python chat.py --policy runs/a --question "What is gout?"    one question to a run's newest adapter; for scripts
     python chat.py --base-url http://127.0.0.1:8000/v1 --model NAME    any server with tool calling
 
-Shows each search with what it found, then the answer with the passages that hold its words. Plays by the same loop as
-training and evaluate.py. Reads --data (the store); writes nothing. Where standard input is no terminal, each of its
+Shows each search and what it found, then the answer and the passages that contain its words. Uses the same loop as
+training and evaluate.py. Reads --data (the store); writes nothing. If standard input is not a terminal, each of its
 lines is a question.
 """
 

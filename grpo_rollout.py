@@ -1,17 +1,16 @@
 """Stage 4: the rewards, the agent's tools, and its episodes.
 
-Edit `get_reward_functions` to reward something else, `get_tools` to give the agent another tool beside search, and
+Edit `get_reward_functions` to reward something else, `get_tools` to give the agent another tool besides search, and
 `get_agent` to train an agent of your own.
 
     python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo               plays one step
     python grpo_rollout.py --data data --policy models/warm --run-dir runs/grpo --follow      plays all steps
 
-Reads --data (questions and store of data_prep.py) and the newest adapter of --run-dir, else of --policy. Writes
-episodes/<step>/<worker>.jsonl into --run-dir, one line per episode, all episodes of a question at once. With --follow
-it plays whatever grpo_train.py plans until that run is finished; any number of workers may share the run folder, and
-no question is played twice. A worker takes from run.json how to play, and must have the trainer's data, policy and
-rewards. Samples from vLLM servers (--urls; `make vllm-cpu` starts one) or in this process (--engine
-local).
+Reads --data (questions and store from data_prep.py) and the newest adapter of --run-dir, or of --policy if there is
+none. Writes episodes/<step>/<worker>.jsonl to --run-dir, one line per episode, all episodes of a question at once. With
+--follow it plays whatever grpo_train.py plans, until that run finishes. Any number of workers may share the run folder;
+no question is played twice. A worker reads how to play from run.json, and must have the trainer's data, policy and
+rewards. Samples from vLLM servers (--urls; `make vllm-cpu` starts one) or in this process (--engine local).
 """
 
 from __future__ import annotations

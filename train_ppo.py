@@ -1,20 +1,20 @@
 """Train a language model with PPO to write better search queries.
 
-    python train_ppo.py                                     a first look, on what data_prep.py prepared
-    python train_ppo.py --warm-steps 150 --max-steps 500    with a supervised start before PPO
+    python train_ppo.py                                     a first look, on what data_prep.py wrote
+    python train_ppo.py --warm-steps 150 --max-steps 500    with a supervised warm start before PPO
     python train_ppo.py --base-model gpt2 --rewrite replace --reward ndcg
 
 Reads from --data: train.jsonl, with lines {"query": ..., "relevant_doc_ids": [...]}; pubmed_corpus.json, a list of
 {"doc_id": ..., "text": ...}; and eval.jsonl, like train.jsonl (without it, a fifth of train.jsonl is held out).
 Each update rewrites --batch-size queries, searches with the rewrites, and rewards them for what they find.
 
-Writes the trained model to --output-dir, for plain transformers, and to --run-dir: metrics.jsonl, training.png,
-episodes/ (rewrites and rewards), evaluation.jsonl (held-out queries: raw, rewritten by the untrained model, after the
-warm start and after PPO), warm/ (the warm-started model), config.json, code.diff and state/.
+Writes the trained model to --output-dir, in the format of plain transformers. Writes to --run-dir: metrics.jsonl,
+training.png, episodes/ (rewrites and rewards), evaluation.jsonl (held-out queries: raw, rewritten by the untrained
+model, after the warm start and after PPO), warm/ (the warm-started model), config.json, code.diff and state/.
 Re-run the same command to resume a killed run from its last checkpoint, with the same result.
 
---backend trl uses TRL's PPO trainer; --backend own, which is faster, a short loop of our own (forage/rewriter/ppo.py).
-By default an adapter is trained (--lora-rank).
+--backend trl uses TRL's PPO trainer. --backend own uses our own short loop, which is faster (forage/rewriter/ppo.py).
+By default only a LoRA adapter is trained (--lora-rank).
 """
 
 from __future__ import annotations

@@ -16,22 +16,23 @@ class ChatOptions:
     """The chat."""
 
     policy: str = "models/warm"
-    """Whom to ask: a policy or run folder (its newest adapter), a merged model's folder, or a hub name."""
+    """The model to ask: a policy or run folder (its newest adapter), a merged model's folder, or a hub name."""
     base_url: str = ""
-    """Ask a model with tool calling behind this OpenAI-compatible address instead, http://HOST:PORT/v1; its key is read
-    from the environment, OPENAI_API_KEY."""
+    """Ask a model with tool calling at this OpenAI-compatible address instead, http://HOST:PORT/v1. Its key is read
+    from OPENAI_API_KEY."""
     model: str = ""
-    """The model's name at --base-url."""
+    """Name of the model at --base-url."""
     data: Path | None = None
-    """Folder with the store that is searched, as data_prep.py wrote it (data; of a run, the one it learns from)."""
+    """Folder from data_prep.py with the store to search. Left out: the data of the run that --policy names, else
+    data."""
     question: str | None = None
-    """Ask this one question and exit. Without it, questions are read from the terminal, or from standard input."""
+    """Ask this one question and exit. Left out: read questions from the terminal or from standard input."""
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(patience=10.0))
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     seed: int = 0
-    """Seed of sampling, with --temperature over 0."""
+    """Seed for sampling, with --temperature above 0."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""

@@ -10,40 +10,41 @@ from forage.data.scraping.options import ScrapeOptions
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column holds what (if left out, a column is found by its usual names)."""
+    """Column names (left out: found by the usual names)."""
 
     question_column: str = ""
     """Column with the question."""
     answer_column: str = ""
     """Column with the reference answer."""
     url_column: str = ""
-    """Column with the address of the page that answers the question."""
+    """Column with the URL of the page that answers the question."""
     id_column: str = ""
     """Column with the row's id."""
     focus_column: str = ""
-    """Column with what the question is about; becomes the document's title."""
+    """Column with the question's subject, which becomes the document's title."""
     type_column: str = ""
     """Column with the question's type."""
 
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """Which data set, and where its pages are kept."""
+    """The data set, and where its pages are kept."""
 
     dataset_name: str = "lavita/MedQuAD"
-    """Hub name, a .jsonl, .jsonl.gz, .csv or .parquet file, a folder in BEIR's layout, or sample (the corpus in
+    """Hub name; a .jsonl, .jsonl.gz, .csv or .parquet file; a folder in BEIR's layout; or sample (the corpus in
     sample_data/)."""
     dataset_split: str = "train"
-    """Split of a hub data set to read."""
+    """Split to read from a hub data set."""
     cache_dir: Path = Path("data/cache")
-    """Folder for downloads from the hub."""
+    """Folder for hub downloads."""
     content_dir: Path = Path("data/pages")
-    """Folder for the fetched pages, as they came."""
+    """Folder for the fetched pages, unchanged."""
     scrape: bool = True
     """Fetch the pages. Off: the data set's answers become the documents."""
     skip_existing: bool = True
-    """Skip pages that an earlier run fetched, or failed to fetch for a lasting reason."""
+    """Skip pages that an earlier run fetched, or failed to fetch for a permanent reason."""
     keep_recurring: bool = False
-    """Keep paragraphs that recur on most pages of a site or, of --documents, on those of a folder."""
+    """Keep paragraphs that recur on at least half of a site's pages (with --documents: of a folder's .html files). Off:
+    drop them as boilerplate."""
     columns: Columns = field(default_factory=Columns)
     scraping: ScrapeOptions = field(default_factory=ScrapeOptions)

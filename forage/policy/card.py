@@ -77,9 +77,9 @@ class AdapterOptions:
     target_modules: tuple[str, ...] = ("all-linear",)
     """Layers to adapt: all-linear (every linear layer except the output layer), or names such as q_proj v_proj."""
     rslora: bool = False
-    """Rank-stabilised scale (rsLoRA), https://arxiv.org/abs/2312.03732."""
+    """Use the rank-stabilised scale (rsLoRA, https://arxiv.org/abs/2312.03732)."""
     dora: bool = False
-    """Weight-decomposed LoRA (DoRA), https://arxiv.org/abs/2402.09353."""
+    """Use weight-decomposed LoRA (DoRA, https://arxiv.org/abs/2402.09353)."""
 
     def check(self) -> None:
         if self.r < 1 or self.alpha < 1:

@@ -10,27 +10,28 @@ from forage.errors import UserError, check_at_least_one
 
 @dataclass(frozen=True)
 class MakingOptions:
-    """Your own documents, and the questions made from them."""
+    """Your own documents and questions."""
 
     documents: Path | None = None
-    """Folder of your own .txt, .md, .html and .pdf files, in place of a data set; questions are made from them."""
+    """Folder of your own .txt, .md, .html and .pdf files, instead of a data set. Questions are made from them, unless
+    you give --questions."""
     questions: str = ""
-    """Your own questions about --documents, in place of made ones: a .jsonl, .jsonl.gz, .csv or .parquet file with
-    columns question, answer and source (the file that answers), of which one of the last two may be missing."""
+    """Your own questions about --documents, instead of made ones: a .jsonl, .jsonl.gz, .csv or .parquet file with
+    columns question, answer and source (the file with the answer). Either answer or source may be missing."""
     make_questions: str = ""
-    """Chat model that writes the questions, by its name at --make-questions-url. Without one, questions are made from
-    headings and sentences."""
+    """Chat model that writes the questions, by its name at --make-questions-url. Empty: make questions from headings
+    and sentences."""
     make_questions_url: str = ""
-    """Address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; its key is read from OPENAI_API_KEY."""
+    """OpenAI-compatible server, such as http://127.0.0.1:8000/v1; its key is read from OPENAI_API_KEY."""
     found_within: int = 10
-    """Keep a question only if a search with it finds its passage among this many."""
+    """Keep a made question only if searching for it finds its passage among the first N results."""
     max_questions: int = 2000
-    """Stop when this many questions are kept; until then each document's passages get their turn."""
+    """Stop once this many questions are kept, taking the documents in turn."""
     min_questions: int = 20
-    """Stop with an error if fewer questions are kept."""
+    """Fail if fewer questions are kept."""
     second_hop: tuple[int, ...] = ()
-    """Also write questions that one search can't answer, into second_hop_N beside the others: N words of another
-    passage stand for the name of what is asked about, which must be found first. A folder for each number."""
+    """Also write questions that one search can't answer, to a folder second_hop_N for each N given. N words from
+    another passage replace the subject's name, which must be found first."""
 
     def check(self) -> None:
         """Fail before anything is read."""

