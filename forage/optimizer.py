@@ -18,7 +18,7 @@ class OptimizerOptions:
     """The optimizer (AdamW)."""
 
     learning_rate: float = 5e-5
-    """Peak learning rate. 0 in sft_train.py: by the size of the base, 1e-3 below a billion parameters, else 2e-4."""
+    """Peak learning rate. 0 in sft_train.py: 1e-3 for a base below a billion parameters, else 2e-4."""
     weight_decay: float = fixed(0.0)
     """Weight decay."""
     max_norm: float = fixed(1.0)
@@ -33,11 +33,11 @@ class MemoryOptions:
     """Memory of a training pass."""
 
     token_budget: int | None = None
-    """Most tokens in a micro-batch: a lower number needs less memory and more passes. Left out: on a GPU, as many as
-    fit (python -m forage.policy.memory)."""
+    """Maximum tokens per micro-batch. Fewer need less memory and more passes. Left out: as many as fit on one GPU
+    (python -m forage.policy.memory), 16384 on several, 1024 on a CPU."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass: slower, with less memory (docs/training.md). Left out: on a GPU, only
-    if they don't fit; else off."""
+    """Recompute activations in the backward pass: slower, but needs less memory (docs/training.md). Left out: off,
+    unless they don't fit on one GPU."""
 
     def check(self) -> None:
         if self.token_budget is not None:

@@ -60,46 +60,46 @@ class AgentSettings:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How the agent searches, and its task. Options left out come from the policy's agent.json (in brackets: a new
-    policy's)."""
+    """How the agent searches, and its task. Options left out come from the policy's agent.json (in brackets: the
+    defaults of a new policy)."""
 
     mode: Mode | None = None
     """Rank by embeddings (dense), by words (sparse, BM25), or by both (hybrid)."""
     k: int | None = None
-    """Passages a search shows (3)."""
+    """Passages shown per search (3)."""
     passage_tokens: int | None = None
     """Tokens shown of each passage (64)."""
     question_weight: int | None = None
-    """Search for the question, repeated N times (BM25 counts repeats), plus the query; 0: for the query alone (0)."""
+    """Search for the question, repeated N times (BM25 counts repeats), plus the query. 0: only the query (0)."""
     max_turns: int | None = None
-    """Most turns of an episode, the one with the answer included; 1: an episode is a search, without an answer (4)."""
+    """Maximum turns per episode, including the answer. 1: an episode is one search, without an answer (4)."""
     max_turn_tokens: int | None = None
-    """Most tokens the policy may sample in one turn (160)."""
+    """Maximum tokens the policy may sample per turn (160)."""
     max_tokens: int | None = None
-    """Most tokens of an episode, prompt and search results included (2048)."""
+    """Maximum tokens per episode, including the prompt and search results (2048)."""
     max_calls: int | None = fixed(None)
-    """Most searches in one turn; any more are refused (2)."""
+    """Maximum searches per turn; further ones are refused (2)."""
     max_query: int | None = fixed(None)
-    """Most characters of a query; a longer one is refused (300)."""
+    """Maximum characters in a query; longer ones are refused (300)."""
     force_search: bool | None = None
-    """Begin the first turn with a search for the policy, which writes only the query; what is given is not trained on
-    (False)."""
+    """Write the beginning of a search call into the first turn, so that the policy writes only the query. That
+    beginning is not trained on (off)."""
     task: str | None = None
-    """What the policy is told to do, before "search it first, ..."; decided at the first training, for good
+    """The task that opens the system prompt, before ": search it first, ...". The first training fixes it for good
     (Answer the question from a library)."""
     dense_weight: float | None = None
-    """With --mode hybrid: weight of the ranking by meaning. The ranking by words gets the rest: 1 less this and
+    """With --mode hybrid: weight of the ranking by embeddings. The ranking by words gets 1 minus this and
     --title-weight (0.6)."""
     title_weight: float | None = None
     """With --mode hybrid: weight of how well the query's words match the document's title (0.3)."""
     title_share: bool | None = fixed(None)
-    """With --mode hybrid: let a title count by the share of its words that the query says; the ranking by words gets
-    the weight that no title earns (True)."""
+    """With --mode hybrid: score a title by the share of its words that the query contains; any weight that the best
+    title doesn't earn goes to the ranking by words (on)."""
     window: Window | None = fixed(None)  # noqa: RUF009 as the others
-    """What of a passage is shown: its beginning (start), or from where it says most of what the query asks for
+    """Which part of a passage is shown: its beginning (start), or from where it says most of what the query asks for
     (query)."""
     override_agent: bool = False
-    """Let these options differ from the policy's agent.json instead of stopping."""
+    """Allow these options to differ from the policy's agent.json, instead of stopping."""
 
     def settle(self, *folders: Path) -> AgentSettings:
         """The settings in the first folder that has an agent.json, else the defaults, with what was given here.

@@ -20,14 +20,14 @@ class Sampling:
     """How tokens are sampled."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 always takes the likeliest token."""
+    """Sampling temperature; 0 always takes the likeliest token."""
     top_p: float = 1.0
-    """Sample only from the likeliest tokens that together have this probability."""
+    """Sample only from the likeliest tokens that together have this probability; 1: from all."""
     top_k: int = 0
     """Sample only from the K likeliest tokens; 0: from all."""
     allow_truncated: bool = False
     """Allow --top-p and --top-k. In training they make the ratios wrong: the trainer computes a token's probability
-    among all tokens, but the token was drawn from a few."""
+    among all tokens, but it was drawn from a few."""
 
     def check(self) -> None:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
@@ -103,12 +103,13 @@ class EngineOptions:
     """The sampling engine."""
 
     engine: Literal["auto", "vllm", "local"] = "auto"
-    """Sample from vLLM servers, or in this process (local); auto takes the servers if one answers."""
+    """Sample from vLLM servers (vllm) or in this process (local). auto: from the servers if one answers, else in this
+    process."""
     urls: tuple[str, ...] = ("http://127.0.0.1:8100",)
-    """Addresses of the vLLM servers; all episodes of a question go to the same one."""
+    """Addresses of the vLLM servers. All episodes of a question go to the same one."""
     api_key: str = fixed("")
     """The servers' API key, from the environment's VLLM_API_KEY."""
     patience: float = fixed(300.0)
-    """Seconds to keep trying while no server answers; then the script stops."""
+    """Seconds to keep retrying while no server answers, before the script stops."""
     timeout: float = fixed(300.0)
     """Seconds one request may take."""

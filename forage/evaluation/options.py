@@ -33,35 +33,35 @@ class EvaluationOptions:
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: tuple[str, ...] = ("models/warm",)
-    """Policy or run folders, plain models' folders, or hub names; name=folder names it in the table."""
+    """Policy or run folders, plain models' folders, or hub names. name=folder sets the name in the table."""
     beside: tuple[str, ...] = ()
-    """More policies for the same table, such as the warm start or the base, which play only the system `single`."""
+    """More policies for the same table, such as the warm start or the base. They play only the system `single`."""
     systems: tuple[str, ...] = ("plain_rag", "no_retrieval", "hyde", "single")
-    """Ways of answering, by their names in SYSTEMS (evaluate.py) with parameters, as in best_of:8, tpo:4x3 or
-    tree:8:learned; all are compared with the first."""
+    """Ways of answering: names from SYSTEMS (evaluate.py), with parameters as in best_of:8, tpo:4x3 or tree:8:learned.
+    All are compared with the first."""
     lab: bool = False
-    """Does the policy search, or answer from memory? Play it on altered stores too, beside plain RAG and no retrieval,
-    and write lab.md; takes the place of --systems."""
+    """Test whether the policy searches or answers from memory: play it on altered stores too, beside plain RAG and no
+    retrieval, and write lab.md. Replaces --systems."""
     output_dir: Path = Path("runs/eval")
     """Folder for all results."""
     eval_questions: int = 200
-    """Number of questions, chosen at random by --seed; a larger number includes the questions of a smaller. 0: all."""
+    """Number of questions, drawn by --seed; a larger number includes those of a smaller one. 0: all."""
     skip_questions: int = 0
-    """Leave out the first N questions in that order, as rounds of self-evolution do."""
+    """Skip the first N questions drawn, as rounds of self-evolution do."""
     split: Literal["eval", "train"] = "eval"
     """Take the questions from eval.jsonl or from train.jsonl."""
     cutoffs: tuple[int, ...] = (3, 10)
-    """The k of MRR@k, recall@k and nDCG@k."""
+    """Values of k for MRR@k, recall@k and nDCG@k."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
     concurrency: int = 16
-    """Questions played at the same time; with --engine local also the sequences sampled in one batch."""
+    """Questions played at once. With --engine local also the number of sequences sampled in one batch."""
     scorer: Path | None = None
-    """Learned scorer for systems such as best_of:8:learned, made by python -m forage.testtime.train_scorer."""
+    """Learned scorer for systems such as best_of:8:learned, from python -m forage.testtime.train_scorer."""
     seed: int = 0
-    """Seed of the choice of questions and of sampling."""
+    """Seed for drawing questions and for sampling."""
 
     def check(self, systems: Systems) -> None:
         """Fail before anything is loaded."""

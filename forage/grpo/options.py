@@ -25,29 +25,29 @@ class LossOptions:
 
     loss: Literal["clip", "gspo", "cispo"] = "clip"
     """clip: PPO's clipped ratio per token, as in GRPO (arXiv 2402.03300). gspo: one ratio per episode, the geometric
-    mean of its tokens' (2507.18071). cispo: the clipped ratio weighs the token's log-probability, so that no token
-    loses its gradient (2506.13585)."""
+    mean of its tokens' ratios (2507.18071). cispo: weight each token's log-probability by the clipped ratio, so that no
+    token loses its gradient (2506.13585)."""
     clip_low: float = 0.2
-    """Clip the ratio below 1 minus this. Usual with gspo: 3e-4; with cispo: 1, which is no lower bound."""
+    """Clip the ratio below 1 minus this. Usual with gspo: 3e-4; with cispo: 1, no lower bound."""
     clip_high: float = 0.2
     """Clip the ratio above 1 plus this. Usual in DAPO: 0.28 (2503.14476); with gspo: 4e-4; with cispo: 4."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
-    """token: mean over all tokens of the step (DAPO). sequence: mean over an episode, then over episodes (GRPO).
-    constant: sum divided by episodes times 512 (Dr. GRPO, 2503.20783)."""
+    """token: mean over all tokens of the step (DAPO). sequence: mean over each episode's tokens, then over episodes
+    (GRPO). constant: sum divided by 512 times the number of episodes (Dr. GRPO, 2503.20783)."""
     constant_length: int = fixed(512)
-    """With --aggregation constant: the length to divide by, such as the most tokens an episode may sample."""
+    """With --aggregation constant: the length to divide by, such as the maximum tokens an episode may sample."""
     beta: float = 0.0
-    """Weight of the KL divergence to the starting policy. 0, as in DAPO and Dr. GRPO, computes none and needs no
-    reference; DeepSeekMath takes 0.04 (--preset deepseekmath)."""
+    """Weight of the KL divergence from the starting policy. 0, as in DAPO and Dr. GRPO, skips it and needs no
+    reference; DeepSeekMath uses 0.04 (--preset deepseekmath)."""
     unbiased_kl: bool = fixed(False)
     """Multiply the KL term by the ratio, which makes its gradient that of the reverse KL (DeepSeek-V3.2, 2512.02556;
     TRL's default). Off: GRPO's k3 estimator."""
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
-    """Correct for a sampler whose log-probabilities differ from the trainer's: weigh each token, or the whole episode,
-    by the ratio of the two, cut to the cap (truncate: TIS, fengyao.notion.site/off-policy-rl) or dropped beyond it
-    (mask: IcePop, 2510.18855)."""
+    """Correct for a sampler whose probabilities differ from the trainer's: weight each token, or each whole episode
+    (sequence), by the trainer's probability over the sampler's. Weights over 2 are cut to 2 (truncate: TIS,
+    fengyao.notion.site/off-policy-rl), or weights outside 1/2 to 2 are set to 0 (mask: IcePop, 2510.18855)."""
     correction_cap: float = fixed(2.0)
-    """Cap of that ratio."""
+    """Cap of that ratio; a mask also drops ratios below 1 over this."""
 
     def check(self) -> None:
         """Refuse what can't be meant, before a model is loaded."""
@@ -69,29 +69,29 @@ class UpdateOptions:
     warmup_steps: int = 0
     """Steps over which the learning rate rises to its peak; 0: none."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up; linear and cosine fall to 0 at --max-steps."""
+    """Learning rate after the warm-up. linear and cosine fall to 0 at --max-steps."""
     epochs: int = 1
     """Updates made from each step's episodes."""
     combine: Method = "uniform"
-    """How an episode's rewards become one (forage/agent/combination.py): their mean; weighed by how much they vary
-    (std) or vary together (pca); their length as a vector (l2). What is
-    called overall in plots and evaluations is the mean in any case."""
+    """How an episode's rewards are combined into one (forage/agent/combination.py): their mean (uniform), a mean
+    weighted by how much each varies (std) or how much they vary together (pca), or their length as a vector (l2).
+    "overall" in plots and evaluations is always the mean."""
     advantage: AdvantageMethod = "grpo"
-    """How a group's rewards become advantages: less the mean, over the deviation (grpo); less the mean (dr_grpo); less
-    the others' mean (rloo); less the mean, over the batch's deviation (reinforce++); 1 for the best episode and 0 for
-    the others, which imitates it (best: expert iteration)."""
+    """How a group's rewards become advantages. grpo: minus the group's mean, divided by its deviation. dr_grpo: minus
+    the mean. rloo: minus the mean of the others. reinforce++: minus the mean, divided by the batch's deviation. best: 1
+    for the best episode and 0 for the others, to imitate the best (expert iteration)."""
     learn_from: int = 0
-    """Train only on this many episodes of each group, those whose rewards vary most (PODS, 2504.13818); it pays where
-    the update costs more than playing. 0: on all."""
+    """Train only on the N episodes of each group whose rewards vary most (PODS, 2504.13818). This pays if updates cost
+    more than playing. 0: train on all."""
     credit: Credit = "episode"
-    """What a token answers for: what its episode earned, as all others of it (episode); a query's also for what its
-    search would have lost without their word (words), which teaches faster what is worth saying."""
+    """What a token is credited with: its episode's advantage (episode), or, for the tokens of a query, also what the
+    search would lose without their word (words). The latter teaches faster which words are worth saying."""
     word_cost: float = 0.0
-    """With --credit words: what each word of a query costs, on the scale of what searches lose: 1 is all that can be
-    found. A small cost, such as .005, keeps a policy from saying words that add nothing."""
+    """With --credit words: what each word of a query costs, on a scale where 1 is all that a search can find. A small
+    cost such as .005 keeps the policy from adding useless words."""
     overlong: Literal["keep", "mask", "punish"] = "keep"
-    """Episodes that ran out of tokens: train on them as they are, leave them out of the loss (mask), or lower their
-    reward the closer they came to --max-tokens (punish)."""
+    """What to do with long episodes. keep: train on them as they are. mask: leave those that ran out of tokens out of
+    the loss. punish: take up to 1 from the reward over the last 256 tokens before --max-tokens."""
 
     def check(self) -> None:
         for part in (self.loss, self.optimizer, self.memory):
@@ -107,12 +107,12 @@ class GuardOptions:
     """Guards against a collapsing run."""
 
     on_collapse: Literal["stop", "rollback", "warn"] = "stop"
-    """On a sign of collapse: stop the run, go back to an older adapter with a fresh optimizer (rollback), or only print
-    and record it (warn)."""
+    """On a sign of collapse: stop the run (stop), go back to an older adapter with a fresh optimizer (rollback), or
+    only print and record it (warn)."""
     max_mismatch: float = fixed(0.1)
-    """Highest mean KL of sampler to trainer; above it, an adapter is stale or the precisions differ too much."""
+    """Highest mean KL from sampler to trainer. Above it, an adapter is stale or the precisions differ too much."""
     rollback_steps: int = fixed(5)
-    """How many adapters back a rollback goes."""
+    """How many adapters a rollback goes back."""
     max_rollbacks: int = fixed(3)
     """After this many rollbacks, the next sign of collapse stops the run."""
 
@@ -125,37 +125,39 @@ class TrainOptions:
     update: UpdateOptions = field(default_factory=UpdateOptions)
     guard: GuardOptions = field(default_factory=GuardOptions)
     run_dir: Path = Path("runs/grpo")
-    """Run folder; a run that is already there is resumed."""
+    """Run folder. A run that is already there is resumed."""
     max_steps: int = 100
-    """Updates; may be raised to continue a finished run."""
+    """Number of steps. Raise it to continue a finished run."""
     replace_flat: int = 0
-    """Most questions per step to play in place of those whose episodes all earned the same."""
+    """Maximum questions per step to play in place of those whose episodes all earned the same; 0: none."""
     rollouts: Literal["own", "service"] = "own"
-    """Who plays the episodes: this process, or workers (grpo_rollout.py --follow) on the same run folder."""
+    """Who plays the episodes: this process (own), or workers on the same run folder (service; grpo_rollout.py
+    --follow)."""
     max_staleness: int = 0
-    """With --rollouts service: how many steps workers may play ahead of the newest adapter. Older episodes are
-    dropped."""
+    """With --rollouts service: how many steps workers may play ahead of the newest adapter. Older episodes are dropped.
+    0: workers wait for each adapter."""
     vllm_sleep: bool = False
-    """Let the vLLM server sleep except while episodes are played, so that trainer and server can each use the whole of
-    one GPU in turn; only with --rollouts own (docs/operations.md)."""
+    """Let the vLLM server sleep except while episodes are played, so that trainer and server can take turns with the
+    whole of one GPU. Needs --engine vllm and --rollouts own (docs/operations.md)."""
     sharding: Sharding = "none"
-    """DeepSpeed's ZeRO-2 or ZeRO-3, or FSDP2. Each process holds only its part of gradients and optimizer state
-    (zero2), of the weights too (zero3, fsdp2), or the whole of all (none). One process may be sharded too."""
+    """What to split among processes: gradients and optimizer state (zero2), the weights too (zero3, fsdp2), or nothing
+    (none). zero2 and zero3 are DeepSpeed's. Also works with one process."""
     offload: Offload = "none"
-    """Keep the optimizer's state in the CPU's memory (with zero2, zero3), or the weights too (all; with zero3)."""
+    """Keep the optimizer's state in CPU memory (optimizer; with zero2 or zero3), or the weights too (all; with
+    zero3)."""
     sequence_parallel: int = 1
-    """Number of processes that split the tokens of one long episode (Ulysses); not with zero3."""
+    """Number of processes that split the tokens of one long episode (Ulysses). Not with zero3."""
     eval_every: int = 10
-    """Steps between evaluations, with one before the first step and one after the last; 0: no evaluation at all."""
+    """Steps between evaluations. There is also one before the first step and one after the last. 0: never evaluate."""
     eval_questions: int = 32
-    """Held-out questions of eval.jsonl to evaluate on, always the same, one episode each."""
+    """Questions of eval.jsonl to evaluate on: always the same ones, one episode each."""
     eval_temperature: float = 0.0
-    """Sampling temperature of evaluations."""
+    """Sampling temperature of evaluations; 0: greedy."""
     keep_adapters: int = 10
-    """Keep the last N adapters, and in any case the first, those that were evaluated and those that a rollback or a
-    worker may need; 0: all."""
+    """Keep the last N adapters; 0: all. The first, those that were evaluated, and those that a rollback or a worker may
+    need are always kept."""
     report_to: Choice = "auto"
-    """Tracker to log to, in addition to the run folder; auto is trackio where it is installed."""
+    """Tracker to log to, besides the run folder. auto: trackio if it is installed."""
 
     def check(self) -> None:
         """Fail before anything is loaded."""

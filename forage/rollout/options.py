@@ -38,24 +38,24 @@ class RolloutOptions:
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: Path = field(default_factory=made_last)
-    """Policy folder of sft_train.py or create_lora_model.py. Left out: models/warm if it is there, else
-    models/policy."""
+    """Policy folder from sft_train.py or create_lora_model.py. Left out: models/warm if it is there and has the same
+    base as models/policy, else models/policy."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
     temperature: float = 1.0
-    """Divides the logits. Nothing else changes what is drawn: training computes a token's probability among all."""
+    """Sampling temperature. There is no top-p or top-k: training computes a token's probability among all tokens."""
     num_rollouts: int = 8
-    """Episodes per question; they form the group whose rewards are compared."""
+    """Episodes per question. They form the group whose rewards are compared."""
     batch_size: int = 8
     """Questions per step."""
     concurrency: int = 8
-    """Questions a process plays at the same time, --num-rollouts episodes each; give fewer if several workers share a
+    """Questions a process plays at once, each with --num-rollouts episodes. Lower it if several workers share a
     step."""
     weights: tuple[float, ...] = ()
     """Weight of each reward, in the order of get_reward_functions (grpo_rollout.py). Left out: all equal."""
     seed: int = 0
-    """Seed of question order and sampling."""
+    """Seed for question order and sampling."""
 
     @property
     def concurrent_episodes(self) -> int:
@@ -74,12 +74,12 @@ class RolloutOptions:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """The run, and this worker's part in it."""
+    """The run and this worker."""
 
     run_dir: Path = Path("runs/grpo")
     """Run folder, shared with grpo_train.py."""
     follow: bool = False
-    """Keep playing what grpo_train.py --rollouts service plans, until its run is finished."""
+    """Keep playing what grpo_train.py --rollouts service plans, until its run finishes."""
     worker: str = ""
-    """Name of this worker, different from all others; a restarted worker resumes under its old name. Left out: the
-    host's name, for more workers on one host NAME-2, NAME-3 and so on."""
+    """Unique name of this worker. Restart a worker under its old name to resume its work. Left out: the host's name,
+    and NAME-2, NAME-3 and so on for more workers on one host."""

@@ -32,33 +32,33 @@ class SFTOptions:
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: Path = Path("models/policy")
-    """Policy folder to start from, with its newest adapter."""
+    """Policy folder to start from. Its newest adapter is trained."""
     output_dir: Path = Path("models/warm")
     """Policy folder to create."""
     num_demonstrations: int = 200
-    """Number of training questions, chosen at random, for which the teacher plays a demonstration; 0: none."""
+    """Random training questions for which the teacher plays a demonstration; 0: none."""
     demonstrations: tuple[Path, ...] = ()
-    """Files of episodes to imitate as well; none may answer a question of eval.jsonl."""
+    """Files of episodes to imitate as well. None may be about a question of eval.jsonl."""
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
     max_steps: int = 100
-    """Largest number of updates."""
+    """Maximum number of updates."""
     batch_size: int = 4
     """Demonstrations per update."""
     optimizer: OptimizerOptions = field(default_factory=lambda: OptimizerOptions(learning_rate=0.0))
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     eval_share: float = 0.1
-    """Share of the demonstrations to hold out: their loss is measured, not trained on."""
+    """Share of the demonstrations to hold out, only to measure their loss."""
     eval_every: int = 20
-    """Updates between measurements, each followed by a checkpoint."""
+    """Updates between measurements of the held-out loss. Each is followed by a checkpoint."""
     early_stop: int = 3
-    """Stop after this many measurements without a lower held-out loss; not with --keep last."""
+    """Stop after this many measurements without a lower held-out loss. Not with --keep last."""
     keep: Literal["best", "last"] = "best"
-    """The adapter that is the result: that of the lowest held-out loss, or the one after all updates. For episodes that
-    the policy played itself take the last: what it says anyway can't get much likelier, however much it learns."""
+    """Which adapter to keep: the one with the lowest held-out loss (best), or the one after all updates (last). Use
+    last for episodes that the policy played itself: they are likely already, so their loss hardly falls."""
     seed: int = 0
-    """Seed of the choice and the order of questions."""
+    """Seed for choosing and ordering questions."""
     overwrite: bool = False
     """Replace the output folder if it exists."""
 

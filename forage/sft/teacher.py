@@ -32,22 +32,22 @@ class TeacherOptions:
     """The teacher's demonstrations."""
 
     answer_tokens: int = 64
-    """Most tokens of the teacher's answer, which is made of the reference's sentences that the passage shows."""
+    """Maximum tokens of the teacher's answer: those sentences of the reference answer that the passage shows."""
     guess_words: int = 0
-    """Let the teacher search for the question plus a guess of N words at how its answer begins (as query2doc does), so
-    that the policy learns to guess. With --question-weight the query is the guess alone. 0: no guess."""
+    """Let the teacher search for the question plus a guess at N words of its answer (as query2doc does), so that the
+    policy learns to guess. With --question-weight the query is only the guess. 0: no guess."""
     guess: Literal["own", "words"] = "own"
-    """The guess: how this answer really begins (own), or words of this answer that tell its type of question from
-    others, drawn at random (words)."""
+    """What the teacher guesses: how this answer really begins (own), or words of this answer that distinguish its type
+    of question from others, drawn at random (words)."""
     guess_share: float = 1.0
-    """Share of the questions for which the teacher has a guess; for the others it searches as without --guess-words."""
+    """Share of the questions for which the teacher guesses. For the others it searches as without --guess-words."""
     blind: Literal["no", "once", "words", "title"] = "no"
-    """Let the teacher know no more than the policy. It searches for the question and answers with the beginning of some
-    passage (once); in half of its episodes it first searches again, for phrases at random of what it has seen and what
-    is asked (words); or it always does, for the title of the first passage found and what is asked (title)."""
+    """Let the teacher know no more than the policy. once: it searches for the question and answers with the beginning
+    of a random passage found. words: in half of its episodes it searches again, for random phrases of what it has seen
+    and what is asked. title: it always searches again, for the title of the first passage and what is asked."""
     thought_words: int = 0
-    """Let the teacher think before it acts, in at most N words: what the question asks for and what to search for, then
-    what a passage says. A thought that does not fit into its turn is shortened. 0: no thoughts."""
+    """Let the teacher think in at most N words before it acts: what is asked and what to search for, then what a
+    passage says. Thoughts that don't fit into their turn are shortened. 0: no thoughts."""
 
     def check(self) -> None:
         check_at_least_one(self, "answer_tokens")
