@@ -1,9 +1,9 @@
-"""Stack settings: checks what .env sets, so that nothing in it is ignored without a word.
+"""Stack settings: checks what .env sets, so that nothing in it is silently ignored.
 
     python -m forage.stack_settings --file .env
 
-An unknown name and a value that can't be meant are errors. Without --file the environment is checked, less the names in
---image-names: docker compose passes .env so.
+Unknown names and impossible values are errors. Without --file it checks the environment, through which docker compose
+passes .env, except for the names in --image-names.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Options:
     """What to check."""
 
     file: Path | None = None
-    """File of lines NAME=VALUE; one that does not exist sets nothing."""
+    """File of NAME=VALUE lines. A file that doesn't exist sets nothing."""
     image_names: Path | None = None
-    """Without --file: names that the image itself sets, one a line."""
+    """Without --file: file of names that the image itself sets, one per line."""
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, str]]:

@@ -1,10 +1,9 @@
-"""Doctor: what this machine has and lacks, and the command that mends it.
+"""Doctor: what this machine has and lacks, and the command that fixes it.
 
     python -m forage.doctor
 
-First what `make demo` needs, then what only some options need and all else works without. Ends with status 1 if
-something is missing that is needed. It changes nothing, and asks nothing of the network but whether the model hub
-answers.
+Lists what `make demo` needs, then what only some options need. Exits with status 1 if something needed is missing. It
+changes nothing, and uses the network only to see whether the model hub answers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Replay: whether an episode's tokens come again from its adapter and its seed, turn by turn.
+"""Replay: check that an episode's tokens come out again from its adapter and its seed, turn by turn.
 
     python -m forage.gateway.replay runs/a --episode q3/1
     python -m forage.gateway.replay runs/a --episode q3/1 --step 4 --engine vllm
     python -m forage.gateway.replay runs/a --episode q3/1 --instead other.jsonl
 
-Of an episode that our own loop played, or an agent of get_agent in one conversation. Each turn is sampled from the very
-tokens before it. In this process on a CPU equal tokens are expected; a server rounds by what it samples beside them.
+The episode must be from our own loop, or from an agent of get_agent that held a single conversation. Each turn is
+sampled again after exactly the tokens that preceded it. In this process on a CPU, expect equal tokens. A server's
+rounding depends on what else it samples at the time.
 
-With --instead, what would have happened had its searches found these passages: the first turn stays, what it found is
-replaced, and the policy plays on. What changes hangs on what was found.
+--instead, for our own loop only, shows what would have happened had the searches found these passages: the first turn
+stays, its results are replaced, and the policy plays on. So whatever changes is due to what was found.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ from forage.text import one_line
 
 @dataclass(frozen=True)
 class Options:
-    """An episode of a run."""
+    """The episode to replay."""
 
     run_dir: Annotated[Path, POSITIONAL]
     """Run folder of grpo_train.py."""
     episode: str
-    """Its id, such as q3/1: the question's, and the sample's number."""
+    """Id of the episode, such as q3/1: the question's id and the sample's number."""
     step: int = -1
-    """Its step; left out: the last that has it."""
+    """Step of the episode; -1: the last step that has it."""
     policy: Path | None = None
-    """The run's policy, where it is no longer where it was."""
+    """The run's policy, if it has been moved."""
     instead: Path | None = None
-    """Passages that every search finds, as documents.jsonl has them: an id, a title and a text a line."""
+    """File of passages that every search finds, in the format of documents.jsonl: id, title and text on each line."""
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(engine="local"))
 
 

@@ -2,9 +2,9 @@
 
     python -m forage.planning.library runs/a --data data --out library.jsonl
 
-Reads the episodes of a run, and the focus and type of their questions in --data/train.jsonl; other questions' episodes
-are left out. Writes one template per line: a name, the query with a slot in place of the focus, the number of episodes
-that searched for it and what it earned in them.
+Reads the episodes of a run, and the focus (subject) and type of their questions in --data/train.jsonl. Episodes of
+other questions are skipped. Writes one template per line: a name, the query with a slot for the focus, the number of
+episodes that searched for it, and its mean reward in them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Options:
     out: Path = Path("library.jsonl")
     """File to write."""
     most: int = 12
-    """Most templates of the library: each one's name is part of every prompt."""
+    """Maximum number of templates. Each one's name is part of every prompt."""
 
 
 MIN_EPISODES = 2  # behind a template

@@ -3,7 +3,8 @@
     python -m forage.planning.teaching library.jsonl --data data --policy models/policy --out plans.jsonl
     python sft_train.py --data data --policy models/policy --num-demonstrations 0 --demonstrations plans.jsonl
 
-The teacher tries every template with each question's focus, and plays a plan with one that ranks the answer highest.
+The teacher tries every template with each question's focus (its subject), and plays the plan that ranks the answer
+highest.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ class Options:
     """Demonstrations of planning."""
 
     library: Annotated[Path, POSITIONAL]
-    """The library of the tool."""
+    """Template library, from python -m forage.planning.library."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: Path = Path("models/policy")
-    """Policy that will learn from the demonstrations; its tokenizer is needed."""
+    """Policy that will learn from the demonstrations. Only its tokenizer and settings are used."""
     out: Path = Path("plans.jsonl")
     """File to write."""
     num_demonstrations: int = 200
-    """Number of training questions, chosen at random, for which the teacher plans."""
+    """Random training questions for which the teacher plans."""
     seed: int = 0
-    """Seed of the choices."""
+    """Seed for these choices."""
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)

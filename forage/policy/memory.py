@@ -1,11 +1,11 @@
-"""What fits into GPUs, and the settings that make it fit, from a model's configuration alone.
+"""What fits on the GPUs, and the settings that make it fit, from a model's configuration alone.
 
     python -m forage.policy.memory --mib 24564 --base Qwen/Qwen2.5-7B-Instruct
 
-Prints lines NAME=VALUE, which `scripts/stack.sh prepare` keeps for its services, and on stderr how trainer and vLLM
-server share the cards. What is set stays. In the stack the two are separate processes, so on one card both must fit
-at the same time; of several, the server has the first and the trainer the others. What training takes is bounded from
-above; what vLLM and CUDA take is counted from vLLM's code and partly assumed. Nothing is loaded: no weights, no torch.
+Prints lines NAME=VALUE, which `scripts/stack.sh prepare` saves for its services, and on stderr how trainer and vLLM
+server share the GPUs. What is already set is kept. The two are separate processes, so on one GPU both must fit at once;
+of several, the server gets the first and the trainer the others. The figure for training is an upper bound; those for
+vLLM and CUDA come from vLLM's code and some assumptions. Loads no weights and no torch.
 """
 
 from __future__ import annotations
@@ -141,32 +141,34 @@ def halves(most: int, fewest: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Options:
-    """The machine's cards, the work, and what was set."""
+    """The GPUs, the work, and what is already set."""
 
     mib: tuple[int, ...]
-    """Memory of each card, as `nvidia-smi --query-gpu=memory.total` says it."""
+    """Memory of each GPU in MiB, as printed by `nvidia-smi --query-gpu=memory.total`."""
     base: str = "Qwen/Qwen2.5-7B-Instruct"
     """Model or policy folder, or a hub name; only its config.json is read."""
     quantize: bool = True
-    """Train over a 4-bit base."""
+    """Train on a 4-bit base."""
     serve: Serve = "auto"
-    """What vLLM serves: the 4-bit base, its unpacked copy, or whichever fits."""
+    """What vLLM serves: the 4-bit base (nf4), its unpacked copy (bf16), or whichever fits, the copy if both do
+    (auto)."""
     r: int = 16
     """Rank of the adapter."""
     max_tokens: int = 2048
-    """Most tokens of an episode."""
+    """Maximum tokens per episode."""
     concurrency: int = 64
-    """Episodes that the server should play at once."""
+    """Episodes the server should play at once."""
     vllm_gpus: str = ""
-    """VLLM_GPUS, if set: the number of a card."""
+    """VLLM_GPUS, if set: the number of a GPU."""
     train_gpus: str = ""
-    """TRAIN_GPUS, if set: numbers of cards, separated by commas."""
+    """TRAIN_GPUS, if set: numbers of GPUs, separated by commas."""
     train_processes: int = 0
-    """TRAIN_PROCESSES, if set."""
+    """TRAIN_PROCESSES, if set; 0: one per GPU of the trainer."""
     vllm_gpu_memory: float = 0.0
-    """VLLM_GPU_MEMORY, if set; then nothing is planned, and the trainer takes what it finds free."""
+    """VLLM_GPU_MEMORY, if set: vLLM's share of its GPU. Then nothing is planned, and the trainer uses what it finds
+    free."""
     train_nodes: int = 0
-    """Machines that train, each with such cards, while servers run on others; 0: all of it is on this machine."""
+    """Machines that train, each with these GPUs, while servers run on others. 0: everything runs on this machine."""
 
     def check(self) -> None:
         check_at_least_one(self, "r", "max_tokens", "concurrency")

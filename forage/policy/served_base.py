@@ -4,15 +4,14 @@
     python -m forage.policy.served_base models/policy models/served --serve nf4
 
 A base that is not in 4 bits is served as it is. A 4-bit base can be served in two ways, both with the weights that the
-trainer computes with; the full base that it was made from would be another policy, every token's log-probability a
-little wrong.
+trainer computes with. (The full base it was made from would be another policy: every log-probability a little off.)
 
-    bf16   as a copy, unpacked to bf16 (models/served-bf16): faster, but four times the memory, and as much of the disk.
-           For a policy that is computed in fp32 the copy is in fp32, as rounded weights would be others
-    nf4    in 4 bits, by vLLM's plugin for bitsandbytes: the least memory. It makes a processor only slower
+    bf16   as a copy, unpacked to bf16 (models/served-bf16): faster, but takes four times the memory, and as much disk.
+           For a policy that is computed in fp32 the copy is in fp32, as rounding would change its weights
+    nf4    in 4 bits, by vLLM's plugin for bitsandbytes: the least memory. On a CPU it is only slower
 
-`python -m forage.policy.memory` says which of the two a GPU has room for. A second call keeps a copy that is there. A
-copy of another base is replaced.
+`python -m forage.policy.memory` says which of the two fits on a GPU. An existing copy is kept, or replaced if it is of
+another base.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Options:
     link: Annotated[Path, POSITIONAL]
     """Link to create."""
     serve: Precision = "bf16"
-    """A 4-bit base as its copy in bf16, or in 4 bits."""
+    """How to serve a 4-bit base: as an unpacked copy (bf16) or in 4 bits (nf4)."""
 
 
 def main(options: Options) -> None:

@@ -1,10 +1,9 @@
-"""Compare: what two runs differ in, which of that can explain a difference in their figures, and these figures.
+"""Compare: how two runs differ, which differences can explain their figures, and those figures.
 
     python -m forage.runs.compare runs/a runs/b
 
-Two folders of policies or warm starts do as well. All is read from what they were begun with (run.json or config.json,
-agent.json, model.json, environment.json, code.diff) and from their statistics. Contents are compared by digest, so
-folders may move.
+Folders of policies or warm starts work too. Reads what each was started with (run.json or config.json, agent.json,
+model.json, environment.json, code.diff) and its statistics. Contents are compared by digest, so folders may be moved.
 """
 
 from __future__ import annotations
@@ -105,12 +104,12 @@ def card(one: Path, other: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Options:
-    """Say what two runs differ in, and what of it can explain their figures."""
+    """Say how two runs differ, and which differences can explain their figures."""
 
     one: Annotated[Path, POSITIONAL]
     """Folder of a run, a policy or a warm start."""
     other: Annotated[Path, POSITIONAL]
-    """Another one."""
+    """Folder to compare it with."""
 
 
 def main(options: Options) -> None:

@@ -3,8 +3,8 @@
     python -m forage.runs.report runs/a
     python -m forage.runs.report runs/a runs/b
 
-With a second run its curves are drawn over those of the first, and its episodes are there too. The page loads nothing
-from anywhere. Everything comes from the files of the run folder, so it can be drawn again at any time.
+A second run's curves are drawn over those of the first, and its episodes are included. The page loads nothing from
+elsewhere. It is made from the files of the run folder alone, so it can be made again at any time.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Options:
     run_dir: Annotated[Path, POSITIONAL]
     """Run folder."""
     second: Annotated[Path | None, POSITIONAL] = None
-    """Another run folder, whose curves are drawn over those of the first, and whose episodes are there too."""
+    """Another run folder. Its curves are drawn over those of the first, and its episodes are included."""
     live: bool = False
-    """Only the latest 500 episodes, without tokens, as while it trains."""
+    """Include only the latest 500 episodes, without tokens, as during training."""
 
 
 def main(options: Options) -> None:

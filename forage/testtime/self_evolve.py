@@ -2,32 +2,32 @@
 
     python -m forage.testtime.self_evolve --data data --policy models/warm --output-dir runs/evolution
 
-Runs the other scripts one after the other. Round r, in round_r/ of --output-dir:
+Runs the other scripts one after another. Round r, in round_r/ of --output-dir:
 
-    played/      evaluate.py plays training questions of this round's own with the policy of round r - 1 (in round 1:
-                 --policy), by best_of:8, later --system, which may choose by the last round's scorer
+    played/      evaluate.py plays new training questions with the policy of round r - 1 (in round 1: --policy), in
+                 round 1 by best_of:8, later by --system, which may choose by the last round's scorer
     scorer/      train_scorer.py trains the preference model on the candidates of all rounds
-    kept.jsonl   of each question the best episode by the rewards, if it beats the policy's first sample (selection.py)
+    kept.jsonl   each question's best episode by the rewards, if it beats the policy's first sample (selection.py)
     policy/      sft_train.py imitates what all rounds kept
 
-and after the last round measured/, where evaluate.py compares the policies of all rounds on held-out questions with the
-start, round_0. Each policy plays as --policy's agent.json says. Re-run the same command to resume: a stage that is
-finished is not started again, and each script goes on where it was. A larger --rounds goes on from finished rounds.
+After the last round, evaluate.py compares the policies of all rounds with the start, round_0, on held-out questions,
+in measured/. Each policy plays as --policy's agent.json says. Re-run the same command to resume: finished stages are
+skipped, and each script continues where it was. A larger --rounds continues from finished rounds.
 
-Every training begins with --policy, not with the policy of the round before, and imitates the episodes of all rounds.
-So what one round learnt badly is not handed on in the weights, only in the episodes that were chosen; more rounds do
-not mean more updates of one policy; and a round's policy depends on its files alone. It costs the training on old
-episodes again, which is short beside the search.
+Every training starts from --policy, not from the policy of the round before, and imitates the episodes of all rounds.
+So what one round learnt badly is passed on only in the episodes that were chosen, not in the weights; more rounds do
+not mean more updates of one policy; and a round's policy depends only on its files. The price is training on old
+episodes again, which is short compared with the search.
 
-Following rStar-Math, https://arxiv.org/abs/2501.04519. Left out: the start is a policy that can search already (a warm
-start), not one that a larger model's solutions taught; one best episode of a question, not several; a step is not
-checked by code; questions that no search solved do not come again; the paper's preference model is a language model.
-Reference answers of training questions are used to choose episodes, as the paper uses the right results.
+Follows rStar-Math, https://arxiv.org/abs/2501.04519. Differences: it starts from a policy that can search already (a
+warm start), not from one taught by a larger model's solutions; it keeps one best episode per question, not several;
+steps are not checked by code; questions that no search solved are not tried again; the paper's preference model is a
+language model. Reference answers of training questions choose the episodes, as correct results do in the paper.
 
 Where it doesn't help: a policy whose samples hardly differ, since the search then finds nothing better; rewards that
-can be earned without answering; and many rounds on few questions, each of which narrows what the policy does. With
-best_of:8:learned as --system the scorer decides nothing about what is kept, as rewards choose among the same eight
-samples; it guides the search in tree:learned. The scorer knows the mistakes of the policy of the round before.
+can be earned without answering; and many rounds on few questions, as each round narrows what the policy does. With
+--system best_of:8:learned the scorer has no say in what is kept, as the rewards choose among the same eight samples;
+with tree:learned it guides the search. The scorer knows the mistakes of the policy of the round before.
 """
 
 from __future__ import annotations
@@ -73,28 +73,29 @@ class EvolveOptions:
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: Path = Path("models/warm")
-    """Policy folder to start from: it plays the first round, and every round's training begins with it."""
+    """Policy folder to start from: it plays the first round, and every round's training starts from it."""
     output_dir: Path = Path("runs/evolution")
     """Folder for all rounds."""
     rounds: int = 2
-    """Number of rounds; a larger number goes on from those that are finished."""
+    """Number of rounds. A larger number continues from those that are finished."""
     questions: int = 500
-    """Training questions that a round plays, none of them played in another round."""
+    """Training questions per round. No question is played in two rounds."""
     system: str = "tree:learned"
-    """System of evaluate.py that searches in later rounds than the first, such as tree:learned or best_of:8:learned."""
+    """System of evaluate.py that searches from round 2 on, such as tree:learned or best_of:8:learned. Round 1 uses
+    best_of:8."""
     eval_questions: int = 200
-    """Held-out questions that all rounds' policies are measured on; 0: all."""
+    """Held-out questions to measure all rounds' policies on; 0: all."""
     max_steps: int = 100
-    """Updates of a round's training."""
+    """Updates of each round's training."""
     learning_rate: float = 5e-4
-    """Learning rate of a round's training."""
+    """Learning rate of each round's training; 0: as in sft_train.py."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     place: StorePlace = field(default_factory=StorePlace)
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7))
     concurrency: int = 16
-    """Questions played at the same time; with --engine local also the sequences sampled in one batch."""
+    """Questions played at once. With --engine local also the number of sequences sampled in one batch."""
     seed: int = 0
-    """Seed of the choice of questions, of sampling and of training."""
+    """Seed for drawing questions, for sampling and for training."""
 
     def check(self) -> None:
         """Refuse what a stage would refuse hours later, and questions that are held out as well."""

@@ -6,20 +6,19 @@
     python evaluate.py --data data --policy models/warm --scorer models/scorer \\
         --systems single best_of:8 best_of:8:learned oracle:8 tree:learned
 
-Reads episodes (files, or folders of them), of evaluate.py with --split train or of a run, and train.jsonl and the
-store's card in --data. Only training questions are taken: a scorer that has seen the answers of held-out ones would
-look good on them. Writes into --out what preference.py describes.
+Reads episodes (files or folders of them) of evaluate.py --split train or of a run, and train.jsonl and the store's card
+in --data. Only training questions are used: on held-out ones, a scorer that has seen their answers would look good. The
+files written to --out are described in preference.py.
 
-How good a turn is follows from the rewards of the episodes that went on from it (examples.py), which are computed anew
-here: the mean of the answer's similarity and of MRR. What the model sees of an episode is in features.py, what it is in
-preference.py.
+A turn is worth the mean reward of the episodes that went on from it (examples.py). Rewards are computed anew here: the
+mean of answer similarity and MRR. What the model sees of an episode is in features.py; the model is in preference.py.
 
-Following rStar-Math's process preference model, https://arxiv.org/abs/2501.04519. Left out: it is a head over
-embeddings, not a language model that reads the steps; pairs are all whose Q-values differ, not the best and worst two
-of each step. Rounds of playing and training are self_evolve.py's.
+Follows rStar-Math's process preference model, https://arxiv.org/abs/2501.04519. Differences: it is a small network over
+features, not a language model that reads the steps; it learns from all pairs whose Q-values differ, not from the best
+and worst two of each step. Rounds of playing and training are in self_evolve.py.
 
-Where it doesn't help: with few questions, or candidates that are all alike, there are few pairs, and the written
-scorers are as good. It knows the mistakes of the policy whose episodes it saw: another policy may make others.
+Where it doesn't help: few questions, or candidates that are all alike, give few pairs, and then the written scorer is
+as good. It knows the mistakes of the policy whose episodes it saw; another policy may make others.
 """
 
 from __future__ import annotations
@@ -60,17 +59,17 @@ class Options:
     """The preference model."""
 
     files: Annotated[tuple[Path, ...], POSITIONAL]
-    """Files of episodes, or folders of such files, of training questions only."""
+    """Files of episodes, or folders of them. Training questions only."""
     data: Path = Path("data")
     """Folder that data_prep.py wrote."""
     policy: Path = Path("models/warm")
-    """Policy that played the episodes; its tokenizer is needed."""
+    """Policy that played the episodes. Only its tokenizer and settings are used."""
     out: Path = Path("models/scorer")
     """Folder to write."""
     held_out: float = 0.2
-    """Share of the questions to judge the model on, which it does not learn from."""
+    """Share of the questions to measure the model on, without learning from them; 0: none."""
     seed: int = 0
-    """Seed of the weights, of the order of pairs, and of the questions held out."""
+    """Seed for the weights, the order of pairs, and which questions are held out."""
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
 
