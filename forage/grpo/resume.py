@@ -73,7 +73,8 @@ def open_run(options: TrainOptions, learner: Learner, manifest: RunManifest) -> 
     history = read_stats(options.run_dir, before=step)
     train_questions = [question.id for question in read_training_questions(options.rollout.data)]
     held_out = [question.id for question in read_answerable(options.rollout.data / "eval.jsonl")]
-    chosen = random.Random(options.rollout.seed).sample(held_out, min(options.eval_questions, len(held_out)))
+    count = min(options.eval_questions or len(held_out), len(held_out))
+    chosen = random.Random(options.rollout.seed).sample(held_out, count)
     if options.eval_every and not chosen:
         raise UserError(f"{options.rollout.data}/eval.jsonl has no question to evaluate on; give --eval-every 0")
     if step:

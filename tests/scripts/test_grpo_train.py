@@ -322,7 +322,7 @@ def test_an_evaluation_says_how_many_questions_have_a_reward(tiny, tmp_path, cap
 
         return rewards_of_tokens(embedder) | {"judged": judged}
 
-    train(tiny_options(tiny, tmp_path / "run", max_steps=1), rewards)
+    train(tiny_options(tiny, tmp_path / "run", max_steps=1, eval_questions=0), rewards)  # all of them
     assert re.search(
         r"v000000 on 2 held-out questions: .*low [\d.]+, judged 1.000 \(1 of them\)\n", capsys.readouterr().out
     )
