@@ -30,7 +30,7 @@ BUDGETS = {
     "forage/environments": (740, 1),
     "forage/evaluation": (12_730, 13),
     "forage/gateway": (8_590, 6),
-    "forage/grpo": (20_270, 14),
+    "forage/grpo": (20_275, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
     "forage/policy": (13_880, 14),

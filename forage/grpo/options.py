@@ -150,7 +150,7 @@ class TrainOptions:
     eval_every: int = 10
     """Steps between evaluations. There is also one before the first step and one after the last. 0: never evaluate."""
     eval_questions: int = 32
-    """Questions of eval.jsonl to evaluate on, always the same ones, one episode each; 0: all."""
+    """Questions of eval.jsonl to evaluate on, always the same, one episode each; 0: all."""
     eval_temperature: float = 0.0
     """Sampling temperature of evaluations; 0: greedy."""
     keep_adapters: int = 10
