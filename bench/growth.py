@@ -1,33 +1,40 @@
-"""How cost grows with the corpus and with the length of an episode.
+"""How cost grows with the corpus, the length of an episode, the group, and the episodes that are sampled at once.
 
-    python -m bench.growth --policy runs/demo/warm
+    python -m bench.growth --policy runs/demo/warm --figure docs/growth.png
 
 A corpus is drawn from 50,000 words, the n-th of which is n times rarer than the first; its vectors are random. Episodes
-of random tokens are learnt from, in micro-batches of one. Each point is a process of its own. The exponent of a cost is
-the slope of its logarithm: 1 is linear, 0 constant.
+are of random tokens; those of a group share their first 384 tokens of 512. Each point is a process of its own. The
+exponent of a cost is the slope of its logarithm: 1 is linear, 0 constant.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 
 from bench.harness import alone, peak_mib, seconds_of
 from forage.cli import run_script
+from forage.engines.base import Request
+from forage.engines.local import LocalEngine
 from forage.errors import UserError
 from forage.grpo.learner import Learner
+from forage.policy.adapters import newest_adapter
 from forage.policy.card import read_policy_card
-from forage.policy.packing import pack
-from forage.policy.policy import load_policy
+from forage.policy.packing import TokenBatch, pack, pack_trees
+from forage.policy.policy import load_base, load_policy
 from forage.store.bm25 import BM25
 from forage.store.vectors import exact_nearest
 
 VOCABULARY, WORDS = 50_000, 120  # of the corpus, and of a chunk
+PROMPT, OWN = 384, 128  # tokens that a group's episodes share, and of their own
+SAMPLED = 32  # tokens of an episode that is sampled
 QUERIES, WORDS_OF_A_QUERY, DIMENSION, HITS = 200, 5, 384, 10
 
 
@@ -41,6 +48,12 @@ class Options:
     """Sizes of the corpus."""
     tokens: tuple[int, ...] = (256, 1024, 4096)
     """Lengths of an episode."""
+    group: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Episodes of a question."""
+    at_once: tuple[int, ...] = (1, 4, 16, 64)
+    """Episodes that are sampled at once."""
+    figure: Path | None = None
+    """Picture to draw."""
 
     def check(self) -> None:
         for name in POINTS:
@@ -53,9 +66,12 @@ Figures = dict[str, float]
 
 def main(options: Options) -> None:
     options.check()
+    curves = dict[str, dict[int, Figures]]()
     for kind, point in POINTS.items():
-        curve = {size: alone(point, options, size) for size in getattr(options, kind)}
-        print("\n".join(table(kind, curve)), end="\n\n", flush=True)
+        curves[kind] = {size: alone(point, options, size) for size in getattr(options, kind)}
+        print("\n".join(table(kind, curves[kind])), end="\n\n", flush=True)
+    if options.figure:
+        draw(curves, options.figure)
 
 
 def table(kind: str, curve: Mapping[int, Figures]) -> list[str]:
@@ -70,6 +86,20 @@ def table(kind: str, curve: Mapping[int, Figures]) -> list[str]:
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
     """The slope of log cost over log size, by least squares. Example: sizes 1, 10 and costs 3, 300 give 2."""
     return round(float(np.polyfit(np.log(sizes), np.log(costs), 1)[0]), 6) + 0.0  # not -0.0
+
+
+def draw(curves: Mapping[str, Mapping[int, Figures]], path: Path) -> None:
+    """Each cost, on axes on which a power is a straight line, with its exponent."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    for panel, (kind, curve) in zip(figure.subplots(2, 2).flat, curves.items(), strict=True):
+        for name in next(iter(curve.values())):
+            costs = [row[name] for row in curve.values()]
+            panel.loglog(list(curve), costs, "o-", label=f"{name}: {exponent(list(curve), costs):.2f}")
+        panel.set_xlabel(kind.replace("_", " "))
+        panel.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
 
 
 # Points
@@ -98,27 +128,62 @@ def corpus(options: Options, size: int) -> Figures:
 
 def learning(options: Options, size: int) -> Figures:
     """An update on two episodes of so many tokens, half of them sampled."""
+    figures = updated(options, pack(drawn(2, 0, size, size // 2), size))
+    return figures | {"1,000 tokens, s": figures["an update, s"] / (2 * size) * 1e3}
+
+
+def group(options: Options, size: int) -> Figures:
+    """An update on so many episodes with one prompt."""
+    figures = updated(options, pack_trees(drawn(size, PROMPT, OWN, OWN), PROMPT + size * OWN))
+    return figures | {"an episode, s": figures["an update, s"] / size}
+
+
+def updated(options: Options, parts: Sequence[TokenBatch]) -> Figures:
     policy = load_policy(read_policy_card(options.policy))
     policy.train()
-    learner, drawn = Learner(policy), torch.Generator().manual_seed(0)
-    before = peak_mib()
+    learner, before = Learner(policy), peak_mib()
 
-    def update(tokens: int) -> None:
-        ids, half = tuple(torch.randint(1, 100, (tokens,), generator=drawn).tolist()), tokens // 2
-        episode = SimpleNamespace(ids=ids, mask=(0,) * half + (1,) * (tokens - half))
-        for part in pack([episode, episode], tokens):
-            learner.backward(learner.score(part, 1.0).logprobs_BT.sum() / tokens, last=False)
+    def update(some: Sequence[TokenBatch]) -> None:
+        for part in some:
+            learner.backward(learner.score(part, 1.0).logprobs_BT.mean(), last=False)
 
-    update(64)
-    seconds = seconds_of(lambda: update(size))
+    update(pack(drawn(2, 0, 64, 32), 64))
+    return {"an update, s": seconds_of(lambda: update(parts)), "MiB more": max(peak_mib() - before, 1.0)}
+
+
+def sampling(options: Options, size: int) -> Figures:
+    """So many episodes sampled at once, from prompts of their own."""
+    card = read_policy_card(options.policy)
+    engine, before = LocalEngine(load_base(card)), peak_mib()
+    asyncio.run(engine.load_adapter("bench", newest_adapter(options.policy)))
+
+    async def sample(count: int) -> None:
+        asked = [Request(one.ids, SAMPLED, (), n, episode=str(n)) for n, one in enumerate(drawn(count, 0, PROMPT, 1))]
+        await asyncio.gather(*map(engine.generate, asked))
+        for request in asked:
+            engine.release(request.episode)
+
+    asyncio.run(sample(1))
+    seconds = seconds_of(lambda: asyncio.run(sample(size)))
     return {
-        "an update, s": seconds,
-        "1,000 tokens, s": seconds / (2 * size) * 1e3,
-        "MiB more": max(peak_mib() - before, 1.0),
-    }
+        "sampling, s": seconds, "an episode, s": seconds / size, "MiB more": max(peak_mib() - before, 1.0),
+    }  # fmt: skip
 
 
-POINTS: Mapping[str, Callable[[Options, int], Figures]] = {"chunks": corpus, "tokens": learning}
+def drawn(count: int, shared: int, own: int, sampled: int) -> list[Any]:
+    """Sequences of random tokens, the first of which are the same in all."""
+    draw = torch.Generator().manual_seed(0)
+    first = torch.randint(1, 100, (shared,), generator=draw).tolist()
+    mask = (0,) * (shared + own - sampled) + (1,) * sampled
+    return [
+        SimpleNamespace(ids=(*first, *torch.randint(1, 100, (own,), generator=draw).tolist()), mask=mask)
+        for _ in range(count)
+    ]
+
+
+POINTS: Mapping[str, Callable[[Options, int], Figures]] = {
+    "chunks": corpus, "tokens": learning, "group": group, "at_once": sampling,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

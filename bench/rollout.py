@@ -4,8 +4,9 @@
 
 Plays 64 episodes at once, with real searches. The server samples as many tokens as each turn has, but the episode
 continues with the teacher's tokens, so that it takes the planned turns. Raw speed is that of the same requests, each
-episode's in sequence, with nothing in between. The three take turns, after a warm-up. An agent's messages are not
-ours, so what it is compared with are requests of its own episodes.
+episode's in sequence, with nothing in between. The three take turns, after a warm-up that samples a token a turn, so
+that the server has seen every prompt. An agent's messages are not ours, so what it is compared with are requests of its
+own episodes.
 """
 
 from __future__ import annotations
@@ -51,19 +52,20 @@ class Options:
 
 
 class Forced(Engine):
-    """An engine that takes the server's time for each turn, but returns the teacher's tokens."""
+    """An engine that takes the server's time for each turn, or for a token of it, but returns the teacher's tokens."""
 
     adapter = "base"
 
-    def __init__(self, engine: VLLMEngine, episodes: list[Episode], salt: int) -> None:
-        self.engine, self.salt = engine, salt
+    def __init__(self, engine: VLLMEngine, episodes: list[Episode], salt: int, *, warming: bool) -> None:
+        self.engine, self.salt, self.warming = engine, salt, warming
         self.turns = {f"{n}/0": [e.ids[t.start : t.end] for t in e.turns] for n, e in enumerate(episodes)}
 
     async def generate(self, request: Request) -> Sample:
         ids = self.turns[request.episode].pop(0)
-        asked = replace(request, max_tokens=len(ids), stop_ids=(), seed=request.seed + self.salt)
+        count = 1 if self.warming else len(ids)
+        asked = replace(request, max_tokens=count, stop_ids=(), seed=request.seed + self.salt)
         sampled = await self.engine.generate(asked)
-        return Sample(ids, sampled.logprobs, "stop")
+        return Sample(ids, sampled.logprobs + (0.0,) * (len(ids) - count), "stop")
 
 
 def main(options: Options) -> None:
@@ -97,9 +99,10 @@ class Loop:
     questions: list[Question]
     episodes: list[Episode]
 
-    async def play(self, engine: VLLMEngine, salt: int, player: Player) -> list[Episode]:
+    async def play(self, engine: VLLMEngine, salt: int, player: Player, *, warming: bool = False) -> list[Episode]:
         search = BatchedSearch(lambda queries: self.store.search(queries, 3))
-        agent = Agent(Forced(engine, self.episodes, salt), self.protocol, search, AgentSettings())
+        forced = Forced(engine, self.episodes, salt, warming=warming)
+        agent = Agent(forced, self.protocol, search, AgentSettings())
         return await asyncio.gather(*(player(agent, question, 0, 0) for question in self.questions))
 
 
@@ -125,11 +128,13 @@ Pair = tuple[list[float], list[float], list[Episode]]
 
 
 async def measure(loop: Loop, url: str, rounds: int) -> dict[str, Pair]:
-    """(seconds, seconds of the same requests alone, the episodes) by player, a round of each not counted."""
+    """(seconds, seconds of the same requests alone, the episodes) by player."""
     pairs: dict[str, Pair] = {}
     clock = asyncio.get_running_loop().time
     async with VLLMEngine(EngineOptions(urls=(url,))) as engine:
-        for number in range(1 + rounds):
+        for player in PLAYERS.values():
+            await loop.play(engine, 0, player, warming=True)
+        for number in range(1, 1 + rounds):
             for name, player in PLAYERS.items():
                 started = clock()
                 played = await loop.play(engine, number, player)
@@ -137,7 +142,7 @@ async def measure(loop: Loop, url: str, rounds: int) -> dict[str, Pair]:
                 await play(engine, played, 1000 * number)
                 seconds, raw, _ = pairs.get(name, ([], [], []))
                 pairs[name] = [*seconds, between - started], [*raw, clock() - between], played
-    return {name: (seconds[1:], raw[1:], played) for name, (seconds, raw, played) in pairs.items()}
+    return pairs
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ ROWS = (
     Row("update", '--prompt-tokens 600 --ways "shared 4096" "plain 2048"'),
     Row("step"),
     Row("local_engine"),
-    Row("rollout"),
+    Row("rollout", "--episodes 32"),
     Row("retrieval", f"--data {MEDQUAD}"),
 )
 

@@ -42,13 +42,13 @@ BUDGETS = {
     "forage/sft": (6_440, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (23_990, 16),
-    "tests": (262_860, 55),
+    "bench": (24_670, 16),
+    "tests": (263_310, 55),
 }
 ROAD = {"files": 70, "functions": 495, "lines": 4_465}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_610  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_620  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

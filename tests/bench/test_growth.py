@@ -21,10 +21,19 @@ def test_the_table_has_a_line_for_each_size():
     ]  # fmt: skip
 
 
-def test_each_kind_of_point_is_measured(tiny, monkeypatch, capsys):
+def test_each_kind_of_point_is_measured_and_drawn(tiny, tmp_path, monkeypatch, capsys):
     """In this process, where each would have its own."""
     monkeypatch.setattr(growth, "alone", lambda point, *arguments: point(*arguments))
-    main(Options(tiny / "policy", chunks=(20, 200), tokens=(16, 64)))
-    assert capsys.readouterr().out.count("| exponent |") == 2
+    picture = tmp_path / "growth.png"
+    main(Options(tiny / "policy", (20, 200), (16, 64), (1, 3), (1, 3), picture))
+    assert capsys.readouterr().out.count("| exponent |") == 4
+    assert picture.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="--tokens 4: give two sizes or more, each at least 1"):
         Options(tokens=(4,)).check()
+
+
+def test_a_group_shares_its_first_tokens_alone():
+    one, other = growth.drawn(2, shared=3, own=4, sampled=2)
+    assert one.ids[:3] == other.ids[:3]
+    assert one.ids[3:] != other.ids[3:]
+    assert one.mask == (0, 0, 0, 0, 0, 1, 1)

@@ -1,5 +1,5 @@
-"""Trainer and workers as processes of their own beside a real vLLM server, one worker killed on the way; and a trainer
-that starts its own server."""
+"""Trainer and workers as processes of their own beside a real vLLM server, one worker killed on the way; a trainer that
+starts its own server; and an agent of the user's own that a server plays."""
 
 import os
 import random
@@ -16,12 +16,17 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import grpo_rollout
+import grpo_train
 from forage.agent.episode import episode_files, read_episodes
+from forage.arguments import parse
+from forage.gateway.own_agent import recorded
+from forage.grpo.options import TrainOptions
 from forage.policy.adapters import adapter_path, publish_adapter, sampled_by, versions
 from forage.policy.card import PolicyCard, write_policy_card
 from forage.runs.stats import read_stats
 from tests import ROOT
-from tests.tiny import make_data
+from tests.tiny import make_data, rewards_of_tokens
 
 pytestmark = pytest.mark.vllm
 STEPS = 3
@@ -41,15 +46,16 @@ def folder(tmp_path_factory, model_folder):
     return folder
 
 
-def start(what, folder, name, *more, run="run"):
-    command = [
-        sys.executable, "-m", "tests.tiny_training", what, "--data", str(folder / "data"),
-        "--policy", str(folder / "smollm2"), "--run-dir", str(folder / run), "--mode", "sparse",
-        "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3", "--num-rollouts", "4", *more,
+def arguments(folder, run):
+    return [
+        "--data", str(folder / "data"), "--policy", str(folder / "smollm2"), "--run-dir", str(folder / run),
+        "--mode", "sparse", "--max-turn-tokens", "12", "--max-turns", "2", "--batch-size", "3", "--num-rollouts", "4",
     ]  # fmt: skip
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=(folder / f"{name}.log").open("a"), stderr=subprocess.STDOUT
-    )  # fmt: skip
+
+
+def start(what, folder, name, *more, run="run"):
+    command = [sys.executable, "-m", "tests.tiny_training", what, *arguments(folder, run), *more]
+    return subprocess.Popen(command, cwd=ROOT, stdout=(folder / f"{name}.log").open("a"), stderr=subprocess.STDOUT)
 
 
 def worker(folder, name, url):
@@ -141,3 +147,29 @@ def sampled(run):
     """The tokens of each episode, by its step and id."""
     files = [path for step in (0, 1) for path in episode_files(run / "episodes" / f"{step:06d}")]
     return {(path.parent.name, each.id): each.ids for path in files for each in read_episodes(path)}
+
+
+async def asks_twice(question, client, tools):
+    messages = [{"role": "user", "content": question}]
+    first = await client.chat.completions.create(model="policy", messages=messages, tools=tools.definitions)
+    messages += [first.choices[0].message, {"role": "user", "content": await tools.search(question)}]
+    reply = await client.chat.completions.create(model="policy", messages=messages, tools=tools.definitions)
+    return reply.choices[0].message.content
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("no_plots")
+def test_an_agent_of_ones_own_is_recorded_as_the_trainer_scores_it(server, folder, monkeypatch):
+    monkeypatch.setattr(grpo_rollout, "get_agent", lambda: recorded(asks_twice))
+    flags = [*arguments(folder, "own"), *ALONE, "--urls", server.url]
+    grpo_train.main(parse(TrainOptions, flags), rewards_of_tokens)
+    stats = read_stats(folder / "own")
+    for step, row in enumerate(stats):
+        [path] = episode_files(folder / "own" / "episodes" / f"{step:06d}")
+        episodes = list(read_episodes(path))
+        assert len(episodes) == 12
+        for episode in episodes:
+            assert (len(episode.turns), episode.earlier) == (2, ())
+            assert sampled_by(episode.adapter)[0] == step
+        assert row.training["mismatch_mean_abs"] < 0.02  # a token told otherwise than it was sampled would show
+        assert row.training["grad_norm"] > 0
