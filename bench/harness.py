@@ -109,12 +109,12 @@ def alone(measure: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
 
 
 def trl(what: str, **options: object) -> dict[str, Any]:
-    """What bench/peers/trl.py measured, in the environment that has TRL."""
+    """What bench/peers/by_trl.py measured, in the environment that has TRL."""
     if not PEERS.exists():
         raise UserError(f"{PEERS} is missing, which has TRL; run: make bench-env")
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
     figures: dict[str, Any] = json.loads(
-        output_of("TRL", [PEERS, ROOT / "bench/peers/trl.py", what, *flags]).splitlines()[-1]
+        output_of("TRL", [PEERS, ROOT / "bench/peers/by_trl.py", what, *flags]).splitlines()[-1]
     )
     return figures
 

@@ -29,6 +29,7 @@ from forage.text import encodable
 
 OVER = "no episode is being played at this address; it may be over"
 FORGED = ("control_token", "forged_response")  # what a reply can do wrong whatever its agent wants of it
+UNREADABLE = ("call_not_closed", "bad_json", "bad_call")  # and where it was offered tools
 REPLY_SLOT = "REPLY-GOES-HERE"
 MOST_REPLIES = 200  # in an episode: an agent that asks more often than this is in a loop
 
@@ -149,8 +150,9 @@ class Recorder:
         else:
             segment = EpisodeBuilder(self.book.id, self.book.question, ids, self.book.adapter)
             self.segments.append(segment)
-        forged = [fault for fault in self.agent.read(tokens.ids).faults if fault in FORGED]
-        segment.add_turn(tokens, Reading(faults=tuple(forged)))
+        wrong = FORGED + (UNREADABLE if chat.tools else ())
+        faults = [fault for fault in self.agent.read(tokens.ids).faults if fault in wrong]
+        segment.add_turn(tokens, Reading(faults=tuple(faults)))
         self.book.turns = segment.turns
         said = read_reply(self.protocol.text(tokens.ids), tools=bool(chat.tools))
         name = f"{self.book.id}-{len(self.replies)}"
