@@ -39,7 +39,7 @@ ASKED = (
     "--report-to", "none",
 )  # fmt: skip
 WARMED = ("--warm-steps", "30", "--max-steps", "0", "--eval-questions", "50")
-IMITATION = "imitation"  # a warm start that goes on: of as many texts as the others, which learn twice from 1,600 rewrites
+IMITATION = "imitation"  # a warm start that goes on; 3,200 texts, as the others learn twice from 1,600 rewrites
 IMITATED = ("--warm-steps", "400", "--max-steps", "0", "--eval-questions", str(HELD_OUT))
 TRAINED = (
     "--backend", "own", "--reward", "gain", "--temperature", "1", "--top-p", "1", "--batch-size", "16",
