@@ -86,10 +86,11 @@ async def seconds_served(url: str, adapter: Path, episodes: Sequence[Episode]) -
     clock = asyncio.get_running_loop().time
     warming = [replace(episode, ids=(*episode.ids[1:2], *episode.ids[1:])) for episode in episodes[::8]]
     async with VLLMEngine(EngineOptions(urls=(url,))) as engine:
-        for number, some in enumerate((warming, episodes)):
-            started = clock()
-            await engine.load_adapter(f"bench-{os.getpid()}-{number}", adapter)
-            await play(engine, some)
+        await engine.load_adapter(f"bench-{os.getpid()}-warm", adapter)
+        await play(engine, warming)
+        started = clock()
+        await engine.load_adapter(f"bench-{os.getpid()}", adapter)
+        await play(engine, episodes)
         return clock() - started
 
 

@@ -128,7 +128,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         means = [f"{np.mean(row.measures[name]):.3f}" for name in names]
         gained = [over(row, warm, name) if row is not warm else "" for name in names]
-        cells = [row.arm, f"{row.seed or ''}", *means, *gained, f"{row.minutes:.0f}" if row.seed else ""]
+        cells = [row.arm, f"{row.seed or ''}", *means, *gained, f"{row.minutes:.0f}" if row.minutes else ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
