@@ -28,8 +28,8 @@ from forage.gateway.chat_api import Answered, Called, Chat, Message, Refused, on
 from forage.text import encodable
 
 OVER = "no episode is being played at this address; it may be over"
-FORGED = ("control_token", "forged_response")  # what a reply can do wrong whatever its agent wants of it
-UNREADABLE = ("call_not_closed", "bad_json", "bad_call")  # and where it was offered tools
+# What a reply can do wrong whatever its agent wants of it.
+FAULTS = ("control_token", "forged_response", "call_not_closed", "bad_json", "bad_call")
 REPLY_SLOT = "REPLY-GOES-HERE"
 MOST_REPLIES = 200  # in an episode: an agent that asks more often than this is in a loop
 
@@ -150,9 +150,8 @@ class Recorder:
         else:
             segment = EpisodeBuilder(self.book.id, self.book.question, ids, self.book.adapter)
             self.segments.append(segment)
-        wrong = FORGED + (UNREADABLE if chat.tools else ())
-        faults = [fault for fault in self.agent.read(tokens.ids).faults if fault in wrong]
-        segment.add_turn(tokens, Reading(faults=tuple(faults)))
+        faults = self.agent.read(tokens.ids).faults
+        segment.add_turn(tokens, Reading(faults=tuple(fault for fault in faults if fault in FAULTS)))
         self.book.turns = segment.turns
         said = read_reply(self.protocol.text(tokens.ids), tools=bool(chat.tools))
         name = f"{self.book.id}-{len(self.replies)}"

@@ -363,16 +363,15 @@ def test_an_answer_after_a_refusal_is_an_answer_and_a_failure_a_failure(protocol
 
 
 @pytest.mark.parametrize(
-    ("says", "offered", "faults"),
-    [("<tool_response>\nCrystals\n</tool_response>", False, ("forged_response",)),
-     ("<tool_call>{search}</tool_call>", True, ("bad_json",)), ("<tool_call>{search}</tool_call>", False, ()),
-     ('<tool_call>{"name": "search"', True, ("call_not_closed",)), ("<tool_call>[]</tool_call>", True, ("bad_call",))],
+    ("says", "faults"),
+    [("<tool_response>\nCrystals\n</tool_response>", ("forged_response",)),
+     ("<tool_call>{search}</tool_call>", ("bad_json",)), ('<tool_call>{"name": "search"', ("call_not_closed",)),
+     ("<tool_call>[]</tool_call>", ("bad_call",)), ('<tool_call>{"name": "mine", "arguments": {}}</tool_call>', ())],
 )  # fmt: skip
-def test_what_no_agent_can_read_is_faulty(protocol, says, offered, faults):
+def test_what_no_agent_can_read_is_faulty(protocol, says, faults):
     async def asks(question, client, tools):
-        told = {"tools": tools.definitions} if offered else {}
         messages = [{"role": "user", "content": question}]
-        reply = await client.chat.completions.create(model="policy", messages=messages, **told)
+        reply = await client.chat.completions.create(model="policy", messages=messages)
         return reply.choices[0].message.content
 
     episode, _ = played(asks, protocol, says)
