@@ -46,8 +46,8 @@ class Row:
 ROWS = (
     Row("update", '--questions 4 --ways "shared 2048" "shared 512" --trl 1'),
     Row("update", '--prompt-tokens 600 --ways "shared 4096" "plain 2048"'),
-    Row("step", "--batches 1"),
-    Row("local_engine"),
+    Row("step", "--questions 2 --batches 1"),
+    Row("local_engine", "--questions 4"),
     Row("rollout", "--episodes 32"),
     Row("retrieval", f"--data {MEDQUAD}"),
 )
