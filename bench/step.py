@@ -6,7 +6,8 @@
 Each trains the same policy in one process, without a server, on as many questions and episodes, in the same number type
 and under the same chat template, with the same tool. The first of the steps warms up. Policies sample freely, so the
 rates count the tokens of the episodes that each made. Our step includes its rewards; TRL's reward costs nothing, and
-the best of its per-device batch sizes counts. TRL's server mode is left out: it refuses devices other than CUDA.
+the best of its per-device batch sizes counts. TRL bounds no turn, so an episode may there be as long as our longest
+turns with what they find. TRL's server mode is left out: it refuses devices other than CUDA.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def play_theirs(options: Options, store: str, batch: int, folder: Path) -> Playe
         "step", tokenizer=folder / "tokenizer", base=card.base, adapter=newest_adapter(options.policy), dtype=dtype,
         store=store, data=options.data / "train.jsonl", temperature=options.temperature, questions=options.questions,
         group=options.group, batch=batch, steps=options.steps, turns=settings.max_turns,
-        passage_tokens=settings.passage_tokens, max_completion=settings.max_tokens,
+        passage_tokens=settings.passage_tokens,
+        max_completion=settings.max_turns * (settings.max_turn_tokens + settings.k * settings.passage_tokens),
     ))  # fmt: skip
 
 

@@ -42,7 +42,7 @@ BUDGETS = {
     "forage/sft": (6_440, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (24_670, 16),
+    "bench": (24_680, 16),
     "tests": (263_400, 55),
 }
 ROAD = {"files": 70, "functions": 495, "lines": 4_465}
