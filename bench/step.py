@@ -6,8 +6,8 @@
 Each trains the same policy in one process, without a server, on as many questions and episodes, in the same number type
 and under the same chat template, with the same tool. The first of the steps warms up. Policies sample freely, so the
 rates count the tokens of the episodes that each made. Our step includes its rewards; TRL's reward costs nothing, and
-the best of its per-device batch sizes counts. TRL bounds no turn, so an episode may there be as long as our longest
-turns with what they find. TRL's server mode is left out: it refuses devices other than CUDA.
+the best of its per-device batch sizes counts. TRL has no limit for a turn: its episodes may take the tokens of our
+longest turns and their results. TRL's server mode is left out: it refuses devices other than CUDA.
 """
 
 from __future__ import annotations
