@@ -48,7 +48,7 @@ ROWS = (
     Row("update", '--prompt-tokens 600 --ways "shared 4096" "plain 2048"'),
     Row("step", "--questions 2 --batches 1"),
     Row("local_engine", "--questions 4"),
-    Row("rollout", "--episodes 32"),
+    Row("rollout", "--episodes 24"),
     Row("retrieval", f"--data {MEDQUAD}"),
 )
 
