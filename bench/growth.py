@@ -128,14 +128,12 @@ def corpus(options: Options, size: int) -> Figures:
 
 def learning(options: Options, size: int) -> Figures:
     """An update on two episodes of so many tokens, half of them sampled."""
-    figures = updated(options, pack(drawn(2, 0, size, size // 2), size))
-    return figures | {"1,000 tokens, s": figures["an update, s"] / (2 * size) * 1e3}
+    return updated(options, pack(drawn(2, 0, size, size // 2), size))
 
 
 def group(options: Options, size: int) -> Figures:
     """An update on so many episodes with one prompt."""
-    figures = updated(options, pack_trees(drawn(size, PROMPT, OWN, OWN), PROMPT + size * OWN))
-    return figures | {"an episode, s": figures["an update, s"] / size}
+    return updated(options, pack_trees(drawn(size, PROMPT, OWN, OWN), PROMPT + size * OWN))
 
 
 def updated(options: Options, parts: Sequence[TokenBatch]) -> Figures:
@@ -165,9 +163,7 @@ def sampling(options: Options, size: int) -> Figures:
 
     asyncio.run(sample(1))
     seconds = seconds_of(lambda: asyncio.run(sample(size)))
-    return {
-        "sampling, s": seconds, "an episode, s": seconds / size, "MiB more": max(peak_mib() - before, 1.0),
-    }  # fmt: skip
+    return {"sampling, s": seconds, "MiB more": max(peak_mib() - before, 1.0)}
 
 
 def drawn(count: int, shared: int, own: int, sampled: int) -> list[Any]:

