@@ -43,7 +43,7 @@ def two(said):
         ("echo x x", "as expected", "two x"),
         ("echo x", "not as expected", "one x"),
         ("echo a b; echo no room >&2; exit 3", "failed", "no room"),
-        ("echo 'speed 2 (bar 3) SHORT'; exit 1", "not as expected", "speed 2 (bar 3) SHORT"),
+        ("echo 'a 2 (bar 3, SHORT); b 5 (stated)'; exit 1", "not as expected", "a 2 (bar 3, SHORT); b 5 (stated)"),
         ("sleep 60", "failed", "it had no end after 0.5 s"),
     ],
 )
