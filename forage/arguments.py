@@ -234,16 +234,18 @@ def _field_texts(options: type) -> dict[str, str]:
 # Help
 
 
-def help_text(options: Any, description: str, top: Sequence[str] = (), more: Sequence[str] = ()) -> str:
+def help_text(
+    options: Any, description: str, top: Sequence[str] = (), more: Sequence[str] = (), subcommand: str = ""
+) -> str:
     """The help with the flags of `top` in that order, or with all flags by group if `top` is empty."""
-    called = Path(sys.argv[0])
-    script = f"python -m forage.{called.parent.name}" if called.name == "__main__.py" else called.name
+    module = sys.modules["__main__"].__spec__  # of python -m
+    script = f"python -m {module.name.removesuffix('.__main__')}" if module else Path(sys.argv[0]).name
     if not isinstance(options, type):
         texts = [f"  {name:10}{inspect.getdoc(option)}" for name, option in by_name(options).items()]
         subcommands = "\n".join(["Subcommands, each with a --help of its own:", *texts])
         return "\n\n".join([f"usage: {script} SUBCOMMAND [options]", description.strip(), subcommands])
     flags = list(flags_of(options))
-    parts = [f"usage: {script} [options]", description.strip()]
+    parts = [f"usage: {script}{subcommand} [options]", description.strip()]
     if top:
         by_field = {flag.field: flag for flag in flags}
         chosen = [by_field[name.replace("-", "_")] for name in top]

@@ -137,7 +137,7 @@ def help_for(
 ) -> str:
     """The help of the script, or of the subcommand that is named."""
     if not isinstance(options, type) and arguments[0] in by_name(options):
-        return help_text(by_name(options)[arguments[0]], "")
+        return help_text(by_name(options)[arguments[0]], "", subcommand=f" {arguments[0]}")
     method = f"--preset {'|'.join(presets)} sets what that method is known for; other flags win over it."
     return help_text(
         options, description, () if "--help-all" in arguments else top, [CONFIG, *[method][: len(presets)]]

@@ -143,7 +143,8 @@ def test_help_shows_the_first_flags_and_all_flags_by_group():
         "More.",
     ]  # fmt: skip
     assert "How it is searched:\n  --k INT" in help_text(Options, "Trains.")
-    positional = help_text(Find, "")
+    positional = help_text(Find, "", subcommand=" find")
+    assert positional.splitlines()[0].endswith(" find [options]")
     assert "  QUERY STR " in positional
     assert "--files" not in positional
     assert "  find      Finds." in help_text(Find | Info, "")

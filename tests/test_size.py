@@ -21,7 +21,7 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (9_650, 11),  # those in the root
-    "forage": (13_630, 14),  # the modules of forage/ itself
+    "forage": (13_641, 14),  # the modules of forage/ itself
     "forage/agent": (15_520, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_920, 13),
