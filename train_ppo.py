@@ -26,7 +26,8 @@ TOP = (
     "data", "base_model", "lora_rank", "rewrite", "mode", "reward", "max_steps", "warm_steps", "batch_size", "backend",
     "run_dir", "output_dir",
 )  # fmt: skip
-MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir")  # options that may differ when a run is resumed
+# Options that may differ when a run is resumed.
+MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir", "micro_batch_size")
 
 
 def main(options: Options) -> None:

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from forage.data.splits import in_rounds
-from forage.errors import UserError
+from forage.errors import UserError, first_line
 from forage.files import write_jsonl
 from forage.manifest import plain
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -44,11 +44,14 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
         recorder = Recorder(options, actors, optimizer, scorer, log, norms, history)
         training = Training(actors, optimizer, options.ppo, scorer, recorder.after_update)
         batches = batches_from(step, rows, options.ppo, actors.policy.pad_id, options.seed)
-        if options.backend == "own":
-            train_own(training, batches, updates)
-        else:
-            padded = with_padding(tokenizer)
-            train_trl(training, batches, updates, padded_tokenizer=padded, run_dir=options.run_dir)
+        try:
+            if options.backend == "own":
+                train_own(training, batches, updates)
+            else:
+                padded = with_padding(tokenizer)
+                train_trl(training, batches, updates, padded_tokenizer=padded, run_dir=options.run_dir)
+        except torch.OutOfMemoryError as error:
+            raise UserError(f"out of memory ({first_line(error)}); go on with a smaller --micro-batch-size") from error
 
 
 def batches_from(step: int, rows: Sequence[Row], options: PPOOptions, pad_id: int, seed: int) -> Iterator[PromptBatch]:

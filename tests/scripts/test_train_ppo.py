@@ -65,6 +65,19 @@ def test_a_run_resumes_only_with_its_own_options(tiny, tmp_path, capsys):
     assert len(metrics(tmp_path)) == 2
 
 
+def test_a_run_that_is_out_of_memory_goes_on_with_smaller_micro_batches(tiny, tmp_path, monkeypatch):
+    def too_large(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    begun = tiny_args(tiny, tmp_path, "--backend", "own", "--max-steps", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr("forage.rewriter.training.train_own", too_large)
+        with pytest.raises(UserError, match=r"out of memory \(CUDA.*\); go on with a smaller --micro-batch"):
+            run(begun)
+    run([*begun, "--micro-batch-size", "1"])
+    assert len(metrics(tmp_path)) == 1
+
+
 def test_a_resumed_run_is_asked_for_nothing_again(tiny, tmp_path):
     run(tiny_args(tiny, tmp_path, "--backend", "own", "--max-steps", "1"))
     done = run_here([sys.executable, "train_ppo.py", "--run-dir", tmp_path, "--max-steps", "2"])
