@@ -62,7 +62,7 @@ class Step:
     found: Callable[[str], str]
     """What came of it, by what it printed; raises Otherwise where that is not what was expected."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Of the environment: those of scripts/stack.sh."""
+    """Environment variables for scripts/stack.sh."""
     before: str = ""
     """A command that comes first."""
     beside: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ def in_turns(ways: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
-    """Of each round."""
+    """Round by round."""
     return tuple(one / other for one, other in zip(above, below, strict=True))
 
 

@@ -82,7 +82,7 @@ def play_ours(engine: LocalEngine, adapter: Path, episodes: Sequence[Episode]) -
 
 
 async def seconds_served(url: str, adapter: Path, episodes: Sequence[Episode]) -> float:
-    """Of all episodes, after an eighth of them as a warm-up, whose prompts begin otherwise, as the cache knows them."""
+    """Seconds for all episodes, after a warm-up on an eighth, whose prompts begin otherwise as the cache knows them."""
     clock = asyncio.get_running_loop().time
     warming = [replace(episode, ids=(*episode.ids[1:2], *episode.ids[1:])) for episode in episodes[::8]]
     async with VLLMEngine(EngineOptions(urls=(url,))) as engine:

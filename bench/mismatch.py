@@ -89,7 +89,7 @@ def show(what: str, figures: Mapping[str, float]) -> None:
 
 
 def bars(means: Sequence[Sequence[float]], bar: float = Options.bar) -> list[Bar]:
-    """Of the differences with each adapter (row) from the tokens of each (column).
+    """The bars, from the differences with each adapter (row) on the tokens of each (column).
 
     Example: .01 and .5, .4 and .02 are .02 at most with the own, and .4 at least with another's.
     """

@@ -71,7 +71,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one update."""
+    """What one update took."""
 
     rate: float
     """Tokens a second."""
@@ -104,7 +104,7 @@ def said(name: str, measure: partial[Figures]) -> Figures:
 
 
 def bars(found: dict[str, list[Figures]], options: Options) -> list[Bar]:
-    """Of the kinds of ways that were measured: sharing prompts beside not, and ours beside TRL's."""
+    """The bars of what was measured: with shared prompts against without, and ours against TRL's."""
     (shared, _), (plain, _), (theirs, their_mib) = (best(found, kind) for kind in ("shared", "plain", "TRL"))
     ours, our_mib = best(found, ("shared", "plain"))
     result = []

@@ -28,7 +28,7 @@ ENOUGH = 0.5  # of the answer's words; fewer are common to many passages of a li
 
 @dataclass
 class View(Observer):
-    """Of one episode after the other."""
+    """What is shown of one episode after the other."""
 
     console: Console
     protocol: Protocol

@@ -75,7 +75,7 @@ class Slot:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     draws: list[float] = field(default_factory=list)
-    """Of the tokens to come, so that each is drawn alike whatever is sampled beside it."""
+    """Random numbers for the tokens to come, so that each is drawn alike whatever is sampled beside it."""
     spoken: Spoken = field(default_factory=Spoken)
 
     @property

@@ -146,7 +146,7 @@ class Decode:
 
     @classmethod
     def of(cls, tokens: Sequence[tuple[int, int, int]], longest: int, device: torch.device) -> Decode:
-        """Of tokens as (slot, number, place), in slots of which so many places are read."""
+        """The view for tokens given as (slot, number, place); `longest` places of each slot are read."""
         slots, numbers, _ = (1 + max(each) for each in zip(*tokens, strict=True))
         slots_R, numbers_R, places_R = torch.tensor(tokens, device=device).T
         places_SQ = torch.zeros(slots, numbers, dtype=torch.long, device=device)

@@ -68,7 +68,7 @@ class OutcomeLog:
 
     folder: Path
     name: str
-    """Of the policy and of the system, as in warm/best_of:8."""
+    """The policy's and the system's names, as in warm/best_of:8."""
 
     @property
     def filed(self) -> str:

@@ -49,7 +49,7 @@ class Offer:
 
     tools: Tools
     path: str
-    """Of its address."""
+    """The path of its address."""
     taken: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Future[Ended] = field(default_factory=asyncio.Future)
 

@@ -98,7 +98,7 @@ def precision_of(card: PolicyCard) -> Precision:
 
 
 def rank_of(adapter: Path) -> int:
-    """Of a published adapter; it is taken to change every linear layer."""
+    """A published adapter's rank; it is taken to change every linear layer."""
     rank: int = json.loads((adapter / "adapter_config.json").read_text())["r"]
     return rank
 

@@ -38,7 +38,7 @@ class Behind:
 
 
 def behind_names(questions: Sequence[Question], chunks: Sequence[Chunk], words: int, ranks: Ranks, seed: int) -> Behind:
-    """Of each question that names its document's title, the same question behind `words` words that describe it."""
+    """Each question that names its document's title, with "this" for it, after `words` words that describe it."""
     chunk_of, chunks_of = {chunk.id: chunk for chunk in chunks}, by_document(chunks)
     spread = Counter(word for chunk in chunks for word in set(words_of(chunk.text)))
     telling = {word for word, count in spread.items() if is_telling(word, count, len(chunks))}

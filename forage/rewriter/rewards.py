@@ -33,7 +33,7 @@ def nearness(found: Sequence[str], relevant: Sequence[str]) -> float:
 
 
 Reward = Callable[[str, Sequence[str]], float]
-"""Of the query that is searched for and the ids of the documents that answer it."""
+"""From the query that is searched for and the ids of the documents that answer it."""
 
 
 class CustomRewardModel:

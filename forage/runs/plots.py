@@ -124,7 +124,7 @@ def training_figure(stats: Sequence[StepStats]) -> Figure:
 
 
 def draw_panel(axes: Axes, figures: Mapping[int, Mapping[str, Any]], lines: Mapping[str, str]) -> None:
-    """Of the figures of each step those that `lines` names, with its labels."""
+    """Draw those figures of each step that `lines` names, with its labels."""
     for (name, label), color in zip(lines.items(), (BLUE, ORANGE, GREEN), strict=False):
         if points := {step: row[name] for step, row in figures.items() if name in row}:
             _line(axes, list(points), list(points.values()), color, label)

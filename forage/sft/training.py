@@ -145,7 +145,7 @@ def loss_of(policy: Any, episodes: Sequence[Episode], budget: Budget, *, backwar
 
 
 def loss_in_parts(policy: Any, episodes: Sequence[Episode], budget: int, *, backward: bool) -> float:
-    """Of micro-batches of `budget` tokens, of which each is computed once however many demonstrations begin with it."""
+    """The loss, in micro-batches of `budget` tokens; what several demonstrations begin with is computed once."""
     device = next(policy.parameters()).device
     tokens = sum(episode.sampled for episode in episodes)
     total, parts = 0.0, (pack if unsharable(policy.config) else pack_trees)(episodes, budget)
