@@ -1,15 +1,15 @@
-"""What reinforcement adds where one search is not enough: policies trained in several ways, beside controls.
+"""What reinforcement adds where one search is not enough: policies trained in several ways, compared with controls.
 
-    python -m bench.controls --data runs/medquad/data --work runs/controls                         on the dev questions
-    python -m bench.controls --data runs/medquad/data --work runs/controls --held-out              once all is chosen
+    python -m bench.controls --data runs/medquad/data --work runs/controls                 on the dev questions
+    python -m bench.controls --data runs/medquad/data --work runs/controls --held-out      when every choice is made
 
-Questions are behind a name (data_prep.py --second-hop 5 6). All arms start from one warm start, whose teacher knows no
-more than the policy: it shows that one may search again, and searches for words at random. Choices are made on dev
-questions, a twentieth of the training questions that no arm trains on, split by document. --held-out takes questions of
-eval.jsonl instead.
+The questions need two searches (data_prep.py --second-hop 5 6). All arms begin with the same warm start, whose teacher
+knows no more than the policy: it only shows that a second search is allowed, for words picked at random. Choices are
+made on the dev questions, a twentieth of the training questions, split off by document, on which no arm trains.
+--held-out measures on questions of eval.jsonl instead.
 
-Every step can be killed and run again. What is measured is kept in --rows, a line for each look at the questions, so
-that the table can be made without the policies, on another machine too. Prints Markdown.
+Any step can be killed and run again. Measurements are kept in --rows, a line for each look at the questions, so the
+table can be printed without the policies, also on another machine. Prints Markdown.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The shortest real runs that prove on one NVIDIA card what this repository promises, and one report of them to send.
+"""The shortest real runs that test on one NVIDIA card what this repository promises, with one report to send.
 
     scripts/first_gpu_hour.sh              needs .venv (make setup), a hub or its cache, and for the server .venv-vllm
     scripts/first_gpu_hour.sh --dry-run    the same steps on a CPU, with the small model
 
-Each step is a command that users type, with what is expected of it; a step that fails stops only those that need it.
-The report is rewritten after each step. Ends with status 1 if a step failed or came out otherwise.
+Each step is a command that users type, and what is expected of it. A step that fails stops only the steps that need it.
+The report is rewritten after each step. Ends with status 1 if a step failed or didn't come out as expected.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What only a GPU can show, in one command of at most nine minutes; nothing is downloaded.
+"""What only a GPU can show, in one command that takes at most nine minutes and downloads nothing.
 
     python -m bench.gpu
 
-Random weights in the size of Qwen2.5-7B are made on the device, and go through the functions that grpo_train.py calls:
-the stack's update is the one that it plans for a card of 24 GB, under ZeRO-2, and the local engine samples with an
-adapter, beside a base in 4 bits or merged into one in bf16. It needs torch, transformers and peft; a row that wants
-bitsandbytes or DeepSpeed says so where that is missing. Each row has a process of its own, and what it measured is in
-the JSON file as soon as it is known. --tiny measures everything on a small model, on a CPU. TRL's update on a GPU is in
-bench.update --trl; log-probabilities beside a server's are in bench.mismatch.
+Random weights of Qwen2.5-7B's size are made on the device and put through the functions that grpo_train.py calls. The
+stack's update is planned for a card of 24 GB, under ZeRO-2; the local engine samples with an adapter, either beside a
+4-bit base or merged into one in bf16. It needs torch, transformers and peft; a row that also needs bitsandbytes or
+DeepSpeed says so if that is missing. Each row runs in its own process, and its figures are written to the JSON file at
+once. --tiny measures everything on a small model, on a CPU. For TRL's update on a GPU see bench.update --trl; for how
+log-probabilities compare with a server's, bench.mismatch.
 
-Tokens/s counts the episodes' tokens, however many are computed, and not the first time, which compiles kernels and is
-`first_seconds`; peak GiB PyTorch's tensors, without the CUDA context.
+Tokens/s counts the episodes' tokens, however many are computed. It leaves out the first run, which compiles kernels and
+is `first_seconds`. Peak GiB counts PyTorch's tensors, without the CUDA context.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m bench.growth --policy runs/demo/warm --figure docs/growth.png
 
 A corpus is drawn from 50,000 words, the n-th of which is n times rarer than the first; its vectors are random. Episodes
-are of random tokens; those of a group share their first 384 tokens of 512. Each point is a process of its own. The
-exponent of a cost is the slope of its logarithm: 1 is linear, 0 constant.
+consist of random tokens; those of a group share the first 384 of their 512. Each point runs in its own process. The
+exponent of a cost is its slope on logarithmic axes: 1 is linear, 0 constant.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m bench.headroom --data runs/medquad/data --mode sparse
 
-Prints the MRR of searches for training questions: the question itself; followed by the first words of a random answer
-of its type, which a policy may say from the start; followed by the first words of its own answer, which a policy can
-only guess.
+Prints the MRR of searches for training questions: for the question itself; for the question and the first words of a
+random answer of its type, which a policy can say from the start; and for the question and the first words of its own
+answer, which a policy can only guess.
 """
 
 from __future__ import annotations

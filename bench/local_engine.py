@@ -1,11 +1,11 @@
-"""LocalEngine against `model.generate` on the unmerged PEFT model, and against a vLLM server.
+"""LocalEngine compared with `model.generate` on the unmerged PEFT model, and with a vLLM server.
 
     python -m bench.local_engine --data runs/demo/data --policy runs/demo/policy
 
 Plays 8 questions with 8 episodes each, whose turns and results come from a teacher's episodes. All engines sample as
 many tokens as each turn has, from the same prompts. `model.generate` is used as in a first script: pad the prompts of a
-group on the left, generate, go to the next turn, then to the next group. A vLLM server, where it is installed or --url
-names one, plays the same episodes, all at once as ours; each loads the adapter as a part of it.
+group on the left, generate, go to the next turn, then to the next group. A vLLM server, if it is installed or --url
+names one, plays the same episodes, all at once like ours. Loading the adapter is included for each.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python -m bench.mismatch
     python -m bench.mismatch --policies models/policy models/warm    after scripts/stack.sh prepare
 
-A vLLM server samples from the packaged model with an adapter loaded: one with weights far from zero, so that its part
-of the rounding shows. The trainer scores the same tokens in bf16, as it trains, and in fp32, which tells how much of
-the difference is its own rounding. `clipped` is the share of tokens that GRPO's defaults would clip before any update,
-if the sampler's log-probabilities stood for the old policy's. Of several policies the server swaps the adapters, and
-each one's tokens must be far from what the trainer says with another's. The server is gone before the trainer loads.
+A vLLM server samples from the packaged model with an adapter whose weights are far from zero, so that its share of the
+rounding shows. The trainer scores the same tokens in bf16, as it does in training, and in fp32, which shows how much of
+the difference is its own rounding. `clipped` is the share of tokens that GRPO's defaults would clip before any update
+if the sampler's log-probabilities were used as the old policy's. With several policies, the server swaps adapters, and
+the tokens sampled with one must score differently with another. The server stops before the trainer loads.
 """
 
 from __future__ import annotations

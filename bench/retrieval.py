@@ -2,9 +2,9 @@
 
     python -m bench.retrieval --data medquad.jsonl.gz
 
-Peers: rank_bm25 and bm25s (words, same tokens as ours), LangChain's EnsembleRetriever over its BM25Retriever and its
-Chroma (both, same tokens and same vectors as ours). Vectors are made once and timed separately. Quality is of held-out
-questions, by the store's own weights. Files stay in --store, so a second run embeds nothing again.
+Peers: rank_bm25 and bm25s (words, with the same tokens as ours), LangChain's EnsembleRetriever over its BM25Retriever
+and its Chroma (words and vectors, the same as ours). Vectors are made once and timed separately. Quality is measured on
+held-out questions, with the store's own weights. --store is kept, so a second run embeds nothing.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""What reinforcement adds to a query rewriter: PPO and GRPO from one warm start, by seed, beside cheaper rewrites.
+"""What reinforcement adds to a query rewriter: PPO and GRPO from one warm start, by seed, against cheaper rewrites.
 
     python -m bench.rewriting --data runs/medquad/data --work runs/rewriter
 
-Questions are behind a name (data_prep.py --second-hop 6); what is rewritten is the question with the titles of what it
-finds first. Both algorithms get the same questions, rewrites of each, reward and updates; what judges a rewrite
-differs: a value model, or the question's other rewrites. Held out are questions that bench.controls has never played.
+The questions need two searches (data_prep.py --second-hop 6); the rewriter is given the question and the titles that it
+finds. Both algorithms get the same questions, number of rewrites, reward and updates; they differ in what a rewrite is
+compared with: a value model's estimate, or the question's other rewrites. The held-out questions are ones that
+bench.controls has never played.
 
-A run that was killed goes on where it stopped. What is measured is kept in --rows, so that the table can be made
-without the runs. Prints Markdown.
+A killed run resumes where it stopped. Measurements are kept in --rows, so the table can be printed without the runs.
+Prints Markdown.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The agent's loop, and an agent that asks by the openai package, against the raw speed of the same vLLM server.
+"""The agent's loop, and an agent that uses the openai package, compared with the raw speed of the same vLLM server.
 
     python -m bench.rollout --data runs/demo/data
 
 Plays 64 episodes at once, with real searches. The server samples as many tokens as each turn has, but the episode
-continues with the teacher's tokens, so that it takes the planned turns. Raw speed is that of the same requests, each
-episode's in sequence, with nothing in between. The three take turns, after a warm-up that samples a token a turn, so
-that the server has seen every prompt. An agent's messages are not ours, so what it is compared with are requests of its
-own episodes.
+continues with the teacher's tokens, so that it takes the planned turns. Raw speed is that of the same requests, one
+after the other within an episode, with nothing in between. The three take turns, after a warm-up that samples one token
+a turn, so that the server has seen every prompt. The openai agent's messages differ from our loop's, so it is compared
+with the requests of its own episodes.
 """
 
 from __future__ import annotations

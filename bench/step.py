@@ -1,13 +1,13 @@
-"""Whole steps of the search agent, sampling with real searches, rewards and update, by us and by TRL's `tools=`.
+"""Whole steps of the search agent (sampling with real searches, rewards, update), ours and those of TRL's `tools=`.
 
     make bench-env
     python -m bench.step --data runs/demo/data --policy runs/demo/warm
 
-Each trains the same policy in one process, without a server, on as many questions and episodes, in the same number type
-and under the same chat template, with the same tool. The first of the steps warms up. Policies sample freely, so the
-rates count the tokens of the episodes that each made. Our step includes its rewards; TRL's reward costs nothing, and
-the best of its per-device batch sizes counts. TRL has no limit for a turn: its episodes may take the tokens of our
-longest turns and their results. TRL's server mode is left out: it refuses devices other than CUDA.
+Both train the same policy in one process, without a server, on as many questions and episodes, in the same number type,
+with the same chat template and tool. The first step warms up. Both sample freely, so tokens/s counts the tokens of each
+one's own episodes. Our step includes its rewards; TRL's reward costs nothing, and the best of its batch sizes counts.
+TRL can't limit a turn, so its episodes may be as long as our longest turns and their results together. TRL's server
+mode is left out, since it needs CUDA.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Time and peak memory of one update, for several ways to pack episodes into micro-batches, and by TRL's GRPOTrainer.
+"""Time and peak memory of one update, for several ways to pack episodes into micro-batches, and for TRL's GRPOTrainer.
 
     python -m bench.update --policy runs/demo/warm --episodes runs/demo/run/episodes/000000/trainer.jsonl
     make bench-env
     python -m bench.update --ways "shared 2048" "shared 512" --questions 4 --trl 1 4
 
 Each way runs in its own process, on the same episodes with made-up advantages, after a warm-up update. Tokens/s counts
-the episodes' tokens, however many were computed. With --trl, base and adapter are loaded in the same number types on
-both sides; the best speed and the least memory of each count.
+the episodes' tokens, however many were computed. With --trl, both sides load base and adapter in the same number types,
+and for each its best speed and its least memory count.
 """
 
 from __future__ import annotations
