@@ -60,7 +60,7 @@ def test_new_policies_are_shown_windows_and_old_ones_what_they_learnt_from(tmp_p
 
 
 def test_how_often_an_answer_is_shown():
-    """Of a passage of 100 words a window shows 48, from where the question asks."""
+    """A window shows 48 of a passage's 100 words, from where the question asks."""
     text = "Rye feeds many. " + "Oats feed horses well. " * 22 + "Rust harms rye; spores spread it in damp air. "
     chunks = {"d#0": Chunk("d", "Cereals", text, 0, len(text), 0, 1)}
 

@@ -15,14 +15,14 @@ from tests import ROOT
 def test_bars_decide_the_exit_status(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv(BARS, str(tmp_path / "bars.json"))
     with pytest.raises(SystemExit) as ended:
-        finish([Bar("speed", (2.5,), 2), Bar("quality", (0.5,))])
+        finish([Bar("speed", (2.0, 3.0), 2), Bar("quality", (0.5,))])
     assert ended.value.code == 0
     with pytest.raises(SystemExit) as ended:
-        finish([Bar("speed", (1.7, 2.0, 1.9), 2), Bar("quality", (0.98, 0.99), 1)])
+        finish([Bar("speed", (1.7, 2.0), 2), Bar("quality", (0.98, 0.99), 1)])
     assert ended.value.code == 1
     assert capsys.readouterr().out.splitlines() == [
-        "speed 2.5 (bar 2, ok); quality 0.5 (stated)",
-        "speed 1.9 (1.7 to 2) (bar 2, within its range); quality 0.985 (0.98 to 0.99) (bar 1, SHORT)",
+        "speed 2.5 (2 to 3) (bar 2, ok); quality 0.5 (stated)",
+        "speed 1.85 (1.7 to 2) (bar 2, within its range); quality 0.985 (0.98 to 0.99) (bar 1, SHORT)",
     ]  # fmt: skip
     quality = json.loads((tmp_path / "bars.json").read_text())[1]
     assert quality == {"name": "quality", "figures": [0.98, 0.99], "least": 1}

@@ -48,7 +48,7 @@ def test_several_tokens_of_a_slot_attend_as_if_one_after_the_other(window):
 
 
 def test_a_window_by_hand():
-    """Of two tokens up to itself: of values 1 2 6, the means 1, 1.5 and 4; one token later, of 6 and 8, 7."""
+    """Over two tokens up to itself: of values 1 2 6, the means 1, 1.5 and 4; one token later, of 6 and 8, 7."""
     values = torch.tensor([1.0, 2.0, 6.0, 8.0]).view(1, 1, 4, 1)
     nothing = torch.zeros_like(values)
     view = Prefill(0, 0, 3)

@@ -88,7 +88,7 @@ WORDS = "gout toe night cough fever airway iron pale rest crystal".split()
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Of 60 documents of all kinds."""
+    """A store of 60 documents of all kinds."""
     draw = np.random.default_rng(3)
     documents = [
         {"title": " ".join(draw.choice(WORDS, 2)), "text": " ".join(draw.choice(WORDS, 20)) + ".",

@@ -39,7 +39,7 @@ def test_what_is_fit_to_learn_from(tiny, tiny_protocol, questions):
 
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
-    """Of the search and of `single`."""
+    """Logs of the search and of `single`."""
     monkeypatch.setattr("forage.testtime.selection.open_embedder", lambda card: WordEmbedder())
     return OutcomeLog(tmp_path, "policy/best_of:8"), OutcomeLog(tmp_path, "policy/single")
 
