@@ -26,6 +26,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import httpx
 
+from forage import CACHES
 from forage.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,9 +129,14 @@ def trl(what: str, **options: object) -> dict[str, Any]:
     return figures
 
 
+def outer() -> dict[str, str]:
+    """The environment without what forage sets in it for itself, for what has no forage."""
+    return {name: value for name, value in os.environ.items() if name not in CACHES}
+
+
 def output_of(name: str, command: Sequence[object]) -> str:
     """What a command prints; if it fails, the last line of what it said."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=outer(), check=False)
     if done.returncode:
         raise UserError(f"{name} failed: {(done.stderr.strip().splitlines() or ['it printed nothing'])[-1]}")
     return done.stdout
@@ -158,7 +164,7 @@ def running(command: Sequence[str], log: Path, **settings: str) -> Iterator[subp
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | settings, stdout=file, stderr=file, start_new_session=True
+            command, cwd=ROOT, env=outer() | settings, stdout=file, stderr=file, start_new_session=True
         )
     try:
         yield process

@@ -50,6 +50,12 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
 # TRL would tell the hub of each run which kind of model and GPU it has; huggingface_hub reads this when imported.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+# On a CPU, oneDNN keeps a compiled product for each shape it has met, 1,024 in each of two caches. Nearly every
+# micro-batch has a shape of its own, and they would add up to hundreds of MiB, never to be used again.
+CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+for cache in CACHES:
+    os.environ.setdefault(cache, "64")
+
 if is_script(sys.orig_argv):
     sys.excepthook = say_stopped
     missing = next((name for name in NEEDED if find_spec(name) is None), "")

@@ -21,7 +21,7 @@ from tests.road import measure, walk
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
     "scripts": (9_650, 11),  # those in the root
-    "forage": (13_641, 14),  # the modules of forage/ itself
+    "forage": (13_665, 14),  # the modules of forage/ itself
     "forage/agent": (15_520, 12),
     "forage/chat": (3_440, 4),
     "forage/data": (15_920, 13),
@@ -33,7 +33,7 @@ BUDGETS = {
     "forage/grpo": (20_275, 14),
     "forage/judge": (1_400, 1),
     "forage/planning": (2_560, 3),
-    "forage/policy": (13_880, 14),
+    "forage/policy": (13_950, 14),
     "forage/publishing": (3_430, 4),
     "forage/questions": (4_110, 6),
     "forage/rewriter": (11_075, 10),
@@ -42,8 +42,8 @@ BUDGETS = {
     "forage/sft": (6_440, 6),
     "forage/store": (15_590, 14),
     "forage/testtime": (11_410, 12),
-    "bench": (24_680, 16),
-    "tests": (263_482, 55),
+    "bench": (24_720, 16),
+    "tests": (263_720, 55),
 }
 ROAD = {"files": 70, "functions": 495, "lines": 4_465}
 OPTIONS = {"grpo_train": 60}

@@ -7,7 +7,7 @@ share 110, 3.5 times as many products, and a GPU has no fast kernel for such a m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -53,6 +53,8 @@ class Branches:
     parts: tuple[Branch, ...]
     unseen: tuple[Tensor, ...]
     """For each branch what is added to its scores: 0, or minus infinity. None on a GPU, whose kernels are causal."""
+    masks: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    """The same for so many heads at once. Made once, since the backward pass keeps what each layer was given."""
 
     @classmethod
     def of(cls, parts: Sequence[Branch], dtype: torch.dtype, *, on_gpu: bool = False) -> Branches:
@@ -67,9 +69,11 @@ class Branches:
         owns = torch.split(query, lengths, dim=2)
         ways = [(on_way(key, branch), on_way(value, branch)) for branch in self.parts]
         if self.unseen:
+            if (times := query.shape[1] // key.shape[1]) not in self.masks:
+                self.masks[times] = tuple(unseen_PQ.repeat(times, 1) for unseen_PQ in self.unseen)
             found = [
-                grouped_attention(own, *way, unseen_PQ, scale)
-                for own, way, unseen_PQ in zip(owns, ways, self.unseen, strict=True)
+                grouped_attention(own, *way, mask, scale)
+                for own, way, mask in zip(owns, ways, self.masks[times], strict=True)
             ]
         else:
             # Queries belong to the last keys. Flash attention aligns them so, and takes shared heads as they are.
@@ -83,13 +87,12 @@ class Branches:
         return torch.cat(found, dim=2)
 
 
-def grouped_attention(own: Tensor, keys: Tensor, values: Tensor, unseen_PQ: Tensor, scale: float | None) -> Tensor:
+def grouped_attention(own: Tensor, keys: Tensor, values: Tensor, mask_PQ: Tensor, scale: float | None) -> Tensor:
     """Heads that share keys become queries of one head, so that keys are never repeated."""
     shared, width = keys.shape[1], own.shape[-1]
     found = scaled_dot_product_attention(
-        own.reshape(1, shared, -1, width), keys, values, attn_mask=unseen_PQ.repeat(own.shape[1] // shared, 1),
-        scale=scale,
-    )  # fmt: skip
+        own.reshape(1, shared, -1, width), keys, values, attn_mask=mask_PQ, scale=scale
+    )
     return found.reshape(*own.shape[:3], values.shape[-1])
 
 
