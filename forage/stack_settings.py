@@ -25,7 +25,7 @@ EXAMPLE = Path(__file__).parents[1] / ".env.example"
 OTHERS = re.compile(
     r"(COMPOSE|DOCKER|BUILDKIT|NVIDIA|CUDA)_\w+|(HTTPS?|NO|FTP|ALL)_PROXY|(https?|no|ftp|all)_proxy"
     r"|HF_HUB_\w+|OMP_WAIT_POLICY|DEVICE|SHARED|ENV_FILE|PY|VLLM_PY|PATH|HOME|HOSTNAME|PWD|OLDPWD|SHLVL|TERM|LANG"
-    r"|LC_\w+|\w+_CACHE_CAPACITY|_"
+    r"|LC_\w+|ONEDNN_PRIMITIVE_CACHE_CAPACITY|LRU_CACHE_CAPACITY|_"
 )
 CHOICES = {
     "SHARDING": get_args(Sharding), "OFFLOAD": get_args(Offload),

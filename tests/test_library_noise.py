@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from forage import CACHES
+from bench.harness import outer
 from tests import ROOT
 
 
@@ -67,6 +67,7 @@ for rows in range(600):
     peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 print(peaks[-1] - peaks[100])
 """
-    env = {name: value for name, value in os.environ.items() if name not in CACHES}
-    grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=env)
+    grown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=outer()
+    )
     assert float(grown.stdout) < 200

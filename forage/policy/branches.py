@@ -54,7 +54,7 @@ class Branches:
     unseen: tuple[Tensor, ...]
     """For each branch what is added to its scores: 0, or minus infinity. None on a GPU, whose kernels are causal."""
     masks: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
-    """The same for so many heads at once. Made once, since the backward pass keeps what each layer was given."""
+    """`unseen` for so many heads at once, made once, since the backward pass keeps what each layer was given."""
 
     @classmethod
     def of(cls, parts: Sequence[Branch], dtype: torch.dtype, *, on_gpu: bool = False) -> Branches:
