@@ -4,10 +4,10 @@
     python -m bench.step --data runs/demo/data --policy runs/demo/warm
 
 Both train the same policy in one process, without a server, on as many questions and episodes, in the same number type,
-with the same chat template and tool. The first step warms up. Both sample freely, so tokens/s counts the tokens of each
-one's own episodes. Our step includes its rewards; TRL's reward costs nothing, and the best of its batch sizes counts.
-TRL can't limit a turn, so its episodes may be as long as our longest turns and their results together. TRL's server
-mode is left out, since it needs CUDA.
+with the same chat template, tool and limits, after a step that warms up. Both sample freely, so tokens/s counts the
+tokens of each one's own episodes; the ratio has a figure for each of our steps, over TRL's mean. Our step includes its
+rewards; TRL's reward costs nothing, and the best of its batch sizes counts. TRL's server mode is left out, since it
+needs CUDA.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
-from bench.harness import Bar, finish, output_of, trl
+from bench.harness import Bar, finish, output_of, ratios, trl
 from forage.agent.options import read_agent
 from forage.agent.protocol import Protocol
 from forage.cli import run_script
@@ -51,14 +51,14 @@ class Options:
     group: int = 4
     """Episodes of each question."""
     steps: int = 2
-    """Steps of each, the first of which is not counted."""
+    """Counted steps of each."""
     temperature: float = 0.7
     batches: tuple[int, ...] = (1, 4)
     """TRL's per_device_train_batch_size."""
 
     def check(self) -> None:
-        if self.steps < 2:
-            raise UserError(f"--steps {self.steps}: the first step only warms up; give 2 or more")
+        if self.steps < 1:
+            raise UserError(f"--steps {self.steps}: give at least one")
         if read_policy_card(self.policy).quantized:
             raise UserError(f"{self.policy} is in 4 bits; give one made with --no-quantize")
 
@@ -94,7 +94,8 @@ def main(options: Options) -> None:
         ours = play_ours(options, Path(folder))
     print(ours.line("ours"), flush=True)
     fastest = max(played.rate for played in theirs)
-    finish([Bar("whole step, ours / TRL tokens/s", (ours.rate / fastest,), FASTER)])
+    faster = tuple(rate / fastest for rate in ratios(ours.tokens, ours.seconds))
+    finish([Bar("whole step, ours / TRL tokens/s", faster, FASTER)])
 
 
 def play_ours(options: Options, folder: Path) -> Played:
@@ -103,8 +104,8 @@ def play_ours(options: Options, folder: Path) -> Played:
     output_of("ours", [
         sys.executable, "grpo_train.py", "--data", options.data, "--policy", options.policy, "--run-dir", run,
         "--engine", "local", "--batch-size", options.questions, "--num-rollouts", options.group, "--temperature",
-        options.temperature, "--max-steps", options.steps, "--learning-rate", 1e-6, "--eval-every", 0, "--report-to",
-        "none", "--on-collapse", "warn",
+        options.temperature, "--max-steps", 1 + options.steps, "--learning-rate", 1e-6, "--eval-every", 0,
+        "--report-to", "none", "--on-collapse", "warn",
     ])  # fmt: skip
     counted = read_stats(run)[1:]
     return Played(
@@ -130,8 +131,8 @@ def play_theirs(options: Options, store: str, batch: int, folder: Path) -> Playe
     return Played(**trl(
         "step", tokenizer=folder / "tokenizer", base=card.base, adapter=newest_adapter(options.policy), dtype=dtype,
         store=store, data=options.data / "train.jsonl", temperature=options.temperature, questions=options.questions,
-        group=options.group, batch=batch, steps=options.steps, turns=settings.max_turns,
-        passage_tokens=settings.passage_tokens,
+        group=options.group, batch=batch, steps=1 + options.steps, turns=settings.max_turns,
+        passage_tokens=settings.passage_tokens, turn_tokens=settings.max_turn_tokens,
         max_completion=settings.max_turns * (settings.max_turn_tokens + settings.k * settings.passage_tokens),
     ))  # fmt: skip
 

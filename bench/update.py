@@ -14,6 +14,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
@@ -50,7 +51,7 @@ class Options:
     questions: int = 2
     """Groups of it."""
     prompt_tokens: int = 0
-    """Lengthen each prompt to this many tokens, by repeating its own; 0: leave them."""
+    """Give all episodes the first one's prompt, repeated to this many tokens; 0: leave each its own."""
     ways: tuple[str, ...] = WAYS
     """Token budget, and whether prompts are shared and activations recomputed."""
     trl: tuple[int, ...] = ()
@@ -82,7 +83,9 @@ class Figures:
 def main(options: Options) -> None:
     options.check()
     episodes = taught(list(read_episodes(options.episodes)), options.questions)
-    episodes = [lengthened(episode, options.prompt_tokens) for episode in episodes]
+    if tokens := options.prompt_tokens:
+        prompt = episodes[0].ids[: episodes[0].turns[0].start]
+        episodes = [with_prompt(episode, tuple(islice(cycle(prompt), tokens))) for episode in episodes]
     print(f"{len(episodes)} episodes, {sum(len(episode.ids) for episode in episodes)} tokens", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "episodes.jsonl"
@@ -109,7 +112,7 @@ def bars(found: dict[str, list[Figures]], options: Options) -> list[Bar]:
     ours, our_mib = best(found, ("shared", "plain"))
     result = []
     if shared and plain:
-        prompts = f", prompts of {options.prompt_tokens} tokens" if options.prompt_tokens else ""
+        prompts = f", one prompt of {options.prompt_tokens} tokens" if options.prompt_tokens else ""
         name = f"shared / plain tokens/s{prompts}, the faster budget of each"
         result.append(Bar(name, ratios(shared, plain), 2 if options.prompt_tokens else 1))
     if options.trl:
@@ -154,18 +157,14 @@ def taught(episodes: list[Episode], questions: int) -> list[Episode]:
     return [replace(episode, rewards={"made": float(n % 2)}) for n, episode in enumerate(chosen)]
 
 
-def lengthened(episode: Episode, tokens: int) -> Episode:
-    """The episode with a prompt of at least so many tokens, its own said again and again before it.
-
-    Example: a prompt of 3 tokens a b c, lengthened to 5, becomes a b a b c.
-    """
-    prompt = episode.turns[0].start
-    more = max(0, tokens - prompt)
-    repeated = tuple(episode.ids[n % prompt] for n in range(more))
+def with_prompt(episode: Episode, prompt: tuple[int, ...]) -> Episode:
+    """The episode with another prompt."""
+    start = episode.turns[0].start
+    longer = len(prompt) - start
     return replace(
-        episode, ids=(*repeated, *episode.ids), mask=(0,) * more + episode.mask,
-        logprobs=(0.0,) * more + episode.logprobs, credits=(),
-        turns=tuple(replace(turn, start=turn.start + more, end=turn.end + more) for turn in episode.turns),
+        episode, ids=prompt + episode.ids[start:], mask=(0,) * len(prompt) + episode.mask[start:],
+        logprobs=(0.0,) * len(prompt) + episode.logprobs[start:], credits=(),
+        turns=tuple(replace(turn, start=turn.start + longer, end=turn.end + longer) for turn in episode.turns),
     )  # fmt: skip
 
 

@@ -103,6 +103,7 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
         {"tools": [search]}, steps=options.steps, num_generations=options.group,
         gradient_accumulation_steps=options.questions * options.group // options.batch, temperature=options.temperature,
         max_completion_length=options.max_completion, max_tool_calling_iterations=options.turns,
+        generation_kwargs={"max_new_tokens": options.turn_tokens},
     )  # fmt: skip
     return {"seconds": clock.seconds[1:], "tokens": tokens[1:], "searches": searches[1:]}
 
@@ -143,7 +144,7 @@ if __name__ == "__main__":
     for name in ("--episodes", "--data"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--temperature", type=float)
-    for name in ("--questions", "--group", "--batch", "--steps", "--turns", "--passage-tokens", "--max-completion"):
-        parser.add_argument(name, type=int)
+    for name in ("questions", "group", "batch", "steps", "turns", "turn-tokens", "passage-tokens", "max-completion"):
+        parser.add_argument(f"--{name}", type=int)
     given = parser.parse_args()
     print(json.dumps({"update": update, "step": step}[given.what](given)))
