@@ -47,7 +47,7 @@ ROWS = (
     Row("update", '--questions 4 --ways "shared 2048" "shared 512" --trl 1'),
     Row("update", '--prompt-tokens 600 --ways "shared 4096" "plain 2048" --rounds 2'),
     Row("step", "--batches 1"),
-    Row("local_engine", "--questions 4"),
+    Row("local_engine", "--questions 4 --rounds 2"),
     Row("rollout", "--episodes 16"),
     Row("retrieval", f"--data {MEDQUAD}"),
 )
