@@ -25,12 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from bench.expansion import best_rm3, rm3_queries
+from bench.expansion import WHOLE, best_rm3, rm3_queries, whole_documents
 from forage.agent.episode import Episode, episode_files, read_episodes
 from forage.agent.options import AgentSettings
 from forage.agent.rewards import get_telling_words
@@ -57,7 +56,7 @@ TRAINED = 6  # words of a description in training
 RAW, TITLE = "the question", "the first title found"
 SCRIPT = "the script: the first title found, and what is asked"
 WARM, IMITATION, COPY, GRPO = "warm start", "imitation of the same", "imitation of the script", "GRPO"
-BEST, RIVALS, BY_VECTORS = "best@10", ("RM3", "hybrid search"), ("dense search", "hybrid search")
+BEST, RIVALS, BY_VECTORS = "best@10", (TITLE, WHOLE), ("dense search", "hybrid search")
 LEARNT = {"entropy": "entropy, nats a token", "likelihood_gain": "log-likelihood of what was rewarded, moved"}
 MEASURES = {
     "best@10": "best search's MRR@10", "found": "answer shown", "searches": "searches", "named": "names a title",
@@ -124,8 +123,6 @@ class Options:
     """Measure on held-out questions instead of dev ones."""
     words: int = TRAINED
     """Words of the held-out questions' descriptions."""
-    figure: Path | None = None
-    """Picture to draw of the table."""
     curves: Path | None = None
     """Picture to draw of GRPO's runs, step by step; nothing is measured."""
     measured: bool = False
@@ -187,7 +184,8 @@ def main(options: Options) -> None:
     questions = read_answerable(options.played_data / "eval.jsonl")
     if options.read:
         return print(episodes_to_read(options, choose(questions, options.read, DEV_SEED + 1)))
-    untaught = dict.fromkeys(CONTROLS, untrained) | dict.fromkeys(BY_VECTORS if options.vectors else (), by_vectors)
+    untaught = dict.fromkeys(CONTROLS, untrained) | {WHOLE: by_whole_documents}
+    untaught |= dict.fromkeys(BY_VECTORS if options.vectors else (), by_vectors)
     rows = [kept(options, questions, name, 0, 0.0, partial(play, options, name)) for name, play in untaught.items()]
     for name in options.only or ARMS:
         for seed in options.seeds if ARMS[name].seeded else options.seeds[:1]:
@@ -200,15 +198,13 @@ def main(options: Options) -> None:
 def show(options: Options, rows: Sequence[Row]) -> None:
     asked = len(rows[0].measures[BEST]) if rows else 0
     print(table(rows, asked, options.split))
-    if options.figure:
-        draw(rows, asked, options.split, options.figure)
 
 
 def known_rows(options: Options) -> list[Row]:
     """What --rows has of the questions that are measured, in the order of the table."""
     lines = options.rows.read_text().splitlines() if options.rows.exists() else []
     rows = [Row(**json.loads(line)) for line in lines]
-    order = [*CONTROLS, *BY_VECTORS, *ARMS]
+    order = [*CONTROLS, WHOLE, *BY_VECTORS, *ARMS]
     return sorted(
         (row for row in rows if row.split == options.split and row.arm in order),
         key=lambda row: (order.index(row.arm), row.seed, row.temperature),
@@ -266,11 +262,17 @@ store_of = cache(open_store)
 def measured(
     options: Options, questions: Sequence[Question], queries: Sequence[Sequence[str]], mode: Mode = "sparse"
 ) -> dict[str, list[float]]:
-    """Each measure of the searches by question; the first K of each search were shown."""
+    """Each measure of the searches by question."""
     hits_of = found_by(options, [query for several in queries for query in several], mode)
+    return measures_by(questions, queries, [[hits_of[query] for query in several] for several in queries])
+
+
+def measures_by(
+    questions: Sequence[Question], queries: Sequence[Sequence[str]], hits: Sequence[Sequence[Sequence[Hit]]]
+) -> dict[str, list[float]]:
+    """Each measure by question, of what each of its searches found; the first K of each were shown."""
     measures = defaultdict[str, list[float]](list)
-    for question, several in zip(questions, queries, strict=True):
-        found = [hits_of[query] for query in several]
+    for question, several, found in zip(questions, queries, hits, strict=True):
         ids = [[hit.chunk_id for hit in hits] for hits in found]
         ranks = [reciprocal_rank(each, question.relevant_chunk_ids) for each in ids]
         shown = {chunk for each in ids for chunk in each[:K]}
@@ -357,6 +359,12 @@ def at_random(options: Options, questions: Sequence[Question]) -> list[list[str]
         return random_query(question, shown, draw)
 
     return [[question.question, second(question)] for question in questions]
+
+
+def by_whole_documents(options: Options, name: str, questions: Sequence[Question]) -> dict[str, Any]:
+    store, queries = store_of(options.data / "store"), themselves(options, questions)
+    found = zip(whole_documents(store, [query for [query] in queries]), strict=True)
+    return {"measures": measures_by(questions, queries, list(found))}
 
 
 CONTROLS: Mapping[str, Callable[[Options, Sequence[Question]], list[list[str]]]] = {
@@ -503,28 +511,6 @@ def episodes_to_read(options: Options, questions: Sequence[Question]) -> str:
         cells = [question.question, "; ".join(first), "; ".join(queries[1:]), f"{min(places, default='')}", *answers]
         lines.append(f"| {' | '.join(one_line(cell).replace('|', ' ') for cell in cells)} |")
     return "\n".join(lines)
-
-
-def draw(rows: Sequence[Row], questions: int, split: str, path: Path) -> None:
-    """The best search's MRR@10 of each way: greedily (filled) and at temperature 1 (hollow), a mark for each seed, with
-    intervals."""
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(row.arm for row in rows))
-    figure = Figure(figsize=(8, 0.5 * len(names) + 1.2), layout="constrained")
-    axes = figure.subplots()
-    for row in rows:
-        found, filled = bootstrapped(row.measures[BEST]), "white" if row.temperature else None
-        place = names.index(row.arm) + (0.26 * (row.seed - 2) + 0.12 * row.temperature if row.seed else 0)
-        bars = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
-        color = "C1" if row.temperature else "C0"
-        axes.errorbar([found["mean"]], [place], xerr=bars, fmt="o", color=color, markerfacecolor=filled)
-    axes.set_yticks(range(len(names)), [fill(name, 32) for name in names])
-    axes.invert_yaxis()
-    axes.set_xlabel(
-        f"{MEASURES[BEST]} on {questions:,} questions ({split} words)\n95 % intervals; filled: greedy, hollow: T = 1"
-    )
-    figure.savefig(path, dpi=120)
 
 
 def draw_curves(options: Options, path: Path) -> None:

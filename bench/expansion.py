@@ -1,4 +1,4 @@
-"""RM3: an expansion of the question that needs no model, to compare a trained policy with."""
+"""Ways to get more out of one search without a model, to compare a trained policy with: RM3, and whole documents."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from forage.data.records import Question
+from forage.data.relevance import by_document
 from forage.metrics import reciprocal_rank
 from forage.sft.telling_words import words_of
+from forage.store.bm25 import BM25, Tokenizer
 from forage.store.document_store import DocumentStore
 from forage.store.hit import Hit
 from forage.text import IDLE
@@ -18,6 +20,7 @@ from forage.text import IDLE
 Search = Callable[[Sequence[str]], list[list[str]]]
 """Chunk ids, best first, for each text."""
 RM3_PARTS = 20  # an expanded query's weights are expressed by repeating words, in this many parts
+WHOLE, DEPTH = "one search, and all passages of the documents it finds", 10
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,25 @@ def mean_rank(questions: Sequence[Question], texts: Sequence[str], search: Searc
     """Mean reciprocal rank."""
     ranks = map(reciprocal_rank, search(texts), [question.relevant_chunk_ids for question in questions])
     return float(np.mean(list(ranks)))
+
+
+def whole_documents(store: DocumentStore, questions: Sequence[str]) -> list[list[Hit]]:
+    """The documents that each question finds, one after another, with the passages of each in order of what is asked.
+
+    The store is searched once. Within a document, BM25 ranks for what is asked with the document's title for "this".
+    """
+    chunks_of, tokenize = by_document(store.chunks), Tokenizer(store.card.options.language)
+
+    def ordered(document: str, asked: str) -> list[Hit]:
+        chunks = chunks_of[document]
+        words = tokenize(asked.replace("this", chunks[0].title))
+        ranking = BM25.build([tokenize(chunk.text) for chunk in chunks]).rank(words, DEPTH)
+        best = [chunks[place] for place in ranking.ids.tolist()]
+        return [Hit(chunk.id, document, chunk.title, chunk.text, 0.0, rank) for rank, chunk in enumerate(best, 1)]
+
+    found = store.search(questions, DEPTH, "sparse")
+    documents = [dict.fromkeys(hit.doc_id for hit in hits) for hits in found]
+    return [
+        [hit for document in each for hit in ordered(document, question.rpartition(": ")[2])][:DEPTH]
+        for question, each in zip(questions, documents, strict=True)
+    ]

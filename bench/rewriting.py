@@ -16,11 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bench.controls import DEV_SEED, PLAYED, SEEN, Row, over, run
+from bench.expansion import WHOLE, whole_documents
 from forage.arguments import parse
 from forage.cli import run_script
 from forage.data.records import read_answerable
@@ -109,15 +111,20 @@ def measured(options: Options, algorithm: str, seed: int) -> Iterator[Row]:
     metrics = folder / "metrics.jsonl"  # a warm start has none
     minutes = sum(update["seconds"] for _, update in json_lines(metrics)) / 60 if metrics.exists() else 0.0
     *_, warm, learnt = (found["searched"] for _, found in json_lines(folder / "evaluation.jsonl"))
-    ways = {RAW: asked, TITLE: first, SCRIPT: scripted, WARM: warm, algorithm: learnt}
+    ways = {RAW: asked, TITLE: first, SCRIPT: scripted, WHOLE: asked, WARM: warm, algorithm: learnt}
     if algorithm == IMITATION:  # the warm start that it knows is itself
         del ways[WARM]
     for arm, searched in ways.items():
-        five, ten = (measure(arm, data.held_out, searched, data.search, k) for k in (5, 10))
+        search = partial(by_whole_documents, options) if arm == WHOLE else data.search
+        five, ten = (measure(arm, data.held_out, searched, search, k) for k in (5, 10))
         measures = {"recall@5": five.recall, "nDCG@10": ten.ndcg, "MRR@10": ten.mrr}
         rounded = {name: np.round(values, 3).tolist() for name, values in measures.items()}
         of = (seed, round(minutes, 1)) if arm == algorithm else (0, 0.0)
         yield Row("held-out", time.strftime("%Y-%m-%d"), arm, of[0], 0.0, "", rounded, minutes=of[1])
+
+
+def by_whole_documents(options: Options, queries: Sequence[str]) -> list[list[str]]:
+    return [[hit.chunk_id for hit in hits] for hits in whole_documents(open_store(options.data / "store"), queries)]
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -1,12 +1,29 @@
 """The comparison of ways to train an agent that searches again: its measures and its table by hand, its split."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
 
 from bench import controls
-from bench.controls import AGENT, GRPO, IMITATION, RAW, SCRIPT, WARM, Options, Row, draw, kept, measured, prepare, table
+from bench.controls import (
+    AGENT,
+    ARMS,
+    GRPO,
+    IMITATION,
+    RAW,
+    SCRIPT,
+    TITLE,
+    WARM,
+    Options,
+    Row,
+    kept,
+    measured,
+    prepare,
+    table,
+)
+from bench.expansion import WHOLE
 from forage.agent.options import SearchOptions
 from forage.agent.searcher import searching
 from forage.arguments import parse
@@ -24,9 +41,9 @@ def row(arm, seed, temperature, ranks, **more):
     return Row("dev 6", "2026-11-26", arm, seed, temperature, "", measures, **more)
 
 
-def test_the_table_pairs_each_arm_with_those_of_its_seed_and_temperature(tmp_path):
+def test_the_table_pairs_each_arm_with_those_of_its_seed_and_temperature():
     rows = [
-        row("RM3", 0, 0.0, [0, 0, 0, 1]),
+        row(TITLE, 0, 0.0, [0, 0, 0, 1]),
         row(SCRIPT, 0, 0.0, [1, 1, 0, 0]),
         row(WARM, 1, 0.0, [0, 0, 1, 0], tokens=9),
         row(IMITATION, 2, 0.0, [1, 0, 1, 0], well_formed=0.75, tokens=1234, minutes=5.4),
@@ -37,19 +54,17 @@ def test_the_table_pairs_each_arm_with_those_of_its_seed_and_temperature(tmp_pat
     assert lines[0] == "4 dev 6 questions:"
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
     head = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    warm, imitation, rm3, hybrid, script = (
+    warm, imitation, title, whole, script = (
         head.index(name)
-        for name in (f"over {WARM}", f"over {IMITATION}", "over RM3", "over hybrid search", "of the script's")
+        for name in (f"over {WARM}", f"over {IMITATION}", f"over {TITLE}", f"over {WHOLE}", "of the script's")
     )
     assert cells[1][script] == "100%"
     # Of four draws with repeats all may be 0, so a mean of .5 of 0, 1, 0, 1 is not clear of zero, but .75 is.
     assert cells[4][imitation] == "+0.500 (0.000 to 1.000)"
     assert cells[4][warm].startswith("**+0.750**")
-    assert (cells[4][rm3][:10], cells[4][hybrid], cells[4][script]) == ("**+0.750**", "", "200%")
+    assert (cells[4][title][:10], cells[4][whole], cells[4][script]) == ("**+0.750**", "", "200%")
     assert cells[3][-3:] == ["0.750", "1,234", "5"]
     assert (cells[5][warm], cells[5][imitation]) == ("", "")
-    draw(rows, 4, "dev 6", tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +152,15 @@ def test_what_was_measured_without_training_gives_the_published_table():
     rows = [Row(**json.loads(line)) for line in (ROOT / "bench" / "controls.jsonl").read_text().splitlines()]
     lines = table([row for row in rows if row.split == "held-out 6"], 200, "held-out 6").splitlines()
     assert f"| {SCRIPT} |  |  | 0.415 | 0.540 | 2.000 | 0.995 |  |  |  |  |  | 100% |  |  |  |" in lines
+
+
+@pytest.mark.parametrize(("arm", "script"), [(WARM, "sft_train.py"), (GRPO, "bench.second_search")])
+def test_the_page_on_training_prints_the_flags_that_were_measured(arm, script):
+    page = (ROOT / "docs" / "training.md").read_text().partition("## Learning to search again")[2]
+    commands = page.partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ").splitlines()
+    [command] = [shlex.split(line) for line in commands if script in line]
+    flags = command[-len(ARMS[arm].flags) :]
+    assert flags == list(ARMS[arm].flags)
+    assert [flag for flag in command[: -len(flags)] if flag.startswith("--")] in (
+        ["--data", "--output-dir"], ["--data", "--policy", "--run-dir"],
+    )  # fmt: skip

@@ -1,9 +1,12 @@
-"""RM3, with which trained policies are compared: weights by hand."""
+"""What trained policies are compared with: RM3's weights and the order of whole documents, by hand."""
 
 from collections import Counter
 from types import SimpleNamespace
 
-from bench.expansion import RM3
+from bench.expansion import RM3, whole_documents
+from forage.data.records import Document
+from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
 
 
 def test_rm3_by_hand():
@@ -17,3 +20,15 @@ def test_rm3_by_hand():
     assert Counter(RM3(10, 2, 0.75).expand("gout", hits).split()) == {"gout": 20, "x": 4, "y": 3}
     # By the first chunk alone x has 2/3 and y 1/3 of 20.
     assert Counter(RM3(1, 9, 0.5).expand("gout", hits).split()) == {"gout": 20, "x": 13, "y": 7}
+
+
+def test_whole_documents_come_in_the_order_found_with_their_passages_in_order_of_what_is_asked(tmp_path):
+    """Each of the first document's sentences is a passage. "Crystals" finds gout, and what is asked about it its third passage first."""
+    documents = [
+        Document("a", "Gout", "Crystals hurt in the joint. Rest may help it. Gout treatments are ice and pills."),
+        Document("b", "Asthma", "Treatments are inhalers. Asthma treatments differ."),
+    ]
+    store = DocumentStore.build(tmp_path / "store", documents, StoreOptions("none", chunk_tokens=6, chunk_overlap=0))
+    assert len(store.chunks) == 4
+    asked = ["crystals joint: What are the treatments for this?"]
+    assert [hit.chunk_id for hit in whole_documents(store, asked)[0]][:2] == ["a#2", "a#0"]
