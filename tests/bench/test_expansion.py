@@ -23,12 +23,12 @@ def test_rm3_by_hand():
 
 
 def test_whole_documents_come_in_the_order_found_with_their_passages_in_order_of_what_is_asked(tmp_path):
-    """Each of the first document's sentences is a passage. "Crystals" finds gout, and what is asked about it its third passage first."""
+    """Each of the first document's sentences is a passage. "Crystals" finds gout, and what is asked of gout its third passage, then its second."""
     documents = [
-        Document("a", "Gout", "Crystals hurt in the joint. Rest may help it. Gout treatments are ice and pills."),
+        Document("a", "Gout", "Crystals hurt in the joint. Rest helps the gout. Gout treatments are ice and pills."),
         Document("b", "Asthma", "Treatments are inhalers. Asthma treatments differ."),
     ]
     store = DocumentStore.build(tmp_path / "store", documents, StoreOptions("none", chunk_tokens=6, chunk_overlap=0))
     assert len(store.chunks) == 4
     asked = ["crystals joint: What are the treatments for this?"]
-    assert [hit.chunk_id for hit in whole_documents(store, asked)[0]][:2] == ["a#2", "a#0"]
+    assert [hit.chunk_id for hit in whole_documents(store, asked)[0]] == ["a#2", "a#1"]
