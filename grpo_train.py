@@ -7,9 +7,9 @@
 Reads --data (from data_prep.py) and --policy (from sft_train.py or create_lora_model.py). Writes to --run-dir, which is
 a policy folder too, so merge_lora.py can read it: adapters/v000000, v000001, ... (the last is the result), agent.json,
 run.json (what workers and later starts must agree on), plans/, episodes/ (every episode played),
-training_stats_<step>.json, evaluations.json, rewards.png, training.png, run.html, code.diff and environment.json (from
-the start), state/, stale/ (what a resumed run could not use). To resume a killed run, give the same command or just
---run-dir; the result is the same as without the interruption.
+training_stats_<step>.json, evaluations.json, rewards.png, reward_distribution.png, training.png, run.html, code.diff
+and environment.json (from the start), state/, stale/ (what a resumed run could not use). To resume a killed run, give
+the same command or just --run-dir; the result is the same as without the interruption.
 """
 
 from __future__ import annotations

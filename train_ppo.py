@@ -1,11 +1,13 @@
 """Train a language model with PPO to write better search queries.
 
-    python train_ppo.py                                     a first look, on what data_prep.py wrote
+    python train_ppo.py                                     a first look, on what data_prep.py wrote, or on the sample
     python train_ppo.py --warm-steps 150 --max-steps 500    with a supervised warm start before PPO
     python train_ppo.py --base-model gpt2 --rewrite replace --reward ndcg
+    torchrun --nproc-per-node 2 train_ppo.py                two processes that share each update, as TRL shares it
 
 Reads from --data: train.jsonl, with lines {"query": ..., "relevant_doc_ids": [...]}; pubmed_corpus.json, a list of
-{"doc_id": ..., "text": ...}; and eval.jsonl, like train.jsonl (without it, a fifth of train.jsonl is held out).
+{"doc_id": ..., "text": ...}; and eval.jsonl, like train.jsonl (without it, a fifth of train.jsonl is held out). If
+--data is left out and nothing is there, the sample data are made first.
 Each update rewrites --batch-size queries, searches with the rewrites, and rewards them for what they find.
 
 Writes the trained model to --output-dir, in the format of plain transformers. Writes to --run-dir: metrics.jsonl,
@@ -19,7 +21,17 @@ By default only a LoRA adapter is trained (--lora-rank).
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from forage.cli import run_script
+from forage.errors import UserError
+from forage.outputs import making_folder
+from forage.processes import first_alone_prints, first_process_first, is_first, join_processes, leave_processes, world
 from forage.rewriter.options import GAIN, Options
 
 TOP = (
@@ -42,25 +54,56 @@ def main(options: Options) -> None:
     from forage.rewriter.warm_start import warm_start
     from forage.runs.run_folder import run_folder
 
-    model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
-    with run_folder(options.run_dir, options, MAY_CHANGE, **origins(options, model)):
+    if world() > 1:
+        join_processes()
+    with first_process_first():
+        if options.data == Options.data and not options.data.exists():
+            make_sample(options.data)
+        model = resolve_model(options.base_model, on_gpu=GPU_MODEL)
+    # The first process alone measures, writes and prints; all of them train.
+    holding = (
+        run_folder(options.run_dir, options, MAY_CHANGE, **origins(options, model)) if is_first() else nullcontext()
+    )
+    with first_alone_prints(), holding:
         tokenizer = load_tokenizer(model)
-        data = read_data(options, tokenizer)
+        with first_process_first():
+            data = read_data(options, tokenizer)
         reward = load_reward(options.reward, data.search, options.k)
         scorer = Scorer(reward, options.query, tokenizer, over_question=options.reward == GAIN)
         evaluation = Evaluation(options, data.held_out, data.search, tokenizer)
 
         policy = load_policy(model, tokenizer, options)
-        measured = evaluation.rewritten("untrained", policy, evaluation.raw())
+        measured = evaluation.rewritten("untrained", policy, evaluation.raw()) if is_first() else []
         if options.warm.warm_steps:
-            policy = load_policy(warm_start(options, data, model, tokenizer), tokenizer, options)
-            measured = evaluation.rewritten("warm", policy, measured)
+            with first_process_first():
+                warm = warm_start(options, data, model, tokenizer)
+            policy = load_policy(warm, tokenizer, options)
+            measured = evaluation.rewritten("warm", policy, measured) if is_first() else []
 
         actors = make_actors(policy, options.actor, options.seed)
         train(options, data.train, actors, tokenizer, scorer)
-        save_lm(actors.policy, model, tokenizer, options.output_dir)
-        print(f"the trained model is in {options.output_dir}")
-        evaluation.after(actors.policy, measured)
+        if is_first():
+            save_lm(actors.policy, model, tokenizer, options.output_dir)
+            print(f"the trained model is in {options.output_dir}")
+            evaluation.after(actors.policy, measured)
+    leave_processes()
+
+
+def make_sample(folder: Path) -> None:
+    """What data_prep.py writes for this script of the sample, ranked by words alone, which needs no embedder."""
+    print(f"{folder} is not there, so the sample data are made for it", flush=True)
+    with making_folder(folder) as partial, TemporaryDirectory() as scratch:
+        places = [f"--{name}={scratch}/{name}" for name in ("output-dir", "content-dir", "cache-dir")]
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("data_prep.py")),
+            "--dataset-name=sample",
+            "--embedder=none",
+        ]
+        if subprocess.run([*command, *places], stdout=subprocess.DEVNULL).returncode:  # noqa: S603
+            raise UserError("the sample can't be made, as said above; make --data yourself with data_prep.py")
+        for file in Path(scratch, "output-dir", "rewriter").iterdir():
+            shutil.copy(file, partial)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -126,6 +126,20 @@ def others_alive() -> Iterator[None]:
             "another training process has ended, and said why if it could (else the system's log knows who killed it); "
             "re-run the same command to resume"
         ) from error
+
+
+@contextmanager
+def first_process_first() -> Iterator[None]:
+    """Let the others in once the first process is through: they find what it has made."""
+    if not is_first():
+        wait_for_all()
+    yield
+    if is_first():
+        wait_for_all()
+
+
+def first_alone_prints() -> AbstractContextManager[Any]:
+    return nullcontext() if is_first() else redirect_stdout(None)
 
 
 def wait_for_all() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,17 +161,18 @@ class Reference(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """A linear head on the last hidden states of the policy's decoder; it starts at zero, so untrained values are 0.
+    """A linear head on a decoder's last hidden states; it starts at zero, so untrained values are 0.
 
-    The decoder gets no gradients, so that the value loss does not change the policy. TRL calls what the name in
-    `base_model_prefix` gives, and then `score`.
+    The decoder is the policy's, without gradients, so that the value loss does not change the policy; or it is `own`
+    and trained with the head. TRL calls what the name in `base_model_prefix` gives, and then `score`.
     """
 
     base_model_prefix = "backbone"
 
-    def __init__(self, decoder: nn.Module, width: int) -> None:
+    def __init__(self, decoder: nn.Module, width: int, *, own: bool = False) -> None:
         super().__init__()
-        self._decoder = (decoder,)  # in a tuple, so that its weights are not registered here
+        self.own = decoder if own else None
+        self._decoder = (decoder,)  # in a tuple, so that the policy's weights are not registered here
         self.score = nn.Linear(width, 1)
         nn.init.zeros_(self.score.weight)
         nn.init.zeros_(self.score.bias)
@@ -181,7 +182,7 @@ class ValueModel(nn.Module):
         return self
 
     def forward(self, **given: Any) -> Any:
-        with torch.no_grad():
+        with nullcontext() if self.own else torch.no_grad():
             output = self._decoder[0](**{**given, "use_cache": False})
         return SimpleNamespace(hidden_states=(output.last_hidden_state.float(),))
 
@@ -202,25 +203,31 @@ class Actors(nn.Module):
 def make_actors(policy: Policy, options: ActorOptions, seed: int) -> Actors:
     """Make a policy's value model and reference, and give the policy its adapter, whose weights `seed` draws.
 
-    With LoRA, one model is policy, reference (its adapter off) and what the value model reads.
+    With LoRA, one model is policy, reference (its adapter off) and what the value model reads, unless that is separate.
     """
-    decoder = getattr(policy.lm, policy.lm.base_model_prefix)
+    decoder, separate = getattr(policy.lm, policy.lm.base_model_prefix), options.value == "separate"
+    if separate:
+        decoder = copy.deepcopy(decoder)
+        decoder = with_adapter(decoder, options.lora_rank, seed, None) if options.lora_rank else decoder
     frozen = None if options.lora_rank else copy.deepcopy(policy).requires_grad_(False)
     if options.lora_rank:
         policy.lm = with_adapter(policy.lm, options.lora_rank, seed)
-    value_model = ValueModel(decoder, policy.config.get_text_config().hidden_size).to(policy.lm.device)
+    value_model = ValueModel(decoder, policy.config.get_text_config().hidden_size, own=separate).to(policy.lm.device)
     return Actors(policy, value_model, Reference(policy, frozen))
 
 
-def with_adapter(lm: Any, rank: int, seed: int) -> Any:
-    """The model with a new LoRA adapter on all linear layers, which in gpt2 and its kin are Conv1D."""
+def with_adapter(lm: Any, rank: int, seed: int, task: str | None = "CAUSAL_LM") -> Any:
+    """The model with a new LoRA adapter on all linear layers, which in gpt2 and its kin are Conv1D.
+
+    A decoder alone has no task.
+    """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
     torch.manual_seed(seed)
     transposed = any(isinstance(layer, Conv1D) for layer in lm.modules())  # as weights of (inputs, outputs)
     config = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM", fan_in_fan_out=transposed
+        r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type=task, fan_in_fan_out=transposed
     )
     return get_peft_model(lm, config)
 

@@ -11,6 +11,7 @@ from forage.arguments import fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.machine import Dtype
 from forage.outputs import check_apart, check_replaceable
+from forage.processes import world
 from forage.runs.trackers import Choice
 from forage.store.options import Mode, StorePlace
 
@@ -75,6 +76,9 @@ class ActorOptions:
     dtype: Dtype = "auto"
     """Number type of the adapter's base. auto: bf16 if the device has bf16 units, else fp32. With --lora-rank 0 it is
     always fp32."""
+    value: Literal["head", "separate"] = "head"
+    """PPO's value model: a head on the policy's hidden states (head), or a second model of the same size, trained like
+    the policy (separate)."""
     learning_rate: float | None = None
     """Learning rate of AdamW. Left out: 1e-4 for LoRA, 1e-5 for all weights."""
 
@@ -207,6 +211,11 @@ class Options:
         check_at_least_zero(self, "eval_questions", "max_steps")
         if self.ppo.algorithm == "grpo" and self.backend == "trl":
             raise UserError("--algorithm grpo is not in TRL's loop; add --backend own")
+        if self.backend == "own" and world() > 1:
+            raise UserError("--backend own trains in one process; leave it out, or start one process")
+        if self.ppo.micro_batch % world():
+            raise UserError(f"{world()} processes can't share {self.ppo.micro_batch} rewrites (--batch-size, or "
+                            "--micro-batch-size) equally; give a multiple")  # fmt: skip
         StorePlace(self.store).check()
         if self.mode != "sparse" and not self.store:
             raise UserError(f"--mode {self.mode} needs a store with embeddings; give --store data/store")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from forage.grpo.losses import advantages, flat_groups
-from forage.rewriter.actors import Actors
+from forage.rewriter.actors import Actors, model_inputs
 from forage.rewriter.data import Row
 from forage.rewriter.options import PPOOptions
 
@@ -278,7 +278,11 @@ def learn(
 
 
 def logits_and_values(actors: Actors, sequences_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(B, R, V) logits of the response's tokens and (B, R) values before each, in one pass."""
-    logits_BRV, output = actors.policy.response_logits(sequences_BT, count, output_hidden_states=True)
-    hidden_BTD = output.hidden_states[-1].detach().float()
-    return logits_BRV, actors.value_model.score(hidden_BTD[:, -count - 1 : -1]).squeeze(-1)
+    """(B, R, V) logits of the response's tokens and (B, R) values before each; two passes if values have a model."""
+    policy, value_model = actors.policy, actors.value_model
+    logits_BRV, output = policy.response_logits(sequences_BT, count, output_hidden_states=not value_model.own)
+    if value_model.own:
+        hidden_BTD = value_model(**model_inputs(sequences_BT, policy.pad_id)).hidden_states[-1]
+    else:
+        hidden_BTD = output.hidden_states[-1].detach().float()
+    return logits_BRV, value_model.score(hidden_BTD[:, -count - 1 : -1]).squeeze(-1)

@@ -19,11 +19,12 @@ from forage.errors import UserError, first_line
 from forage.files import write_jsonl
 from forage.manifest import plain
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
+from forage.processes import gathered, is_first, rank, world
 from forage.rewriter.actors import Actors, left_padded, with_padding
 from forage.rewriter.data import Row
 from forage.rewriter.options import Options, PPOOptions
 from forage.rewriter.ppo import PromptBatch, Training, make_optimizer, train_own
-from forage.rewriter.rewards import Scorer
+from forage.rewriter.rewards import Episode, Scorer
 from forage.rewriter.trl_backend import train_trl
 from forage.runs import trackers
 from forage.runs.plots import STYLE, draw_panel, save_figure
@@ -40,7 +41,8 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
     updates = options.max_steps - step
     if updates <= 0:
         return
-    with open_tracker(chosen(options.report_to, trackers.REWRITER_ORDER), options.run_dir, plain(options)) as log:
+    kind = chosen(options.report_to, trackers.REWRITER_ORDER) if is_first() else "none"
+    with open_tracker(kind, options.run_dir, plain(options)) as log:
         recorder = Recorder(options, actors, optimizer, scorer, log, norms, history)
         training = Training(actors, optimizer, options.ppo, scorer, recorder.after_update)
         batches = batches_from(step, rows, options.ppo, actors.policy.pad_id, options.seed)
@@ -55,17 +57,19 @@ def train(options: Options, rows: list[Row], actors: Actors, tokenizer: Any, sco
 
 
 def batches_from(step: int, rows: Sequence[Row], options: PPOOptions, pad_id: int, seed: int) -> Iterator[PromptBatch]:
-    """The prompts of each update, those of one question side by side.
+    """The prompts of each update that are this process's, those of one question side by side.
 
-    Each update has its own random seed, so a resumed run draws the same numbers.
+    Each update has its own random seed in each process, so a resumed run draws the same numbers.
     """
+    share = options.batch_size // world()
+    mine = slice(rank() * share, (rank() + 1) * share)
     while True:
-        update_seed = seed * 1_000_003 + step
+        update_seed = (seed * 1_000_003 + step) * world() + rank()
         torch.manual_seed(update_seed)
         np.random.seed(update_seed)  # TRL draws the order of its epochs from numpy
         questions = in_rounds(rows, step, options.batch_size // options.num_rollouts, seed)
         chosen = [row for row in questions for _ in range(options.num_rollouts)]
-        yield PromptBatch(chosen, left_padded([row.prompt for row in chosen], pad_id))
+        yield PromptBatch(chosen[mine], left_padded([row.prompt for row in chosen], pad_id)[mine])
         step += 1
 
 
@@ -96,19 +100,25 @@ class Recorder:
         if bad:
             raise UserError(f"update {step}: {bad} is {metrics[bad]}; training diverged, lower --learning-rate")
         self.history.append(metrics)
-        self._print(step, metrics)
-        write_jsonl(options.run_dir / "episodes" / f"{step:06d}.jsonl", self.scorer.episodes)
+        episodes = gathered(self.scorer.episodes)
+        if is_first():
+            self._keep(step, metrics, episodes)
+        self.norms.clear()
+        self.started = time.perf_counter()
+
+    def _keep(self, step: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
+        options = self.options
+        self._print(step, metrics, episodes)
+        write_jsonl(options.run_dir / "episodes" / f"{step:06d}.jsonl", episodes)
         write_jsonl(options.run_dir / "metrics.jsonl", self.history)
         draw_metrics(self.history, options.run_dir / "training.png")
         self.log(step, metrics)
         if step % options.save_every == 0 or step == options.max_steps:
             save_checkpoint(options.run_dir / "state", step, self.actors, self.optimizer, self.history)
-        self.norms.clear()
-        self.started = time.perf_counter()
 
-    def _print(self, step: int, metrics: dict[str, float]) -> None:
+    def _print(self, step: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
         first = (step - 1) * self.options.ppo.batch_size + 1
-        for number, episode in enumerate(self.scorer.episodes, first):
+        for number, episode in enumerate(episodes, first):
             print(f"Episode {number}: Reward = {episode.reward:.3f}")
         print(
             f"update {step} of {self.options.max_steps}, {metrics['seconds']:.1f} s: "

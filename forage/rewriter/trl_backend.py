@@ -2,10 +2,11 @@
 
 TRL's train() is one function that takes its batches from `self.dataloader` and reports through `self.log`. So we supply
 the batches (an update's rows must be known, not prefetched); figures and checkpoints leave through `log`, which is
-called once per update after its optimizer steps; and a run resumes by training the remaining updates, since all else
-that train() keeps between updates is weights and optimizer state. Not used, because in trl 1.12 they do nothing or
-mislead: bf16, gradient_checkpointing, mini-batches with accumulation (only some of them step), missing_eos_penalty
-(punishes every response that is cut at 32 tokens), num_sample_generations, and its checkpoints (no value model).
+called once per update after its optimizer steps, in each of the processes that torchrun or accelerate started; and a
+run resumes by training the remaining updates, since all else that train() keeps between updates is weights and
+optimizer state. Not used, because in trl 1.12 they do nothing or mislead: bf16, gradient_checkpointing, mini-batches
+with accumulation (only some of them step), missing_eos_penalty (punishes every response that is cut at 32 tokens),
+num_sample_generations, and its checkpoints (no value model).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forage.processes import world
 from forage.rewriter.actors import Policy
 from forage.rewriter.options import PPOOptions
 from forage.rewriter.ppo import PromptBatch, Score, Training
@@ -61,10 +63,10 @@ def _config(kind: Any, policy: Policy, updates: int, options: PPOOptions, run_di
     return kind(
         output_dir=str(run_dir), report_to="none", save_strategy="no", bf16=False, gradient_checkpointing=False,
         disable_tqdm=True, num_sample_generations=0, total_episodes=updates * options.batch_size,
-        per_device_train_batch_size=options.micro_batch,
+        per_device_train_batch_size=options.micro_batch // world(),
         gradient_accumulation_steps=options.batch_size // options.micro_batch, num_mini_batches=1,
         # In one piece: TRL would pad several pieces with an id that the logits don't have.
-        local_rollout_forward_batch_size=options.batch_size,
+        local_rollout_forward_batch_size=options.batch_size // world(),
         num_ppo_epochs=options.ppo_epochs, kl_coef=options.kl_coef, cliprange=options.clip_range,
         cliprange_value=options.value_clip_range, vf_coef=options.value_coef,
         gamma=options.gamma, lam=options.gae_lambda, response_length=sampling.max_new_tokens,

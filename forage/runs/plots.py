@@ -2,13 +2,15 @@
 
 rewards.png shows each reward over the steps, from 0 to 1: mean, middle half of the episodes, evaluations with their
 interval; its first and last mean stand above it.
+reward_distribution.png shows how many of the episodes earn how much of each reward, by step: means hide whether all
+episodes are middling or half of them fail.
 training.png shows what the updates did and where the time went.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from forage.files import replacing
 from forage.metrics import Interval
@@ -79,6 +82,46 @@ def rewards_figure(stats: Sequence[StepStats], evaluations: Evaluations) -> Figu
     said = "each step plays other questions, of which some are harder; evaluations always play the same"
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title=said)
     return figure
+
+
+COLUMNS, LEVELS = 60, 20  # of a panel, at most: neighbouring steps share a column
+
+
+def distribution_figure(stats: Sequence[StepStats]) -> Figure:
+    """A panel for each reward: the darker, the larger the share of a step's episodes that earn so much."""
+    names = list(dict.fromkeys(name for step in stats for name in step.summary))
+    columns = min(3, len(names))
+    rows = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(WIDTH, 3.4 * rows + 0.4), layout="constrained")
+    drawn = []
+    for place, name in enumerate(names):
+        earned = {
+            step.step: values for step in stats if (values := [v for v in step.rewards.get(name, ()) if v is not None])
+        }
+        levels = np.linspace(*span_of(earned.values()), LEVELS + 1)
+        parts = np.array_split(list(earned), min(COLUMNS, len(earned)))
+        shares_CL = [level_shares([value for step in part for value in earned[step]], levels) for part in parts]
+        edges = [*(part[0] - 0.5 for part in parts), parts[-1][-1] + 0.5]
+        axes = figure.add_subplot(rows, columns, place + 1, title=name)
+        drawn.append(axes.pcolormesh(edges, levels, np.transpose(shares_CL), cmap="Blues", vmin=0, vmax=0.5))
+        means = running_mean([math.fsum(values) / len(values) for values in earned.values()], reach_of(len(earned)))
+        axes.plot(list(earned), means, color=VERMILION, lw=1, label="mean")
+        axes.grid(visible=False)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    figure.colorbar(drawn[0], ax=figure.axes, label="share of the step's episodes", aspect=40, extend="max")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center")
+    return figure
+
+
+def span_of(rewards: Iterable[Sequence[float]]) -> tuple[float, float]:
+    """From 0 to 1, or further where rewards go further. Example: [0, .5], [-1] give (-1, 1)."""
+    every = [value for each in rewards for value in each]
+    return min(0.0, *every), max(1.0, *every)
+
+
+def level_shares(values: Sequence[float], levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Share of the values in each level. Example: [0, .6, 1] with edges 0, .5, 1 gives [1/3, 2/3]."""
+    return np.asarray(np.histogram(values, levels)[0] / len(values))
 
 
 # name of a panel: its figures of a step and the labels of their lines
@@ -156,6 +199,7 @@ def draw_plots(run_dir: Path, stats: Sequence[StepStats], evaluations: Evaluatio
     """Write the plots into the run folder."""
     with mpl.rc_context(STYLE):
         save_figure(rewards_figure(stats, evaluations), run_dir / "rewards.png")
+        save_figure(distribution_figure(stats), run_dir / "reward_distribution.png")
         save_figure(training_figure(stats), run_dir / "training.png")
 
 

@@ -23,7 +23,10 @@ def test_rm3_by_hand():
 
 
 def test_whole_documents_come_in_the_order_found_with_their_passages_in_order_of_what_is_asked(tmp_path):
-    """Each of the first document's sentences is a passage. "Crystals" finds gout, and what is asked of gout its third passage, then its second."""
+    """Each sentence of the first document is a passage.
+
+    "Crystals" finds gout, and what is asked of gout its third passage, then its second.
+    """
     documents = [
         Document("a", "Gout", "Crystals hurt in the joint. Rest helps the gout. Gout treatments are ice and pills."),
         Document("b", "Asthma", "Treatments are inhalers. Asthma treatments differ."),

@@ -44,6 +44,7 @@ def trained(backend, actors, tokenizer, options, optimizer, updates=2, first=0):
     [
         (ActorOptions(lora_rank=0), 0.5, 0),
         (ActorOptions(), 0.9, 2),
+        (ActorOptions(value="separate"), 0.9, 0),
     ],
 )
 def test_at_learning_rate_0_the_ratio_is_1_and_nothing_is_clipped(backend, actor, top_p, micro):
@@ -83,7 +84,13 @@ def ending_actors(actor):
     return make_actors(policy, actor, seed=0), tokenizer
 
 
-@pytest.mark.parametrize("actor", [ActorOptions(lora_rank=0), ActorOptions()])
+@pytest.mark.parametrize(
+    "actor",
+    [
+        ActorOptions(lora_rank=0), ActorOptions(), ActorOptions(value="separate"),
+        ActorOptions(lora_rank=0, value="separate"),
+    ],
+)  # fmt: skip
 def test_our_updates_equal_trls(actor):
     options = PPOOptions(micro_batch_size=2, gae_lambda=0.9, gamma=0.95)
     figures, weights = {}, {}

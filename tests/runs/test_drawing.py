@@ -44,7 +44,7 @@ def test_the_whole_run_is_drawn_at_its_end_from_wherever_it_was_started(tmp_path
     run.after(replace(STATS, evaluation=EVALUATED))
     run.finish()
     assert capsys.readouterr().out == f"{tmp_path / 'run' / 'run.html'} shows its curves and 0 of its episodes\n"
-    names = {"rewards.png", "training.png", "run.html"}
+    names = {"rewards.png", "reward_distribution.png", "training.png", "run.html"}
     assert names < {path.name for path in (tmp_path / "run").iterdir()}
 
 

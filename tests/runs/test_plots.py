@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from forage.runs.plots import (
+    distribution_figure,
     draw_plots,
+    level_shares,
     phase_seconds,
     reach_of,
     rewards_figure,
@@ -14,7 +17,7 @@ from forage.runs.plots import (
 )
 from tests.factories import STATS, run_of
 
-NAMES = ["rewards.png", "training.png"]
+NAMES = ["reward_distribution.png", "rewards.png", "training.png"]
 
 
 def test_running_mean_by_hand():
@@ -44,6 +47,17 @@ def test_rates_are_drawn_from_0_to_1_with_their_first_and_last_mean():
     assert legend.get_title().get_text().startswith("each step plays other questions")
     [panel] = [axes for axes in training_figure(stats).axes if axes.get_title() == "episodes, groups and queries"]
     assert panel.get_ylim() == (-0.02, 1.02)
+
+
+def test_the_distribution_of_each_reward_has_a_column_a_step():
+    assert level_shares([0, 0.6, 1], np.array([0, 0.5, 1])).tolist() == pytest.approx([1 / 3, 2 / 3])
+    stats = [replace(STATS, step=n, rewards={"mrr": [0.0, n, None], "low": [-1.0]}) for n in range(2)]
+    mrr, low = distribution_figure(stats).axes[:2]
+    shares_LC = np.array(mrr.collections[0].get_array())
+    assert shares_LC[0].tolist() == [1, 0.5]  # of those that have it: all earn 0, then half
+    assert shares_LC[-1].tolist() == [0, 0.5]
+    assert mrr.lines[0].get_ydata().tolist() == [0, 0.5]
+    assert low.get_ylim()[0] == -1
 
 
 AWKWARD = {
