@@ -69,12 +69,12 @@ case $verb in
     "$PY" -m forage.stack_settings "${checked[@]}" || exit 1
     if [ "$DEVICE" = cuda ]; then
       chosen=$(choose_cards) || exit 1
-      read_settings <(echo "$chosen")
+      read_plan <(echo "$chosen")
     fi
     ;;
   *)
     wait_until "until \`scripts/stack.sh prepare\` is through" prepared
-    [ "$DEVICE" = cpu ] || read_settings "$plan"
+    [ "$DEVICE" = cpu ] || read_plan "$plan"
     ;;
 esac
 # default GPU OTHER: one of two defaults, since what takes little time on a GPU takes hours without one.

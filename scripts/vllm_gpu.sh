@@ -16,6 +16,7 @@
 # Further arguments are passed to vLLM.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/settings.sh
 models=${SHARED:-.}/models
 if [ -z "${MODEL:-}" ]; then
   MODEL=$models/served
@@ -24,9 +25,7 @@ if [ -z "${MODEL:-}" ]; then
     said=1
     sleep 2
   done
-  while IFS='=' read -r name value; do
-    [ -n "${!name:-}" ] || declare "$name=$value"
-  done <"$models/plan.env"
+  read_plan "$models/plan.env"
   # In the type that the trainer computes in, if create_lora_model.py was told one; vLLM would take fp32 down to bf16.
   DTYPE=${DTYPE:-$(grep -oE '"dtype": "(float32|bfloat16)"' "$models/policy/model.json" 2>/dev/null | cut -d '"' -f 4 || true)}
 fi

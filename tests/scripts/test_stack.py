@@ -173,6 +173,24 @@ def test_one_card_is_shared_and_the_trainer_waits_for_the_server(tmp_path, prepa
     assert train[1].endswith(plan["PLAN_TRAIN_ARGS"])
 
 
+@pytest.mark.parametrize("verb", ["vllm", "train", "rollout"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a[$(touch {ran})]=1", "LD_PRELOAD=/shared/own.so", "PLAN_VLLM_ARGS=--max-num-seqs 8 --middleware own",
+        "VLLM_GPUS=$(touch {ran})", "PLAN_TRAIN_ARGS=--retriever own:Class", "SERVE=nf4 --trust-remote-code",
+    ],
+)  # fmt: skip
+def test_a_plan_that_someone_else_wrote_is_refused(tmp_path, prepared, verb, line):
+    settings, _ = prepared(1)
+    with (tmp_path / "shared1/models/plan.env").open("a") as plan:
+        plan.write(line.format(ran=tmp_path / "ran") + "\n")
+    done = stack(verb, tmp_path / "none", **settings)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "does not write" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
 def test_what_is_waited_for_is_told_every_two_minutes(tmp_path, prepared, python):
     """Each pause counts as 50 s. The server answers the seventh time, after 300 s."""
     tries = tmp_path / "tries"
