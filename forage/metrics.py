@@ -17,7 +17,7 @@ def token_f1(answer: str, reference: str) -> float:
 
     Example: "a big toe" and "the big red toe" share 2 words (articles don't count): precision 2/2, recall 2/3, so 0.8.
     """
-    found, wanted = _words(answer), _words(reference)
+    found, wanted = Counter(without_articles(answer)), Counter(without_articles(reference))
     shared = sum((found & wanted).values())
     if not shared:
         return 0.0
@@ -52,8 +52,9 @@ def common_length(one: Sequence[str], other: Sequence[str]) -> int:
     return len(one) - level.bit_count()
 
 
-def _words(text: str) -> Counter[str]:
-    return Counter(word for word in words_of(text) if word not in ("a", "an", "the"))
+def without_articles(text: str) -> list[str]:
+    """Example: "The joints – of a toe." gives joints, of, toe."""
+    return [word for word in words_of(text) if word not in ("a", "an", "the")]
 
 
 def recall(found: Sequence[str], relevant: Sequence[str]) -> float:
