@@ -53,6 +53,11 @@ class Question:
     relevant_doc_ids: tuple[str, ...] = ()
     relevant_chunk_ids: tuple[str, ...] = ()
 
+    @property
+    def document(self) -> str:
+        """The first one that answers it; where none is known, its own name."""
+        return (*self.relevant_doc_ids, self.id)[0]
+
 
 def as_document(value: Any, number: int) -> Document:
     """A text, or a dictionary with a text and maybe other fields of a document, as a Document.

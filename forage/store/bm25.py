@@ -208,7 +208,8 @@ class Titles:
         title's words that were said, as else the best title would count fully however little of it was.
         """
         titles = self.of_chunk[chunks]
-        scores = np.square(self.index.relevance(words).clip(0))[titles]  # of few titles, a word of most has a negative score
+        # Of few titles, a word that most of them have may score below 0.
+        scores = np.square(self.index.relevance(words).clip(0))[titles]
         best = scores.max(initial=0.0)
         scores = scores / best if best else scores
         if by_share:

@@ -490,10 +490,8 @@ def _is_own(path: Path, name: str, url: str) -> bool:
     return not url or name.endswith(f"-of-{path.stat().st_ino}")
 
 
-def _collection_name(
-    path: Path, before: StoreCard | None, options: StoreOptions, embedder: Embedder | None
-) -> str:
-    """The collection to build in: the store's current one if the same model filled it for this folder, else a new one."""
+def _collection_name(path: Path, before: StoreCard | None, options: StoreOptions, embedder: Embedder | None) -> str:
+    """The collection to build in: the store's current one if the same model filled it for this folder, else another."""
     if before and _is_own(path, before.collection, options.chroma_url):
         same_place = (before.options.embedder, before.options.chroma_url) == (options.embedder, options.chroma_url)
         # An unfinished build has no probe yet.

@@ -28,7 +28,6 @@ from forage.metrics import without_articles
 from forage.testtime.scorers import Oracle, Scorer, best_index, mean_with_others, scores_of
 
 
-
 async def candidates(
     agent: Agent, question: Question, samples: Iterable[int], seed: int, asked: str = ""
 ) -> list[Episode]:

@@ -55,7 +55,9 @@ def test_any_form_is_compared_alike(text):
     assert {token_f1(forms[0], form) for form in forms} == {1}
     for language in ("english", "other"):
         assert len({tuple(Tokenizer(language)(form)) for form in forms}) == 1
-    assert document_of("d", {"title": forms[0], "text": text}) == document_of("d", {"title": forms[1], "text": forms[0]})
+    assert document_of("d", {"title": forms[0], "text": text}) == document_of(
+        "d", {"title": forms[1], "text": forms[0]}
+    )
 
 
 def test_questions_that_differ_in_a_vowel_sign_are_two():

@@ -84,7 +84,8 @@ def test_links_pipes_and_odd_names(folder):
     own = read_folder(folder)
     assert causes(own) == {
         "a/one.txt": "ok", "self.txt": "not a file",
-        "gone.txt": "not a file", "out.txt": "a link out of the folder", "z.txt": "same text as another", "pipe.txt": "not a file", "caf\\xe9.txt": "ok",
+        "gone.txt": "not a file", "out.txt": "a link out of the folder",
+        "z.txt": "same text as another", "pipe.txt": "not a file", "caf\\xe9.txt": "ok",
         "caf\\xe8.txt": "ok",
     }  # fmt: skip
     assert len({document.id for document in own.documents}) == 3
