@@ -17,7 +17,7 @@ def token_f1(answer: str, reference: str) -> float:
 
     Example: "a big toe" and "the big red toe" share 2 words (articles don't count): precision 2/2, recall 2/3, so 0.8.
     """
-    found, wanted = _words(answer), _words(reference)
+    found, wanted = Counter(without_articles(answer)), Counter(without_articles(reference))
     shared = sum((found & wanted).values())
     if not shared:
         return 0.0
@@ -52,8 +52,9 @@ def common_length(one: Sequence[str], other: Sequence[str]) -> int:
     return len(one) - level.bit_count()
 
 
-def _words(text: str) -> Counter[str]:
-    return Counter(word for word in words_of(text) if word not in ("a", "an", "the"))
+def without_articles(text: str) -> list[str]:
+    """Example: "The joints – of a toe." gives joints, of, toe."""
+    return [word for word in words_of(text) if word not in ("a", "an", "the")]
 
 
 def recall(found: Sequence[str], relevant: Sequence[str]) -> float:
@@ -118,6 +119,7 @@ def signed(found: Interval) -> str:
 # What a paired comparison shows, in words
 
 FEWEST = 6  # questions that differ: so many all go one way by chance once in 32 times, five of them once in 16
+CHANCE = 0.05  # the most by which a difference may be by chance
 APART = 2.8  # standard errors from zero to a difference that four of five comparisons of its size would show
 
 
@@ -131,19 +133,58 @@ def needed(gains: Sequence[float]) -> int:
     return math.ceil(float(max((APART * spread) ** 2, FEWEST / np.mean(given != 0))))
 
 
-def verdict(one: str, other: str, measure: str, gains: Sequence[float]) -> str:
-    """Two sentences on the paired differences of one from the other: what they show, and what they don't."""
+def by_chance(gains: Sequence[float]) -> float:
+    """How likely chance alone makes a mean so far from 0: what the stricter of two tests says.
+
+    A few questions hold no rare loss that would outweigh many small gains, which the bootstrap can't know. One test
+    turns the signs of gains at random; the other, the bootstrap-t, asks how often a mean of draws is as many of their
+    deviations off. Example: six equal gains all keep or all change their sign in 2 of 64 cases, .03.
+    """
+    given, draw = np.asarray(gains, np.float64), np.random.default_rng(0)
+    mean, deviation = abs(given.mean()), given.std()
+    given = given if given.mean() > 0 else -given
+    turned_D = (draw.choice((-1.0, 1.0), (DRAWS, len(given))) @ given) / len(given)
+    drawn_DN = given[draw.integers(len(given), size=(DRAWS, len(given)))]
+    off_D = (drawn_DN.mean(axis=1) - mean) * deviation - mean * drawn_DN.std(axis=1)  # of equal draws, in the limit
+    return float(max(np.mean(abs(turned_D) >= mean - 1e-12), 2 * np.mean(off_D >= -1e-12) if deviation > 1e-9 else 0.0))
+
+
+def shown(found: Interval, gains: Sequence[float]) -> bool:
+    """Whether gains with this interval show a difference."""
+    return clear(found) and sum(gain != 0 for gain in gains) >= FEWEST and by_chance(gains) <= CHANCE
+
+
+def by_document(gains: Sequence[float], documents: Sequence[str]) -> list[float]:
+    """The share of each document in the mean: what questions of one document gain is no independent evidence.
+
+    Example: gains 1, 1, 0 of documents a, a, b give 2 / 1.5 and 0 / 1.5, whose mean is that of the gains.
+    """
+    totals = dict.fromkeys(documents, 0.0)
+    for document, gain in zip(documents, gains, strict=True):
+        totals[document] += gain
+    return [total * len(totals) / len(gains) for total in totals.values()]
+
+
+def verdict(one: str, other: str, measure: str, gains: Sequence[float], documents: Sequence[str] = ()) -> str:
+    """Two sentences on the paired differences of one from the other: what they show, and what they don't.
+
+    `documents` has what answers each question: where several share one, documents are drawn and not questions.
+    """
+    each, of = len(gains), ""
+    if len(set(documents)) < len(documents):
+        gains = by_document(gains, documents)
+        of = f" of {len(gains)} documents"
     found, differ = bootstrapped(gains), sum(gain != 0 for gain in gains)
-    size = f"{one} minus {other} is {signed(found)} in {measure} on {len(gains)} questions"
-    if clear(found) and differ >= FEWEST:
+    size = f"{one} minus {other} is {signed(found)} in {measure} on {each} questions{of}"
+    if shown(found, gains):
         better, worse = (one, other) if found["mean"] > 0 else (other, one)
         other_tries = "whether that holds for another seed, other data or another measure"
         return f"Shown: {better} is better than {worse}; {size}. Not shown: {other_tries}."
     more = "which is better, as their means are alike"
     if round(found["mean"], 3):
-        about = float(f"{needed(gains):.2g}")
+        about = float(f"{needed(gains) * each / len(gains):.2g}")
         more = f"which is better; about {about:,.0f} questions would show a difference of this size"
     little = "no difference that chance alone could not make"
-    if clear(found):
+    if clear(found) and differ < FEWEST:
         little = f"nothing, as only {differ} of them differ"
     return f"Shown: {little}; {size}. Not shown: {more}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -17,14 +18,15 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 # letters or shows an accent stays: many scripts need it.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")
-WORD = re.compile(r"\w+")
 # Scripts that put no spaces between words, or, as Korean, only between groups of them: Thai, Lao, Burmese, Khmer,
 # Kana, Han, Hangul.
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
-UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
+UNSPACED_CHARACTER, UNSPACED_RUN = re.compile(f"[{UNSPACED}]"), re.compile(f"[{UNSPACED}]+")
+# The signs of a trade mark, which NFKC would make letters of the word before; and what joins or parts letters unseen.
+UNSAID = str.maketrans("™℠", "  ", "\u00ad\u200c\u200d\u2060\ufeff")
 COUNTED = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")  # what count_words counts as one
 
 
@@ -38,11 +40,51 @@ IDLE = frozenset(
 )
 
 
-def words_of(text: str) -> list[str]:
-    """Words in lower case; of scripts that put no spaces between them, characters. Example: "Bei 痛风 hilft" gives
-    bei, 痛, 风, hilft.
+@cache
+def marks() -> str:
+    """What belongs to the letter before it though it is none, as accents and vowel signs, for a pattern's brackets."""
+    return "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code)).startswith("M"))
+
+
+def composed(text: str) -> str:
+    """Text as it is kept: a letter and its accent are one character, where there is one; all looks as it did."""
+    return unicodedata.normalize("NFC", text)
+
+
+def folded(text: str) -> str:
+    """Text as it is compared: one form of each letter, and no case.
+
+    Example: "Füße", whether its ü is one character or two, and "FÜSSE" give "füsse".
     """
-    return WORD.findall(_spaced(text.lower()))
+    if text.isascii():
+        return text.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text.translate(UNSAID)).casefold())
+
+
+def words_of(text: str, whole_runs: bool = False) -> list[str]:
+    """Words as they are compared; of scripts that put no spaces between them, letters, or all that stand together.
+
+    Example: "Bei 痛风 hilft" gives bei, 痛, 风, hilft; with `whole_runs`, bei, 痛风, hilft.
+    """
+    if text.isascii():
+        return re.findall(r"\w+", text.lower())
+    apart = UNSPACED_RUN if whole_runs else f"[{UNSPACED}][{marks()}]*"
+    return re.findall(rf"\w[\w{marks()}]*", re.sub(apart, r" \g<0> ", folded(text)))
+
+
+def spoken_words(text: str) -> list[str]:
+    """Words as they are written, with apostrophes and hyphens. Example: "It's Gout: rest" gives It's, Gout, rest."""
+    return re.findall(rf"[\w'-][\w'{marks()}-]*", text)
+
+
+def whole_words(text: str) -> str:
+    """A pattern for a text's words where no other word begins before or ends after them; empty if it has none.
+
+    Example: "rye bread" is in "Rye  bread?" but not in "rye breads".
+    """
+    letters = r"\w" if text.isascii() else rf"\w{marks()}"
+    words = r"\s+".join(map(re.escape, text.split()))
+    return words and rf"(?<![{letters}]){words}(?![{letters}])"
 
 
 def count_words(text: str) -> int:

@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.metrics import bootstrapped, clear, common_length, needed, rouge_l, span, token_f1, verdict
+from forage.metrics import (
+    bootstrapped,
+    by_chance,
+    by_document,
+    clear,
+    common_length,
+    needed,
+    rouge_l,
+    shown,
+    span,
+    token_f1,
+    verdict,
+)
 
 
 def test_token_f1_by_hand():
@@ -69,6 +81,7 @@ CHANCE, ALIKE = "no difference that chance alone could not make", "which is bett
         ([0.5, -0.25] * 20 + [-0.125] * 38, CHANCE, "+0.003 (-0.062 to +0.069)", "68,000"),
         ([0, 0], CHANCE, "+0.000 (+0.000 to +0.000)", ALIKE),
         ([0.1, 0.2, -0.3], CHANCE, "+0.000 (-0.300 to +0.200)", ALIKE),
+        ([1 / 3] * 12, "new is better than old", "+0.333 (+0.333 to +0.333)", OTHERS),
     ],
 )
 def test_a_verdict_says_what_is_shown_and_what_is_not(gains, shown, size, not_shown):
@@ -77,3 +90,36 @@ def test_a_verdict_says_what_is_shown_and_what_is_not(gains, shown, size, not_sh
     asked = f"in mrr on {len(gains)} questions"
     wanted = f"Shown: {shown}; new minus old is {size} {asked}. Not shown: {not_shown}."
     assert verdict("new", "old", "mrr", gains) == wanted
+
+
+def test_how_likely_chance_alone_is_by_hand():
+    assert by_chance([0.5] * 6) == pytest.approx(2 / 64, abs=0.01)
+    assert by_chance([1, -1]) > 0.5
+
+
+def alike(count, samples):
+    """Differences of two policies that are alike, many zeros and rare large ones: (sample, question) of each kind."""
+    draw = np.random.default_rng(count)
+    kinds = [((0, 0.5, -0.5), (0.7, 0.15, 0.15)), ((0, 1, -0.25), (0.6, 0.08, 0.32)), ((0, 1, -0.5), (0.7, 0.1, 0.2))]
+    return [draw.exponential(1, (samples, count)) - 1, *(draw.choice(a, (samples, count), p=p) for a, p in kinds)]
+
+
+@pytest.mark.parametrize(
+    ("count", "samples", "least"), [(12, 300, 0.4), (32, 150, 0.7), (100, 60, 0.9), (300, 30, 0.99)]
+)
+def test_little_is_shown_where_there_is_nothing_and_much_where_there_is(count, samples, least):
+    nothing = alike(count, samples)
+    assert max(np.mean([shown(bootstrapped(gains), gains) for gains in kind]) for kind in nothing) <= 0.08
+    some = np.concatenate(nothing)[::4] + 0.25
+    assert np.mean([shown(bootstrapped(gains), gains) for gains in some]) >= least
+
+
+def test_questions_of_one_document_are_no_independent_evidence():
+    assert by_document([1, 1, 0], ["a", "a", "b"]) == pytest.approx([2 / 1.5, 0])
+    gains = [0.5] * 12
+    assert verdict("new", "old", "mrr", gains, list("abcdefabcdef")).startswith("Shown: new is better than old; ")
+    says = verdict("new", "old", "mrr", gains, list("abcabcabcabc"))
+    assert says.startswith(
+        "Shown: nothing, as only 3 of them differ; new minus old is +0.500 (+0.500 to +0.500) in mrr "
+    )
+    assert "on 12 questions of 3 documents. Not shown: which is better; about 24 questions " in says

@@ -1,10 +1,23 @@
 """Text from elsewhere, by hand: what files can hold, and what terminals are shown."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forage.text import count_words, cut_to_words, encodable, encodable_values, from_json, printable, without_passwords
+from forage.text import (
+    count_words,
+    cut_to_words,
+    encodable,
+    encodable_values,
+    from_json,
+    printable,
+    spoken_words,
+    whole_words,
+    without_passwords,
+    words_of,
+)
 
 
 def test_halves_of_emoji_become_question_marks():
@@ -44,6 +57,35 @@ def test_a_text_is_cut_to_words_by_hand():
     assert [cut_to_words("Bei 痛风 hilft", most) for most in (1, 2, 3, 4)] == [
         "Bei", "Bei 痛", "Bei 痛风", "Bei 痛风 hilft",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "runs"),
+    [
+        ("It's a_b Gout-2", ["it", "s", "a_b", "gout", "2"], ["it", "s", "a_b", "gout", "2"]),
+        ("हिन्दी की कि", ["हिन्दी", "की", "कि"], ["हिन्दी", "की", "कि"]),
+        ("กินaกาน", ["กิ", "น", "a", "ก", "า", "น"], ["กิน", "a", "กาน"]),
+        ("Bei 痛风。", ["bei", "痛", "风"], ["bei", "痛风"]),
+        ("Crohn\u00b4s \ufb01n™ FÜSSE in\u00adfant", ["crohn", "s", "fin", "füsse", "infant"], []),
+        ("\u0301 \u093f", [], []),
+    ],
+)
+def test_words_of_any_script_by_hand(text, words, runs):
+    assert words_of(text) == words
+    assert words_of(text, whole_runs=True) == (runs or words)
+
+
+def test_words_as_they_are_written():
+    assert spoken_words("It's Gout: rest, हिन्दी") == ["It's", "Gout", "rest", "हिन्दी"]
+
+
+def test_a_text_is_found_as_whole_words():
+    for text, within, found in (
+        ("rye bread", "Rye  bread?", True), ("rye bread", "rye breads", False), ("राम", "राम।", True),
+        ("राम", "रामी", False), ("राम", "कीराम", False), ("c++", "C++?", True),
+    ):  # fmt: skip
+        assert bool(re.search(whole_words(text), within, re.IGNORECASE)) is found
+    assert whole_words(" ") == ""
 
 
 @given(st.text(st.sampled_from("ab 痛风\n.")), st.integers(0, 9))

@@ -19,6 +19,7 @@ from forage.data.chunking import Chunk, chunk_ids_by_document
 from forage.data.records import Document, Question, clean
 from forage.errors import UserError
 from forage.files import json_lines, replacing
+from forage.text import composed
 
 QRELS_HEADER = "query-id\tcorpus-id\tscore"
 TRAIN = "train"
@@ -41,7 +42,7 @@ def read_beir(folder: Path, held_out: str) -> Collection:
     rows = by_id(folder / "corpus.jsonl")
     documents = [document for doc_id, row in rows.items() if (document := document_of(doc_id, row)).text]
     queries = {
-        query_id: " ".join(str(row.get("text") or "").split())
+        query_id: clean(str(row.get("text") or "")).replace("\n", " ")
         for query_id, row in by_id(folder / "queries.jsonl").items()
     }
     left_out = Counter({"document without text": len(rows) - len(documents)})
@@ -63,7 +64,7 @@ def read_beir(folder: Path, held_out: str) -> Collection:
 
 def document_of(doc_id: str, row: Mapping[str, Any]) -> Document:
     """If a document has only a title, the title is its text."""
-    title = str(row.get("title") or "").strip()
+    title = composed(str(row.get("title") or "").strip())
     return Document(doc_id, title, clean(str(row.get("text") or "")) or title, source="corpus")
 
 
@@ -71,7 +72,7 @@ def by_id(path: Path) -> dict[str, Mapping[str, Any]]:
     """The lines of a .jsonl by their _id."""
     rows: dict[str, Mapping[str, Any]] = {}
     for number, row in json_lines(path):
-        name = str(row.get("_id") or "") if isinstance(row, dict) else ""
+        name = composed(str(row.get("_id") or "")) if isinstance(row, dict) else ""
         if not name or name in rows:
             raise UserError(f"{path}:{number}: no _id, or one that an earlier line has; mend it")
         rows[name] = row
@@ -83,7 +84,7 @@ def read_qrels(path: Path) -> Judgements:
     if not path.is_file():
         raise UserError(f"{path}: no such file; name a split that is there with --eval-split")
     judgements: Judgements = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(composed(path.read_text(encoding="utf-8")).splitlines(), 1):
         if not line.strip() or line == QRELS_HEADER:
             continue
         parts = line.split("\t")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlparse
 
@@ -12,6 +11,7 @@ from forage.data.qa_rows import QARow
 from forage.data.records import Document, clean
 from forage.data.relevance import shared_share, trigrams
 from forage.data.scraping.page_text import Page
+from forage.text import composed, words_of
 
 # An answer is on a page if at least this share of its word triples is; pages change after a data set is made.
 ON_PAGE = 0.5
@@ -40,14 +40,14 @@ def assemble(rows: Sequence[QARow], pages: Mapping[str, Document]) -> Library:
         numbers_of.setdefault(row.url or f"row:{row.id}", []).append(number)
     for place, numbers in numbers_of.items():
         place_rows = [rows[number] for number in numbers]
-        document, missing = _document(place, place_rows, pages.get(place))
+        document, missing = _document(place_rows, pages.get(place))
         doc_id, source = "", "nothing"
         if document.text:
             library.answers_added += missing
             if document.text in kept:
                 library.duplicates += 1
             else:
-                document = _with_own_id(document, place, taken)
+                document = replace(document, id=document_id(place, document.url, taken))
                 taken.add(document.id)
                 kept[document.text] = document
             doc_id, source = kept[document.text].id, kept[document.text].source
@@ -59,24 +59,15 @@ def assemble(rows: Sequence[QARow], pages: Mapping[str, Document]) -> Library:
     return library
 
 
-def _with_own_id(document: Document, place: str, taken: set[str]) -> Document:
-    """The document, with more of the hash in its id if another one has that id: among 100,000 addresses some do."""
-    digits = 8
-    while document.id in taken:
-        digits *= 2
-        document = replace(document, id=document_id(place, document.url, digits))
-    return document
-
-
-def _document(place: str, rows: Sequence[QARow], page: Document | None) -> tuple[Document, int]:
-    """The document of one place (URL or row), and how many answers were added to its page's text."""
+def _document(rows: Sequence[QARow], page: Document | None) -> tuple[Document, int]:
+    """The document of one place (URL or row), still without an id, and how many answers were added to its page."""
     title, url = next((row.focus for row in rows if row.focus), ""), rows[0].url
     answers = list(dict.fromkeys(text for row in rows if (text := clean(row.answer))))
     if page is None:
-        return _with_sections(Document(document_id(place, url), title, "", url, "answer"), answers), 0
+        return _with_sections(Document("", title, "", url, "answer"), answers), 0
     on_page = trigrams(page.text)
     missing = [answer for answer in answers if shared_share(trigrams(answer), on_page) < ON_PAGE]
-    document = replace(page, id=document_id(place, url), title=title or page.title, url=url)
+    document = replace(page, title=title or page.title, url=url)
     return _with_sections(document, missing), len(missing)
 
 
@@ -107,16 +98,18 @@ def page_text(page: Page) -> Document:
             sections.append(len(text))
         elif previous:
             text += "\n"
-        text += block.text
+        text += composed(block.text)
         previous = block
-    return Document("", page.title, text, sections=tuple(sections))
+    return Document("", composed(page.title), text, sections=tuple(sections))
 
 
-def document_id(place: str, url: str, digits: int = 8) -> str:
+def document_id(place: str, url: str, taken: Collection[str] = ()) -> str:
     """A readable and stable name: the end of the path, and a hash of the whole.
 
-    Example: https://ghr.nlm.nih.gov/condition/asthma -> 'asthma-' and 8 hex digits.
+    Example: https://ghr.nlm.nih.gov/condition/asthma -> 'asthma-' and 8 hex digits. If another document has taken that,
+    as happens among 100,000, there are more digits.
     """
     last = urlparse(url).path.rstrip("/").rsplit("/", 1)[-1].rsplit(".", 1)[0] if url else place.removeprefix("row:")
-    slug = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:40] or "page"
-    return f"{slug}-{hashlib.sha256(place.encode()).hexdigest()[:digits]}"
+    slug = "-".join(words_of(last.replace("_", " "), whole_runs=True))[:40] or "page"
+    whole = hashlib.sha256(place.encode()).hexdigest()
+    return next(name for digits in (8, 16, 32, 64) if (name := f"{slug}-{whole[:digits]}") not in taken)

@@ -19,7 +19,7 @@ from forage.data.records import Document
 from forage.data.scraping.page_text import Block, Page, drop_boilerplate, read_page
 from forage.errors import UserError
 from forage.progress import counted
-from forage.text import encodable
+from forage.text import composed, encodable
 
 TYPES = {".txt": "txt", ".text": "txt", ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html"}
 TYPES |= {".xhtml": "html", ".pdf": "pdf"}
@@ -62,18 +62,21 @@ def read_folder(folder: Path, *, keep_recurring: bool = False) -> OwnDocuments:
         raise UserError(f"--documents {folder}: no such folder; name the folder that holds your files")
     records: dict[str, FileRecord] = {}
     pages: dict[str, Page] = {}
-    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    root = folder.resolve()
+    files = [path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir()]
     files = [path for path in files if not any(part.startswith(".") for part in path.parts)]
-    for path in counted("reading files", files):
-        # Bytes of a name that are not UTF-8 are shown as \xe9, so that two such names stay two.
-        name = os.fsencode(path).decode("utf-8", "backslashreplace")
-        records[name], page = _read(folder / path, name)
+    # Bytes of a name that are not UTF-8 are shown as \xe9, so that two such names stay two.
+    names = {path: os.fsencode(path).decode("utf-8", "backslashreplace") for path in files}
+    alike = Counter(map(composed, names.values()))
+    for path in counted("reading files", sorted(files, key=lambda path: Path(composed(names[path])))):
+        name = composed(names[path]) if alike[composed(names[path])] == 1 else names[path]
+        records[name], page = _read(folder / path, name, root)
         if page:
             pages[name] = page
     html = {name: page for name, page in pages.items() if TYPES[Path(name).suffix.lower()] == "html"}
-    own, recurring = drop_boilerplate({} if keep_recurring else html, lambda name: str(Path(name).parent))
-    pages |= own
-    documents, kept = [], dict[str, str]()  # kept: text -> id of its document
+    changed, recurring = drop_boilerplate({} if keep_recurring else html, lambda name: str(Path(name).parent))
+    pages |= changed
+    documents, kept = dict[str, Document](), dict[str, str]()  # kept: text -> id of its document
     for name, page in pages.items():
         text = page_text(page)
         if not text.text:  # it had nothing of its own
@@ -81,22 +84,24 @@ def read_folder(folder: Path, *, keep_recurring: bool = False) -> OwnDocuments:
         elif text.text in kept:
             records[name] = replace(records[name], cause="same text as another", document_id=kept[text.text])
         else:
-            kept[text.text] = document_id(name, name)
-            records[name] = replace(records[name], document_id=kept[text.text])
-            documents.append(replace(text, id=kept[text.text], source="file"))
+            kept[text.text] = own = document_id(name, name, documents)
+            records[name] = replace(records[name], document_id=own)
+            documents[own] = replace(text, id=own, source="file")
     if not documents:
         causes = ", ".join(sorted({record.cause for record in records.values()})) or "it is empty"
         raise UserError(
             f"--documents {folder} has no file with text ({causes}); put {', '.join(sorted(TYPES))} files there"
         )
-    return OwnDocuments(documents, list(records.values()), recurring)
+    return OwnDocuments(list(documents.values()), list(records.values()), recurring)
 
 
-def _read(path: Path, name: str) -> tuple[FileRecord, Page | None]:
+def _read(path: Path, name: str, root: Path) -> tuple[FileRecord, Page | None]:
     record = FileRecord(name)
     try:
         if not path.is_file():
             raise Unreadable("not a file")  # a pipe would be waited for
+        if not path.resolve().is_relative_to(root):
+            raise Unreadable("a link out of the folder")
         if path.suffix.lower() not in TYPES:
             raise Unreadable("other type")
         if path.stat().st_size > MAX_BYTES:

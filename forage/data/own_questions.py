@@ -12,10 +12,11 @@ from forage.data.own_documents import FileRecord
 from forage.data.qa_rows import QARow, read_records, to_rows
 from forage.data.relevance import Placed, relevant_chunks
 from forage.progress import counted
-from forage.text import IDLE, words_of
+from forage.text import IDLE, folded, words_of
 
 SOURCES = ("source", "file", "path", "document", "filename", "url")  # usual names of the column that names a file
 NEAREST = 20  # passages that are compared with an answer whose document isn't named
+UNTELLING = IDLE | {"yes", "no", "not", "none", "true", "false"}  # an answer of these alone is in any passage
 SAID = 0.6  # share of an answer's telling words that a passage says, at least, if the answer isn't there word for word
 
 
@@ -33,20 +34,21 @@ def place(
     """(rows with what answers them, rows that are left out with the cause).
 
     An answer is looked for in the document that the source names, or else in the passages that a search for question
-    and answer finds. Without an answer, all of the source's passages count.
+    and answer finds. Without an answer, or with one like "No" that any passage may say, all of the source's count.
     """
     named, placed, left_out = documents_by_name(records), list[Placed](), list[tuple[QARow, str]]()
     for row in counted("placing questions", rows):
-        docs = named.get(row.url.casefold(), set()) if row.url else set()
+        told = not UNTELLING.issuperset(words_of(row.answer))
+        docs = named.get(folded(row.url), set()) if row.url else set()
         if not row.question:
             left_out.append((row, "no question"))
-        elif not row.answer and not row.url:
-            left_out.append((row, "neither answer nor source"))
+        elif not told and not row.url:
+            left_out.append((row, "neither telling answer nor source"))
         elif row.url and len(docs) != 1:
             left_out.append((row, "source names several files" if docs else "source is no file with text"))
         else:
             near = chunks_of[min(docs)] if docs else search(f"{row.question} {row.answer}", NEAREST)
-            found = saying(row.answer, near) if row.answer else near
+            found = saying(row.answer, near) if told else near
             placed += [(row, doc, [c.id for c in found if c.doc_id == doc]) for doc in {c.doc_id: 0 for c in found}]
             if not found:
                 left_out.append((row, "answer in no passage" + (" of its source" if docs else "")))
@@ -63,7 +65,7 @@ def documents_by_name(records: Iterable[FileRecord]) -> dict[str, set[str]]:
         if record.document_id:
             path = PurePath(record.path)
             for name in {record.path, path.name, path.stem}:
-                named[name.casefold()].add(record.document_id)
+                named[folded(name)].add(record.document_id)
     return named
 
 
@@ -73,7 +75,7 @@ def saying(answer: str, chunks: Sequence[Chunk]) -> list[Chunk]:
     words = words_of(answer)
     text = f" {' '.join(words)} "
     found = [chunk for chunk in chunks if chunk.id in ids or text in f" {' '.join(words_of(chunk.text))} "]
-    telling = set(words) - IDLE
+    telling = set(words) - UNTELLING
     if found or not telling:
         return found
     shares = [len(telling & set(words_of(chunk.text))) / len(telling) for chunk in chunks]

@@ -14,6 +14,7 @@ from forage.data.options import Columns
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.machine import hub_reachable
+from forage.text import composed
 
 # Names that data sets give each column, likeliest first; case is ignored.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
@@ -53,10 +54,11 @@ def find_columns(
     found = {}
     for kind, known in KNOWN_NAMES.items():
         asked = getattr(wanted, f"{kind}_column")
-        if asked and asked not in names:
+        own = next((name for name in names if composed(name) == composed(asked)), "")
+        if asked and not own:
             raise UserError(f"--{kind}-column {asked}: no such column; the data set has {', '.join(names)}")
         names_of_kind = (*(sources if kind == "url" else ()), *known)
-        found[kind] = asked or next((by_lower[name] for name in names_of_kind if name in by_lower), "")
+        found[kind] = own or next((by_lower[name] for name in names_of_kind if name in by_lower), "")
     for kind in needs:
         if not found[kind]:
             raise UserError(f"no {kind} column among {', '.join(names)}; name it with --{kind}-column")
@@ -72,6 +74,7 @@ def to_rows(
         raise UserError("the data set has no rows")
     columns = find_columns(dict.fromkeys(name for record in records for name in record), wanted, needs, sources)
     rows, lacking, seen = list[QARow](), Counter[str](), Counter[str]()
+    given, taken = {_text(record.get(columns["id"])) for record in records}, set[str]()
     for number, record in enumerate(records, 1):
         values = {kind: _text(record.get(name)) if name else "" for kind, name in columns.items()}
         if huge := next((kind for kind, text in values.items() if len(text) > LONGEST), ""):
@@ -79,9 +82,12 @@ def to_rows(
                 f"row {number}: its {huge} has {len(values[huge]):,} characters, perhaps after a quote that nothing "
                 "closes; mend that row, or remove it"
             )
-        row_id = values["id"] or f"row-{number}"
-        seen[row_id] += 1
-        values["id"] = row_id if seen[row_id] == 1 else f"{row_id}-r{seen[row_id]}"  # MedQuAD repeats 34 of its ids
+        row_id = own = values["id"] or f"row-{number}"
+        while own in taken or (own in given and own != values["id"]):  # MedQuAD repeats 34 of its ids
+            seen[row_id] += 1
+            own = f"{row_id}-r{seen[row_id] + 1}"
+        taken.add(own)
+        values["id"] = own
         rows.append(QARow(**values))
         lacking.update(f"no {kind}" for kind in ("question", "answer", "url") if not values[kind])
     return rows, lacking
@@ -157,4 +163,4 @@ def _text(value: Any) -> str:
     """A cell as text: empty for null, the first item of a list."""
     if isinstance(value, list):
         value = value[0] if value else None
-    return "" if value is None else str(value).strip()
+    return "" if value is None else composed(str(value).strip())

@@ -6,6 +6,7 @@ documents and chunks that answer it; retrieval rewards compare these ids.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from forage.errors import UserError
 from forage.files import typed_lines
+from forage.text import composed
 
 WAY_OUT = "mend or delete that line, or make the data again with data_prep.py"
 
@@ -51,6 +53,11 @@ class Question:
     relevant_doc_ids: tuple[str, ...] = ()
     relevant_chunk_ids: tuple[str, ...] = ()
 
+    @property
+    def document(self) -> str:
+        """The first one that answers it; where none is known, its own name."""
+        return (*self.relevant_doc_ids, self.id)[0]
+
 
 def as_document(value: Any, number: int) -> Document:
     """A text, or a dictionary with a text and maybe other fields of a document, as a Document.
@@ -71,8 +78,8 @@ def as_document(value: Any, number: int) -> Document:
 
 
 def clean(text: str) -> str:
-    """Normalise white space: one space between words, one line break between lines."""
-    lines = (" ".join(line.split()) for line in text.splitlines())
+    """Normalise letters and white space: one space between words, one line break between lines."""
+    lines = (" ".join(line.split()) for line in composed(text).splitlines())
     return "\n".join(line for line in lines if line)
 
 
@@ -87,7 +94,11 @@ def read_questions(path: Path) -> list[Question]:
     """Read train.jsonl or eval.jsonl as written by data_prep.py."""
     if not path.is_file():
         raise UserError(f"{path} is missing; make it with data_prep.py")
-    return list(typed_lines(Question, path, "a question", WAY_OUT, "ignore"))
+    questions = list(typed_lines(Question, path, "a question", WAY_OUT, "ignore"))
+    for name, count in Counter(question.id for question in questions).items():
+        if count > 1:  # what is kept of an episode names its question by the id alone
+            raise UserError(f"{path}: {count} questions have the id {name!r}; {WAY_OUT}")
+    return questions
 
 
 def read_answerable(path: Path) -> list[Question]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +12,6 @@ from forage.data.records import Question, clean
 from forage.progress import counted
 from forage.text import words_of
 
-WORD = re.compile(r"\w+")
 # Share of the shorter text's word triples: a chunk may contain a short answer, a long answer may span many chunks.
 RELEVANT = 0.5
 
@@ -93,7 +91,7 @@ def merged(placed: Iterable[Placed]) -> list[Question]:
 
 def question_key(question: str) -> str:
     """The question's words without case or punctuation, so that two spellings of one question are equal."""
-    return " ".join(WORD.findall(question.lower()))
+    return " ".join(words_of(question))
 
 
 def split_by_document(

@@ -35,7 +35,7 @@ from forage.evaluation.setting import Setting, questions_file
 from forage.evaluation.tables import Table, figure, print_table, score_names, tables_of
 from forage.files import replacing
 from forage.manifest import write_manifest
-from forage.metrics import FEWEST, Interval, bootstrapped, clear, needed, signed
+from forage.metrics import FEWEST, Interval, bootstrapped, needed, shown, signed
 from forage.text import IDLE, one_line, words_of
 
 SCHEMA = 1
@@ -174,11 +174,11 @@ class Change:
     def kind(self) -> str:
         """falls, rises, or none where that can't be much; open where too little is shown.
 
-        Examples: +.001 (-.010 to .012) is none, +.001 (-.050 to .052) is open.
+        Examples: +.001 (-.010 to .012) is none, +.001 (-.050 to .052) is open, and so is what a few questions agree on.
         """
-        if self.found["low"] > -SAME and self.found["high"] < SAME:
+        if self.found["low"] > -SAME and self.found["high"] < SAME and len(self.gains) >= FEWEST:
             return "none"
-        if not clear(self.found) or sum(gain != 0 for gain in self.gains) < FEWEST:
+        if not shown(self.found, self.gains):
             return "open"
         return "rises" if self.found["mean"] > 0 else "falls"
 

@@ -75,7 +75,8 @@ def report(setting: Setting) -> list[SystemScores]:
     words = (
         f"Columns: {columns}. Of a system's name, single is the agent itself, once; docs/evaluation.md has the others."
     )
-    verdicts = [verdict_on(pair) for pair in pairs]
+    documents = [question.document for question in questions]
+    verdicts = [verdict_on(pair, documents) for pair in pairs]
     written, printed = (
         [pair_table(summary(pair[::-1]), f"{pair[0].name} beside {pair[1].name}, paired ({STAR})", says, whole=whole)
          for pair, says in zip(pairs, verdicts, strict=True)] + tables_of(rows, title, whole=whole)
@@ -113,12 +114,12 @@ def pairs_of(systems: Sequence[SystemScores], options: EvaluationOptions) -> lis
     return found or [(systems[-1], systems[0])][: len(systems) - 1]
 
 
-def verdict_on(pair: tuple[SystemScores, SystemScores]) -> str:
+def verdict_on(pair: tuple[SystemScores, SystemScores], documents: Sequence[str]) -> str:
     """By the first metric, MRR."""
     one, other = pair
     name = next(iter(one.arrays))
     second = f"plain RAG ({other.name})" if other.system == "plain_rag" else other.name
-    return verdict(one.name, second, name, (one.arrays[name] - other.arrays[name]).tolist())
+    return verdict(one.name, second, name, (one.arrays[name] - other.arrays[name]).tolist(), documents)
 
 
 def system_scores(setting: Setting) -> list[SystemScores]:

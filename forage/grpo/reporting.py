@@ -17,12 +17,20 @@ from forage.grpo.options import UpdateOptions
 from forage.grpo.players import Play
 from forage.grpo.run import Run
 from forage.grpo.update import TrainingBatch
-from forage.metrics import Interval, verdict
+from forage.metrics import Interval
 from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
 from forage.runs.drawing import Drawing
 from forage.runs.progress import print_step
-from forage.runs.stats import AS_TRAINED, EpisodeFigures, StepStats, read_evaluations, rewards_of, verdict_on_run
+from forage.runs.stats import (
+    AS_TRAINED,
+    EpisodeFigures,
+    StepStats,
+    read_evaluations,
+    rewards_of,
+    verdict_on_run,
+    verdicts,
+)
 from forage.runs.trackers import Log, flatten
 from forage.runs.waiting import advice
 from forage.text import one_line
@@ -129,7 +137,7 @@ def compare(run: Run, first: Mapping[str, Interval], last: Mapping[str, Interval
         print(f"{name:25} {before['mean']:8.3f} {after['mean']:8.3f}    ({after['low']:.3f} to {after['high']:.3f})")
     said, mrr = verdict_on_run(options.run_dir), rewards_of(options.run_dir, run.step, "mrr")
     if ranks := play.plain_rag(list(mrr)):
-        said += [verdict("the trained policy", "plain RAG", "mrr", [mrr[name] - ranks[name] for name in mrr])]
+        said += verdicts("the trained policy", "plain RAG", "mrr", mrr, ranks, options.rollout.data)
     command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir}"
     command += f" --temperature {options.eval_temperature:g}"
     for line in (*said, f"beside plain RAG, answers included: python evaluate.py {command}"):

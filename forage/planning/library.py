@@ -26,7 +26,7 @@ from forage.files import write_jsonl
 from forage.manifest import file_digest, flat, read_manifest
 from forage.outputs import check_apart
 from forage.planning.tool import SLOT
-from forage.text import IDLE, one_line
+from forage.text import IDLE, one_line, whole_words, words_of
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def earnings(episodes: Iterable[Episode], questions: Sequence[Question]) -> Iter
 
 def slotted(text: str, focus: str) -> str:
     """A text with the slot in place of the focus, matched as whole words in any case."""
-    words = r"\s+".join(map(re.escape, focus.split()))
-    return re.sub(rf"(?<!\w){words}(?!\w)", lambda _: SLOT, " ".join(text.split()), flags=re.I) if words else text
+    words = whole_words(focus)
+    return re.sub(words, lambda _: SLOT, " ".join(text.split()), flags=re.I) if words else text
 
 
 def kind_of(question: Question) -> str:
@@ -145,7 +145,7 @@ def merged(earned: Iterable[tuple[str, str, float]]) -> tuple[dict[str, Counter[
 
 def telling(shape: str) -> list[str]:
     """The words of a query beside its slot and idle ones. Example: "Signs of [topic]" gives "signs"."""
-    return [word for word in re.findall(r"\w+", shape.replace(SLOT, " ").lower()) if word not in IDLE]
+    return [word for word in words_of(shape.replace(SLOT, " ")) if word not in IDLE]
 
 
 def cover(shapes: Mapping[str, Earned], shares: Mapping[str, float], most: int) -> list[str]:

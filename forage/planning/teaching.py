@@ -42,6 +42,7 @@ from forage.sft.teacher import (
 )
 from forage.store.opening import open_place
 from forage.store.options import StorePlace
+from forage.text import whole_words
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def topic_of(question: Question) -> str:
 
     Example: "What is gout?" with focus "Gout" gives "gout"; a focus that the question does not say stays as it is.
     """
-    words = r"\s+".join(map(re.escape, question.focus.split()))
-    said = re.search(rf"(?<!\w){words}(?!\w)", question.question, re.IGNORECASE) if words else None
+    words = whole_words(question.focus)
+    said = re.search(words, question.question, re.IGNORECASE) if words else None
     return " ".join((said[0] if said else question.focus).split())
 
 

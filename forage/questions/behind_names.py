@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from forage.data.chunking import Chunk
 from forage.data.records import Question
 from forage.data.relevance import by_document
-from forage.text import IDLE, words_of
+from forage.text import IDLE, whole_words, words_of
 
 SHORTEST = 4  # letters of a word that describes
 RAREST, COMMONEST = 5, 0.05  # chunks that say such a word, at least; share of the chunks, at most
@@ -77,7 +77,7 @@ def without_name(question: str, title: str) -> str:
     """
     if not title.strip():
         return ""
-    text, count = re.subn(rf'"?(?<!\w){re.escape(title)}(?!\w)"?', "this", question, flags=re.IGNORECASE)
+    text, count = re.subn(f'"?{whole_words(title)}"?', "this", question, flags=re.IGNORECASE)
     return re.sub(r"\s+([?.!,])", r"\1", " ".join(text.split())) if count else ""
 
 

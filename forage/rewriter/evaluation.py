@@ -74,8 +74,10 @@ class Evaluation:
         ways = self.rewritten("trained", policy, earlier)
         write_jsonl(self.options.run_dir / "evaluation.jsonl", result_rows(ways))
         name = self.options.reward if self.options.reward in MEASURES else "recall"
+        documents = [row.relevant_doc_ids[0] for row in self.rows]
         for before in (earlier[-1], ways[0]):  # where PPO began, and what is to be beaten
-            print(verdict(ways[-1].way, before.way, f"{name}@{self.options.k}", gains(ways[-1], before, name)))
+            gained = gains(ways[-1], before, name)
+            print(verdict(ways[-1].way, before.way, f"{name}@{self.options.k}", gained, documents))
         for line in hopeless(ways[0], self.options):
             print(line)
 

@@ -95,9 +95,11 @@ class Claims:
 def file_name(question_id: str) -> str:
     """A question's id as a file's name; of one that would be too long, the beginning and a digest.
 
-    Examples: "q/1" gives q%2F1, and 300 times "a" a hundred times "a" and =, which no other name has, and 16 digits.
+    Examples: "q/1" gives q%2F1, ".." gives %2E., none gives %, and 300 times "a" a hundred times "a" and =, which no
+    other name has, and 16 digits.
     """
-    name = urllib.parse.quote(question_id, safe="").replace("~", "%7E")  # quote leaves a ~ as it is
+    name = urllib.parse.quote(question_id, safe="").replace("~", "%7E")  # quote leaves a ~ as it is, and a dot
+    name = re.sub(r"^\.", "%2E", name) or "%"
     return name if len(name) <= LONGEST_NAME else f"{name[:100]}={digest(question_id.encode())}"
 
 

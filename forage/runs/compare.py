@@ -18,9 +18,8 @@ from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.errors import UserError
 from forage.manifest import digest, flat, read_manifest, shown
-from forage.metrics import verdict
 from forage.runs.page_data import curves
-from forage.runs.stats import read_evaluations, read_stats, rewards_of
+from forage.runs.stats import data_of, read_evaluations, read_stats, rewards_of, verdicts
 from forage.text import one_line
 
 LEARNT = "changes what is learnt"
@@ -41,6 +40,7 @@ KINDS = {
         r"(rollout\.)?(search|place|engine)\.|rollout\.(data|policy|weights))"
     ),
 }
+YARDSTICK = r"(data\.(eval|store)|(rewards|weights)\.)"  # what must be equal for a verdict
 FIGURES = r"(reward |held-out |entropy$|kl$|likelihood_gain$|flat groups|episodes: (searches|well_formed|distinct))"
 FILES = ("run", "config", "agent", "model", "environment")
 MOST = 12  # settings of one kind that are shown: of two environments many packages differ
@@ -97,9 +97,11 @@ def card(one: Path, other: Path) -> Iterator[str]:
     for name, step, a, b in rows:
         yield f"  {name:38} {step:5} {a:9.4f} {b:9.4f} {b - a:+9.4f}"
     if tested := [step for name, step, *_ in rows if name == "held-out overall"]:
+        if apart := [name for each in found.values() for name in each if re.match(YARDSTICK, name)]:
+            yield f"\nNo verdict, as the rewards are not of one measure: {', '.join(apart)} differ."
+            return
         before, after = (rewards_of(path, tested[0]) for path in (one, other))
-        if gains := [after[question] - reward for question, reward in before.items() if question in after]:
-            yield f"\n{verdict('b', 'a', 'overall', gains)}"
+        yield from (f"\n{says}" for says in verdicts("b", "a", "overall", after, before, data_of(one)))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ direction of a line reaches the page.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -16,12 +15,20 @@ from typing import Any
 
 from forage.agent.episode import STOPS, Episode, episode_files, read_episodes
 from forage.agent.protocol import FAULTS
-from forage.data.records import Question, read_questions
+from forage.data.records import Question
 from forage.errors import UserError
 from forage.files import json_lines
 from forage.policy.adapters import version_name
 from forage.policy.card import read_policy_card
-from forage.runs.stats import WAIT, StepStats, read_evaluations, read_stats, verdict_on_run
+from forage.runs.stats import (
+    WAIT,
+    StepStats,
+    data_of,
+    questions_of,
+    read_evaluations,
+    read_stats,
+    verdict_on_run,
+)
 from forage.runs.waiting import advice
 from forage.text import encodable, printable, titled
 
@@ -167,22 +174,6 @@ def row(step: int, episode: Episode, lead: float, question: Question | None) -> 
         "wanted": question.relevant_chunk_ids if question else (),
         "searches": [[s.turn, s.query, [[hit, hit in relevant] for hit in s.hits]] for s in episode.searches],
     }  # fmt: skip
-
-
-def data_of(run_dir: Path) -> Path | None:
-    """The data folder that the run's run.json names; None where that can't be read."""
-    try:
-        return Path(json.loads((run_dir / "run.json").read_text())["options"]["rollout"]["data"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def questions_of(data: Path | None, ids: Collection[str]) -> dict[str, Question]:
-    """The questions by id. None where the data folder is gone, damaged or just being made again: the page says so."""
-    try:
-        return {q.id: q for q in read_questions(data / "train.jsonl") if q.id in ids} if data else {}
-    except (UserError, OSError, ValueError):
-        return {}
 
 
 def passages_of(data: Path | None, wanted: Collection[str]) -> dict[str, str]:

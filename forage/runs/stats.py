@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
@@ -29,6 +29,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict  # pydantic can't read typing's before Python 3.12
 
 from forage.agent.episode import episode_files, read_episodes
+from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.files import replacing
 from forage.metrics import Interval, verdict
@@ -265,9 +266,18 @@ def verdict_on_run(run_dir: Path) -> list[str]:
     """What the run's first and last evaluation show of the reward, in words; nothing where their episodes are gone."""
     known = read_evaluations(run_dir)
     before, after = (rewards_of(run_dir, choose(known, default=0)) for choose in (min, max))
-    gains = [after[name] - reward for name, reward in before.items() if name in after]
     names = ("the trained policy", "the one before training")
-    return [verdict(*names, "overall", gains)] if len(known) > 1 and gains else []
+    return verdicts(*names, "overall", after, before, data_of(run_dir)) if len(known) > 1 else []
+
+
+def verdicts(
+    one: str, other: str, measure: str, first: Mapping[str, float], second: Mapping[str, float], data: Path | None
+) -> list[str]:
+    """What the figures of the questions that both have show; nothing if there is none."""
+    both = [name for name in second if name in first]
+    asked = questions_of(data, both, "eval")
+    documents = [asked[name].document if name in asked else name for name in both]
+    return [verdict(one, other, measure, [first[name] - second[name] for name in both], documents)] if both else []
 
 
 def rewards_of(run_dir: Path, version: int, name: str = "overall") -> dict[str, float]:
@@ -276,3 +286,19 @@ def rewards_of(run_dir: Path, version: int, name: str = "overall") -> dict[str, 
     episodes = [episode for file in reversed(files) for episode in read_episodes(file)]
     found = {episode.question_id: {"overall": episode.reward, **episode.rewards} for episode in episodes}
     return {question: rewards[name] for question, rewards in found.items() if name in rewards}
+
+
+def data_of(run_dir: Path) -> Path | None:
+    """The data folder that the run's run.json names; None where that can't be read."""
+    try:
+        return Path(json.loads((run_dir / "run.json").read_text())["options"]["rollout"]["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def questions_of(data: Path | None, ids: Collection[str], split: str = "train") -> dict[str, Question]:
+    """The questions by id. None where the data folder is gone, damaged or just being made again."""
+    try:
+        return {q.id: q for q in read_questions(data / f"{split}.jsonl") if q.id in ids} if data else {}
+    except (UserError, OSError, ValueError):
+        return {}

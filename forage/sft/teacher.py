@@ -19,7 +19,7 @@ from forage.engines.base import Engine, Request, Sample
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.progress import Counting
 from forage.sft.thoughts import LEAST_THOUGHT, thoughts_of
-from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts
+from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts, spoken_words
 
 AGAIN = 0.5  # share of a blind teacher's episodes that search twice, with --blind words
 PHRASE, BETWEEN = 8, r"[.,:;?!()\n]\s*|\[\d+\] "  # words of a phrase at most, and what stands between two
@@ -184,8 +184,7 @@ def queries_of(question: Question) -> list[str]:
     Example: "What are the symptoms of gout?", focus "Gout", type "symptoms" gives "Gout symptoms", "symptoms gout",
     "Gout", and the question itself.
     """
-    words = re.findall(r"[\w'-]+", question.question)
-    telling = " ".join(word for word in words if word.lower() not in IDLE)
+    telling = " ".join(word for word in spoken_words(question.question) if word.lower() not in IDLE)
     kind = "" if question.question_type in ("", "information") else question.question_type
     candidates = [f"{question.focus} {kind}", telling, question.focus, question.question]
     return [query for query in dict.fromkeys(" ".join(candidate.split()) for candidate in candidates) if query]

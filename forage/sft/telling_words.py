@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from forage.data.records import Question
-from forage.text import IDLE
+from forage.text import IDLE, folded, spoken_words
 
 LEAST_ANSWERS = 3  # a word of fewer answers says more of a subject than of a type
 
 
 def words_of(text: str) -> list[str]:
     """Example: "It's Gout: rest" gives "it's", "gout", "rest"."""
-    return re.findall(r"[\w'-]+", text.lower())
+    return spoken_words(folded(text))
 
 
 def answer_words(question: Question) -> set[str]:

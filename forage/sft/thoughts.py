@@ -12,7 +12,6 @@ shown.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from forage.agent.protocol import Passage, Protocol
 from forage.data.chunking import sentence_spans
 from forage.data.records import Question
 from forage.metrics import token_f1
-from forage.text import IDLE, count_words, cut_to_words, words_of
+from forage.text import IDLE, count_words, cut_to_words, spoken_words, words_of
 
 LEAST_THOUGHT = 12  # words with which a thought says something
 
@@ -94,7 +93,7 @@ def before_query(question: str, query: str, words: int) -> Thought:
 
     Example: "What are the symptoms of gout?" asks about "symptoms, gout".
     """
-    telling = [word for word in re.findall(r"[\w'-]+", question) if word.lower() not in IDLE]
+    telling = [word for word in spoken_words(question) if word.lower() not in IDLE]
     topic = cut_to_words(", ".join(telling), words // 3).rstrip(",")
     return Thought(f"The question asks about {topic}. I search for:" if topic else "I search for:", query)
 

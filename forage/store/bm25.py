@@ -8,8 +8,6 @@ words, it scores in 32 bits, and the order of its ties is not fixed; this is as 
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 import zipfile
 from array import array
 from collections import Counter
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from forage.errors import UserError
 from forage.files import replacing
 from forage.store.fusion import Ids, Ranking, top_k
-from forage.text import UNSPACED, WORD
+from forage.text import UNSPACED_CHARACTER, words_of
 
 STOP_WORDS = frozenset(
     """
@@ -34,7 +32,6 @@ STOP_WORDS = frozenset(
     this those to was were what when where which who why will with would you your
     """.split()
 )
-UNSPACED_WORD = re.compile(f"[{UNSPACED}]")
 K1, B, EPSILON = 1.5, 0.75, 0.25  # BM25Okapi's defaults
 # A row with scores for at least a quarter of the texts is added as a dense row, which is faster than by index.
 DENSE_SHARE = 0.25
@@ -51,10 +48,11 @@ class Tokenizer:
     language: str = "english"
 
     def __call__(self, text: str) -> list[str]:
+        words = words_of(text, whole_runs=True)
         if self.language == "english":
-            words = [word for word in WORD.findall(text.lower()) if word not in STOP_WORDS]
+            words = [word for word in words if word not in STOP_WORDS]
         else:
-            words = _words_of_any_script(text)
+            words = [part for word in words for part in (_pairs(word) if UNSPACED_CHARACTER.match(word) else [word])]
         return words if self.language == "other" else _stemmer(self.language).stemWords(words)
 
 
@@ -63,25 +61,9 @@ def _stemmer(language: str) -> Stemmer.Stemmer:
     return Stemmer.Stemmer(language)
 
 
-def _words_of_any_script(text: str) -> list[str]:
-    """Words with the marks that belong to their letters, in one form of each letter; unspaced scripts in pairs.
-
-    Example: "Müller" is the same word whether its ü is one character or two, and "FÜSSE" is "Füße".
-    """
-    words = _any_word().findall(unicodedata.normalize("NFKC", text).casefold())
-    return [part for word in words for part in (_pairs(word) if UNSPACED_WORD.match(word) else [word])]
-
-
 def _pairs(word: str) -> list[str]:
     """Example: "abc" gives ab, bc; "a" gives a."""
     return [word[place : place + 2] for place in range(max(1, len(word) - 1))]
-
-
-@lru_cache
-def _any_word() -> re.Pattern[str]:
-    """A run of an unspaced script, or of letters of others, with vowel signs and accents, which are no letters."""
-    marks = "".join(chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc"))
-    return re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}])[\w{marks}])+")
 
 
 @dataclass
@@ -226,7 +208,8 @@ class Titles:
         title's words that were said, as else the best title would count fully however little of it was.
         """
         titles = self.of_chunk[chunks]
-        scores = np.square(self.index.relevance(words))[titles]
+        # Of few titles, a word that most of them have may score below 0.
+        scores = np.square(self.index.relevance(words).clip(0))[titles]
         best = scores.max(initial=0.0)
         scores = scores / best if best else scores
         if by_share:

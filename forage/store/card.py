@@ -35,6 +35,8 @@ class StoreCard:
     """Digests of the files, once the store is complete."""
     metadata: str = ""
     """Digest of the documents' metadata; empty if none has any."""
+    next_number: int = 0
+    """The id of the next document without one: after all that the store has had."""
     abandoned: list[tuple[str, str]] = field(default_factory=list)
     """Collections of other embedders, and where they are, that open handles may still ask for."""
 

@@ -45,6 +45,7 @@ from forage.store.vectors import VectorCollection, exact_nearest, text_key
 from forage.store.where import Where, condition
 from forage.text import count_words, encodable, encodable_values, most_parts, typed
 
+LONGEST_NUMBER = 19  # digits
 EMBED_GROUP = 512  # chunks embedded between two writes: the most a killed build loses
 Given: TypeAlias = Document | str | Mapping[str, Any]
 """A document, as `build` and `add` take it."""
@@ -68,7 +69,7 @@ class DocumentStore:
         if self._lease:
             self._lease.share()
         self._tokenize = Tokenizer(card.options.language)
-        if self.options.bm25 == "rank_bm25":
+        if self.options.bm25 == "rank_bm25" and bm25.terms:  # of texts without words it can't take the mean
             from rank_bm25 import BM25Okapi
 
             bm25.scores = BM25Okapi(list(tokenized(chunks, self.options))).get_scores  # type: ignore[method-assign]
@@ -164,12 +165,11 @@ class DocumentStore:
     def add(self, documents: Iterable[Given]) -> None:
         """Add documents to the store on disk; one of a known id takes the other's place. Only what is new is embedded.
 
-        What has no id gets the number after the highest one.
+        What has no id gets the number after the highest one that the store has had.
         """
 
-        def added(known: Mapping[str, Document]) -> dict[str, Document]:
-            numbers = [int(doc_id) for doc_id in known if doc_id.isdecimal()]
-            return {**known, **_by_id(documents, max(numbers, default=-1) + 1)}
+        def added(now: Self) -> dict[str, Document]:
+            return {**now.documents, **_by_id(documents, _next_number(now.documents, now.card.next_number))}
 
         self._edit(added)
 
@@ -177,23 +177,23 @@ class DocumentStore:
         """Remove documents from the store on disk. A store keeps at least one."""
         going = {ids} if isinstance(ids, str) else set(ids)
 
-        def left(known: Mapping[str, Document]) -> dict[str, Document]:
-            if unknown := sorted(going - known.keys()):
+        def left(now: Self) -> dict[str, Document]:
+            if unknown := sorted(going - now.documents.keys()):
                 raise UserError(f"{self.path} has no document {unknown[0]!r} to delete")
-            return {doc_id: document for doc_id, document in known.items() if doc_id not in going}
+            return {doc_id: document for doc_id, document in now.documents.items() if doc_id not in going}
 
         self._edit(left)
 
-    def _edit(self, change: Callable[[Mapping[str, Document]], dict[str, Document]]) -> None:
+    def _edit(self, change: Callable[[Self], dict[str, Document]]) -> None:
         with _writing(self.path):
             made = self._changed(change)
             vars(self).clear()
             vars(self).update(vars(made))
             self._remove_unused()
 
-    def _changed(self, change: Callable[[Mapping[str, Document]], dict[str, Document]]) -> Self:
+    def _changed(self, change: Callable[[Self], dict[str, Document]]) -> Self:
         now = self if read_card(self.path) == self.card else self.open(self.path)  # another process edits it, too
-        documents = change(now.documents)
+        documents = change(now)
         same = {doc_id for doc_id, document in documents.items() if now.documents.get(doc_id) == document}
         known = {doc_id: chunks for doc_id, chunks in by_document(now.chunks).items() if doc_id in same}
         embedder = None if now.options.embedder == NO_EMBEDDER else now.embedder
@@ -212,8 +212,9 @@ class DocumentStore:
             raise UserError("no documents to build a store from")
         before = read_card(path) if (path / "store.json").exists() else None
         chunks = chunks_of(documents.values(), options, embedder, known)
-        name = _collection_name(before, options, embedder)
-        card = StoreCard(False, name, options, documents=len(documents), chunks=len(chunks))
+        name = _collection_name(path, before, options, embedder)
+        number = _next_number(documents, before.next_number if before else 0)
+        card = StoreCard(False, name, options, documents=len(documents), chunks=len(chunks), next_number=number)
         if before:
             card.abandoned.extend(before.abandoned)
         if metadata := [(document.id, document.metadata) for document in documents.values() if document.metadata]:
@@ -247,8 +248,9 @@ class DocumentStore:
         """Remove the vectors that no chunk has, unless another handle may ask for some: then a later edit does."""
         if self._lease and self._lease.is_mine():
             for name, url in self.card.abandoned:
-                with _collection(self.path, name, url) as collection:
-                    collection.drop()
+                if _is_own(self.path, name, url):
+                    with _collection(self.path, name, url) as collection:
+                        collection.drop()
             if self.options.embedder != NO_EMBEDDER:
                 with _collection(self.path, self.card.collection, self.options.chroma_url) as collection:
                     collection.remove(sorted(collection.keys().difference(self.vector_keys)))
@@ -464,6 +466,11 @@ def _by_id(documents: Iterable[Given], first: int = 0) -> dict[str, Document]:
     return whole
 
 
+def _next_number(ids: Iterable[str], least: int) -> int:
+    """The number after those of the ids; one of 5,000 digits is a name, and none to count on from."""
+    return max([least, *(int(doc_id) + 1 for doc_id in ids if doc_id.isdecimal() and len(doc_id) < LONGEST_NUMBER)])
+
+
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Hold a store's folder, for one process at a time."""
@@ -478,14 +485,19 @@ def tokenized(chunks: Iterable[Chunk], options: StoreOptions) -> Iterator[list[s
     return (Tokenizer(options.language)(options.searched_text(chunk.title, chunk.text)) for chunk in chunks)
 
 
-def _collection_name(before: StoreCard | None, options: StoreOptions, embedder: Embedder | None) -> str:
-    """The collection to build in: the store's current one if the same model filled it, else a new one."""
-    if before:
+def _is_own(path: Path, name: str, url: str) -> bool:
+    """Whether a collection is this folder's, and not of one that it was copied from: on a server its name says that."""
+    return not url or name.endswith(f"-of-{path.stat().st_ino}")
+
+
+def _collection_name(path: Path, before: StoreCard | None, options: StoreOptions, embedder: Embedder | None) -> str:
+    """The collection to build in: the store's current one if the same model filled it for this folder, else another."""
+    if before and _is_own(path, before.collection, options.chroma_url):
         same_place = (before.options.embedder, before.options.chroma_url) == (options.embedder, options.chroma_url)
         # An unfinished build has no probe yet.
         if same_place and (not before.probe or embedder is None or _probe_fits(before, embedder)):
             return before.collection
-    return f"chunks-{uuid.uuid4().hex[:12]}"
+    return f"chunks-{uuid.uuid4().hex[:12]}-of-{path.stat().st_ino}"
 
 
 def _probe_fits(card: StoreCard, embedder: Embedder) -> bool:

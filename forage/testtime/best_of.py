@@ -15,7 +15,6 @@ the first episode is chosen, which is plain sampling again).
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,8 @@ from forage.agent.episode import Episode
 from forage.data.records import Question
 from forage.errors import check_at_least_one
 from forage.evaluation.outcomes import Outcome
+from forage.metrics import without_articles
 from forage.testtime.scorers import Oracle, Scorer, best_index, mean_with_others, scores_of
-
-ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 async def candidates(
@@ -94,4 +92,4 @@ def agreed(answers: Sequence[str]) -> int:
 
 def plain(answer: str) -> str:
     """Without articles, case and punctuation. Example: "The joints – of a toe." gives "joints of toe"."""
-    return " ".join(re.findall(r"\w+", ARTICLE.sub(" ", answer.lower())))
+    return " ".join(without_articles(answer))

@@ -63,3 +63,7 @@ def test_ids_are_readable_and_stay():
     )
     assert document_id("row:r 1/ü", "").startswith("r-1-")
     assert document_id("http://x.example/", "http://x.example/").startswith("page-")
+    assert document_id("Причины_подагры.md", "Причины_подагры.md").startswith("причины-подагры-")
+    short = document_id("a", "a")
+    longer = document_id("a", "a", {short})
+    assert (len(longer), longer.startswith(short)) == (len("a-") + 16, True)

@@ -75,6 +75,8 @@ def test_links_pipes_and_odd_names(folder):
     (folder / "self.txt").symlink_to("self.txt")
     (folder / "gone.txt").symlink_to("nowhere.txt")
     (folder / "z.txt").symlink_to("a/one.txt")
+    (folder.parent / "secret.txt").write_text("A secret.")
+    (folder / "out.txt").symlink_to("../secret.txt")
     os.mkfifo(folder / "pipe.txt")
     for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
         with open(os.fsencode(folder) + b"/" + name, "w") as file:
@@ -82,10 +84,18 @@ def test_links_pipes_and_odd_names(folder):
     own = read_folder(folder)
     assert causes(own) == {
         "a/one.txt": "ok", "self.txt": "not a file",
-        "gone.txt": "not a file", "z.txt": "same text as another", "pipe.txt": "not a file", "caf\\xe9.txt": "ok",
+        "gone.txt": "not a file", "out.txt": "a link out of the folder",
+        "z.txt": "same text as another", "pipe.txt": "not a file", "caf\\xe9.txt": "ok",
         "caf\\xe8.txt": "ok",
     }  # fmt: skip
     assert len({document.id for document in own.documents}) == 3
+
+
+def test_two_names_that_look_the_same_are_two_files(folder):
+    for name in ("Caf\u00e9.txt", "Cafe\u0301.txt"):
+        (folder / name).write_text(f"Named {len(name)}.")
+    own = read_folder(folder)
+    assert len(own.records) == len({document.id for document in own.documents}) == 2
 
 
 @pytest.mark.parametrize("names", [[], ["a.docx"]])

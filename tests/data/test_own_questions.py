@@ -38,6 +38,7 @@ def placed(*rows):
         (asked("How hot?", "220 degrees", "rye.md"), [("rye", ["rye#1"])]),
         (asked("How hot?", "220 degrees", "breads/Rye.md"), [("rye", ["rye#1"])]),
         (asked("How long?", source="RYE"), [("rye", ["rye#0", "rye#1"])]),  # all of it may answer
+        (asked("Is it hot?", "No, it is not.", "rye.md"), [("rye", ["rye#0", "rye#1"])]),  # which tells nothing
         (asked("How hot?", "at 190 degrees"), [("tin", ["tin#0"])]),  # wherever it is said
         (asked("How hot?", "Bake it at degrees"), [("rye", ["rye#1"]), ("tin", ["tin#0"])]),  # by its words, here three
         (asked("How long?", "It rests twelve whole hours"), [("rye", ["rye#0"])]),  # three of four telling words
@@ -51,7 +52,8 @@ def test_a_question_is_placed_at_what_answers_it(row, found):
     ("row", "cause"),
     [
         (asked("", "220 degrees"), "no question"),
-        (asked("How hot?"), "neither answer nor source"),
+        (asked("How hot?"), "neither telling answer nor source"),
+        (asked("Is it hot?", "No."), "neither telling answer nor source"),
         (asked("How hot?", "220 degrees", "oven.md"), "source is no file with text"),
         (asked("How hot?", "220 degrees", "picture.png"), "source is no file with text"),
         (asked("How hot?", "220 degrees", "tin.txt"), "source names several files"),

@@ -59,6 +59,12 @@ def test_what_rows_lack_is_counted_and_ids_are_made_unique():
     assert rows[3].answer == "A4"
 
 
+def test_a_made_up_id_is_no_other_rows():
+    ids = ["a", "a", "a-r2", "a", "", "row-5", "row-5-r2"]
+    rows, _ = to_rows([{"id": name, "question": "Q", "answer": "A"} for name in ids], Columns())
+    assert [row.id for row in rows] == ["a", "a-r3", "a-r2", "a-r4", "row-5-r3", "row-5", "row-5-r2"]
+
+
 ROWS = [{"question": "What is gout? é", "answer": "Crystals,\nin a joint"}, {"question": "Q", "answer": ""}]
 
 

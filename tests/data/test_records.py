@@ -28,6 +28,12 @@ def test_clean_keeps_lines_and_single_spaces():
     assert clean("  Key   points\n \n\t- A\u00a0b \n") == "Key points\n- A b"
 
 
+def test_two_questions_of_one_id_are_refused(tmp_path):
+    write_jsonl(tmp_path / "q.jsonl", [Question("a", text, "") for text in ("One?", "Two?")])
+    with pytest.raises(UserError, match=r"q\.jsonl: 2 questions have the id 'a'"):
+        read_questions(tmp_path / "q.jsonl")
+
+
 def test_a_text_that_is_none_is_told_by_its_line(tmp_path):
     path = tmp_path / "documents.jsonl"
     path.write_text('{"id": "a", "title": "t", "text": null}\n')

@@ -73,6 +73,7 @@ def test_what_a_change_shows():
     assert lab.Change(1, 0, [-1.0] * 5).kind == "open"  # five questions may all go one way by chance
     assert lab.Change(1, 0, [-1.0] * 6).kind == "falls"
     assert lab.Change(0.5, 0.49, [-0.01] * 50).kind == "none"  # clear of zero, and too little to count
+    assert lab.Change(0.5, 0.5, [0.0] * 5).kind == "open"  # and five may all stay as they are
     assert str(FALLS).startswith("0.100, -0.400 (-0.")
     arrays = {"single": {"f1": np.array([0.5, 0.7, np.nan])}, "other": {"f1": np.array([0.5, 0.1, 1])}}
     found = lab.change(arrays, "other", "f1")

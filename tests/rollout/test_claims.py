@@ -37,6 +37,7 @@ def test_ids_of_any_length_can_be_claimed_and_taken_over(tmp_path, name):
 
 def test_only_ids_that_would_be_too_long_have_a_digest():
     assert file_name("q/1~ü") == "q%2F1%7E%C3%BC"
+    assert [file_name(name) for name in (".", "..", "", "a.b")] == ["%2E", "%2E.", "%", "a.b"]  # no folder
     assert file_name("a" * 240) == "a" * 240
     assert file_name("a" * 241).startswith("a" * 100 + "=")
 

@@ -104,4 +104,8 @@ def test_real_runs_that_differ_in_one_option(tiny, tmp_path):
     assert all(row[-1] == "+0.0000" for row in told)  # the same seed gives the same figures
     assert any(line.split()[-1] != "+0.0000" for line in other if line.startswith("  held-out"))
     assert other[-1].startswith("\nShown: ")
+    manifest = json.loads((runs[1] / "run.json").read_text())
+    manifest["data"]["eval"] = "other"
+    (runs[1] / "run.json").write_text(json.dumps(manifest))
+    assert list(card(*runs[:2]))[-1].startswith("\nNo verdict, as the rewards are not of one measure: data.eval differ")
     assert settings(runs[0])["environment.torch"]

@@ -106,3 +106,9 @@ def test_a_store_of_two_chunks_finds_words(tmp_path, bm25):
     texts = ["Crystals hurt the toe.", "Fever and a cough."]
     store = DocumentStore.build(tmp_path / "store", texts, StoreOptions("none", bm25=bm25))
     assert [hit.text for hit in store.search("a cough", 2, "sparse")] == [texts[1]]
+
+
+@pytest.mark.parametrize("bm25", ["own", "rank_bm25"])
+def test_a_store_without_a_word_to_search_finds_nothing(tmp_path, bm25):
+    store = DocumentStore.build(tmp_path / "store", ["This is it."], StoreOptions("none", bm25=bm25))
+    assert store.search("is it gout?", 2, "sparse") == []

@@ -2,20 +2,23 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import chromadb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from forage.data.records import Document
 from forage.errors import UserError
-from forage.store import document_store
+from forage.store import document_store, vectors
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from forage.store.vectors import VectorCollection
@@ -284,6 +287,31 @@ def test_whoever_opens_a_store_that_is_being_edited_finds_it_before_or_after(tmp
     assert editor.returncode == 0
     assert seen == sorted(seen)
     assert len(set(seen)) > 5
+
+
+def test_an_edited_copy_leaves_the_originals_vectors_on_the_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(vectors, "_server", lambda url: chromadb.PersistentClient(str(tmp_path / "server")))
+    options = replace(OPTIONS, chroma_url="http://chroma")
+    original = DocumentStore.build(tmp_path / "store", DOCUMENTS, options)
+    before = found(original)
+    original.close()
+    for copy in (tmp_path / "copy", tmp_path / "other"):
+        shutil.copytree(original.path, copy)
+    DocumentStore.open(tmp_path / "copy").delete(["gout"])
+    DocumentStore.build(tmp_path / "other", DOCUMENTS[:1], replace(options, embedder="none"))
+    moved = (tmp_path / "store").rename(tmp_path / "moved")
+    assert found(DocumentStore.open(moved)) == before
+    again = DocumentStore.build(moved, DOCUMENTS[1:], options)
+    assert (again.embedded, again.card.collection) == (0, original.card.collection)
+    assert len(DocumentStore.open(tmp_path / "copy").search("fever", 5, "dense")) == len(again.chunks)
+
+
+def test_a_number_is_given_once(store):
+    store.add(["One.", "Two.", {"id": "9" * 5_000, "text": "A long name."}])
+    store.delete(["1"])
+    store.add(["Three."])
+    assert {"0", "2"} <= store.documents.keys()
+    assert "1" not in store
 
 
 def test_another_embedder_takes_its_collection_away_once_nobody_asks_for_it(store, monkeypatch):

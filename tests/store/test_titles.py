@@ -49,6 +49,12 @@ def test_a_title_that_scores_half_as_much_as_the_best_counts_a_quarter(titles):
     assert dict(zip(shared.ids.tolist(), shared.scores.tolist(), strict=True))[4] == pytest.approx(found[4] / 2)
 
 
+def test_a_title_of_a_negative_score_is_not_the_best():
+    few = Titles.build(["flu", "flu heart flu", "flu flu"], str.split)  # with -.23, .20 and -.26
+    assert few.rank(["heart", "flu"], np.arange(3), by_share=False).scores.tolist() == [1, 0, 0]
+    assert few.rank(["heart", "flu"], np.array([0, 2]), by_share=False).scores.tolist() == [0, 0]
+
+
 def test_only_the_given_chunks_are_ranked_and_the_best_among_them_is_the_measure(titles):
     ranked = titles.rank(Tokenizer()("heart attack and asthma"), np.array([2, 3, 6]), by_share=True)
     assert (ranked.ids.tolist(), ranked.scores.tolist()) == ([3, 2, 6], [1, 0, 0])
