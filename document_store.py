@@ -135,7 +135,8 @@ def print_hits(command: Search) -> None:
 
 
 def serve(command: Serve) -> None:
-    from forage.store.server import MAX_HITS, MAX_READ, is_loopback
+    from forage.machine import is_loopback
+    from forage.store.server import MAX_HITS, MAX_READ
 
     check_at_least_one(command, "k")
     if command.k > (most := MAX_HITS if command.protocol == "retrieve" else MAX_READ):

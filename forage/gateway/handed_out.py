@@ -26,7 +26,8 @@ from forage.gateway.chat_api import Refused
 from forage.gateway.own_agent import SECONDS, Recorded, Tools
 from forage.gateway.recording import OVER, Ended
 from forage.gateway.server import HOST, body_of
-from forage.store.server import BadRequest, check_key, is_loopback
+from forage.machine import is_loopback
+from forage.store.server import BadRequest, check_key
 
 KEY = "GATEWAY_API_KEY"  # in the environment of the rollout, and as a bearer token of whoever comes for an episode
 PORT = 8200

@@ -22,11 +22,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
 from forage.errors import UserError
+from forage.machine import is_here, is_loopback
 from forage.store.card import StoreCard, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode
@@ -218,23 +217,8 @@ def check_host(headers: Message, bound: str) -> None:
     So a web page can't search the store in its reader's browser by having its own name resolved to this machine.
     """
     names = [f"//{headers.get('Host', 'localhost')}", headers.get("Origin", "//localhost")]
-    if is_loopback(bound) and not all(map(is_loopback, map(host_of, names))):
+    if is_loopback(bound) and not all(map(is_here, names)):
         raise BadRequest("this server answers its own machine alone; call it localhost or 127.0.0.1", 403)
-
-
-def host_of(url: str) -> str:
-    """The host of an address; empty where it is none."""
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_key(authorization: str, key: str, name: str = KEY) -> None:
