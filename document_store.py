@@ -36,7 +36,7 @@ from forage.outputs import check_files_apart, check_folder
 from forage.store.card import PARTS
 from forage.store.hit import Hit
 from forage.store.options import KEY, Fusion, Mode, StoreOptions, StorePlace
-from forage.text import printable, titled
+from forage.text import say, titled
 
 # Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
 if TYPE_CHECKING or __name__ != "__main__":
@@ -129,9 +129,9 @@ def print_hits(command: Search) -> None:
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion)
     for hit in hits:
         text = " ".join(titled(hit.title, hit.text).split())[:200]
-        print(printable(f"{hit.rank:2}  {hit.score:.3f}  {hit.chunk_id}  {text}"))
+        say(f"{hit.rank:2}  {hit.score:.3f}  {hit.chunk_id}  {text}")
     if not hits:
-        print(f"nothing found for {command.query!r}")
+        say(f"nothing found for {command.query!r}")
 
 
 def serve(command: Serve) -> None:
@@ -186,7 +186,7 @@ class Live:
                 said = f"has changed: serving its {len(self.store)} documents"
             except UserError as error:
                 said = f"has changed, but is served as it was ({error})"
-            print(f"{self.command.store} {said}", file=sys.stderr, flush=True)
+            say(f"{self.command.store} {said}", sys.stderr)
         return Served(self.store.card, self.store.chunks_digest)
 
     def search(self, queries: Sequence[str], k: int, mode: Mode | None = None, **how: Any) -> list[list[Hit]]:

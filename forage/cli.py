@@ -18,7 +18,7 @@ from forage.errors import UserError
 from forage.machine import is_here
 from forage.manifest import flat, plain, read_manifest
 from forage.processes import is_first
-from forage.text import one_line, without_passwords
+from forage.text import one_line, say, without_passwords
 
 CONFIG = "--config FILE reads any of the options from a YAML file, a line `max_steps: 100` each; flags win over it."
 # Errors of a full or unwritable disk, from Python itself and through safetensors.
@@ -57,7 +57,7 @@ def run_script(
         if error.errno not in UNWRITABLE:
             raise
         where = error.filename or "the disk"
-        sys.exit(f"error: {where}: {UNWRITABLE[error.errno]}, then re-run the same command to resume")
+        sys.exit(f"error: {one_line(str(where))}: {UNWRITABLE[error.errno]}, then re-run the same command to resume")
     except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; re-run the same command to resume\n" if resumes else "stopped\n")
         sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
@@ -113,7 +113,7 @@ def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path
     if not path.exists():
         others = sorted(each.parent.name for each in path.parent.parent.glob(f"*/{path.name}"))
         if others and is_first():  # so that a mistyped folder is noticed, as nothing is resumed
-            print(f"{path.parent} is begun now; beside it are {', '.join(others[:9])}", flush=True)
+            say(f"{path.parent} is begun now; beside it are {', '.join(others[:9])}")
         return given
     if getattr(given, "overwrite", False):
         return given
@@ -130,7 +130,7 @@ def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path
             f"add {shlex.join(as_arguments(foreign))}"
         )
     if taken and is_first():
-        print(one_line(f"not given, so taken from {path}: {shlex.join(as_arguments(taken))}"))
+        say(f"not given, so taken from {path}: {shlex.join(as_arguments(taken))}")
     return whole
 
 

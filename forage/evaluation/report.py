@@ -43,7 +43,7 @@ from forage.evaluation.tables import STAR, pair_table, print_table, score_names,
 from forage.files import replacing, write_jsonl
 from forage.manifest import plain, source_digest, write_manifest
 from forage.metrics import Interval, verdict
-from forage.text import one_line
+from forage.text import say
 
 SCHEMA = 1
 
@@ -95,7 +95,7 @@ def report(setting: Setting) -> list[SystemScores]:
     for table in printed:
         print_table(table)
     for line in (words, *verdicts, f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}"):
-        print(one_line(line))
+        say(line)
     return systems
 
 
@@ -186,4 +186,4 @@ def say_missing(systems: Sequence[SystemScores]) -> None:
         if missing := int(gaps_Q.sum()):
             lacking = ", ".join(f"{system} lacks {count}" for system, count in counts.items() if count)
             some = f" of every system ({lacking})" if min(counts.values()) < missing else ""
-            print(f"{missing} of {len(gaps_Q)} questions have no {name}{some}: left out of its means")
+            say(f"{missing} of {len(gaps_Q)} questions have no {name}{some}: left out of its means")

@@ -25,7 +25,7 @@ from forage.runs.progress import print_step
 from forage.runs.stats import AS_TRAINED, EpisodeFigures, StepStats, read_evaluations, rewards_of, verdict_on_run
 from forage.runs.trackers import Log, flatten
 from forage.runs.waiting import advice
-from forage.text import one_line
+from forage.text import say
 
 
 def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
@@ -133,4 +133,4 @@ def compare(run: Run, first: Mapping[str, Interval], last: Mapping[str, Interval
     command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir}"
     command += f" --temperature {options.eval_temperature:g}"
     for line in (*said, f"beside plain RAG, answers included: python evaluate.py {command}"):
-        print(one_line(line))
+        say(line)

@@ -25,7 +25,7 @@ from forage.store.card import NO_EMBEDDER, read_card
 from forage.store.document_store import DocumentStore
 from forage.store.opening import Store, card_at, open_place, open_store
 from forage.store.options import StoreOptions, StorePlace
-from forage.text import from_json
+from forage.text import from_json, say
 
 HELD_OUT_SHARE = 0.2  # of the documents, where there is no eval.jsonl
 TITLE_WORDS = 12  # a document's first line may be all of it
@@ -76,7 +76,8 @@ def read_data(options: Options, tokenizer: Any) -> Data:
         make_rows(tokenizer, questions, options.query, left_out, partial(titles, texts, search))
         for questions in (train, unseen)
     )
-    print("".join(f"{folder}: {count} rows left out: {cause}\n" for cause, count in (+left_out).items()), end="")
+    for cause, count in (+left_out).items():
+        say(f"{folder}: {count} rows left out: {cause}")
     if not rows or not held:
         raise UserError(f"{folder} has {len(rows)} training queries and {len(held)} held-out ones; add some of both")
     count = min(options.eval_questions or len(held), len(held))

@@ -28,6 +28,7 @@ from forage.rollout.claims import Claims, named_worker
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.rollout import Rollout, load_newest, open_rollout, play_plan
+from forage.text import say
 
 FINISHED = "finished"  # this file in the run folder says that the trainer will plan nothing more
 
@@ -116,7 +117,7 @@ def as_in_run(given: RolloutOptions, known: RunManifest | None, run_dir: Path) -
         return given
     played = run_options(known)
     if changed := [f"{name} {shown(value)}" for name, value in played.items() if value != getattr(given, name)]:
-        print(f"{run_dir} plays with {', '.join(changed)}")
+        say(f"{run_dir} plays with {', '.join(changed)}")
     return replace(given, **played)
 
 

@@ -21,7 +21,7 @@ from forage.manifest import digest, flat, read_manifest, shown
 from forage.metrics import verdict
 from forage.runs.page_data import curves
 from forage.runs.stats import read_evaluations, read_stats, rewards_of
-from forage.text import one_line
+from forage.text import say
 
 LEARNT = "changes what is learnt"
 # What each setting can do to figures, by its name; what no pattern fits changes what is learnt.
@@ -113,8 +113,8 @@ class Options:
 
 
 def main(options: Options) -> None:
-    for line in card(options.one, options.other):
-        print(*map(one_line, line.split("\n")), sep="\n")
+    for line in "\n".join(card(options.one, options.other)).split("\n"):
+        say(line)
 
 
 if __name__ == "__main__":
