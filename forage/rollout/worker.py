@@ -99,7 +99,7 @@ async def open_worker(
     options.check()
     settings = options.search.settle(run_dir, options.policy)
     read_policy_card(options.policy)
-    own = manifest_now(options, settings, make_rewards, known)  # before anything is written
+    own = manifest_now(options, settings, make_rewards, run_dir, known)  # before anything is written
     if known and (words := disagreements(known, own)):
         raise UserError(
             f"{run_dir} was begun with {'; '.join(words)}: give this worker the trainer's --policy, --data and "
