@@ -148,10 +148,14 @@ def serve(command: Serve) -> None:
     if command.protocol != "retrieve" and find_spec("mcp") is None:
         raise UserError(f"--protocol {command.protocol} needs the package mcp; pip install -r requirements-serving.txt")
     live = Live(command)
-    if command.protocol == "retrieve":
-        serve_retrieve(command, live)
+    if command.protocol == "mcp-stdio":
+        from forage.store.mcp_server import make_mcp_server, serve_stdio
+
+        server = make_mcp_server(live.search_now, command.k, command.about)
+        print(f"serving {command.store} over standard input and output", file=sys.stderr, flush=True)
+        serve_stdio(server)
     else:
-        serve_mcp(command, live)
+        serve_http(command, live)
 
 
 class Live:
@@ -197,32 +201,22 @@ class Live:
         return self.search(queries, k)
 
 
-def serve_retrieve(command: Serve, live: Live) -> None:
-    from forage.store.server import make_server
+def serve_http(command: Serve, live: Live) -> None:
+    from forage.store.server import make_app, server_of
 
-    key = os.environ.get(KEY, "")
-    try:
-        server = make_server(live.search, command.host, command.port, command.k, live.served, key)
-    except OSError as error:
-        raise cant_listen(command, error) from error
-    print(f"serving {command.store} on http://{command.host}:{server.server_port}/retrieve", flush=True)
-    server.serve_forever()
+    key, path = os.environ.get(KEY, ""), "/retrieve"
+    if command.protocol == "retrieve":
+        app = make_app(live.search, command.host, command.k, live.served, key)
+    else:
+        from forage.store.mcp_server import PATH, http_app, make_mcp_server
 
-
-def serve_mcp(command: Serve, live: Live) -> None:
-    from forage.store.mcp_server import PATH, make_mcp_server, serve_http, serve_stdio
-
-    server = make_mcp_server(live.search_now, command.k, command.about)
-    if command.protocol == "mcp-stdio":
-        print(f"serving {command.store} over standard input and output", file=sys.stderr, flush=True)
-        serve_stdio(server)
-        return
+        app, path = http_app(make_mcp_server(live.search_now, command.k, command.about), command.host, key), PATH
     try:
         listening = socket.create_server((command.host, command.port))
     except OSError as error:
         raise cant_listen(command, error) from error
-    print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{PATH}", flush=True)
-    serve_http(server, listening, command.host, os.environ.get(KEY, ""))
+    print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{path}", flush=True)
+    server_of(app).run([listening])
 
 
 def cant_listen(command: Serve, error: OSError) -> UserError:

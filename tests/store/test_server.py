@@ -4,7 +4,6 @@ import sys
 from contextlib import contextmanager
 from signal import SIGINT
 from subprocess import PIPE, Popen
-from threading import Thread
 from unittest import mock
 
 import httpx
@@ -17,8 +16,9 @@ from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.options import StoreOptions
 from forage.store.remote import RemoteStore
-from forage.store.server import Served, make_server
+from forage.store.server import Served, make_app
 from tests import ROOT
+from tests.ports import answering
 
 DOCUMENTS = [
     Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe.", metadata={"year": 2020}),
@@ -35,11 +35,8 @@ def store(tmp_path_factory):
 
 @contextmanager
 def running(store, host="127.0.0.1", key=""):
-    server = make_server(store.search, host, 0, 1, lambda: Served(store.card, store.chunks_digest), key)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with answering(make_app(store.search, host, 1, lambda: Served(store.card, store.chunks_digest), key)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
