@@ -26,14 +26,14 @@ def free_port():
 
 
 @contextmanager
-def answering(app):
+def answering(app, host="127.0.0.1"):
     """Its address, while it runs in a thread."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server((host, 0)) as listening:
         server = server_of(app)
         thread = Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield f"http://{host}:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()

@@ -34,7 +34,7 @@ PATIENCE = 60  # seconds that a client may take for its request, for reading the
 CLOSING = 3  # seconds that open connections get when the server is stopped
 # That this process may have open: one more ends it. RLIM_INFINITY is -1.
 FILES = min(most for most in (*resource.getrlimit(resource.RLIMIT_NOFILE), 1024) if most > 0)
-MOST = FILES // 4  # connections
+MOST = FILES // 2  # connections
 BACKLOG = FILES // 16  # connections that are accepted at once, before any other is closed
 MAX_BODY = 8 * 2**20
 MAX_HITS = 1000  # for a query
