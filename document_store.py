@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["DocumentStore", "Fusion", "Hit", "Mode", "StoreOptions"]
 
 PATIENCE = 5.0  # seconds that a person waits for a server
+RETRY = 30.0  # seconds until a changed store that could not be opened is tried again
 
 
 @dataclass
@@ -164,6 +166,7 @@ class Live:
     def __init__(self, command: Serve) -> None:
         self.command = command
         self.seen = self.stamp()  # before it is opened, lest an edit goes unseen
+        self.again = 0.0  # when what could not be opened is tried again
         self.store = self.opened()
 
     def stamp(self) -> tuple[int, int] | None:
@@ -183,13 +186,13 @@ class Live:
         """What is served from now on."""
         from forage.store.server import Served
 
-        if (now := self.stamp()) != self.seen:
-            self.seen = now
+        if (now := self.stamp()) != self.seen and time.monotonic() >= self.again:
             try:
-                self.store = self.opened()
+                self.store, self.seen = self.opened(), now
                 said = f"has changed: serving its {len(self.store)} documents"
             except UserError as error:
-                said = f"has changed, but is served as it was ({error})"
+                self.again = time.monotonic() + RETRY
+                said = f"has changed, but is served as it was ({error}); a search after {RETRY:g} s tries again"
             say(f"{self.command.store} {said}", sys.stderr)
         return Served(self.store.card, self.store.chunks_digest)
 
