@@ -102,6 +102,9 @@ class Recorder:
 
         `again`: the client has asked this before and says that the reply never came.
         """
+        settings, number = self.agent.settings, self.asked
+        if (size := chat.size) > CHARACTERS * settings.max_tokens:  # to count its tokens would keep all others waiting
+            raise self.too_long(f"{size} characters")
         if again:
             answered = [each for each in self.replies if each.chat.asks_as(chat)]
             # An agent may ask the same several times; the last reply is this one's if each time has its own.
@@ -109,9 +112,6 @@ class Recorder:
                 return answered[-1].answered
         else:
             self.first_asked.append(chat)
-        settings, number = self.agent.settings, self.asked
-        if (size := chat.size) > CHARACTERS * settings.max_tokens:  # to count its tokens would keep all others waiting
-            raise self.too_long(f"{size} characters")
         ids, before = self.prompt(chat)
         room = min(settings.max_turn_tokens, settings.max_tokens - len(ids), chat.most or settings.max_turn_tokens)
         if room < 1:
