@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import operator
 import re
 import sysconfig
 from collections import defaultdict
@@ -28,6 +29,7 @@ from forage.text import from_json, typed, without_passwords
 
 LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib"))
 ROOT = Path(__file__).resolve().parents[1]
+CONTENTS = operator.attrgetter("cell_contents")  # of a closure's cell
 PLAIN = (str, bytes, int, float, type(None), Path, re.Pattern)
 T = TypeVar("T")
 SECRETS = ("api_key",)  # belong in no file and no tracker
@@ -134,11 +136,10 @@ def code_of(*functions: Any) -> dict[str, str]:
         if path not in read:
             read[path] = path.read_bytes().replace(b"\r\n", b"\n")
             waiting += imported_files(path, read[path]) if path.suffix == ".py" else []  # else it is compiled
-    named = defaultdict[str, list[str]](list)
-    for path, content in read.items():
-        here = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name  # a user's may lie anywhere
-        named[str(here)].append(digest(content))
-    return {name: digest("".join(sorted(found)).encode()) for name, found in sorted(named.items())}
+    digests = defaultdict[str, list[str]](list)
+    for path, content in read.items():  # a user's may lie anywhere
+        digests[str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name].append(digest(content))
+    return {name: digest("".join(sorted(found)).encode()) for name, found in sorted(digests.items())}
 
 
 def made_of(function: Any) -> str:
@@ -151,10 +152,8 @@ def made_of(function: Any) -> str:
 
 def named(part: Any) -> str:
     """A plain value, or the file and the name of a function or a class."""
-    if isinstance(part, PLAIN):
-        return repr(part)
-    path = source_file(part)
-    return f"{path.name if path else ''}:{getattr(part, '__qualname__', type(part).__qualname__)}"
+    name = f"{getattr(source_file(part), 'name', '')}:{getattr(part, '__qualname__', type(part).__qualname__)}"
+    return repr(part) if isinstance(part, PLAIN) else name
 
 
 def behind(thing: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:
@@ -172,8 +171,7 @@ def behind(thing: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:
     elif callable(thing) and is_dataclass(type(thing)):
         parts = [getattr(thing, each.name) for each in fields(thing) if each.compare]
     else:  # functools.cache keeps the function as __wrapped__
-        cells = getattr(thing, "__closure__", None) or ()
-        parts = [getattr(thing, "__wrapped__", None), *(cell.cell_contents for cell in cells)]
+        parts = [getattr(thing, "__wrapped__", None), *map(CONTENTS, getattr(thing, "__closure__", None) or ())]
     for part in parts:
         yield from behind(part, (*inside, thing))
 

@@ -114,11 +114,10 @@ def adapter_of(policy: Path, known: RunManifest | None, run_dir: Path) -> Path:
 
     Where the policy doesn't have it any more, it is the run's first, which has the same weights.
     """
-    if known:
-        start, own = adapter_path(policy, int(known.adapter[1:])), adapter_path(run_dir, 0)
-        if start.is_dir() or weights_digest(own) == known.adapter_weights:
-            return start if start.is_dir() else own
-    return newest_adapter(policy)
+    if known and (start := adapter_path(policy, int(known.adapter[1:]))).is_dir():
+        return start
+    own = adapter_path(run_dir, 0)
+    return own if known and weights_digest(own) == known.adapter_weights else newest_adapter(policy)
 
 
 def write_run(run_dir: Path, manifest: RunManifest) -> None:
