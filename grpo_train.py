@@ -64,7 +64,7 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
             (run_dir / FINISHED).unlink(missing_ok=True)  # before a model is loaded: workers end where it is
             write_policy_card(card, run_dir)
             write_agent(settings, run_dir)
-        start = adapter_of(rollout.policy, known)
+        start = adapter_of(rollout.policy, known, run_dir)
         if lead:  # before this process takes memory of the server's card
             options = opened.enter_context(own_server(options, card, start, settings.max_tokens))
         options = fit_memory(options, card, start, settings)

@@ -25,6 +25,8 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, g
 from forage.errors import UserError, first_line
 
 POSITIONAL = "positional"  # Annotated[Path, POSITIONAL] is an argument without a flag
+# Annotated[str, TRUST] runs code or says where requests and keys go: whoever starts a script names it, and no file.
+TRUST = "trust"
 FIXED = "fixed"  # in the metadata of a field without a flag
 
 T = TypeVar("T")
@@ -41,6 +43,7 @@ class Flag:
     group: str
     field: str
     hint: Any
+    trust: bool
 
 
 class Parser(ArgumentParser):
@@ -175,7 +178,8 @@ def flags_of(options: type, defaults: object = MISSING, group: str = "") -> Iter
         else:
             name = _flag_name(each.name, marked[each.name])
             help = texts.get(each.name, "")
-            yield Flag(name, _metavar(hint), help, _default_text(default), group, each.name, hint)
+            trust = TRUST in getattr(marked[each.name], "__metadata__", ())
+            yield Flag(name, _metavar(hint), help, _default_text(default), group, each.name, hint, trust)
 
 
 def _flag_name(name: str, marked: Any) -> str:

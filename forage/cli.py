@@ -15,9 +15,10 @@ from typing import Any, get_type_hints
 
 from forage.arguments import by_name, flags_of, help_text, parse
 from forage.errors import UserError
+from forage.machine import is_here
 from forage.manifest import flat, plain, read_manifest
 from forage.processes import is_first
-from forage.text import one_line, without_passwords
+from forage.text import one_line, say, without_passwords
 
 CONFIG = "--config FILE reads any of the options from a YAML file, a line `max_steps: 100` each; flags win over it."
 # Errors of a full or unwritable disk, from Python itself and through safetensors.
@@ -56,7 +57,7 @@ def run_script(
         if error.errno not in UNWRITABLE:
             raise
         where = error.filename or "the disk"
-        sys.exit(f"error: {where}: {UNWRITABLE[error.errno]}, then re-run the same command to resume")
+        sys.exit(f"error: {one_line(str(where))}: {UNWRITABLE[error.errno]}, then re-run the same command to resume")
     except KeyboardInterrupt as stop:
         sys.stderr.write("stopped; re-run the same command to resume\n" if resumes else "stopped\n")
         sys.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
@@ -112,7 +113,7 @@ def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path
     if not path.exists():
         others = sorted(each.parent.name for each in path.parent.parent.glob(f"*/{path.name}"))
         if others and is_first():  # so that a mistyped folder is noticed, as nothing is resumed
-            print(f"{path.parent} is begun now; beside it are {', '.join(others[:9])}", flush=True)
+            say(f"{path.parent} is begun now; beside it are {', '.join(others[:9])}")
         return given
     if getattr(given, "overwrite", False):
         return given
@@ -122,9 +123,23 @@ def resumed(options: type, arguments: Sequence[str], begun: Callable[[Any], Path
     known = {flag.field for flag in flags_of(options) if now[flag.field] != str(path.parent)} - {"overwrite"}
     whole = parse(options, [*as_arguments({name: before[name] for name in before if name in known}), *arguments])
     taken = {name: value for name, value in by_field({"options": plain(whole)}).items() if value != now[name]}
+    trusts = {flag.field for flag in flags_of(options) if flag.trust}
+    if foreign := {name: value for name, value in taken.items() if name in trusts and leads_away(value)}:
+        raise UserError(
+            f"{path} names what runs code or gets requests and keys, so it isn't taken from there: if you trust it, "
+            f"add {shlex.join(as_arguments(foreign))}"
+        )
     if taken and is_first():
-        print(f"not given, so taken from {path}: {shlex.join(as_arguments(taken))}")
+        say(f"not given, so taken from {path}: {shlex.join(as_arguments(taken))}")
     return whole
+
+
+def leads_away(value: Any) -> bool:
+    """Whether a value names a class, as module:Class, or an address of another machine; a folder's name does neither.
+
+    Example: ["http://localhost:8100", "http://gpu1:8100"] does, for its second.
+    """
+    return any(":" in text and not is_here(text) for text in ([value] if isinstance(value, str) else value))
 
 
 def by_field(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from forage.errors import UserError
 
@@ -49,6 +51,21 @@ def hub_reachable(timeout: float = 5.0) -> bool:
 def hub_switched_off() -> bool:
     """Whether HF_HUB_OFFLINE says not to ask the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
+def is_here(url: str) -> bool:
+    """Whether an address leads to this machine alone. Example: http://localhost:8100, but not http://gpu1:8100."""
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:  # no address at all
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def has_bf16(device: str) -> bool:

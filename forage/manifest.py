@@ -1,9 +1,9 @@
 """Manifest: the JSON file in a folder that says what makes its figures comparable, a value or a digest for each part.
 
 A policy, a store, a run and an evaluation each have one. Whoever goes on with such a folder compares what it would
-write now with what is there, and is refused where the two contradict each other. Digests of code cover whole files:
-those that define a reward, a tool or a way of answering, and all files of this project, or of the user's own, that
-they import.
+write now with what is there, and is refused where the two contradict each other. Code is known by whole files, comments
+and all: those that define a reward, a tool or a way of answering, and all files of this project, or of the user's own,
+that they import.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import operator
 import re
 import sysconfig
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,6 +28,8 @@ from forage.files import replacing
 from forage.text import from_json, typed, without_passwords
 
 LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib"))
+ROOT = Path(__file__).resolve().parents[1]
+CONTENTS = operator.attrgetter("cell_contents")  # of a closure's cell
 PLAIN = (str, bytes, int, float, type(None), Path, re.Pattern)
 T = TypeVar("T")
 SECRETS = ("api_key",)  # belong in no file and no tracker
@@ -72,10 +76,12 @@ def contradictions(now: Mapping[str, Any], before: Mapping[str, Any], free: Coll
     """
     new, old = flat(now), flat(before)
     names = [name for name in new if name in old and name not in free and new[name] != old[name]]
+    files = [name.removeprefix("code.") for name in names if name.startswith("code.")]
+    more = f" and {len(files) - 3} more files" if len(files) > 3 else ""
     return [
         f"{flag(name.rpartition('.')[2])} {shown(old[name])}, not {shown(new[name])}"
-        if name.startswith("options.") else f"another {name}" for name in names
-    ]  # fmt: skip
+        if name.startswith("options.") else f"another {name}" for name in names if not name.startswith("code.")
+    ] + [f"another {', '.join(files[:3])}{more}"][: len(files)]  # fmt: skip
 
 
 def shown(value: object) -> str:
@@ -117,72 +123,60 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def source_digest(*functions: Callable[..., Any]) -> str:
-    """Digest of the code behind rewards, tools or ways of answering, with the plain values that they hold.
+def code_of(*functions: Any) -> dict[str, str]:
+    """Digests of the files that rewards, tools or ways of answering come from, and of what these import, by file.
 
-    Comments, docstrings and layout don't count.
+    Example: {"forage/agent/rewards.py": "9f2c...", "my_rewards.py": "03ab..."}. Which Python runs, and how a checkout
+    ends its lines, makes no difference.
     """
-    read: dict[Path, str] = {}
-    parts = [part for function in functions for part in reached(function)]
-    waiting = [path for _, part in parts if callable(part) and (path := source_file(part))]
+    read: dict[Path, bytes] = {}
+    waiting = [path for function in functions for part in behind(function) if (path := source_file(part))]
     while waiting:
         path = waiting.pop()
         if path not in read:
-            if path.suffix != ".py":  # compiled
-                read[path] = file_digest(path)
-                continue
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            waiting += imported_files(path, tree)
-            read[path] = ast.dump(without_docstrings(tree))
-    named = [f"{name}={name_of(part) if callable(part) else repr(part)}" for name, part in parts]
-    return digest("\n".join([*named, *sorted(read.values())]).encode())
+            read[path] = path.read_bytes().replace(b"\r\n", b"\n")
+            waiting += imported_files(path, read[path]) if path.suffix == ".py" else []  # else it is compiled
+    digests = defaultdict[str, list[str]](list)
+    for path, content in read.items():  # a user's may lie anywhere
+        digests[str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name].append(digest(content))
+    return {name: digest("".join(sorted(found)).encode()) for name, found in sorted(digests.items())}
 
 
-def name_of(function: Any) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+def made_of(function: Any) -> str:
+    """Digest of what a reward, a tool or a way of answering is: which functions and plain values it is made of.
+
+    Example: partial(f, scale=2) differs from partial(f, scale=3) and partial(g, scale=2). What f does is in its file.
+    """
+    return digest("\n".join(map(named, behind(function))).encode())
 
 
-def reached(thing: Any, name: str = "", inside: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """What can be called and what is plain, in a function or a value and in all that it holds, by name.
+def named(part: Any) -> str:
+    """A plain value, or the file and the name of a function or a class."""
+    name = f"{getattr(source_file(part), 'name', '')}:{getattr(part, '__qualname__', type(part).__qualname__)}"
+    return repr(part) if isinstance(part, PLAIN) else name
 
-    Example: partial(f, scale=2) gives ("", itself), (".func", f) and (".scale", 2).
+
+def behind(thing: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """A function or a value, and all that a partial function, a closure, a callable dataclass or a collection holds.
+
+    Example: partial(f, scale=2) gives itself, f, "scale" and 2, beside the collections that these are in.
     """
     if any(thing is one for one in inside):  # a function that calls itself
         return
-    if callable(thing) or isinstance(thing, PLAIN):
-        yield name, thing
-    for key, value in held(thing).items():
-        yield from reached(value, f"{name}.{key}", (*inside, thing))
-
-
-def held(thing: Any) -> Mapping[Any, Any]:
-    """What a collection, a partial function, a closure, a wrapper, a method or a callable object holds."""
-    if isinstance(thing, Mapping):
-        return thing
-    if isinstance(thing, list | tuple | set | frozenset):
-        return dict(enumerate(sorted(thing, key=repr) if isinstance(thing, set | frozenset) else thing))
+    yield thing
     if isinstance(thing, partial):
-        return {"func": thing.func, "args": thing.args, **thing.keywords}
-    if inspect.isfunction(thing):
-        cells = inspect.getclosurevars(thing).nonlocals
-        return {**cells, "defaults": thing.__defaults__, "named": thing.__kwdefaults__, **vars(thing)}
-    if inspect.ismethod(thing):
-        return {"func": thing.__func__, "class": type(thing.__self__), **attributes(thing.__self__)}
-    if wrapped := getattr(thing, "__wrapped__", None):  # as functools.cache wraps a function
-        return {"wrapped": wrapped}
-    return attributes(thing) if callable(thing) else {}
+        parts: Iterable[Any] = (thing.func, thing.args, thing.keywords)
+    elif isinstance(thing, Mapping | list | tuple):
+        parts = thing.items() if isinstance(thing, Mapping) else thing
+    elif callable(thing) and is_dataclass(type(thing)):
+        parts = [getattr(thing, each.name) for each in fields(thing) if each.compare]
+    else:  # functools.cache keeps the function as __wrapped__
+        parts = [getattr(thing, "__wrapped__", None), *map(CONTENTS, getattr(thing, "__closure__", None) or ())]
+    for part in parts:
+        yield from behind(part, (*inside, thing))
 
 
-def attributes(owner: Any) -> Mapping[str, Any]:
-    """The attributes of an object of this project or of the user, but for those that its dataclass does not compare."""
-    if inspect.isclass(owner) or not source_file(type(owner)):
-        return {}
-    if is_dataclass(owner):
-        return {each.name: getattr(owner, each.name) for each in fields(owner) if each.compare}
-    return getattr(owner, "__dict__", {})
-
-
-def source_file(thing: Callable[..., Any]) -> Path | None:
+def source_file(thing: Any) -> Path | None:
     """The file that defines a function, a class or a callable object; None for a library's."""
     try:
         path = Path(inspect.getfile(thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)))
@@ -204,14 +198,17 @@ def holds_packages(folder: Path) -> bool:
     return any(folder.glob("*.dist-info"))
 
 
-def imported_files(importer: Path, tree: ast.Module) -> Iterator[Path]:
+def imported_files(importer: Path, source: bytes) -> Iterator[Path]:
     """Files of the modules that a module imports. What a script's `main` imports computes no reward."""
-    for node in (node for part in tree.body if getattr(part, "name", "") != "main" for node in ast.walk(part)):
+    parts = (part for part in ast.parse(source).body if getattr(part, "name", "") != "main")
+    for node in (node for part in parts for node in ast.walk(part)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         if isinstance(node, ast.ImportFrom) and node.level:
             start = importer.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-            parts = (start, *map(start.joinpath, names))
-            yield from (file for each in parts for file in (Path(f"{each}.py"), each / "__init__.py") if file.is_file())
+            modules = (start, *map(start.joinpath, names))
+            yield from (
+                file for each in modules for file in (Path(f"{each}.py"), each / "__init__.py") if file.is_file()
+            )
             continue
         if isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
@@ -233,12 +230,3 @@ def own_module(name: str) -> Path | None:
     except (ImportError, ValueError, AttributeError):  # a function of the module
         return None
     return Path(spec.origin).resolve() if spec and spec.origin and is_own(Path(spec.origin)) else None
-
-
-def without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
-            node
-        ):
-            node.body = node.body[1:] or [ast.Pass()]
-    return tree

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import dropwhile, islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -182,6 +182,11 @@ def titled(title: str, text: str) -> str:
 def one_line(text: str) -> str:
     """`printable` without line breaks."""
     return printable(" ".join(text.splitlines()))
+
+
+def say(line: str, file: TextIO | None = None) -> None:
+    """Print a line that quotes a text, a folder, a server or a program: what they say is shown, and not obeyed."""
+    print(one_line(without_passwords(line)), file=file, flush=True)
 
 
 def most_parts(parts: Sequence[str], count: Callable[[str], int], most: int) -> int:

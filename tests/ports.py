@@ -1,8 +1,12 @@
-"""Ports for servers that others start, or that end and start again."""
+"""Ports for servers that others start, or that end and start again, and servers in a thread."""
 
 import random
 import socket
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+
+from forage.store.server import server_of
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -19,3 +23,17 @@ def free_port():
             except OSError:
                 continue
             return found.getsockname()[1]
+
+
+@contextmanager
+def answering(app, host="127.0.0.1"):
+    """Its address, while it runs in a thread."""
+    with socket.create_server((host, 0)) as listening:
+        server = server_of(app)
+        thread = Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        try:
+            yield f"http://{host}:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -130,7 +130,9 @@ def test_mistakes_with_a_subcommand(given, error):
 
 def test_help_shows_the_first_flags_and_all_flags_by_group():
     flags = list(flags_of(Options))
-    assert flags[0] == Flag("--data", "PATH", "Folder of questions.", "required", "What is trained.", "data", Path)
+    assert flags[0] == Flag(
+        "--data", "PATH", "Folder of questions.", "required", "What is trained.", "data", Path, trust=False
+    )
     assert [f"{flag.name} {flag.value} ({flag.default})" for flag in flags[1:]] == [
         "--[no-]shuffle  (on)", "--weights FLOAT ... (1.0 0.5)", "--max-steps INT (100)", "--hosts STR ... ()",
         "--k INT ()", "--mode sparse|dense (dense)", "--[no-]title  ()",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass, field, replace
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from forage.arguments import flags_of
 from forage.cli import expanded, resumed, run_script
 from forage.errors import UserError
+from forage.grpo.options import TrainOptions
 from forage.manifest import plain, write_manifest
 from forage.store.options import StorePlace
 from tests.here import run_here
+from tests.pages import options_of
 
 
 def given(tmp_path, text, *arguments):
@@ -99,6 +103,46 @@ def test_what_is_left_out_is_what_the_run_was_begun_with(tmp_path, capsys):
     write_manifest(tmp_path / "a" / "run.json", {})
     run("--run-dir", str(tmp_path / "aa"))
     assert capsys.readouterr().out == f"{tmp_path / 'aa'} is begun now; beside it are a\n"
+
+
+TOLD = [
+    ("retriever", "data.hidden:Hidden"), ("store", "http://evil.example"), ("store", "http://127.0.0.1.evil.example"),
+    ("urls", ["http://localhost:1", "http://evil.example"]), ("urls", ["evil.example:80"]), ("urls", ["http://[:1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), TOLD)
+def test_a_folder_runs_no_code_and_sends_nothing_elsewhere(tmp_path, name, value):
+    """A class to import or another machine's address is taken from the command line alone."""
+    write_manifest(tmp_path / "run.json", {"options": {"inner": {name: value}, "max_steps": 7}})
+    shown = f"--{name} {value if isinstance(value, str) else ' '.join(value)}"
+
+    def run(*arguments):
+        given = ["--run-dir", str(tmp_path), *arguments]
+        return resumed(TrainOptions, given, lambda options: options.run_dir / "run.json")
+
+    with pytest.raises(UserError, match="if you trust it, add ") as refused:
+        run()
+    assert shown in str(refused.value).replace("'", "")
+    assert run(*shown.split()).max_steps == 7
+    default = {"urls": "http://127.0.0.1:8100"}.get(name, "")
+    assert run(f"--{name}", default).max_steps == 7  # an own choice, which is the default
+
+
+@pytest.mark.parametrize("value", ["http://127.0.0.2:1", "http://[::1]:1", "http://localhost:1", "a/folder"])
+def test_a_folder_may_name_folders_and_this_machine(tmp_path, value, capsys):
+    write_manifest(tmp_path / "run.json", {"options": {"store": value, "task": "\x1b[2J"}})
+    given = ["--run-dir", str(tmp_path)]
+    taken = resumed(TrainOptions, given, lambda options: options.run_dir / "run.json")
+    assert (taken.rollout.place.store, taken.rollout.search.task) == (value, "\x1b[2J")
+    assert "\\x1b[2J" in capsys.readouterr().out
+
+
+def test_every_option_that_names_a_class_or_an_address_is_marked():
+    """By their help, as a new one would be written."""
+    for options in map(options_of, ("grpo_train", "evaluate", "sft_train", "train_ppo", "forage.testtime.self_evolve")):
+        for flag in flags_of(options):
+            assert flag.trust == bool(re.search("module:Class|http://|[Aa]ddress", flag.help)), flag.name
 
 
 def test_sigterm_stops_a_script_as_ctrl_c_does(monkeypatch, capsys):

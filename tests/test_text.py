@@ -1,5 +1,6 @@
 """Text from elsewhere, by hand: what files can hold, and what terminals are shown."""
 
+import ast
 import re
 
 import pytest
@@ -13,11 +14,13 @@ from forage.text import (
     encodable_values,
     from_json,
     printable,
+    say,
     spoken_words,
     whole_words,
     without_passwords,
     words_of,
 )
+from tests import ROOT
 
 
 def test_halves_of_emoji_become_question_marks():
@@ -37,6 +40,22 @@ def test_what_is_no_json_is_a_value_error(content):
 
 def test_what_comes_as_json_can_be_written():
     assert from_json(b'{"a": ["toe \\uD83D", 1]}') == {"a": ["toe ?", 1]}
+
+
+ELSEWHERE = {"error", "why", "said", "cause", "note", "query", "text", "lines", "others"}
+
+
+def test_what_quotes_a_text_from_elsewhere_is_said_in_one_place():
+    for path in (*ROOT.glob("*.py"), *(ROOT / "forage").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
+                inside = {getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(node)}
+                assert not inside & ELSEWHERE, f"{path}, line {node.lineno}: use say()"
+
+
+def test_a_line_is_said_and_not_obeyed(capsys):
+    say("the agent failed: \x1b[2J\rall is well\nat http://me:secret@gpu1/")
+    assert capsys.readouterr().out == "the agent failed: \\x1b[2J all is well at http://gpu1/\n"
 
 
 def test_an_address_loses_its_password_by_hand():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from forage.arguments import fixed
+from forage.arguments import TRUST, fixed
 from forage.errors import UserError
 
 
@@ -105,7 +105,7 @@ class EngineOptions:
     engine: Literal["auto", "vllm", "local"] = "auto"
     """Sample from vLLM servers (vllm) or in this process (local). auto: from the servers if one answers, else in this
     process."""
-    urls: tuple[str, ...] = ("http://127.0.0.1:8100",)
+    urls: Annotated[tuple[str, ...], TRUST] = ("http://127.0.0.1:8100",)
     """Addresses of the vLLM servers. All episodes of a question go to the same one."""
     api_key: str = fixed("")
     """The servers' API key, from the environment's VLLM_API_KEY."""

@@ -39,7 +39,7 @@ from forage.engines.server_checks import (
 from forage.errors import UserError
 from forage.heartbeat import beat
 from forage.policy.adapters import changes_tokens, weights_digest
-from forage.text import from_json, without_passwords
+from forage.text import from_json, say, without_passwords
 
 SLEEP = "/sleep?level=1&mode=wait"  # wait: what is being sampled is finished first
 WAKE = "/wake_up"
@@ -99,7 +99,7 @@ class VLLMEngine(Engine):
             try:
                 await self._rouse(client)
             except (UnreadyError, UserError) as error:
-                print(f"{client.base_url} may be asleep still ({error}); wake it: {waking(client)}", flush=True)
+                say(f"{client.base_url} may be asleep still ({error}); wake it: {waking(client)}")
         await self.close()
 
     async def close(self) -> None:
@@ -368,7 +368,7 @@ class VLLMEngine(Engine):
                 now = time.monotonic()
                 if now - said > SAY_EVERY:
                     said = now
-                    print(f"waiting for {client.base_url} for {now - begun:.0f} s now ({error})", flush=True)
+                    say(f"waiting for {client.base_url} for {now - begun:.0f} s now ({error})")
                 if now - begun > self.options.patience:
                     raise UserError(
                         f"no vLLM server answers at {client.base_url} ({error}), so it {what}; {way_out}"

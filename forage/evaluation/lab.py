@@ -36,7 +36,7 @@ from forage.evaluation.tables import Table, figure, print_table, score_names, ta
 from forage.files import replacing
 from forage.manifest import write_manifest
 from forage.metrics import FEWEST, Interval, bootstrapped, needed, shown, signed
-from forage.text import IDLE, one_line, words_of
+from forage.text import IDLE, say, words_of
 
 SCHEMA = 1
 ASIS, RAG = "single", "plain_rag"
@@ -88,7 +88,7 @@ def lab(setting: Setting, systems: Sequence[SystemScores]) -> None:
     })  # fmt: skip
     print_table(tables[-1])
     for line in (*told, f"the lab's page: {out / 'lab.md'}"):
-        print(one_line(line))
+        say(line)
 
 
 def conditions() -> dict[str, str]:

@@ -27,7 +27,7 @@ from forage.evaluation.outcomes import Outcome, OutcomeLog, Strategy
 from forage.evaluation.policies import Policy, load_adapter
 from forage.evaluation.setting import Setting, agree_on
 from forage.machine import compute_dtype
-from forage.manifest import digest, source_digest
+from forage.manifest import code_of, digest, made_of
 from forage.policy.policy import load_tokenizer
 from forage.rollout.claims import Claims, named_worker
 from forage.rollout.playing import RolloutView, play_all
@@ -42,9 +42,10 @@ async def play(setting: Setting, systems: Systems) -> None:
     names = dict.fromkeys(name for policy in setting.policies for name in options.systems_of(policy.name))
     # All of them before anything is played: a scorer or a file that doesn't fit is told now, not hours later.
     strategies = {name: read_system(name, systems)(setting) for name in names}
-    code = {f"system {name}": source_digest(strategy) for name, strategy in strategies.items()}
-    code |= {f"tool {name}": source_digest(tool) for name, tool in functions_for(setting.agent.tools).items()}
-    agree_on(options.output_dir, code)
+    code = {f"system {name}": strategy for name, strategy in strategies.items()}
+    code |= {f"tool {name}": tool for name, tool in functions_for(setting.agent.tools).items()}
+    files = {f"code.{name}": digest for name, digest in code_of(*code.values()).items()}  # beside those of other calls
+    agree_on(options.output_dir, {name: made_of(function) for name, function in code.items()} | files)
     with named_worker(options.output_dir) as worker:
         for policy in setting.policies:
             systems_of = options.systems_of(policy.name)

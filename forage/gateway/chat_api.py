@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from forage.engines.base import Sampling
+from forage.errors import first_line
+from forage.store.server import BadRequest
 from forage.text import encodable, encodable_values, from_json
 
 MODEL = "policy"  # the name that clients ask for
@@ -25,16 +27,12 @@ DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-class Refused(Exception):
+class Refused(BadRequest):
     """A request that gets this reason for its reply."""
 
     def __init__(self, message: str, status: int = 400, code: str = "") -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
-
-    def body(self) -> dict[str, Any]:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": str(self), "type": kind, "code": self.code or None, "param": None}}
+        super().__init__(message, status)
+        self.code = code
 
 
 class Called(NamedTuple):
@@ -65,6 +63,12 @@ class Chat:
     stream: bool = False
     usage: bool = False
     """Whether a stream ends with the number of tokens."""
+
+    @property
+    def size(self) -> int:
+        """In characters."""
+        said = (len(m.content) + sum(len(name) + len(given) for name, given in m.calls) for m in self.messages)
+        return sum(said) + len(json.dumps(self.tools))
 
     def asks_as(self, other: Chat) -> bool:
         return (self.messages, self.tools) == (other.messages, other.tools)
@@ -116,6 +120,13 @@ class Function(BaseModel):
     description: str = ""
     parameters: dict[str, Any] = {}
 
+    @field_validator("parameters")
+    @classmethod
+    def has_properties(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(parameters.get("properties", {}), dict):
+            raise ValueError("properties must be an object")
+        return parameters
+
 
 class Tool(BaseModel):
     type: Literal["function"]
@@ -147,14 +158,15 @@ def read_chat(content: bytes, sampling: Sampling) -> Chat:
         if isinstance(values, dict):
             values = {key: each for key, each in values.items() if each is not None and each != DEFAULTS.get(key, ...)}
         body = Body.model_validate(encodable_values(values))
+        tools = tuple(tool.model_dump() for tool in body.tools)
     except ValidationError as error:
         first = error.errors(include_url=False)[-1]  # of the forms that a value could have, the last says more
         where = ".".join(map(str, first["loc"])) or "the request"
         if first["type"] == "extra_forbidden":
             raise Refused(f"{where} would change how a reply is drawn or what is known of it; leave it out") from error
         raise Refused(f"{where}: {first['msg']}") from error
-    except ValueError as error:
-        raise Refused(f"the request is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the request can't be read: {first_line(error)}") from error
     if body.model != MODEL:
         raise Refused(f"there is no model {body.model!r} here, only {MODEL!r}", 404, "model_not_found")
     for name, wanted, used in (
@@ -164,7 +176,7 @@ def read_chat(content: bytes, sampling: Sampling) -> Chat:
             raise Refused(f"{name} {wanted:g}: this run samples at {used:g}; leave it out")
     return Chat(
         tuple(said.message() for said in body.messages),
-        tuple(tool.model_dump() for tool in body.tools),
+        tools,
         min((most for most in (body.max_tokens, body.max_completion_tokens) if most), default=None),
         body.stream, body.stream_options.include_usage,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from forage.data.records import Question
 from forage.errors import UserError, first_line
 from forage.gateway.recording import Ended, Recorder
 from forage.gateway.server import HOST, Gateway
-from forage.text import one_line
+from forage.text import one_line, say
 
 SECONDS, CANCELLED = 600.0, 5.0  # that an episode may take, and its agent once it is cancelled
 
@@ -78,7 +78,7 @@ class Recorded:
         if recorder.error:
             raise recorder.error
         if ended.cause and ended.cause not in self._told:
-            print(f"{recorder.book.id}: the agent failed: {ended.cause}", flush=True)
+            say(f"{recorder.book.id}: the agent failed: {ended.cause}")
             self._told.add(ended.cause)
         return await recorder.finished(ended)
 

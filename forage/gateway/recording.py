@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +21,7 @@ from pydantic import BaseModel, Field
 from forage.agent.agent import Agent, EpisodeBuilder, TurnTokens, turn_seed
 from forage.agent.episode import Episode, Segment
 from forage.agent.prompts import control_tokens, rendered
-from forage.agent.protocol import CALL, Reading, read_call, tool_responses
+from forage.agent.protocol import CALL, INVISIBLE, Reading, read_call, tool_responses
 from forage.agent.tools import example_call
 from forage.data.records import Question
 from forage.engines.base import EngineError, Request, Sample
@@ -30,7 +32,9 @@ from forage.text import encodable
 OVER = "no episode is being played at this address; it may be over"
 # What a reply can do wrong whatever its agent wants of it.
 FAULTS = ("control_token", "forged_response", "call_not_closed", "bad_json", "bad_call")
-REPLY_SLOT = "REPLY-GOES-HERE"
+# Where a tag of a tool's answer could begin, however it is written.
+RESPONSE_TAG = re.compile(rf"[<＜﹤](?=[{INVISIBLE}/]*tool_response)")
+CHARACTERS = 32  # that a token has at most on average, in any conversation that is worth counting
 MOST_REPLIES = 200  # in an episode: an agent that asks more often than this is in a loop
 
 
@@ -98,6 +102,9 @@ class Recorder:
 
         `again`: the client has asked this before and says that the reply never came.
         """
+        settings, number = self.agent.settings, self.asked
+        if (size := chat.size) > CHARACTERS * settings.max_tokens:  # to count its tokens would keep all others waiting
+            raise self.too_long(f"{size} characters")
         if again:
             answered = [each for each in self.replies if each.chat.asks_as(chat)]
             # An agent may ask the same several times; the last reply is this one's if each time has its own.
@@ -106,14 +113,9 @@ class Recorder:
         else:
             self.first_asked.append(chat)
         ids, before = self.prompt(chat)
-        settings, number = self.agent.settings, self.asked
         room = min(settings.max_turn_tokens, settings.max_tokens - len(ids), chat.most or settings.max_turn_tokens)
         if room < 1:
-            self.book.stop = "tokens"
-            raise Refused(
-                f"the conversation has {len(ids)} tokens, of {settings.max_tokens} that an episode may have "
-                "(--max-tokens)", code="context_length_exceeded",
-            )  # fmt: skip
+            raise self.too_long(f"{len(ids)} tokens")
         if self.over:
             raise Refused(OVER, 410)
         if number >= MOST_REPLIES:
@@ -142,6 +144,11 @@ class Recorder:
         tokens = TurnTokens(sample.ids, (1,) * len(sample.ids), sample.logprobs, sample.finish, sample.server)
         return self.record(chat, ids, before, tokens)
 
+    def too_long(self, size: str) -> Refused:
+        self.book.stop = "tokens"
+        most = f"{self.agent.settings.max_tokens} tokens that an episode may have (--max-tokens)"
+        return Refused(f"the conversation has {size}, of {most}", code="context_length_exceeded")
+
     def record(self, chat: Chat, ids: list[int], before: Reply | None, tokens: TurnTokens) -> Answered:
         """Add what was sampled after `ids` to the segment that the chat continues, or to a new one."""
         if before and len(before.segment.ids) == before.end:
@@ -162,9 +169,10 @@ class Recorder:
     def prompt(self, chat: Chat) -> tuple[list[int], Reply | None]:
         """The tokens before the next reply, and the reply that they continue."""
         known = self.known(chat)
-        pieces = self.text(chat, known).split(REPLY_SLOT)
+        slot = f"REPLY-{secrets.token_hex(16)}"  # which no text can know
+        pieces = self.text(chat, known, slot).split(slot)
         if len(pieces) != len(known) + 1:
-            raise Refused(f"a message contains {REPLY_SLOT}")
+            raise Refused("the chat template of this model leaves out what was said before")
         # The template may write a past turn's beginning otherwise than where it lets a turn begin. So where the
         # conversation goes on, what is there stays, and only what follows the last reply is new.
         ids, before = self.protocol.encode(pieces[0]), None
@@ -189,18 +197,23 @@ class Recorder:
                 found[number] = (here or equal)[-1]
         return found
 
-    def text(self, chat: Chat, known: Mapping[int, Reply]) -> str:
-        """The conversation by the model's template, with slots for what the policy said."""
+    def text(self, chat: Chat, known: Mapping[int, Reply], slot: str) -> str:
+        """The conversation by the model's template, with a slot for each reply that the policy gave.
+
+        Of all else, which may quote what was found, nothing begins or ends a turn, or a tool's answer within one.
+        """
         told: list[dict[str, str]] = []
         for number, message in enumerate(chat.messages):
-            content = self.harmless.broken(encodable(message.content))
+            said = "\n".join(filter(None, [message.content, *map(written, message.calls)]))
+            content = self.harmless.broken(encodable(said))
+            if message.role in ("tool", "assistant"):
+                content = RESPONSE_TAG.sub("< ", content)
             if message.role == "tool" and number and chat.messages[number - 1].role == "tool":
                 told[-1]["content"] += f"\n{tool_responses([content])}"
             elif message.role == "tool":
                 told.append({"role": "user", "content": tool_responses([content])})
             elif message.role == "assistant":
-                own = "\n".join(filter(None, [message.content, *map(written, message.calls)]))
-                told.append({"role": "assistant", "content": REPLY_SLOT if number in known else own})
+                told.append({"role": "assistant", "content": slot if number in known else content})
             else:
                 told.append({"role": message.role, "content": content})
         return self.by_template(told, chat)
@@ -208,16 +221,17 @@ class Recorder:
     def by_template(self, messages: list[dict[str, str]], chat: Chat) -> str:
         """Where a template can't describe tools in the form of this protocol, the system turn does; where it has no
         system turn, the first message does what that would."""
-        described = chat.tools if self.protocol.describes_tools else ()
+        tools = json.loads(self.harmless.broken(json.dumps(chat.tools, ensure_ascii=False)))
+        described = tools if self.protocol.describes_tools else []
         system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
         if not described:
-            system = "\n".join(filter(None, [system, *map(worded, chat.tools)]))
+            system = "\n".join(filter(None, [system, *map(worded, tools)]))
         if system and self.protocol.has_system_turn:
             messages.insert(0, {"role": "system", "content": system})
         elif system:
             first = messages[0]["content"] if messages and messages[0]["role"] == "user" else ""
             messages[: bool(first)] = [{"role": "user", "content": "\n\n".join(filter(None, [system, first]))}]
-        text = rendered(self.protocol.tokenizer, messages, **({"tools": list(described)} if described else {}))
+        text = rendered(self.protocol.tokenizer, messages, **({"tools": described} if described else {}))
         if not text:
             raise Refused("the chat template of this model refuses this order of roles")
         return text
@@ -267,12 +281,12 @@ def read_reply(text: str, *, tools: bool) -> Message:
 def read_called(body: str) -> Called | None:
     try:
         call = json.loads(body)
+        arguments = one_form(call.get("arguments", {})) if isinstance(call, dict) else ""
     except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    if not arguments.startswith("{") or not isinstance(call.get("name"), str):
         return None
-    arguments = call.get("arguments", {})
-    return Called(encodable(call["name"]), one_form(arguments)) if isinstance(arguments, dict) else None
+    return Called(encodable(call["name"]), arguments)
 
 
 def written(call: Called) -> str:

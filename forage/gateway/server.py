@@ -31,7 +31,7 @@ from mcp_types import (
     Tool,
 )
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -39,10 +39,11 @@ from starlette.types import Receive, Scope, Send
 from forage.errors import UserError
 from forage.gateway.chat_api import MODEL, Refused, completion, events, read_chat
 from forage.gateway.recording import OVER, Recorder
+from forage.store.mcp_server import CHECKED
+from forage.store.server import BadRequest, body_of, guarded
 
 Asked = ServerRequestContext[Any, Request]
 HOST = "127.0.0.1"
-MOST_BYTES = 8 * 2**20  # of a request
 MOST_WAITING = 2048  # requests at once; more are asked to come again
 RETRY_AFTER = "1"
 KEPT = 600  # seconds that a connection stays open: clients may think as long between two requests
@@ -66,11 +67,14 @@ class Gateway:
             Route("/{key}/v1/models", self.models),
             Route("/{key}/v1/search", self.search, methods=["POST"]),
             *self._mcp.streamable_http_app(
-                streamable_http_path="/{key}/v1/mcp", json_response=True, stateless_http=True, host=at[0]
+                streamable_http_path="/{key}/v1/mcp",
+                json_response=True,
+                stateless_http=True,
+                transport_security=CHECKED,
             ).routes,
             *more,
         ]
-        self._app = Starlette(routes=routes, exception_handlers={Refused: refusal, 404: unknown})
+        self._app = guarded(Starlette(routes=routes, exception_handlers={BadRequest: refusal, 404: unknown}), at[0])
         self._server = QuietServer(
             uvicorn.Config(
                 self.until_ended,
@@ -124,7 +128,7 @@ class Gateway:
             raise Refused(f"{MOST_WAITING} requests are waiting; come again", 429)
         self.waiting += 1
         try:
-            chat = read_chat(await body_of(request), recorder.agent.sampling)
+            chat = read_chat(await body_of(request.scope, request.receive), recorder.agent.sampling)
             again = request.headers.get("x-stainless-retry-count", "0") != "0"  # what OpenAI's clients count
             answered = await recorder.reply(chat, request.is_disconnected, again=again)
         finally:
@@ -140,7 +144,7 @@ class Gateway:
 
     async def search(self, request: Request) -> Response:
         recorder = self.recorder_of(request)
-        arguments = (await body_of(request)).decode(errors="replace")
+        arguments = (await body_of(request.scope, request.receive)).decode(errors="replace")
         return JSONResponse({"text": await recorder.call("search", arguments)})
 
     def asked_of(self, asked: Asked) -> Recorder:
@@ -169,22 +173,12 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-async def body_of(request: Request) -> bytes:
-    content = bytearray()
-    try:
-        async for part in request.stream():
-            content += part
-            if len(content) > MOST_BYTES:
-                raise Refused(f"the request is longer than {MOST_BYTES} bytes", 413)
-    except ClientDisconnect as error:
-        raise Refused("the client hung up") from error
-    return bytes(content)
-
-
 def refusal(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, BadRequest)
     headers = {"Retry-After": RETRY_AFTER} if error.status == 429 else {}
-    return JSONResponse(error.body(), error.status, headers)
+    kind, code = "server_error" if error.status >= 500 else "invalid_request_error", getattr(error, "code", "") or None
+    told = {"message": str(error), "type": kind, "code": code, "param": None}
+    return JSONResponse({"error": told}, error.status, headers)
 
 
 def unknown(request: Request, _: Exception) -> Response:

@@ -32,6 +32,7 @@ from forage.policy.room import precision_of, rank_of
 from forage.policy.served_base import Options as Served
 from forage.policy.served_base import downloaded, serve_base
 from forage.runs.run_folder import SERVER_LOG
+from forage.text import say
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 VLLM = SCRIPTS.parent / ".venv-vllm" / "bin" / "vllm"
@@ -114,9 +115,7 @@ def wait_until_up(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
             raise UserError(f"the vLLM server ended while it started ({last.strip()}); see {log}, or --engine local")
         if (now := time.monotonic()) - said > SAY_EVERY:
             said = now
-            print(
-                f"waiting for the vLLM server for {now - begun:.0f} s now ({lines[-1] if lines else log})", flush=True
-            )
+            say(f"waiting for the vLLM server for {now - begun:.0f} s now ({lines[-1] if lines else log})")
         time.sleep(0.5)
 
 

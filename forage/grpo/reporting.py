@@ -33,7 +33,7 @@ from forage.runs.stats import (
 )
 from forage.runs.trackers import Log, flatten
 from forage.runs.waiting import advice
-from forage.text import one_line
+from forage.text import say
 
 
 def collect(run: Run, plan: Plan, batch: TrainingBatch, training: Mapping[str, float]) -> StepStats:
@@ -141,4 +141,4 @@ def compare(run: Run, first: Mapping[str, Interval], last: Mapping[str, Interval
     command = f"--data {options.rollout.data} --policy before={options.rollout.policy} after={options.run_dir}"
     command += f" --temperature {options.eval_temperature:g}"
     for line in (*said, f"beside plain RAG, answers included: python evaluate.py {command}"):
-        print(one_line(line))
+        say(line)

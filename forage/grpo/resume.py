@@ -53,7 +53,7 @@ def agree_on_run(options: TrainOptions, settings: AgentSettings, make_rewards: M
     known = read_run(run_dir)
     if known is None and any((run_dir / part).exists() for part in ("adapters", "state")):
         raise UserError(f"{run_dir} holds a run but no {RUN_FILE}; put that back, or give another --run-dir")
-    now = manifest_now(options.rollout, settings, make_rewards, known, options)
+    now = manifest_now(options.rollout, settings, make_rewards, run_dir, known, options)
     if known:
         words = contradictions({"options": now.options}, {"options": known.options}, FREE_PARTS)
         words += disagreements(known, now)

@@ -47,6 +47,7 @@ from forage.runs.drawing import Drawing
 from forage.runs.run_folder import set_aside
 from forage.runs.stats import StepStats, write_evaluations, write_stats
 from forage.runs.trackers import chosen, open_tracker
+from forage.text import say
 
 
 def train(
@@ -213,5 +214,5 @@ def guard(run: Run, learner: Learner, stats: StepStats) -> StepStats:
         learner.load_adapter(adapter_path(run_dir, back))
         run.guarded_from, run.rollbacks = run.step + 1, run.rollbacks + 1
         wrong += f"; went back to adapter v{back:06d}"
-    print(f"step {run.step}: {wrong}", flush=True)
+    say(f"step {run.step}: {wrong}")
     return replace(stats, notes=[*stats.notes, wrong])

@@ -26,7 +26,7 @@ from forage.files import write_jsonl
 from forage.manifest import file_digest, flat, read_manifest
 from forage.outputs import check_apart
 from forage.planning.tool import SLOT
-from forage.text import IDLE, one_line, whole_words, words_of
+from forage.text import IDLE, say, whole_words, words_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def main(options: Options) -> None:
     for name in names:
         [(query, _)], rewards = wordings[name].most_common(1), all_of(known[name])
         rows.append({"name": name, "query": query, "episodes": len(rewards), "reward": sum(rewards) / len(rewards)})
-        print(f"  {name}: {one_line(query)} ({rows[-1]['reward']:.2f}, {len(rewards)})")
+        say(f"  {name}: {query} ({rows[-1]['reward']:.2f}, {len(rewards)})")
     write_jsonl(options.out, rows)
 
 

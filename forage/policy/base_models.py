@@ -20,6 +20,7 @@ from forage.errors import UserError, first_line
 from forage.machine import Choice, hub_reachable, unseen_gpu
 from forage.manifest import file_digest, read_manifest
 from forage.outputs import making_folder
+from forage.text import say
 
 HUB_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 # A Python package that contains SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file: a chat model without the hub.
@@ -38,7 +39,7 @@ def resolve_model(name: str = "auto", models_dir: Path = Path("models"), on_gpu:
     """
     if name == "auto":
         name, why = model_choice(on_gpu)
-        print(f"model: {f'{CONVERTED} from the package {name}' if name == PACKAGED_MODEL else name}, because {why}")
+        say(f"model: {f'{CONVERTED} from the package {name}' if name == PACKAGED_MODEL else name}, because {why}")
     if name == PACKAGED_MODEL:
         return str(packaged_model(models_dir))
     folder = Path(name)

@@ -20,6 +20,7 @@ from typing import Literal
 from forage.cli import run_script
 from forage.errors import UserError, check_at_least_one
 from forage.policy.footprint import CONTEXT, GIB, ModelShape, Precision, serving, shape_of, training
+from forage.text import say
 
 Serve = Literal["auto", "nf4", "bf16"]
 # Kept free of each card: the allocators' fragments, and errors of what is assumed about vLLM and CUDA.
@@ -242,7 +243,7 @@ def main(options: Options) -> None:
     options.check()
     told, notes = settings(options)
     for note in notes:
-        print(note, file=sys.stderr)
+        say(note, sys.stderr)
     for name, value in told.items():
         print(f"{name}={value}")
 

@@ -25,6 +25,7 @@ from forage.policy.footprint import (
 )
 from forage.policy.memory import RESERVE, Work, trainer_within
 from forage.processes import Offload
+from forage.text import say
 
 LIVE = 300_000_000  # stage3_max_live_parameters of forage/grpo/deepspeed/zero3.json
 
@@ -89,7 +90,7 @@ def planned_shape(base: str) -> ModelShape | None:
     try:
         return shape_of(base)
     except UserError as error:
-        print(f"memory: {error}; the defaults stay")
+        say(f"memory: {error}; the defaults stay")
         return None
 
 

@@ -18,14 +18,14 @@ from forage.data.rewriter_data import CORPUS
 from forage.data.splits import shared
 from forage.errors import UserError
 from forage.files import json_lines
-from forage.manifest import file_digest, source_digest
+from forage.manifest import code_of, file_digest
 from forage.policy.base_models import base_digest, folder_of
 from forage.rewriter.options import Options, RewriteOptions
 from forage.store.card import NO_EMBEDDER, read_card
 from forage.store.document_store import DocumentStore
 from forage.store.opening import Store, card_at, open_place, open_store
 from forage.store.options import StoreOptions, StorePlace
-from forage.text import from_json
+from forage.text import from_json, say
 
 HELD_OUT_SHARE = 0.2  # of the documents, where there is no eval.jsonl
 TITLE_WORDS = 12  # a document's first line may be all of it
@@ -76,7 +76,8 @@ def read_data(options: Options, tokenizer: Any) -> Data:
         make_rows(tokenizer, questions, options.query, left_out, partial(titles, texts, search))
         for questions in (train, unseen)
     )
-    print("".join(f"{folder}: {count} rows left out: {cause}\n" for cause, count in (+left_out).items()), end="")
+    for cause, count in (+left_out).items():
+        say(f"{folder}: {count} rows left out: {cause}")
     if not rows or not held:
         raise UserError(f"{folder} has {len(rows)} training queries and {len(held)} held-out ones; add some of both")
     count = min(options.eval_questions or len(held), len(held))
@@ -141,7 +142,7 @@ def origins(options: Options, model: str) -> dict[str, Any]:
     base, own = folder_of(model), ":" in options.reward
     rest = {
         "base": base_digest(base) if base else "",  # a hub model that is not here yet has none
-        "code of --reward": source_digest(users_class("--reward", options.reward)) if own else "",
+        "code": code_of(users_class("--reward", options.reward)) if own else {},
     }
     return {"data": files | {"store": store}} | {name: value for name, value in rest.items() if value}
 

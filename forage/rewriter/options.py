@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from forage.agent.prompts import REWRITE, RewriteMode
-from forage.arguments import fixed
+from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero
 from forage.machine import Dtype
 from forage.outputs import check_apart, check_replaceable
@@ -172,14 +172,14 @@ class Options:
     """Run folder. A run that is already there is resumed."""
     mode: Mode = "sparse"
     """Rank by words (sparse, BM25) or, with --store, by embeddings (dense) or by both (hybrid)."""
-    store: str = ""
+    store: Annotated[str, TRUST] = ""
     """Store from data_prep.py to search, or http://HOST:PORT of its server. Its chunks must be the documents in --data.
     Empty: build a BM25 store of them."""
-    retriever: str = ""
+    retriever: Annotated[str, TRUST] = ""
     """Your class that --store was built with, as module:Class."""
     k: int = 5
     """Documents per search."""
-    reward: str = "recall"
+    reward: Annotated[str, TRUST] = "recall"
     """recall, ndcg or mrr: of the first k documents. gain: how much closer to the top of 100 results the relevant
     documents come than with the question alone, on a log scale. Or your own class with compute_reward(self, query,
     relevant_doc_ids), as module:Class."""

@@ -7,7 +7,7 @@ digest, so folders may move; a worker takes from it how to sample.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from forage.agent.options import AgentSettings
 from forage.agent.searcher import Searcher
 from forage.agent.tools import functions_for, own_agent
 from forage.errors import UserError
-from forage.manifest import contradictions, plain, read_manifest_as, source_digest, write_manifest
+from forage.manifest import code_of, contradictions, made_of, plain, read_manifest_as, write_manifest
 from forage.policy.adapters import adapter_path, newest_adapter, weights_digest
 from forage.rollout.options import RolloutOptions
 from forage.store.card import NO_EMBEDDER, StoreCard
@@ -42,39 +42,41 @@ class RunManifest:
     embedder_weights: str
     """Digest of its weights; empty if it is a model of the hub's, which only its name identifies."""
     rewards: Mapping[str, str]
-    """Digest of each reward's code."""
+    """Digest of which function each reward is, and of the values that it holds."""
     weights: Mapping[str, float]
     """Weight of each reward."""
     tools: Mapping[str, str]
-    """Digest of each tool's code, and of that of an agent that plays in our loop's place."""
+    """The same of each tool, and of an agent that plays in our loop's place."""
     options: Mapping[str, Any]
     """The options that the run was begun with."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each file that these rewards and tools come from."""
 
     def compared(self) -> dict[str, Any]:
         """What is compared by content, under the names of errors."""
-        names = ("adapter_weights", "data", "embedder", "embedder_weights", "rewards", "weights", "tools")
+        names = ("adapter_weights", "data", "embedder", "embedder_weights", "rewards", "weights", "tools", "code")
         return {name: getattr(self, name) for name in names if getattr(self, name) != ""}
 
 
 def manifest_now(
-    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, known: RunManifest | None,
-    all_options: Any = None,
+    options: RolloutOptions, settings: AgentSettings, make_rewards: MakeRewards, run_dir: Path,
+    known: RunManifest | None, all_options: Any = None,
 ) -> RunManifest:  # fmt: skip
     """The manifest of a run with these options, as things are now. What is chosen only once is taken from `known`."""
     store, fingerprint = card_at(options.place, options.data)
     embedder = open_embedder(store, known.embedder if known else "")
     # Only their names and sources are read here, so this searcher is never asked.
     functions = rewards_of(make_rewards, embedder, Searcher(lambda: open_place(options.place, options.data), settings))
-    start, agent = adapter_of(options.policy, known), own_agent()
-    player = {"get_agent": agent} if agent else {}
+    start, agent = adapter_of(options.policy, known, run_dir), own_agent()
+    tools = functions_for(settings.tools) | ({"get_agent": agent} if agent else {})
     return RunManifest(
-        start.name, weights_digest(start), digests_of(options.data, fingerprint),
+        known.adapter if known else start.name, weights_digest(start), digests_of(options.data, fingerprint),
         embedder.name, embedder_digest(embedder.name),
-        {name: source_digest(function) for name, function in functions.items()},
+        {name: made_of(function) for name, function in functions.items()},
         # A reward more or less than in the run is told first, by its name.
         {} if known and known.rewards.keys() != functions.keys() else weights_by_name(functions, options.weights),
-        {name: source_digest(function) for name, function in (functions_for(settings.tools) | player).items()},
-        plain(all_options) if all_options else {},
+        {name: made_of(tool) for name, tool in tools.items()},
+        plain(all_options) if all_options else {}, code_of(*functions.values(), *tools.values()),
     )  # fmt: skip
 
 
@@ -107,11 +109,15 @@ def embedder_digest(name: str) -> str:
     return weights_digest(Path(locate(name)[0]))
 
 
-def adapter_of(policy: Path, known: RunManifest | None) -> Path:
-    """The adapter that a run starts with: the policy's newest when it began, even if there are newer ones by now."""
-    if known and adapter_path(policy, int(known.adapter[1:])).is_dir():
-        return adapter_path(policy, int(known.adapter[1:]))
-    return newest_adapter(policy)
+def adapter_of(policy: Path, known: RunManifest | None, run_dir: Path) -> Path:
+    """The adapter that a run starts with: the policy's newest when it began, even if there are newer ones by now.
+
+    Where the policy doesn't have it any more, it is the run's first, which has the same weights.
+    """
+    if known and (start := adapter_path(policy, int(known.adapter[1:]))).is_dir():
+        return start
+    own = adapter_path(run_dir, 0)
+    return own if known and weights_digest(own) == known.adapter_weights else newest_adapter(policy)
 
 
 def write_run(run_dir: Path, manifest: RunManifest) -> None:

@@ -195,7 +195,7 @@ async def load_newest(
     while True:
         beat()
         if not versions(run_dir):
-            adapter = adapter_of(rollout.options.policy, read_run(run_dir))
+            adapter = adapter_of(rollout.options.policy, read_run(run_dir), run_dir)
             name = served_name(run_dir.name, 0, weights_digest(adapter))
             return await rollout.engine.load_adapter(name, adapter)
         if found := newest_whole(run_dir, least):

@@ -28,6 +28,7 @@ from forage.rollout.claims import Claims, named_worker
 from forage.rollout.options import RolloutOptions, WorkerOptions
 from forage.rollout.plans import Plan, Played, open_plans, plan_of, plan_path, read_plan, write_plan
 from forage.rollout.rollout import Rollout, load_newest, open_rollout, play_plan
+from forage.text import say
 
 FINISHED = "finished"  # this file in the run folder says that the trainer will plan nothing more
 
@@ -98,7 +99,7 @@ async def open_worker(
     options.check()
     settings = options.search.settle(run_dir, options.policy)
     read_policy_card(options.policy)
-    own = manifest_now(options, settings, make_rewards, known)  # before anything is written
+    own = manifest_now(options, settings, make_rewards, run_dir, known)  # before anything is written
     if known and (words := disagreements(known, own)):
         raise UserError(
             f"{run_dir} was begun with {'; '.join(words)}: give this worker the trainer's --policy, --data and "
@@ -116,7 +117,7 @@ def as_in_run(given: RolloutOptions, known: RunManifest | None, run_dir: Path) -
         return given
     played = run_options(known)
     if changed := [f"{name} {shown(value)}" for name, value in played.items() if value != getattr(given, name)]:
-        print(f"{run_dir} plays with {', '.join(changed)}")
+        say(f"{run_dir} plays with {', '.join(changed)}")
     return replace(given, **played)
 
 

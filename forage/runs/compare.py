@@ -20,7 +20,7 @@ from forage.errors import UserError
 from forage.manifest import digest, flat, read_manifest, shown
 from forage.runs.page_data import curves
 from forage.runs.stats import data_of, read_evaluations, read_stats, rewards_of, verdicts
-from forage.text import one_line
+from forage.text import say
 
 LEARNT = "changes what is learnt"
 # What each setting can do to figures, by its name; what no pattern fits changes what is learnt.
@@ -40,7 +40,7 @@ KINDS = {
         r"(rollout\.)?(search|place|engine)\.|rollout\.(data|policy|weights))"
     ),
 }
-YARDSTICK = r"(data\.(eval|store)|(rewards|weights)\.)"  # what must be equal for a verdict
+YARDSTICK = r"(data\.(eval|store)|(rewards|weights|code)\.)"  # what must be equal for a verdict
 FIGURES = r"(reward |held-out |entropy$|kl$|likelihood_gain$|flat groups|episodes: (searches|well_formed|distinct))"
 FILES = ("run", "config", "agent", "model", "environment")
 MOST = 12  # settings of one kind that are shown: of two environments many packages differ
@@ -115,8 +115,8 @@ class Options:
 
 
 def main(options: Options) -> None:
-    for line in card(options.one, options.other):
-        print(*map(one_line, line.split("\n")), sep="\n")
+    for line in "\n".join(card(options.one, options.other)).split("\n"):
+        say(line)
 
 
 if __name__ == "__main__":

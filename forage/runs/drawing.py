@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forage.runs.stats import StepStats
-from forage.text import one_line
+from forage.text import say
 
 ROOT = Path(__file__).parents[2]  # of this package, wherever a script was started
 DRAW_EVERY = 20.0  # seconds
@@ -48,7 +48,7 @@ class Drawing:
             again = f"python -m forage.runs.report {self._run_dir}"
             said = [f"{self._run_dir / 'run.html'} was not written ({''.join(said)}); {again} tries again"]
         for line in said:
-            print(one_line(line), flush=True)
+            say(line)
 
     def _start(self, *more: str) -> subprocess.Popen[str]:
         command = [*COMMAND, str(self._run_dir), *more]

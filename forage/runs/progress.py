@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from forage.progress import duration
 from forage.runs.stats import NO_PHASES, StepStats, step_seconds
-from forage.text import one_line
+from forage.text import say
 
 LAST = 20  # steps whose median predicts the time left: the few with an evaluation don't move it
 
@@ -19,7 +19,7 @@ def print_step(history: Sequence[StepStats], last: int, sampled: str = "") -> No
     """
     stats = history[-1]
     for line in (step_line(history, last, sampled), *(f"note: {note}" for note in (*lessons(stats), *stats.notes))):
-        print(one_line(line), flush=True)
+        say(line)
 
 
 def step_line(history: Sequence[StepStats], last: int, sampled: str = "") -> str:

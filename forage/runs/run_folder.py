@@ -16,6 +16,7 @@ from forage.files import locked, make_folder, replacing
 from forage.machine import processor
 from forage.manifest import agree, plain, read_manifest, write_manifest
 from forage.outputs import clear_half_written, clear_superseded
+from forage.text import say
 
 STALE = "stale"  # folder for what a run can't go on with, and that nobody may want to lose
 SERVER_LOG = "vllm.log"
@@ -90,7 +91,7 @@ def set_aside(run_dir: Path, paths: Iterable[Path], why: str) -> None:
         make_folder(moved.parent)
         path.rename(moved)
     names = ", ".join(str(path.relative_to(run_dir)) for path in there[:3]) + ", ..." * (len(there) > 3)
-    print(f"moved to {target}: {names} ({why})", flush=True)
+    say(f"moved to {target}: {names} ({why})")
 
 
 def environment() -> dict[str, str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from forage.errors import UserError, first_line
 from forage.machine import gains_by_bf16, hub_reachable
+from forage.text import say
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -127,7 +128,7 @@ def choose_embedder() -> str:
     why = "the hub can't be reached" if torch.cuda.is_available() else "there is no GPU"
     if torch.cuda.is_available() and hub_reachable():
         return HUB_EMBEDDER
-    print(f"embedder: {PACKAGED_EMBEDDER} (all-MiniLM-L6-v2), because {why}")
+    say(f"embedder: {PACKAGED_EMBEDDER} (all-MiniLM-L6-v2), because {why}")
     return PACKAGED_EMBEDDER
 
 

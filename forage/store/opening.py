@@ -16,6 +16,7 @@ from forage.manifest import file_digest
 from forage.store.card import CHUNKS_FILE, StoreCard, fingerprint_of, read_card
 from forage.store.options import StoreOptions, StorePlace
 from forage.store.remote import RemoteStore
+from forage.text import say
 
 if TYPE_CHECKING:
     from forage.store.document_store import DocumentStore
@@ -49,7 +50,7 @@ def open_place(place: StorePlace, data: Path) -> Store:
         return open_store(folder_of(place, data), place.retriever)
     store = remote_store(place)
     if note := store.note(data / "store" / CHUNKS_FILE):
-        print(note, flush=True)
+        say(note)
     return store
 
 

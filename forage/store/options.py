@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from forage.arguments import fixed
+from forage.arguments import TRUST, fixed
 from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
 from forage.text import without_passwords
 
@@ -33,9 +33,9 @@ class StoreOptions:
     """Language of the documents, for BM25. other: no stemming, for languages without a stemmer or several at once."""
     bm25: Literal["own", "rank_bm25"] = "own"
     """BM25 implementation. rank_bm25 gives the same scores, a hundred times slower."""
-    retriever: str = ""
+    retriever: Annotated[str, TRUST] = ""
     """Your own subclass of DocumentStore, as module:Class. Scripts that open the store must be given it again."""
-    chroma_url: str = ""
+    chroma_url: Annotated[str, TRUST] = ""
     """Chroma server, as http://host:port. Empty: keep the vectors in the store's folder."""
 
     def searched_text(self, title: str, text: str) -> str:
@@ -55,10 +55,10 @@ class StoreOptions:
 class StorePlace:
     """The store to search."""
 
-    store: str = ""
+    store: Annotated[str, TRUST] = ""
     """Store to search: a folder, or http://HOST:PORT of a server that speaks /retrieve. Empty: the folder store in
     --data."""
-    retriever: str = ""
+    retriever: Annotated[str, TRUST] = ""
     """Your class that the folder was built with, as module:Class. It is never loaded just because the folder names
     it."""
     store_patience: float = 60.0

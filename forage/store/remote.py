@@ -26,7 +26,7 @@ from forage.store.card import NO_EMBEDDER, StoreCard, card_of, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode, StoreOptions
 from forage.store.where import Where
-from forage.text import encodable, from_json, without_passwords
+from forage.text import encodable, from_json, say, without_passwords
 
 if TYPE_CHECKING:
     from forage.store.embedder import Embedder
@@ -182,7 +182,7 @@ class RemoteStore:
                     f"{self.path} gives no answer ({why}); start the store's server, then re-run the same command"
                 )
             if pause == FIRST_PAUSE:
-                print(f"waiting for {self.path} ({why})", flush=True)
+                say(f"waiting for {self.path} ({why})")
             time.sleep(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -3,37 +3,39 @@
 Request: {"queries": ["..."], "topk": 3, "return_scores": true}. Response: {"result": [[{"document": {"id": "...",
 "doc_id": "...", "title": "...", "contents": "title\\ntext"}, "score": 0.5}, ...], ...]}; without scores, each item is
 the document itself. Search-R1's has no doc_id, and no title but the first line of the contents. RemoteStore asks beyond
-it: requests may say "mode", "fusion" and "where", and /card tells what is served. The standard library's server is
-enough: requests are whole batches, and one search at a time uses all cores anyway.
+it: requests may say "mode", "fusion" and "where", and /card tells what is served.
+
+Here is also what every server of this project has in common: who may ask (`guarded`), how much (`body_of`), and for how
+long (`Connection`).
 """
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import hmac
 import json
-import math
-import socket
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import resource
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from typing import Any, get_args
-from urllib.parse import urlsplit
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forage.errors import UserError
+from forage.machine import is_here, is_loopback
 from forage.store.card import StoreCard, fingerprint_of
 from forage.store.hit import Hit
 from forage.store.options import KEY, TOO_MUCH, Fusion, Mode
 from forage.text import encodable, from_json
 
 PATIENCE = 60  # seconds that a client may take for its request, for reading the reply, and until it asks again
-MAX_OPEN = 512  # connections; each has a thread and a file, of which a process usually may have 1,024
+CLOSING = 3  # seconds that open connections get when the server is stopped
+# That this process may have open: one more ends it. RLIM_INFINITY is -1.
+FILES = min(most for most in (*resource.getrlimit(resource.RLIMIT_NOFILE), 1024) if most > 0)
+MOST = FILES // 2  # connections
+BACKLOG = FILES // 16  # connections that are accepted at once, before any other is closed
 MAX_BODY = 8 * 2**20
 MAX_HITS = 1000  # for a query
 MAX_READ = 100  # for a call of an MCP client, whose model reads them all
@@ -44,6 +46,10 @@ ROUTES = "POST /retrieve, GET /card or GET /health"
 
 
 Search = Callable[[Sequence[str], int], Sequence[Sequence[Hit]]]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class BadRequest(Exception):
@@ -54,61 +60,112 @@ class BadRequest(Exception):
         self.status = status
 
 
-class Server(ThreadingHTTPServer):
-    """Hangs up on clients that keep it waiting: after PATIENCE, or when another's connection needs the place."""
+# Any server
 
-    request_queue_size = 1024  # connections that wait in the system to be accepted
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._closed = threading.Condition()
-        self._until: dict[socket.socket, float] = {}  # of each open connection, how long its client may take
-        super().__init__(address, handler)
+class Connection(H11Protocol):
+    """uvicorn's, which bounds neither the time that a client takes nor the requests that it sends ahead."""
 
-    def allow(self, connection: socket.socket, seconds: float) -> None:
-        with self._closed:
-            self._until[connection] = time.monotonic() + seconds
+    overdue: asyncio.TimerHandle  # cancelled while a search runs
 
-    def service_actions(self) -> None:
-        """After each connection, and twice a second."""
-        with self._closed:
-            for connection in [each for each, until in self._until.items() if until < time.monotonic()]:
-                self._hang_up(connection)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self.allow_patience()
+        if len(self.connections) > MOST:
+            every = [each for each in self.connections if isinstance(each, Connection)]
+            waiting = [each for each in every if not each.overdue.cancelled()]
+            longest = min(waiting, key=lambda each: each.overdue.when())
+            longest.overdue.cancel()
+            longest.transport.abort()
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Without a place for a connection it stays in the system's queue, and is asked for again at once."""
+    def allow_patience(self) -> None:
+        self.overdue = self.loop.call_later(PATIENCE, self.transport.abort)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle and not (self.cycle.more_body or self.cycle.response_complete):
+            if self.conn.trailing_data[0]:  # no client of ours sends more before the reply
+                self.transport.abort()
+            elif not self.flow.write_paused:  # it has read its last reply
+                self.overdue.cancel()
+
+    def on_response_complete(self) -> None:
+        self.overdue.cancel()
+        self.allow_patience()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.overdue.cancel()
+        super().connection_lost(exc)
+
+
+def guarded(app: App, bound: str, key: str = "", name: str = KEY) -> App:
+    """The app, for those who may ask, before it looks at what they ask; /health is for all who may know of it.
+
+    On a loopback address, nobody may who calls this machine by another name, or comes from another one's page: a web
+    page can't ask in its reader's browser by having its own name resolved to this machine. With a `key`, only who bears
+    it may.
+    """
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if len(self._until) >= MAX_OPEN:
-                raise OSError(errno.EMFILE, "too many connections")
-            connection, address = super().get_request()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._make_room()
-            raise
-        self.allow(connection, PATIENCE)
-        return connection, address
+            if scope["type"] == "http":
+                check_host(scope, bound)
+                if key and scope["path"] != "/health":
+                    check_key(header(scope, b"authorization"), key, name)
+            await app(scope, receive, send)
+        except BadRequest as error:
+            await answer(send, error.status, {"detail": str(error)})
 
-    def _make_room(self) -> None:
-        """End the connection whose client may take least longer; wait for any to be closed, but not for ever."""
-        with self._closed:
-            if math.isfinite(min(self._until.values(), default=math.inf)):
-                self._hang_up(min(self._until, key=self._until.__getitem__))
-            self._closed.wait(1)
+    return checked
 
-    def _hang_up(self, connection: socket.socket) -> None:
-        """Its thread, which reads or writes, wakes up and closes it."""
-        self._until[connection] = math.inf
-        with suppress(OSError):  # the client was first
-            connection.shutdown(socket.SHUT_RDWR)
 
-    def shutdown_request(self, request: Any) -> None:
-        with self._closed:
-            self._until.pop(request, None)
-            super().shutdown_request(request)
-            self._closed.notify()
+def check_host(scope: Scope, bound: str) -> None:
+    named = [(name, value.decode("latin-1")) for name, value in scope["headers"] if name in (b"host", b"origin")]
+    if is_loopback(bound) and not all(is_here(f"//{value}" if name == b"host" else value) for name, value in named):
+        raise BadRequest("this server answers its own machine alone; call it localhost or 127.0.0.1", 403)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client is gone
-            super().handle_error(request, client_address)
+
+def header(scope: Scope, wanted: bytes) -> str:
+    """Its first value; empty where there is none."""
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
+
+
+def check_key(authorization: str, key: str, name: str) -> None:
+    if not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
+        raise BadRequest(f"this server wants a key; set {name} to it", 401)
+
+
+async def body_of(scope: Scope, receive: Receive) -> bytes:
+    """The body of a request, which is refused once it says that it is too long, or is."""
+    length, content, more = header(scope, b"content-length"), bytearray(), True
+    while more:
+        if max(len(content), int(length or 0)) > MAX_BODY:
+            raise BadRequest(f"the request is longer than {MAX_BODY} bytes", TOO_MUCH)
+        part = await receive()
+        if part["type"] == "http.disconnect":
+            raise BadRequest("the client hung up")
+        content += part.get("body", b"")
+        more = part.get("more_body", False)
+    return bytes(content)
+
+
+async def answer(send: Send, status: int, said: Mapping[str, Any] | bytes) -> None:
+    body = said if isinstance(said, bytes) else json.dumps(said, ensure_ascii=False).encode()
+    headers = [(b"content-type", b"application/json; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def server_of(app: App) -> uvicorn.Server:
+    """It answers once it is run with a socket that listens, until it is stopped."""
+    limits: dict[str, Any] = {"timeout_keep_alive": PATIENCE, "timeout_graceful_shutdown": CLOSING, "backlog": BACKLOG}
+    return uvicorn.Server(
+        uvicorn.Config(app, loop="asyncio", http=Connection, ws="none", log_level="warning", **limits)
+    )
+
+
+# A store's
 
 
 @dataclass(frozen=True)
@@ -128,118 +185,51 @@ class Served:
         return asdict(card) | {"chunks_digest": self.chunks_digest}
 
 
-def make_server(
-    search: Callable[..., Sequence[Sequence[Hit]]], host: str, port: int, k: int = 3,
+def make_app(
+    search: Callable[..., Sequence[Sequence[Hit]]], host: str = "127.0.0.1", k: int = 3,
     served: Callable[[], Served] | None = None, key: str = "",
-) -> Server:  # fmt: skip
-    """A server, not yet running, that answers /retrieve with `search`, and /health; port 0 picks a free one.
+) -> App:  # fmt: skip
+    """What answers /retrieve with `search`, and /health, at this host.
 
     `k` is the number of hits for a request that doesn't set topk. Where it can ask what is `served`, it does
     before each search, /card says so, and `search` is given the mode, the fusion and the where of requests that have
-    them, as keywords. With a `key`, only requests that bear it are answered.
+    them, as keywords. With a `key`, only requests that bear it are answered. One search at a time uses all cores.
     """
-    lock = threading.Lock()
+    thread = ThreadPoolExecutor(1, "search")
 
-    class Handler(BaseHTTPRequestHandler):
-        server: Server
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else a reply's body would wait 40 ms for the acknowledgement of its head
+    def card(_: bytes) -> dict[str, Any]:
+        assert served
+        return served().described()
 
-        def handle_one_request(self) -> None:
-            self.server.allow(self.connection, PATIENCE)
-            super().handle_one_request()
+    def retrieve(body: bytes) -> dict[str, Any]:
+        request = read_request(body)
+        queries, wanted, with_scores = parse_request(request, k)
+        how = way_of(request) if served else {}
+        marked = {"store": served().fingerprint} if served else {}
+        hits = search(queries, wanted, **how)
+        if (size := sum(len(hit.title) + len(hit.text) for row in hits for hit in row)) > MAX_TEXT:
+            raise BadRequest(f"{size} characters were found, over {MAX_TEXT}; ask for fewer passages", TOO_MUCH)
+        return {"result": [[_document(hit, with_scores) for hit in row] for row in hits], **marked}
 
-        def do_GET(self) -> None:
-            self._reply({"/health": lambda: {"status": "ok"}} | ({"/card": self._card} if served else {}))
+    routes = {("POST", "/retrieve"): retrieve} | ({("GET", "/card"): card} if served else {})
 
-        def do_POST(self) -> None:
-            self._reply({"/retrieve": self._retrieve})
+    def answered(route: Callable[[bytes], dict[str, Any]], body: bytes) -> bytes:
+        try:
+            return json.dumps(route(body), ensure_ascii=False).encode()
+        except UserError as error:
+            raise BadRequest(str(error)) from error
 
-        def _reply(self, routes: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
-            try:
-                check_host(self.headers, host)
-                if self.path != "/health":
-                    check_key(self.headers.get("Authorization", ""), key)
-                if self.path not in routes:
-                    raise BadRequest(ROUTES, 404)
-                self._answer(200, routes[self.path]())
-            except BadRequest as error:
-                self.close_connection = True  # the body may not have been read
-                self._answer(error.status, {"detail": str(error)})
-            except UserError as error:
-                self._answer(400, {"detail": str(error)})
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = scope["method"], scope["path"]
+        body: bytes | dict[str, str] = {"status": "ok"}
+        if asked in routes:
+            content = await body_of(scope, receive)
+            body = await asyncio.get_running_loop().run_in_executor(thread, answered, routes[asked], content)
+        elif asked != ("GET", "/health"):
+            raise BadRequest(ROUTES, 404)
+        await answer(send, 200, body)
 
-        def _card(self) -> dict[str, Any]:
-            assert served
-            with lock:
-                return served().described()
-
-        def _retrieve(self) -> dict[str, Any]:
-            request = read_request(self._body())
-            queries, wanted, with_scores = parse_request(request, k)
-            how = way_of(request) if served else {}
-            self.server.allow(self.connection, math.inf)  # now the client waits
-            with lock:
-                marked = {"store": served().fingerprint} if served else {}
-                hits = search(queries, wanted, **how)
-            if (size := sum(len(hit.title) + len(hit.text) for row in hits for hit in row)) > MAX_TEXT:
-                raise BadRequest(f"{size} characters were found, over {MAX_TEXT}; ask for fewer passages", TOO_MUCH)
-            return {"result": [[_document(hit, with_scores) for hit in row] for row in hits], **marked}
-
-        def _body(self) -> bytes:
-            length = self.headers.get("Content-Length", "")
-            if not length.isdecimal() or int(length) > MAX_BODY:
-                raise BadRequest(f"send a Content-Length of at most {MAX_BODY} bytes")
-            body = self.rfile.read(int(length))
-            if len(body) < int(length):
-                raise ConnectionResetError("the client is gone, or too slow")
-            return body
-
-        def _answer(self, status: int, answer: dict[str, Any]) -> None:
-            body = json.dumps(answer, ensure_ascii=False).encode()
-            self.server.allow(self.connection, PATIENCE)
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            if self.close_connection:  # or a client would send its next request into a connection that is ending
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass  # one line per search would drown a training run's log
-
-    return Server((host, port), Handler)
-
-
-def check_host(headers: Message, bound: str) -> None:
-    """On a loopback address, refuse whoever calls this machine by another name, or comes from another one's page.
-
-    So a web page can't search the store in its reader's browser by having its own name resolved to this machine.
-    """
-    names = [f"//{headers.get('Host', 'localhost')}", headers.get("Origin", "//localhost")]
-    if is_loopback(bound) and not all(map(is_loopback, map(host_of, names))):
-        raise BadRequest("this server answers its own machine alone; call it localhost or 127.0.0.1", 403)
-
-
-def host_of(url: str) -> str:
-    """The host of an address; empty where it is none."""
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_key(authorization: str, key: str, name: str = KEY) -> None:
-    if key and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
-        raise BadRequest(f"this server wants a key; set {name} to it", 401)
+    return guarded(app, host, key)
 
 
 def read_request(body: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """docs/recipes/retriever.md: its class merges its words with a service's ranking, in every stage that searches."""
 
 import json
-from threading import Thread
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from forage.errors import UserError
 from forage.store.opening import card_at, open_place, open_store, retriever_of
 from forage.store.options import StorePlace
 from forage.store.remote import RemoteStore
-from forage.store.server import make_server
+from forage.store.server import make_app
 from tests.pages import fenced
+from tests.ports import answering
 from tests.recipes.run import RECIPES, calls_of, module_of, run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -25,9 +26,8 @@ class Service:
 
     def __init__(self, folder):
         self.store, self.asked = DocumentStore.open(folder), []
-        self.server = make_server(self.search, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        Thread(target=self.server.serve_forever, daemon=True).start()
+        self.stopped = ExitStack()
+        self.url = self.stopped.enter_context(answering(make_app(self.search)))
 
     def search(self, queries, k):
         self.asked += queries
@@ -68,8 +68,7 @@ def test_the_commands(here, monkeypatch):
     assert demonstrations
     for query, hits in ((one.query, one.hits) for episode in demonstrations for one in episode.searches):
         assert list(hits) == [hit.chunk_id for hit in service.search([query], 3)[0]]
-    service.server.shutdown()
-    service.server.server_close()
+    service.stopped.close()
     monkeypatch.setattr("forage.store.remote.RemoteStore.__init__", impatient)
     with pytest.raises(UserError, match=f"{service.url} gives no answer .*; start the store's server"):
         open_store(store, "fused:Fused").search("gout")

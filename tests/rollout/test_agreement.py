@@ -116,6 +116,16 @@ def test_a_policy_that_was_trained_further_is_still_the_one_the_run_began_with(r
     assert [row.step for row in read_stats(run / "run")] == [0, 1]
 
 
+def test_a_run_whose_start_was_removed_elsewhere_goes_on_from_its_own_copy(run):
+    shutil.move(adapter_path(run / "policy", 0), adapter_path(run / "policy", 1))
+    scale(adapter_path(run / "policy", 1))
+    list_contents(adapter_path(run / "policy", 1))
+    resume(run)
+    play(run)
+    assert read_run(run / "run").adapter == "v000000"
+    assert [row.step for row in read_stats(run / "run")] == [0, 1]
+
+
 @pytest.mark.parametrize("name", ["train.jsonl", "store/chunks.jsonl"])
 def test_data_remade_in_place_is_noticed(run, name):
     path = run / "data" / name

@@ -246,7 +246,7 @@ def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_
 
     async def trainer():
         run_dir.mkdir()
-        manifest = manifest_now(options, rollout.settings, get_reward_functions, None)
+        manifest = manifest_now(options, rollout.settings, get_reward_functions, run_dir, None)
         played = {"rollout": {name: getattr(options, name) for name in SAMPLED}}
         write_run(run_dir, replace(manifest, options=played))
         write_agent(rollout.settings, run_dir)  # a worker that is there first waits for both

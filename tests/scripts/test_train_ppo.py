@@ -121,7 +121,7 @@ def test_a_run_resumes_only_with_its_own_base_and_reward(tiny, tmp_path, monkeyp
         "class Mine:\n    def compute_reward(self, query, ids):\n        return 0.5\n"
     )
     tiny_lm(seed=1)[0].save_pretrained(tmp_path / "tiny" / "model")
-    with pytest.raises(UserError, match="begun with another base; another code of --reward: give that, or another"):
+    with pytest.raises(UserError, match=r"begun with another base; another reward_of_test\.py: give that, or another"):
         run([*args, "2"])
 
 

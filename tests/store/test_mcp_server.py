@@ -1,24 +1,20 @@
 """The store as a tool of MCP clients, asked by the mcp package's own client: in memory, over HTTP and over pipes."""
 
 import asyncio
-import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
 
-import httpx
 import pytest
-import uvicorn
 from mcp import Client, StdioServerParameters
 
 import data_prep
 from forage.data.options import DatasetOptions
-from forage.store import mcp_server
 from forage.store.document_store import DocumentStore
-from forage.store.mcp_server import make_mcp_server
+from forage.store.mcp_server import PATH, http_app, make_mcp_server
 from forage.store.options import StoreOptions
 from tests import ROOT
+from tests.ports import answering
 from tests.scripted_engine import search_many
 
 QUERY = "sore toe at night"
@@ -108,36 +104,16 @@ def test_searches_at_once_run_one_after_the_other_in_the_same_thread():
     assert len(threads) == 1
 
 
-@contextmanager
-def over_http(server):
-    """Its address, while it runs in a thread."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    running = uvicorn.Server(uvicorn.Config(mcp_server.http_app(server, "127.0.0.1"), log_level="warning"))
-    thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}{mcp_server.PATH}"
-    running.should_exit = True
-    thread.join()
-
-
 @pytest.fixture(scope="module")
 def url(store):
-    with over_http(server_of(store)) as url:
-        yield url
+    with answering(http_app(server_of(store), "127.0.0.1")) as url:
+        yield f"{url}{PATH}"
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_over_http(url, store, mode):
     check_found(asked(url, {"query": QUERY, "k": 2}, mode=mode), store, 2)
     assert asked(url, {"query": ""}, mode=mode).is_error
-
-
-def test_a_page_of_another_site_is_refused(url):
-    """A browser sends such a page's name, though the name leads here (DNS rebinding)."""
-    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-    accepts = {"Accept": "application/json, text/event-stream"}
-    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
-        assert httpx.post(url, json=call, headers=accepts | headers).status_code in (403, 421)
 
 
 # The command, as clients start it

@@ -20,7 +20,8 @@ from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.opening import card_at
 from forage.store.options import Fusion, StoreOptions, StorePlace
 from forage.store.remote import RemoteStore
-from forage.store.server import Served, make_server
+from forage.store.server import Served, make_app
+from tests.ports import answering
 
 DOCUMENTS = [
     Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe. It hurts at night."),
@@ -48,7 +49,7 @@ def serving(store, asked=None):
             asked.append(queries)
         return store.search(queries, k, mode, fusion=fusion, where=where)
 
-    return running(make_server(search, "127.0.0.1", 0, served=lambda: Served(store.card, store.chunks_digest)))
+    return answering(make_app(search, served=lambda: Served(store.card, store.chunks_digest)))
 
 
 @contextmanager
