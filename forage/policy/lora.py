@@ -83,4 +83,5 @@ def row_norms(layer: Any, change_DO: Tensor, transposed: bool) -> Tensor:
     from peft.utils.integrations import dequantize_module_weight
 
     weight: Tensor = dequantize_module_weight(layer).float()
-    return ((weight if transposed else weight.T) + change_DO).norm(dim=0)
+    lengths_O: Tensor = torch.linalg.norm((weight if transposed else weight.T) + change_DO, dim=0)
+    return lengths_O
