@@ -129,7 +129,8 @@ class TrainOptions:
     max_steps: int = 100
     """Number of steps. Raise it to continue a finished run."""
     replace_flat: int = 0
-    """Maximum questions per step to play in place of those whose episodes all earned the same; 0: none."""
+    """Maximum questions per step to play in place of those whose episodes all earned the same, which are left out; 0:
+    none."""
     rollouts: Literal["own", "service"] = "own"
     """Who plays the episodes: this process (own), or workers on the same run folder (service; grpo_rollout.py
     --follow)."""

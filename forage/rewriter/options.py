@@ -104,7 +104,8 @@ class PPOOptions:
     num_rollouts: int = 1
     """Rewrites per question in an update. Must divide --batch-size."""
     micro_batch_size: int = 0
-    """Rewrites per forward and backward pass, to save memory. Must divide --batch-size; 0: the whole batch."""
+    """Rewrites per forward and backward pass, to save memory. Must divide --batch-size; 0: the whole batch. With
+    --backend trl, tokens of a pass with short rewrites weigh more."""
     ppo_epochs: int = 4
     """Optimizer steps per update, all on the same rewrites."""
     clip_range: float = 0.2

@@ -157,7 +157,11 @@ class TrainingBatch:
 
 
 def ppo_loss(
-    logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, options: PPOOptions, whole: TrainingBatch | None = None
+    logprobs_BR: Tensor,
+    values_BR: Tensor,
+    batch: TrainingBatch,
+    options: PPOOptions,
+    whole: TrainingBatch | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate plus value_coef times half the squared value error, clipped the same way; and its figures.
 

@@ -220,6 +220,24 @@ def test_a_lowered_budget_is_remembered(tiny, episodes, capsys):
     assert Watched(tiny).lowered_budget is None  # another run, or the same one resumed
 
 
+def test_memory_that_runs_out_while_the_gain_is_measured_lowers_the_budget_and_changes_nothing(
+    tiny, episodes, monkeypatch, capsys
+):
+    def short(self, batch, temperature):
+        if batch.tokens > 120:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return scored(self, batch, temperature)
+
+    figures, weights = updated(Watched(tiny), tiny, episodes, LARGE, epochs=1)
+    scored = Learner.scored
+    monkeypatch.setattr(Learner, "scored", short)
+    learner = Watched(tiny)
+    others, same = updated(learner, tiny, episodes, LARGE, epochs=1)
+    assert learner.lowered_budget < LARGE
+    assert others["likelihood_gain"] == pytest.approx(figures["likelihood_gain"], abs=1e-6)
+    assert all(torch.equal(weight, same[name]) for name, weight in weights.items())
+
+
 def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatch):
     """Half of the weights may have been changed, so nothing can be repeated; the checkpoint has them all."""
 
