@@ -437,7 +437,7 @@ def episodes_of(
 
 
 def measures_of(options: Options, episodes: Sequence[Episode], questions: Sequence[Question]) -> dict[str, list[float]]:
-    searches = [[search.query for search in episode.searches] for episode in episodes]
+    searches = [[search.query for search in episode.read_searches] for episode in episodes]
     searcher = Searcher(lambda: store_of(options.data / "store"), AgentSettings(mode="sparse"))
     answers = get_telling_words(episodes, questions, searcher)
     return measured(options, questions, searches) | {"words": [round(share or 0.0, 3) for share in answers]}
