@@ -92,8 +92,8 @@ class Options:
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
     check_apart("--output-dir", options.output_dir, {"--data": options.data, "--policy": options.policy})
     card, settings = read_policy_card(options.policy), SearchOptions().settle(options.policy)
-    if settings.tools or settings.max_turns == 1:
-        raise UserError(f"{options.policy} was not made to search and then answer; train it with grpo_train.py")
+    if settings.tools or settings.max_turns == 1 or settings.force_search:
+        raise UserError(f"{options.policy} has tools, one turn or --force-search; train it with grpo_train.py")
     questions, store = read_training_questions(options.data), open_store(options.data / "store")
     embedder = Embedder() if store.options.embedder == "none" else store.embedder
     functions = rewards_of(make_rewards, embedder, Searcher(lambda: store, settings))

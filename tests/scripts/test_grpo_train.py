@@ -107,8 +107,9 @@ def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
     assert lessons.keep_N.tolist() == [0, 1, 1, 0]
     low, high = lessons.combined_N[1], lessons.combined_N[2]
     assert lessons.advantages_N.tolist() == pytest.approx([0, (low - high) / 2, (high - low) / 2, 0])
-    with pytest.raises(UserError, match="learn-from 1"):
-        UpdateOptions(learn_from=1).check()
+    for wrong, word in (({"learn_from": 1}, "learn-from 1"), ({"word_cost": 0.1}, "without --credit words")):
+        with pytest.raises(UserError, match=word):
+            UpdateOptions(**wrong).check()
 
 
 # Whole runs
