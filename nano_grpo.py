@@ -92,8 +92,8 @@ class Options:
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
     check_apart("--output-dir", options.output_dir, {"--data": options.data, "--policy": options.policy})
     card, settings = read_policy_card(options.policy), SearchOptions().settle(options.policy)
-    if settings.tools or settings.max_turns == 1 or settings.force_search:
-        raise UserError(f"{options.policy} has tools, one turn or --force-search; train it with grpo_train.py")
+    if settings.tools or settings.max_turns == 1:
+        raise UserError(f"{options.policy} was not made to search and then answer; train it with grpo_train.py")
     questions, store = read_training_questions(options.data), open_store(options.data / "store")
     embedder = Embedder() if store.options.embedder == "none" else store.embedder
     functions = rewards_of(make_rewards, embedder, Searcher(lambda: store, settings))
@@ -128,7 +128,7 @@ class Player:
 
 def play(player: Player, question: Question, count: int) -> list[Episode]:
     """A question's group of episodes, turn by turn."""
-    prompt = player.protocol.prompt(question.question)
+    prompt = (*player.protocol.prompt(question.question), *opening(player, ()))
     start = Episode("", question.id, (), (), (), turns=(), searches=(), answer="", stop="turns", adapter="nano")
     group = [extended(replace(start, id=f"{question.id}/{number}"), prompt) for number in range(count)]
     for _ in range(player.settings.max_turns):
@@ -137,6 +137,11 @@ def play(player: Player, question: Question, count: int) -> list[Episode]:
         for number, (ids, logprobs) in zip(going, sampled, strict=True):
             group[number] = take_turn(player, question, group[number], ids, logprobs)
     return [replace(episode, transcript=player.protocol.tokenizer.decode(episode.ids)) for episode in group]
+
+
+def opening(player: Player, turns: Sequence[Turn]) -> Sequence[int]:
+    """With --force-search, the tokens of the first turn that are given, so that the policy writes only the query."""
+    return player.protocol.call_opening if player.settings.force_search and not turns else ()
 
 
 def extended(episode: Episode, ids: Sequence[int], logprobs: Sequence[float] = ()) -> Episode:
@@ -170,9 +175,10 @@ def sample_turns(player: Player, rows: Sequence[Sequence[int]]) -> Iterator[tupl
 def take_turn(player: Player, question: Question, episode: Episode, ids: list[int], logprobs: list[float]) -> Episode:
     """The episode with a sampled turn and, if another is to come, what this one's searches found."""
     protocol, settings, start = player.protocol, player.settings, len(episode.ids)
-    reading = read_turn(protocol.text(ids), max_calls=settings.max_calls, max_query=settings.max_query)
+    given = opening(player, episode.turns)
+    reading = read_turn(protocol.text([*given, *ids]), max_calls=settings.max_calls, max_query=settings.max_query)
     faults = (*reading.faults, "control_token") if protocol.forges(ids) else reading.faults
-    turns = (*episode.turns, Turn(start, start + len(ids), faults))
+    turns = (*episode.turns, Turn(start - len(given), start + len(ids), faults))
     episode = replace(extended(episode, ids, logprobs), turns=turns, answer=reading.answer or "")
     if ids[-1] not in protocol.stop_ids:
         return replace(episode, stop="turn_tokens")

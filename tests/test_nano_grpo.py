@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,12 +43,17 @@ def test_trains_and_leaves_a_policy(tiny, tmp_path, capsys):
         torch.testing.assert_close(logprobs_T[sampled_T], torch.tensor(episode.logprobs[1:])[sampled_T])
 
 
-def test_what_a_search_finds_is_read_and_has_no_gradient(tiny, tiny_protocol, monkeypatch):
-    """Two turns as a policy writes them that has learnt to search."""
+@pytest.mark.parametrize("force_search", [False, True])
+def test_what_a_search_finds_is_read_and_has_no_gradient(tiny, tiny_protocol, monkeypatch, force_search):
+    """Two turns as a policy writes them that has learnt to search; or whose first call was begun for it."""
     turns = [tiny_protocol.turn_ids(text) for text in (write_call("remedy 3"), write_answer("Rest."))]
-    sampled = iter(turns)
+    sampled, begun = iter(turns), tiny_protocol.call_opening if force_search else ()
+    if force_search:
+        rest = tiny_protocol.call_rest_ids(write_call("remedy 3"))
+        turns, sampled = [[*begun, *rest], turns[1]], iter([rest, turns[1]])
     monkeypatch.setattr(nano_grpo, "sample_turns", lambda player, rows: [(ids := next(sampled), [-1.0] * len(ids))])
-    player = nano_grpo.Player(None, tiny_protocol, DocumentStore.open(tiny / "data" / "store"), SETTINGS, 1.0)
+    store, settings = DocumentStore.open(tiny / "data" / "store"), replace(SETTINGS, force_search=force_search)
+    player = nano_grpo.Player(None, tiny_protocol, store, settings, 1.0)
     question = read_questions(tiny / "data" / "train.jsonl")[3]
     [episode] = nano_grpo.play(player, question, 1)
     assert (episode.stop, episode.answer, episode.well_formed) == ("answer", "Rest.", True)
@@ -55,6 +61,7 @@ def test_what_a_search_finds_is_read_and_has_no_gradient(tiny, tiny_protocol, mo
     given = [token for token, sampled in zip(episode.ids, episode.mask, strict=True) if not sampled]
     assert [episode.ids[turn.start : turn.end] for turn in episode.turns] == list(map(tuple, turns))
     assert "Disease 3 is mended" in tiny_protocol.tokenizer.decode(given)
+    assert sum(episode.mask) == sum(map(len, turns)) - len(begun)
 
 
 # Beside the road
