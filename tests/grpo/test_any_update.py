@@ -35,15 +35,14 @@ OPTIONS = st.fixed_dictionaries({
     "learn_from": st.sampled_from([0, 2, 3]), "overlong": st.sampled_from(["keep", "mask", "punish"]),
     "word_cost": st.sampled_from([0.0, 0.125]),
 })  # fmt: skip
-AGGREGATION = st.sampled_from(["token", "sequence", "constant"])
 
 
 def episodes_of(rows):
     for number, (question, first, second, sampled, stop, credits) in enumerate(rows):
-        ids, mask = (number, *range(sampled)), (0,) + (1,) * sampled
-        given_credits = (0.0, *credits[:sampled]) if any(credits[:sampled]) else ()
+        ids, mask = (9, number, *range(sampled)), (0, 0) + (1,) * sampled
+        given_credits = (0.0, 0.0, *credits[:sampled]) if any(credits[:sampled]) else ()
         yield Episode(
-            f"{question}/{number}", question, ids, mask, (0.0,) + (-1.0,) * sampled, (), (), "", stop, "v000000",
+            f"{question}/{number}", question, ids, mask, (0.0, 0.0) + (-1.0,) * sampled, (), (), "", stop, "v000000",
             rewards={"first": first, "second": second}, credits=given_credits,
         )  # fmt: skip
 
@@ -123,32 +122,35 @@ def compared(rewards, options):
 
 
 @settings(max_examples=100, deadline=None)
-@given(rows=BATCH, given_options=OPTIONS, aggregation=AGGREGATION, beta=st.sampled_from([0.0, 0.5]),
-       replaces_flat=st.booleans(), budget=st.integers(8, 40), seed=st.integers(0, 99))  # fmt: skip
-def test_the_gradients_are_nanos(rows, given_options, aggregation, beta, replaces_flat, budget, seed):
+@given(
+    rows=BATCH, given_options=OPTIONS, aggregation=st.sampled_from(["token", "sequence", "constant"]),
+    beta=st.sampled_from([0.0, 0.5]), replaces_flat=st.booleans(), share_prompts=st.booleans(),
+    budget=st.integers(9, 40), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_gradients_are_nanos(rows, given_options, aggregation, beta, replaces_flat, share_prompts, budget, seed):
     episodes, random = list(episodes_of(rows)), torch.Generator().manual_seed(seed)
     before_NT, after_NT, reference_NT = (-1 + torch.randn(len(rows), 8, generator=random) / 2 for _ in range(3))
     loss = LossOptions(aggregation=aggregation, beta=beta)
     options = UpdateOptions(loss, memory=MemoryOptions(budget), epochs=2, credit="words", **given_options)
     batch = prepare(episodes, options, {"first": 3.0, "second": 1.0}, LIMIT, replaces_flat=replaces_flat)
-    numbers = [e.ids[0] for e in taught_episodes(batch, loss).episodes]
+    numbers = [e.ids[1] for e in taught_episodes(batch, loss).episodes]
     learner = Known(before_NT.clone().requires_grad_(), after_NT.clone().requires_grad_(), reference_NT, numbers)
-    update(learner, batch, UpdateContext(options, 0.1, 1.0, share_prompts=False))
+    update(learner, batch, UpdateContext(options, 0.1, 1.0, share_prompts=share_prompts))
 
     taught = lessons(episodes, options, replaces_flat)
     kept = [e for e in episodes if e.id in taught]
-    tokens = [(e, place) for e in kept for place in range(1, len(e.ids))]
+    tokens = [(e, place) for e in kept for place in range(2, len(e.ids))]
     single = [replace(e, mask=tuple(int(n == place) for n in range(len(e.ids))), credits=()) for e, place in tokens]
-    old = {n: before_NT[e.ids[0], 1 : len(e.ids)] for n, e in enumerate(single)}
+    old = {n: before_NT[e.ids[1], 1 : len(e.ids)] for n, e in enumerate(single)}
     found_NT = after_NT.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_grpo, "token_logprobs", lambda _, ids, __: found_NT[ids[0], 1 : len(ids)])
+        patch.setattr(nano_grpo, "token_logprobs", lambda _, ids, __: found_NT[ids[1], 1 : len(ids)])
         advantages_N = torch.tensor([taught[e.id][place] for e, place in tokens])
         nano_grpo.add_gradients(SimpleNamespace(device="cpu"), single, advantages_N, old, 1.0)
     expected_NT = torch.zeros(len(rows), 8) if found_NT.grad is None else found_NT.grad * len(tokens)
     for e, place in tokens:
-        share = {"token": len(tokens), "sequence": len(kept) * (len(e.ids) - 1), "constant": len(kept) * 512}
-        apart = (reference_NT - after_NT)[e.ids[0], place].exp()
-        expected_NT[e.ids[0], place] = (expected_NT[e.ids[0], place] + beta * (1 - apart)) / share[aggregation]
+        share = {"token": len(tokens), "sequence": len(kept) * (len(e.ids) - 2), "constant": len(kept) * 512}
+        apart = (reference_NT - after_NT)[e.ids[1], place].exp()
+        expected_NT[e.ids[1], place] = (expected_NT[e.ids[1], place] + beta * (1 - apart)) / share[aggregation]
     grad = learner.after_NT.grad
     torch.testing.assert_close(torch.zeros(len(rows), 8) if grad is None else grad, expected_NT, atol=1e-5, rtol=1e-4)

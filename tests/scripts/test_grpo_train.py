@@ -101,12 +101,7 @@ def test_what_is_picked_of_a_group_is_not_masked_then(more):
     assert [batch.teaches(number) for number in range(4)] == [False, "learn_from" in more, True, False]
 
 
-def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
-    episodes = [played("q", n, reward) for n, reward in enumerate([0.2, 0.0, 0.6, 0.4])]
-    lessons = prepare(episodes, UpdateOptions(advantage="dr_grpo", learn_from=2))
-    assert lessons.keep_N.tolist() == [0, 1, 1, 0]
-    low, high = lessons.combined_N[1], lessons.combined_N[2]
-    assert lessons.advantages_N.tolist() == pytest.approx([0, (low - high) / 2, (high - low) / 2, 0])
+def test_update_options_that_teach_nothing_or_mean_nothing():
     for wrong, word in (({"learn_from": 1}, "learn-from 1"), ({"word_cost": 0.1}, "without --credit words")):
         with pytest.raises(UserError, match=word):
             UpdateOptions(**wrong).check()
