@@ -19,7 +19,7 @@ written again, as plainly as possible; tests/test_nano_grpo.py checks that the g
     exact resume   a run killed at any point ends with the same weights; every file appears whole or not at all
     other losses   GSPO, CISPO, Dr. GRPO, RLOO, a KL term, credit for single words
     guards         stop or roll back a run that collapses; evaluations during training, plots, a report, trackers
-    the agent      other tools besides search, episodes of a single query
+    the agent      other tools besides search, episodes of a single query, calls that are begun for it (--force-search)
 
 Shapes: N episodes of a step, R rewards, B episodes of a group that go on, T tokens of an episode, V of the vocabulary.
 """
@@ -92,7 +92,7 @@ class Options:
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
     check_apart("--output-dir", options.output_dir, {"--data": options.data, "--policy": options.policy})
     card, settings = read_policy_card(options.policy), SearchOptions().settle(options.policy)
-    if settings.tools or settings.max_turns == 1:
+    if settings.tools or settings.max_turns == 1 or settings.force_search:
         raise UserError(f"{options.policy} was not made to search and then answer; train it with grpo_train.py")
     questions, store = read_training_questions(options.data), open_store(options.data / "store")
     embedder = Embedder() if store.options.embedder == "none" else store.embedder
@@ -128,7 +128,7 @@ class Player:
 
 def play(player: Player, question: Question, count: int) -> list[Episode]:
     """A question's group of episodes, turn by turn."""
-    prompt = (*player.protocol.prompt(question.question), *opening(player, ()))
+    prompt = player.protocol.prompt(question.question)
     start = Episode("", question.id, (), (), (), turns=(), searches=(), answer="", stop="turns", adapter="nano")
     group = [extended(replace(start, id=f"{question.id}/{number}"), prompt) for number in range(count)]
     for _ in range(player.settings.max_turns):
@@ -137,11 +137,6 @@ def play(player: Player, question: Question, count: int) -> list[Episode]:
         for number, (ids, logprobs) in zip(going, sampled, strict=True):
             group[number] = take_turn(player, question, group[number], ids, logprobs)
     return [replace(episode, transcript=player.protocol.tokenizer.decode(episode.ids)) for episode in group]
-
-
-def opening(player: Player, turns: Sequence[Turn]) -> Sequence[int]:
-    """With --force-search, the tokens of the first turn that are given, so that the policy writes only the query."""
-    return player.protocol.call_opening if player.settings.force_search and not turns else ()
 
 
 def extended(episode: Episode, ids: Sequence[int], logprobs: Sequence[float] = ()) -> Episode:
@@ -175,10 +170,9 @@ def sample_turns(player: Player, rows: Sequence[Sequence[int]]) -> Iterator[tupl
 def take_turn(player: Player, question: Question, episode: Episode, ids: list[int], logprobs: list[float]) -> Episode:
     """The episode with a sampled turn and, if another is to come, what this one's searches found."""
     protocol, settings, start = player.protocol, player.settings, len(episode.ids)
-    given = opening(player, episode.turns)
-    reading = read_turn(protocol.text([*given, *ids]), max_calls=settings.max_calls, max_query=settings.max_query)
+    reading = read_turn(protocol.text(ids), max_calls=settings.max_calls, max_query=settings.max_query)
     faults = (*reading.faults, "control_token") if protocol.forges(ids) else reading.faults
-    turns = (*episode.turns, Turn(start - len(given), start + len(ids), faults))
+    turns = (*episode.turns, Turn(start, start + len(ids), faults))
     episode = replace(extended(episode, ids, logprobs), turns=turns, answer=reading.answer or "")
     if ids[-1] not in protocol.stop_ids:
         return replace(episode, stop="turn_tokens")

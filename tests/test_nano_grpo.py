@@ -12,6 +12,7 @@ from forage.agent.episode import Episode, Turn, read_episodes, write_episodes
 from forage.agent.options import AgentSettings, read_agent, write_agent
 from forage.agent.protocol import write_answer, write_call
 from forage.data.records import read_questions
+from forage.errors import UserError
 from forage.grpo.learner import Learner
 from forage.grpo.update import UpdateContext, prepare, update
 from forage.policy.adapters import versions
@@ -43,17 +44,19 @@ def test_trains_and_leaves_a_policy(tiny, tmp_path, capsys):
         torch.testing.assert_close(logprobs_T[sampled_T], torch.tensor(episode.logprobs[1:])[sampled_T])
 
 
-@pytest.mark.parametrize("force_search", [False, True])
-def test_what_a_search_finds_is_read_and_has_no_gradient(tiny, tiny_protocol, monkeypatch, force_search):
-    """Two turns as a policy writes them that has learnt to search; or whose first call was begun for it."""
+def test_a_policy_whose_calls_are_begun_for_it_is_refused(tiny, tmp_path):
+    warm = shutil.copytree(tiny / "policy", tmp_path / "warm")
+    write_agent(replace(SETTINGS, force_search=True), warm)
+    with pytest.raises(UserError, match="train it with grpo_train"):
+        nano_grpo.main(nano_grpo.Options(tiny / "data", warm, tmp_path / "nano"), rewards_of_tokens)
+
+
+def test_what_a_search_finds_is_read_and_has_no_gradient(tiny, tiny_protocol, monkeypatch):
+    """Two turns as a policy writes them that has learnt to search."""
     turns = [tiny_protocol.turn_ids(text) for text in (write_call("remedy 3"), write_answer("Rest."))]
-    sampled, begun = iter(turns), tiny_protocol.call_opening if force_search else ()
-    if force_search:
-        rest = tiny_protocol.call_rest_ids(write_call("remedy 3"))
-        turns, sampled = [[*begun, *rest], turns[1]], iter([rest, turns[1]])
+    sampled = iter(turns)
     monkeypatch.setattr(nano_grpo, "sample_turns", lambda player, rows: [(ids := next(sampled), [-1.0] * len(ids))])
-    store, settings = DocumentStore.open(tiny / "data" / "store"), replace(SETTINGS, force_search=force_search)
-    player = nano_grpo.Player(None, tiny_protocol, store, settings, 1.0)
+    player = nano_grpo.Player(None, tiny_protocol, DocumentStore.open(tiny / "data" / "store"), SETTINGS, 1.0)
     question = read_questions(tiny / "data" / "train.jsonl")[3]
     [episode] = nano_grpo.play(player, question, 1)
     assert (episode.stop, episode.answer, episode.well_formed) == ("answer", "Rest.", True)
@@ -61,7 +64,6 @@ def test_what_a_search_finds_is_read_and_has_no_gradient(tiny, tiny_protocol, mo
     given = [token for token, sampled in zip(episode.ids, episode.mask, strict=True) if not sampled]
     assert [episode.ids[turn.start : turn.end] for turn in episode.turns] == list(map(tuple, turns))
     assert "Disease 3 is mended" in tiny_protocol.tokenizer.decode(given)
-    assert sum(episode.mask) == sum(map(len, turns)) - len(begun)
 
 
 # Beside the road

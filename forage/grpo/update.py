@@ -22,7 +22,6 @@ from forage.grpo.losses import (
     add_stats,
     advantages,
     count_totals,
-    flat_groups,
     loss_sums,
     loss_terms,
     overlong_penalty,
@@ -51,7 +50,7 @@ class TrainingBatch:
     keep_N: Tensor
     """1, or 0 for an episode that is left out of the loss."""
     flat: int
-    """Number of groups whose episodes all have the same reward, but for a length penalty."""
+    """Number of groups whose episodes all have the same weighted mean reward."""
     failed: int = 0
     """Episodes that an agent of get_agent did not finish, which says nothing about the policy: not among these."""
     credits: Sequence[Sequence[float]] = ()
@@ -79,7 +78,7 @@ def prepare(
 ) -> TrainingBatch:  # fmt: skip
     """Combine each episode's rewards and compare the episodes of each group. Without `weights` all count the same.
 
-    `replaces_flat`: others were played in place of flat groups. These are then left out, also of what is divided by:
+    `replaces_flat`: others were played in place of flat groups (`Plan.wanted`). These are left out, of divisors too:
     else a length penalty alone, over its own deviation, would give them advantages of full size.
     """
     played = episodes
@@ -91,13 +90,12 @@ def prepare(
     rewards_NR = np.array([[episode.rewards.get(name, np.nan) for name in weights] for episode in episodes])
     means_N = combine_rewards(rewards_NR, "uniform", list(weights.values()))
     combined_N = combine_rewards(rewards_NR, options.combine, list(weights.values()))
-    flat = flat_groups(combined_N.tolist(), groups)
+    flat = {name for name in groups if is_flat(means_N[[group == name for group in groups]].tolist())}
     if options.overlong == "punish":
         lengths = [len(episode.ids) for episode in episodes]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, min(OVERLONG_MARGIN, max_tokens)).numpy()
     rewards_N, advantages_N = torch.from_numpy(combined_N), torch.zeros(len(episodes), dtype=torch.float64)
-    replaced = replaced_groups(means_N, groups) if replaces_flat else set()
-    compared_N = torch.tensor([group not in replaced for group in groups])
+    compared_N = torch.tensor([not (replaces_flat and group in flat) for group in groups])
     masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
     unmasked_N = torch.tensor([episode.stop not in masked for episode in episodes])
     if options.learn_from or options.advantage == "best":  # what is picked must not be left out then
@@ -111,11 +109,6 @@ def prepare(
         episodes, means_N, combined_N, advantages_N, keep_N.float(), len(flat), len(played) - len(episodes),
         scaled_credits(credits, options.word_cost),
     )  # fmt: skip
-
-
-def replaced_groups(means_N: Floats, groups: Sequence[str]) -> set[str]:
-    """Those in whose place a plan had others played (`Plan.wanted`), and those for which it had no others left."""
-    return {name for name in groups if is_flat([mean for mean, of in zip(means_N, groups, strict=True) if of == name])}
 
 
 LEAST_CREDIT = 0.05  # words that are worth less than this at the root mean square are not scaled up
