@@ -79,8 +79,6 @@ def parse(options: Any, arguments: Sequence[str], command: str = "") -> Any:
         wrong = f"{name} is no option" if stray.startswith("-") else f"{stray} belongs to no option"
         parser.error(f"{wrong}; did you mean {' or '.join(near)}?" if near else wrong)
     given = {name: value for name, value in vars(found).items() if value is not None}
-    for flag in flags:
-        _check_numbers(flag.name, given.get(flag.field))
     values = {flag.field: _whole(given[flag.field], flag) for flag in flags if flag.field in given}
     for flag in flags:
         if flag.default == "required" and flag.field not in values:
@@ -124,15 +122,11 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     return read
 
 
-def _check_numbers(name: str, value: object) -> None:
-    """Refuse a number below 0, infinite or NaN, which no option can mean; what else is too much is its own to say."""
+def _whole(value: Any, flag: Flag) -> Any:
+    """A list as the option has it: a tuple, or pairs as a mapping. No option can mean a number below 0, or NaN."""
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int | float) and not 0 <= number < math.inf:
-            raise UserError(f"{name} {number} must be {'at least 0' if number < 0 else 'a finite number'}")
-
-
-def _whole(value: Any, flag: Flag) -> Any:
-    """A list as the option has it: a tuple, or pairs as a mapping."""
+            raise UserError(f"{flag.name} {number} must be {'at least 0' if number < 0 else 'a finite number'}")
     if get_origin(flag.hint) is not Mapping:
         return tuple(value) if isinstance(value, list) else value
     if len(value) % 2:
