@@ -19,7 +19,7 @@ written again, as plainly as possible; tests/test_nano_grpo.py checks that the g
     exact resume   a run killed at any point ends with the same weights; every file appears whole or not at all
     other losses   GSPO, CISPO, Dr. GRPO, RLOO, a KL term, credit for single words
     guards         stop or roll back a run that collapses; evaluations during training, plots, a report, trackers
-    the agent      other tools besides search, episodes of a single query
+    the agent      other tools besides search, episodes of a single query, calls that are begun for it (--force-search)
 
 Shapes: N episodes of a step, R rewards, B episodes of a group that go on, T tokens of an episode, V of the vocabulary.
 """
@@ -92,7 +92,7 @@ class Options:
 def main(options: Options, make_rewards: MakeRewards = get_reward_functions) -> None:
     check_apart("--output-dir", options.output_dir, {"--data": options.data, "--policy": options.policy})
     card, settings = read_policy_card(options.policy), SearchOptions().settle(options.policy)
-    if settings.tools or settings.max_turns == 1:
+    if settings.tools or settings.max_turns == 1 or settings.force_search:
         raise UserError(f"{options.policy} was not made to search and then answer; train it with grpo_train.py")
     questions, store = read_training_questions(options.data), open_store(options.data / "store")
     embedder = Embedder() if store.options.embedder == "none" else store.embedder

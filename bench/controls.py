@@ -5,8 +5,8 @@
 
 The questions need two searches (data_prep.py --second-hop 5 6). All arms begin with the same warm start, whose teacher
 knows no more than the policy: it only shows that a second search is allowed, for words picked at random. Choices are
-made on the dev questions, a twentieth of the training questions, split off by document, on which no arm trains.
---held-out measures on questions of eval.jsonl instead.
+made on the dev questions, a twentieth of the training questions, split off by document; no arm trains on them, or on
+others about the same subject. --held-out measures on questions of eval.jsonl instead.
 
 Any step can be killed and run again. Measurements are kept in --rows, a line for each look at the questions, so the
 table can be printed without the policies, also on another machine. Prints Markdown.
@@ -42,6 +42,7 @@ from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.setting import choose
 from forage.files import in_turn, make_folder, replacing_folder, write_jsonl
 from forage.metrics import bootstrapped, clear, reciprocal_rank, span
+from forage.questions.behind_names import apart
 from forage.runs.stats import NO_PHASES, read_stats
 from forage.sft.teacher import random_query, title_query
 from forage.store.hit import Hit
@@ -235,7 +236,8 @@ def prepare(options: Options) -> None:
     with in_turn(options.work / ".prepare.lock"):
         if not options.train_data.exists():
             source = read_answerable(options.data / f"second_hop_{TRAINED}" / "train.jsonl")
-            write_data(options, options.train_data, *split_by_document(source, DEV_SHARE, DEV_SEED))
+            train, dev = split_by_document(source, DEV_SHARE, DEV_SEED)
+            write_data(options, options.train_data, apart(train, dev)[0], dev)
         if not options.played_data.exists():
             of = options.data / f"second_hop_{options.words}" if options.held_out else options.train_data
             every = read_answerable(of / "eval.jsonl")
@@ -445,7 +447,7 @@ def episodes_of(
 
 
 def measures_of(options: Options, episodes: Sequence[Episode], questions: Sequence[Question]) -> dict[str, list[float]]:
-    searches = [[search.query for search in episode.searches] for episode in episodes]
+    searches = [[search.query for search in episode.read_searches] for episode in episodes]
     searcher = Searcher(lambda: store_of(options.data / "store"), AgentSettings(mode="sparse"))
     answers = get_telling_words(episodes, questions, searcher)
     return measured(options, questions, searches) | {"words": [round(share or 0.0, 3) for share in answers]}

@@ -3,8 +3,8 @@
     python -m bench.gpu
 
 Random weights of Qwen2.5-7B's size are made on the device and put through the functions that grpo_train.py calls. The
-stack's update is planned for a card of 24 GB, under ZeRO-2; the local engine samples with an adapter, either beside a
-4-bit base or merged into one in bf16. It needs torch, transformers and peft; a row that also needs bitsandbytes or
+stack's update is planned for a card of 24 GB, under ZeRO-2; the local engine samples with an adapter over a base in
+4 bits or in bf16. It needs torch, transformers and peft; a row that also needs bitsandbytes or
 DeepSpeed says so if that is missing. Each row runs in its own process, and its figures are written to the JSON file at
 once. --tiny measures everything on a small model, on a CPU. For TRL's update on a GPU see bench.update --trl; for how
 log-probabilities compare with a server's, bench.mismatch.
@@ -306,7 +306,7 @@ def measure_engine(scale: Scale, *, quantized: bool) -> dict[str, Any]:
     policy = add_adapter(model, "random", AdapterOptions())
     with tempfile.TemporaryDirectory() as folder:
         adapter = publish_adapter(policy, Path(folder), 0)
-        engine = LocalEngine(policy.unload(), scale.episodes, beside=quantized)  # as forage/engines/choice.py opens it
+        engine = LocalEngine(policy.unload(), scale.episodes)
         first, _ = measured(lambda: asyncio.run(play(engine, scale, adapter)))
         seconds, peak = measured(lambda: asyncio.run(play(engine, scale, adapter)))
     tokens = 2 * scale.sampled * scale.episodes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import math
 import re
 import shutil
 import sys
@@ -125,7 +126,10 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def _whole(value: Any, flag: Flag) -> Any:
-    """A list as the option has it: a tuple, or pairs as a mapping."""
+    """A list as the option has it: a tuple, or pairs as a mapping. No option can mean a number below 0, or NaN."""
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, int | float) and not 0 <= number < math.inf:
+            raise UserError(f"{flag.name} {number} must be {'at least 0' if number < 0 else 'a finite number'}")
     if get_origin(flag.hint) is not Mapping:
         return tuple(value) if isinstance(value, list) else value
     if len(value) % 2:

@@ -18,16 +18,7 @@ def flag(name: str) -> str:
 
 
 def check_at_least_one(options: object, *names: str) -> None:
-    """Refuse options if any of these fields is less than 1."""
-    _check_at_least(1, options, *names)
-
-
-def check_at_least_zero(options: object, *names: str) -> None:
-    """Refuse options if any of these fields is less than 0."""
-    _check_at_least(0, options, *names)
-
-
-def _check_at_least(least: int, options: object, *names: str) -> None:
+    """Refuse options if any of these fields is less than 1; what is less than 0 is refused when it is read."""
     for name in names:
-        if getattr(options, name) < least:
-            raise UserError(f"{flag(name)} {getattr(options, name)} must be at least {least}")
+        if getattr(options, name) < 1:
+            raise UserError(f"{flag(name)} {getattr(options, name)} must be at least 1")

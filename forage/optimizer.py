@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forage.arguments import fixed
-from forage.errors import check_at_least_one, check_at_least_zero
+from forage.errors import check_at_least_one
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +23,6 @@ class OptimizerOptions:
     """Weight decay."""
     max_norm: float = fixed(1.0)
     """Clip the gradient to this norm."""
-
-    def check(self) -> None:
-        check_at_least_zero(self, "learning_rate")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,12 @@ class Options:
     inner: Inner = field(default_factory=lambda: Inner(mode="dense"))
 
 
+@pytest.mark.parametrize("number", ["-1", "-1e-4", "nan", "inf"])
+def test_numbers_are_finite_and_not_below_0(number):
+    with pytest.raises(UserError, match=r"--weights .* must be (at least 0|a finite number)"):
+        parse(Options, ["--data", "a", "--weights", "0.5", number])
+
+
 @dataclass(frozen=True)
 class Find:
     """Finds."""
@@ -70,7 +76,7 @@ DEFAULT = Options(Path("d"))
         ("", {}),
         ("--max-steps 3", {"max_steps": 3}),
         ("--max_steps=3 --max-steps 4", {"max_steps": 4}),
-        ("--weights 1 2 -.5 -1e-4 --no-shuffle", {"weights": (1.0, 2.0, -0.5, -1e-4), "shuffle": False}),
+        ("--weights 1 2 .5 1e-4 --no-shuffle", {"weights": (1.0, 2.0, 0.5, 1e-4), "shuffle": False}),
         ("--weights --shuffle", {"weights": ()}),
         ("--hosts a.test 127.0.0.1 b.test 127.0.0.2", {"hosts": {"a.test": "127.0.0.1", "b.test": "127.0.0.2"}}),
         ("--k 3 --title", {"inner": Inner(3, "dense", True)}),

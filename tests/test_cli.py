@@ -88,11 +88,14 @@ class Begun:
 
 
 def test_what_is_left_out_is_what_the_run_was_begun_with(tmp_path, capsys):
+    tmp_path /= "runs/a"  # so that no other test's run lies beside it
+
     def run(*arguments):
         return resumed(Begun, ["--run-dir", str(tmp_path), *arguments], lambda options: options.run_dir / "run.json")
 
     new = run("--steps", "4", "--no-cold", "--rate", "1e-5", "--task", "a b", "--tags", "b", "c", "--overwrite")
     assert new == Begun(tmp_path, Inner(1e-5, ("b", "c")), 4, False, "a b", True)
+    tmp_path.mkdir(parents=True)
     write_manifest(tmp_path / "run.json", {"options": plain(replace(new, run_dir=Path("before/it/was/moved")))})
     assert capsys.readouterr().out == ""
     assert run("--steps", "8", "--task", "c") == replace(new, steps=8, task="c", overwrite=False)

@@ -6,14 +6,18 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from forage.agent.episode import Episode
+from forage.agent.episode import Episode, Search
 from forage.agent.protocol import CALL
 from forage.agent.rewards import rank_score
 from forage.agent.searcher import Place, Searcher
+from forage.agent.tools import SEARCH
 from forage.data.records import Question
 
 Decode = Callable[[Sequence[int]], str]
 DEPTH = 100
+STRETCH = 16  # tokens that are decoded together
+CALLED = re.compile(rf'"name"\s*:\s*"{SEARCH}"')
+QUERY = r'"query"\s*:\s*"({})"'
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,9 @@ def credited(
     word is worth. Its variance is much smaller than that of the whole query's reward.
     """
     said = [
-        (number, list(words_in(episode, search.turn, search.query, decode)), search.query)
+        (number, list(words_in(episode, search, decode, again)), search.query)
         for number, episode in enumerate(episodes)
-        for search in episode.searches
+        for search, again in counted(episode.read_searches)
     ]
     asked = [text for _, words, query in said for text in (query, *without_each(words))]
     places = iter(searcher.places([question] * len(asked), asked, DEPTH))
@@ -76,27 +80,46 @@ def without_each(words: Sequence[Word]) -> Iterator[str]:
             yield " ".join(word.text for word in words if word.name != left_out.name)
 
 
-def words_in(episode: Episode, turn: int, query: str, decode: Decode) -> Iterator[Word]:
-    """Each word of a query.
+def counted(searches: Sequence[Search]) -> Iterator[tuple[Search, int]]:
+    """Each search, and how many of its turn before it had the same query."""
+    for number, search in enumerate(searches):
+        yield search, sum((each.turn, each.query) == (search.turn, search.query) for each in searches[:number])
 
-    A token belongs to the word of its last character that is no space. A query that does not stand in the turn between
+
+def words_in(episode: Episode, search: Search, decode: Decode, again: int = 0) -> Iterator[Word]:
+    """Each word of a search's query, where its turn has said the same query `again` times before.
+
+    A token belongs to the word of its last character that is no space. A query that does not stand in a call between
     quotes as it was searched for, such as one with escaped characters, has no words here, and so no credit.
     """
-    if turn < 0:  # no turn of this conversation asked for it
+    if search.turn < 0:  # no turn of this conversation asked for it
         return
-    first, last = episode.turns[turn].start, episode.turns[turn].end
-    ends = [len(decode(episode.ids[first : token + 1]).rstrip()) for token in range(first, last)]
-    text = decode(episode.ids[first:last])
-    # Inside of a call, as the turn may quote its query elsewhere, and the last there: a query of one word may be the
-    # tool's name too, which is said before.
-    places = [call.start(1) + place + 1 for call in CALL.finditer(text) if (place := call[1].rfind(f'"{query}"')) >= 0]
-    if not places:
+    first, last = episode.turns[search.turn].start, episode.turns[search.turn].end
+    text, field = decode(episode.ids[first:last]), re.compile(QUERY.format(re.escape(search.query)))
+    found = [(call.start(1), field.search(call[1])) for call in CALL.finditer(text) if CALLED.search(call[1])]
+    places = [start + match.start(1) for start, match in found if match]
+    if again >= len(places):
         return
-    offset = places[-1]
+    offset, ends = places[again], ends_of(episode.ids[first:last], decode)
     said = set[str]()
-    for match in re.finditer(r"\S+", query):
+    for match in re.finditer(r"\S+", search.query):
         start, end = match.start() + offset, match.end() + offset
         tokens = [first + n for n, at in enumerate(ends) if start < at <= end and (not n or ends[n - 1] < at)]
         word = Word(match[0], [token for token in tokens if episode.mask[token]], match[0].casefold() in said)
         said.add(word.name)
         yield word
+
+
+def ends_of(ids: Sequence[int], decode: Decode) -> list[int]:
+    """How long the text is up to each token, without spaces at its end.
+
+    What was decoded long before a token isn't decoded again for it. Each stretch begins with the last token of the one
+    before, so that it does not matter how a tokenizer decodes the first one, whose space some leave out.
+    """
+    ends, first, before = list[int](), 0, 0
+    for place in range(len(ids)):
+        text = decode(ids[first : place + 1])
+        ends.append(before + len(text.rstrip()))
+        if place - first == STRETCH:
+            first, before = place, before + len(text) - len(decode(ids[place : place + 1]))
+    return ends

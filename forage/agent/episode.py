@@ -137,6 +137,12 @@ class Episode:
         return tuple(dict.fromkeys(hit for search in self.searches for hit in search.hits))
 
     @property
+    def read_searches(self) -> tuple[Search, ...]:
+        """Those whose results the policy could read: the last turn's may have been too long for the episode."""
+        unread = len(self.turns) - 1 if self.stop == "tokens" else None
+        return tuple(search for search in self.searches if search.hits or search.turn != unread)
+
+    @property
     def sampled(self) -> int:
         """Number of tokens that the policy sampled."""
         return sum(sum(segment.mask) for segment in self.segments)

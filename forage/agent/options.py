@@ -11,7 +11,7 @@ from typing import Literal
 from forage.agent.prompts import TASK
 from forage.agent.tools import Spec, own_tools, specs_of
 from forage.arguments import fixed
-from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
+from forage.errors import UserError, check_at_least_one, flag
 from forage.files import replacing
 from forage.store.options import Fusion, Mode
 from forage.text import from_json, typed
@@ -55,7 +55,6 @@ class AgentSettings:
             raise UserError(
                 f"--task {self.task!r} must be a sentence without tags, such as {TASK!r}; they are explained after it"
             )
-        check_at_least_zero(self, "question_weight")
 
 
 @dataclass(frozen=True)

@@ -100,11 +100,11 @@ def get_search_margin(
 def _places(
     episodes: Sequence[Episode], questions: Sequence[Question], searcher: Searcher, depth: int
 ) -> Iterator[tuple[int, int, Place]]:
-    """(episode's number, search's number in it, what it found) of every search."""
+    """(episode's number, search's number in it, what it found) of every search whose results were read."""
     searches = [
         (number, place, search.query)
         for number, episode in enumerate(episodes)
-        for place, search in enumerate(episode.searches)
+        for place, search in enumerate(episode.read_searches)
     ]
     asked = [questions[number] for number, _, _ in searches]
     found = searcher.places(asked, [query for _, _, query in searches], depth)

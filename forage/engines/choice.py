@@ -45,19 +45,16 @@ async def open_engine(
 def open_local(card: PolicyCard, slots: int, tokens: int) -> LocalEngine:
     """An engine in this process with at most so many sequences at a time, each of at most `tokens`.
 
-    On a GPU the adapter stays beside a 4-bit base, which then needs no room in 16 bits. Elsewhere it is merged, which
-    samples faster, and the base's own weights are kept in the host's memory.
+    On a GPU a 4-bit base needs no room in 16 bits. Elsewhere it is unpacked first, which samples faster.
     """
     from forage.engines.local import LocalEngine  # imports transformers, which takes seconds
 
-    on_gpu = torch.cuda.is_available()
-    beside = card.quantized and on_gpu
-    base = load_base(card, dequantize=not beside)
-    if on_gpu:
+    base = load_base(card, dequantize=not torch.cuda.is_available())
+    if torch.cuda.is_available():
         rank = rank_of(newest_adapter(card.folder)) if versions(card.folder) else 0  # a plain model has none
         way_out = "lower --max-tokens, or start a vLLM server"
-        slots = engine_slots(card, slots, tokens, rank=rank, merged=not beside, way_out=way_out)
-    return LocalEngine(base, slots, beside=beside)
+        slots = engine_slots(card, slots, tokens, rank=rank, way_out=way_out)
+    return LocalEngine(base, slots)
 
 
 def with_key(options: EngineOptions) -> EngineOptions:

@@ -2,7 +2,7 @@
 
 Four things make it several times as fast as `model.generate` on a PEFT model:
 
-- the adapter is merged into the weights while it samples (but see `beside`);
+- what the adapter adds to a layer is two small products, without PEFT's layers around them;
 - all episodes are decoded in one batch, which requests join and leave at any token; those that join at the same time
   have their new tokens computed in one pass;
 - an episode's keys and values stay in its slot, so a turn computes only its new tokens, and a beginning that prompts
@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from forage.engines.base import Engine, EngineError, Request, Sample
 from forage.engines.slot_cache import ATTENTION, Decode, Prefill, Prefills, SlotCache, check_attention
 from forage.errors import UserError, first_line
 from forage.policy.logprobs import decoder_and_head
-from forage.policy.lora import find_changes, merge
+from forage.policy.lora import adding, find_changes
 from forage.policy.packing import common_start
 from forage.policy.precision import fp32_logits
 
@@ -97,22 +98,19 @@ class Slot:
 class LocalEngine(Engine):
     """Samples with a causal language model with full attention; it owns the model.
 
-    `beside`: an adapter is not merged but stays in layers of its own, as in training; a 4-bit base stays in 4 bits.
     `frees`: keys and values are given back whenever no episode is being played; without, they are kept for the next.
     Left open, that is so on a GPU, where an update may need the room.
     """
 
-    def __init__(self, model: Any, slots: int = 64, *, beside: bool = False, frees: bool | None = None) -> None:
+    def __init__(self, model: Any, slots: int = 64, *, frees: bool | None = None) -> None:
         check_attention(model)
         self.model = model.eval().requires_grad_(False)
         self.model.set_attn_implementation(ATTENTION)
-        self.adapter, self.beside = "base", beside
+        self.adapter = "base"
         self.frees = model.get_input_embeddings().weight.is_cuda if frees is None else frees
         self.slots = [Slot(number) for number in range(slots)]
         self._cache = SlotCache(model.config, slots)
-        self._originals: dict[str, Tensor] = {}
-        """Weights of the base that merging changed, in the host's memory: a GPU holds each weight once."""
-        self._unmerged: Any = None
+        self._hooks: list[RemovableHandle] = []
         self._waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
         self._runner: asyncio.Task[None] | None = None
         self._clock = 0
@@ -120,42 +118,23 @@ class LocalEngine(Engine):
     # Adapters
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Merge an adapter into the weights; the originals are kept, to be restored bit for bit. Or keep it beside."""
+        """Let an adapter change what the layers compute; the weights stay as they are."""
         if any(slot.request for slot in self.slots) or self._waiting:
             raise RuntimeError("the adapter can't change while requests are being sampled")
         self.unload_adapter()
-        if self.beside:
-            self._unmerged = self._with_layers(folder)
-        else:
-            self._merge(folder)
-        self.adapter = name
-
-    def _with_layers(self, folder: Path) -> Any:
-        from peft import PeftModel
-
-        return PeftModel.from_pretrained(self.model, str(folder)).eval()
-
-    @torch.no_grad()
-    def _merge(self, folder: Path) -> None:
-        """Change the weights in place; PEFT's layers, put in and taken out again, would take twice as long."""
-        weights = dict(self.model.named_parameters(remove_duplicate=False))  # a tied one by both its names
-        shapes = {key: tuple(weight.shape) for key, weight in weights.items()}
+        weights = self.model.named_parameters(remove_duplicate=False)  # a tied one by both its names
+        shapes = {key: tuple(weight.shape) for key, weight in weights}
         config = self.model.config
         text = config.get_text_config()
         tied = text.vocab_size if getattr(text, "tie_word_embeddings", False) else None
         for key, change in find_changes(folder, config.name_or_path or "the base", shapes, tied).items():
-            if key not in self._originals:
-                self._originals[key] = weights[key].to("cpu", copy=True)
-            weights[key].copy_(merge(weights[key], change))
+            layer = self.model.get_submodule(key.removesuffix(".weight"))
+            self._hooks.append(layer.register_forward_hook(adding(layer, change)))
+        self.adapter = name
 
     def unload_adapter(self) -> None:
-        """Restore the base."""
-        with torch.no_grad():
-            for key, weight in self._originals.items():
-                self.model.get_parameter(key).copy_(weight)
-        if self._unmerged is not None:
-            self._unmerged.unload()
-            self._unmerged = None
+        while self._hooks:
+            self._hooks.pop().remove()
         for slot in self.slots:  # keys and values computed by another adapter are useless
             slot.ids, slot.episode = [], ""
         self._free_idle()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from forage.agent.options import SearchOptions
 from forage.engines.base import EngineOptions, Sampling
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one
 from forage.outputs import check_apart, check_folder
 from forage.store.options import StorePlace
 
@@ -68,7 +68,6 @@ class EvaluationOptions:
         self.sampling.check()
         self.place.check()
         check_at_least_one(self, "concurrency")
-        check_at_least_zero(self, "eval_questions", "skip_questions")
         if not self.cutoffs or min(self.cutoffs) < 1:
             raise UserError("--cutoffs must be one or more numbers of at least 1")
         if not self.systems:

@@ -51,7 +51,7 @@ class Options:
     episode: str
     """Id of the episode, such as q3/1: the question's id and the sample's number."""
     step: int = -1
-    """Step of the episode; -1: the last step that has it."""
+    """Step of the episode; left out: the last step that has it."""
     policy: Path | None = None
     """The run's policy, if it has been moved."""
     instead: Path | None = None

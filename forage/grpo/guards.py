@@ -12,7 +12,7 @@ WINDOW = 3  # steps to average over, so that one bad step is no sign of collapse
 MIN_SHARE = 0.5  # of this run's best: no further may well-formed episodes and searches per episode fall
 MIN_ENTROPY = 0.005  # nats per token: below it, all episodes of a question are alike and nothing can be compared
 MAX_FALL = 0.05  # nats per token that updates take from what they reward; those of a run that learns add some
-MAX_FLAT = 10  # steps in a row in which no two episodes of a question earn different rewards
+MAX_FLAT = 10  # steps in a row in which no episode has an advantage or a credit
 MAX_KL = 10.0  # to the starting policy; measured only with --beta
 
 
@@ -28,8 +28,8 @@ def faults(history: Sequence[StepStats], options: GuardOptions) -> Iterator[str]
     than half of the best window's, so "well-formed episodes fell from 0.90 to 0.30".
     """
     flat = history[-MAX_FLAT:]
-    if len(flat) == MAX_FLAT and all(stats.groups["flat"] == stats.groups["total"] for stats in flat):
-        yield f"in {MAX_FLAT} steps, no two episodes of a question had different rewards"
+    if len(flat) == MAX_FLAT and not any(stats.taught for stats in flat):
+        yield f"in {MAX_FLAT} steps, there was nothing to learn from, as no two episodes of a question differed"
     if len(history) < WINDOW:
         return
     shares: dict[str, Callable[[StepStats], float]] = {

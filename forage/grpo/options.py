@@ -9,7 +9,7 @@ from typing import Any, Literal
 from forage.agent.combination import Method
 from forage.agent.options import Credit
 from forage.arguments import fixed
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart
 from forage.processes import Offload, Sharding, check_sharding, world
@@ -55,8 +55,6 @@ class LossOptions:
             raise UserError(f"--clip-low {self.clip_low} must be above 0 and at most 1 (1: no lower bound)")
         if self.clip_high <= 0:
             raise UserError(f"--clip-high {self.clip_high} must be above 0; 0.2 is usual, DAPO takes 0.28")
-        if self.beta < 0:
-            raise UserError(f"--beta {self.beta} must be at least 0; 0 leaves the KL term out")
 
 
 @dataclass(frozen=True)
@@ -94,11 +92,12 @@ class UpdateOptions:
     the loss. punish: take up to 1 from the reward over the last 256 tokens before --max-tokens."""
 
     def check(self) -> None:
-        for part in (self.loss, self.optimizer, self.memory):
+        for part in (self.loss, self.memory):
             part.check()
         check_at_least_one(self, "epochs")
-        check_at_least_zero(self, "warmup_steps")
-        if self.learn_from < 0 or self.learn_from == 1:
+        if self.word_cost and self.credit != "words":
+            raise UserError(f"--word-cost {self.word_cost} costs nothing without --credit words; add that")
+        if self.learn_from == 1:
             raise UserError(f"--learn-from {self.learn_from} leaves nothing to compare; give 2 or more, or 0 for all")
 
 
@@ -129,7 +128,8 @@ class TrainOptions:
     max_steps: int = 100
     """Number of steps. Raise it to continue a finished run."""
     replace_flat: int = 0
-    """Maximum questions per step to play in place of those whose episodes all earned the same; 0: none."""
+    """Maximum questions per step to play in place of those whose episodes all earned the same, which are left out; 0:
+    none."""
     rollouts: Literal["own", "service"] = "own"
     """Who plays the episodes: this process (own), or workers on the same run folder (service; grpo_rollout.py
     --follow)."""
@@ -167,7 +167,6 @@ class TrainOptions:
         reads = {"--data": self.rollout.data, "--policy": self.rollout.policy}
         check_apart("--run-dir", self.run_dir, reads, nested=True)
         check_at_least_one(self, "max_steps")
-        check_at_least_zero(self, "replace_flat", "max_staleness", "eval_every", "eval_questions", "keep_adapters")
         if self.rollout.num_rollouts < 2:
             raise UserError("--num-rollouts 1 leaves nothing to compare an episode with; give at least 2")
         if self.rollout.temperature <= 0:

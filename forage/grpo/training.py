@@ -73,7 +73,8 @@ def train(
                 episodes = play.play(plan, run.phases)
                 refuse_foreign(run, plan, episodes)
             play.sleep(run.phases)
-            batch = prepare(episodes, options.update, manifest.weights, max_tokens)
+            replaces_flat = options.replace_flat > 0
+            batch = prepare(episodes, options.update, manifest.weights, max_tokens, replaces_flat=replaces_flat)
             rate = learning_rate(run.step, options.update, options.max_steps)
             context = UpdateContext(options.update, rate, options.rollout.temperature, shared, run.phases)
             # Makes dropout the same however often the run was killed, whether its episodes were played or read again.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +22,6 @@ from forage.grpo.losses import (
     add_stats,
     advantages,
     count_totals,
-    flat_groups,
     loss_sums,
     loss_terms,
     overlong_penalty,
@@ -30,7 +31,10 @@ from forage.grpo.losses import (
 )
 from forage.grpo.options import LossOptions, UpdateOptions
 from forage.policy.packing import Budget, OutOfMemory, TokenBatch, Tokens, pack, pack_trees, values_like
+from forage.rollout.plans import is_flat
 from forage.runs.phases import Phases
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,16 @@ class TrainingBatch:
     keep_N: Tensor
     """1, or 0 for an episode that is left out of the loss."""
     flat: int
-    """Number of groups whose episodes all have the same reward."""
+    """Number of groups whose episodes all have the same weighted mean reward."""
     failed: int = 0
     """Episodes that an agent of get_agent did not finish, which says nothing about the policy: not among these."""
     credits: Sequence[Sequence[float]] = ()
     """What is added to the advantage, by episode and token; empty where tokens have no credit of their own."""
+
+    def teaches(self, number: int) -> bool:
+        """Whether an episode has a gradient, were there no KL term."""
+        credits = self.credits[number] if self.credits else ()
+        return bool(self.keep_N[number] and (self.advantages_N[number] or any(credits)))
 
     def groups(self) -> dict[str, list[Episode]]:
         """The episodes by question."""
@@ -64,9 +73,14 @@ OVERLONG_MARGIN = 256  # tokens before --max-tokens at which --overlong punish b
 
 
 def prepare(
-    episodes: Sequence[Episode], options: UpdateOptions, weights: Mapping[str, float] | None = None, max_tokens: int = 0
-) -> TrainingBatch:
-    """Combine each episode's rewards and compare the episodes of each group. Without `weights` all count the same."""
+    episodes: Sequence[Episode], options: UpdateOptions, weights: Mapping[str, float] | None = None,
+    max_tokens: int = 0, *, replaces_flat: bool = False,
+) -> TrainingBatch:  # fmt: skip
+    """Combine each episode's rewards and compare the episodes of each group. Without `weights` all count the same.
+
+    `replaces_flat`: others were played in place of flat groups (`Plan.wanted`). These are left out, of divisors too:
+    else a length penalty alone, over its own deviation, would give them advantages of full size.
+    """
     played = episodes
     episodes = [episode for episode in played if episode.stop != "agent"]
     if not episodes:
@@ -74,32 +88,27 @@ def prepare(
     weights = weights or dict.fromkeys(names_of_rewards(episodes), 1.0)
     groups = [episode.question_id for episode in episodes]
     rewards_NR = np.array([[episode.rewards.get(name, np.nan) for name in weights] for episode in episodes])
+    means_N = combine_rewards(rewards_NR, "uniform", list(weights.values()))
     combined_N = combine_rewards(rewards_NR, options.combine, list(weights.values()))
+    flat = {name for name in groups if is_flat(means_N[[group == name for group in groups]].tolist())}
     if options.overlong == "punish":
         lengths = [len(episode.ids) for episode in episodes]
         combined_N = combined_N + overlong_penalty(lengths, max_tokens, min(OVERLONG_MARGIN, max_tokens)).numpy()
+    rewards_N, advantages_N = torch.from_numpy(combined_N), torch.zeros(len(episodes), dtype=torch.float64)
+    compared_N = torch.tensor([not (replaces_flat and group in flat) for group in groups])
     masked = ("tokens", "turn_tokens") if options.overlong == "mask" else ()
-    rewards_N = torch.from_numpy(combined_N)
-    chosen_N = widest(rewards_N, groups, options.learn_from or len(episodes))
-    advantages_N = torch.zeros_like(rewards_N)
-    advantages_N[chosen_N] = advantages(
-        rewards_N[chosen_N],
-        [group for group, chosen in zip(groups, chosen_N.tolist(), strict=True) if chosen],
-        options.advantage,
-    )
+    unmasked_N = torch.tensor([episode.stop not in masked for episode in episodes])
+    if options.learn_from or options.advantage == "best":  # what is picked must not be left out then
+        compared_N &= unmasked_N
+    picked_N = widest(rewards_N[compared_N], list(compress(groups, compared_N)), options.learn_from or len(episodes))
+    chosen_N = compared_N.masked_scatter(compared_N, picked_N)
+    advantages_N[chosen_N] = advantages(rewards_N[chosen_N], list(compress(groups, chosen_N)), options.advantage)
+    keep_N = chosen_N & unmasked_N
+    credits = [episode.credits if keep else () for episode, keep in zip(episodes, keep_N, strict=True)]
     return TrainingBatch(
-        episodes,
-        combine_rewards(rewards_NR, "uniform", list(weights.values())),
-        combined_N,
-        advantages_N,
-        chosen_N * torch.tensor([float(episode.stop not in masked) for episode in episodes]),
-        len(flat_groups(rewards_N, groups)),
-        len(played) - len(episodes),
-        scaled_credits(
-            [episode.credits if chosen else () for episode, chosen in zip(episodes, chosen_N, strict=True)],
-            options.word_cost,
-        ),
-    )
+        episodes, means_N, combined_N, advantages_N, keep_N.float(), len(flat), len(played) - len(episodes),
+        scaled_credits(credits, options.word_cost),
+    )  # fmt: skip
 
 
 LEAST_CREDIT = 0.05  # words that are worth less than this at the root mean square are not scaled up
@@ -174,25 +183,30 @@ class OldLogprobs:
 def update(learner: Learner, batch: TrainingBatch, context: UpdateContext) -> dict[str, float]:
     """Update the policy once per epoch; return the figures of the last epoch."""
     taught = taught_episodes(batch, context.options.loss)
+    figures = {
+        "learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0,
+        "taught": float(sum(map(batch.teaches, range(len(batch.episodes))))),
+    }  # fmt: skip
     if not taught.episodes:
-        return {"learning_rate": context.learning_rate, "grad_norm": 0.0, "tokens": 0.0, "micro_batches": 0.0}
+        return figures
     most = context.options.memory.token_budget or (16384 if torch.cuda.is_available() else 1024)
     budget = Budget(min(most, learner.lowered_budget or most))
     longest, old = max(len(episode.ids) for episode in taught.episodes), OldLogprobs(taught.episodes, learner.device)
-    for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
-        sums = budget.within_memory(
-            lambda tokens: learn_epoch(tokens, learner, taught, old, context), longest, learner.drop_gradients,
-            can_start_over=learner.can_start_over,
-        )  # fmt: skip
+
+    def within_memory(attempt: Callable[[int], T]) -> T:
+        done = budget.within_memory(attempt, longest, learner.drop_gradients, can_start_over=learner.can_start_over)
         if budget.tokens < most:
             learner.lowered_budget = budget.tokens
-        norm = change_weights(learner, context, budget.tokens)
+        return done
+
+    for _ in range(context.options.epochs):  # memory that runs out leaves those before it: they changed the policy
+        sums = within_memory(lambda tokens: learn_epoch(tokens, learner, taught, old, context))
+        figures["grad_norm"] = change_weights(learner, context, budget.tokens)
         old.known = True
-    counts = {"episodes": float(len(taught.episodes)), "micro_batches": float(len(sums))}
-    figures = counts | {"learning_rate": context.learning_rate, "grad_norm": norm}
     with context.phases("likelihood"):
-        gain = likelihood_gain(learner, taught, old, budget.tokens, context)
-    return summary(learner.sums(add_stats(sums))) | figures | gain
+        gain = within_memory(lambda tokens: likelihood_gain(learner, taught, old, tokens, context))
+    counts = {"episodes": float(len(taught.episodes)), "micro_batches": float(len(sums))}
+    return figures | summary(learner.sums(add_stats(sums))) | counts | gain
 
 
 PROBED = 1 / 8  # of the episodes that are learnt from: an eighth of a forward pass, a thirtieth of a step on CPUs
@@ -253,12 +267,8 @@ def change_weights(learner: Learner, context: UpdateContext, budget: int) -> flo
 def taught_episodes(batch: TrainingBatch, options: LossOptions) -> TaughtEpisodes:
     """Leave out episodes without a gradient: those not kept and, without a KL term, those with advantage 0."""
     parts = [(number, part) for number, episode in enumerate(batch.episodes) for part in episode.segments]
-    advantages = batch.advantages_N.tolist()
     taught = [
-        (number, part)
-        for number, part in parts
-        if batch.keep_N[number]
-        and (advantages[number] or options.beta or (batch.credits and any(batch.credits[number])))
+        (number, part) for number, part in parts if batch.keep_N[number] and (options.beta or batch.teaches(number))
     ]
     numbers, segments = [number for number, _ in taught], [part for _, part in taught]
     credits = [

@@ -190,15 +190,10 @@ def training(
 # Sampling
 
 
-def slots_within(
-    room: float, shape: ModelShape, rank: int, precision: Precision, *, wanted: int, longest: int, merged: bool
-) -> int:
-    """How many of the `wanted` sequences LocalEngine can sample at once where its loaded base leaves so much room.
-
-    `merged`: the adapter is merged into bf16 weights; the originals wait on the host.
-    """
+def slots_within(room: float, shape: ModelShape, rank: int, precision: Precision, *, wanted: int, longest: int) -> int:
+    """How many of the `wanted` sequences LocalEngine can sample at once where its loaded base leaves so much room."""
     prefill = longest * BF16 * (4 * shape.intermediate + 6 * shape.hidden) + longest**2
-    fixed = FP32 * shape.adapter(rank) + prefill + (0 if merged else unpacked_bytes(shape, precision))
+    fixed = FP32 * shape.adapter(rank) + prefill + unpacked_bytes(shape, precision)
     tokens = -(-longest // SLOT_STEP) * SLOT_STEP + 1
     each = SAMPLING_LOGIT_BYTES * shape.vocabulary + kv_bytes(shape) * tokens
     return max(0, min(wanted, int((room - fixed) // each)))

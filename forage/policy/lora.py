@@ -1,4 +1,4 @@
-"""What a LoRA adapter of create_lora_model.py does to the weights of its base, for the engine that merges it."""
+"""What a LoRA adapter of create_lora_model.py does to the layers of its base, for the engine in this process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -51,11 +52,36 @@ def find_changes(folder: Path, base: str, shapes: Shapes, tied_vocabulary: int |
     return {key: Change(each, scale, config["fan_in_fan_out"]) for key, each in parts.items()}
 
 
-def merge(weight: Tensor, change: Change) -> Tensor:
-    """W + sBA in fp32; DoRA rescales its rows to the learned magnitudes, https://arxiv.org/abs/2402.09353."""
-    parts = {name: part.to(weight.device, torch.float32) for name, part in change.parts.items()}
-    weight_OI = weight.float().T if change.transposed else weight.float()
-    weight_OI = torch.addmm(weight_OI, change.scale * parts["lora_B"], parts["lora_A"])
+def adding(layer: Any, change: Change) -> Callable[[Any, tuple[Tensor], Tensor], Tensor]:
+    """A forward hook that makes the output of a linear layer with weights W that of one with W + sBA.
+
+    The weights stay as they are: rounded to bf16, W + sBA would be W again where an adapter is young. What is added is
+    computed in fp32. DoRA rescales the rows of W + sBA to learned magnitudes, https://arxiv.org/abs/2402.09353.
+    """
+    parts = {name: part.to(layer.weight.device, torch.float32) for name, part in change.parts.items()}
+    first_DR, last_RO = parts["lora_A"].T.contiguous(), (change.scale * parts["lora_B"]).T.contiguous()
+    factor_O = None
     if "lora_magnitude_vector" in parts:
-        weight_OI *= (parts["lora_magnitude_vector"] / torch.linalg.norm(weight_OI, dim=1))[:, None]
-    return weight_OI.T if change.transposed else weight_OI
+        factor_O = parts["lora_magnitude_vector"] / row_norms(layer, first_DR @ last_RO, change.transposed)
+        last_RO *= factor_O
+
+    def add(_: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        low_NR = inputs[0].flatten(0, -2).float() @ first_DR
+        if output.dtype == torch.float32 and factor_O is None:
+            output.flatten(0, -2).addmm_(low_NR, last_RO)  # in place, which is faster; in bf16 it would round more
+            return output
+        added = (low_NR @ last_RO).view(output.shape)
+        if factor_O is not None:
+            added += (factor_O - 1) * (output if layer.bias is None else output - layer.bias)
+        return output.add_(added)
+
+    return add
+
+
+def row_norms(layer: Any, change_DO: Tensor, transposed: bool) -> Tensor:
+    """(O,) lengths of the rows of a linear layer's changed weights, 4-bit ones unpacked."""
+    from peft.utils.integrations import dequantize_module_weight
+
+    weight: Tensor = dequantize_module_weight(layer).float()
+    lengths_O: Tensor = torch.linalg.norm((weight if transposed else weight.T) + change_DO, dim=0)
+    return lengths_O

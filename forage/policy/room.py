@@ -63,12 +63,11 @@ def offloaded(shape: ModelShape, work: Work, offload: Offload) -> float:
 
 
 def engine_weights(shape: ModelShape, work: Work) -> float:
-    """What a LocalEngine keeps on the GPU while nothing is played. An adapter is merged into a bf16 base."""
-    adapter = shape.adapter(work.rank) * FP32 if work.precision == "nf4" else 0
-    return weight_bytes(shape, work.precision) + adapter
+    """What a LocalEngine keeps on the GPU while nothing is played."""
+    return weight_bytes(shape, work.precision) + shape.adapter(work.rank) * FP32
 
 
-def engine_slots(card: PolicyCard, wanted: int, longest: int, *, rank: int, merged: bool, way_out: str) -> int:
+def engine_slots(card: PolicyCard, wanted: int, longest: int, *, rank: int, way_out: str) -> int:
     """How many of the `wanted` sequences to sample at once on a GPU: those that fit beside what is loaded now.
 
     An adapter of this `rank` is still to be loaded (0: none is). Of a model that can't be planned, all are taken.
@@ -78,7 +77,7 @@ def engine_slots(card: PolicyCard, wanted: int, longest: int, *, rank: int, merg
     torch.cuda.empty_cache()  # what an update has left to this process counts as free
     dtype = compute_dtype(card.dtype)
     room = (free_bytes() - CONTEXT) * BF16 / dtype.itemsize  # the context is there already
-    slots = slots_within(room, shape, rank, precision_of(card), wanted=wanted, longest=longest, merged=merged)
+    slots = slots_within(room, shape, rank, precision_of(card), wanted=wanted, longest=longest)
     free = f"{max(0.0, room) * dtype.itemsize / BF16 / GIB:.1f} GiB that are free of this GPU"
     if not slots:
         raise UserError(f"not even one sequence of {longest} tokens can be sampled in the {free}; {way_out}")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forage.grpo.losses import advantages, flat_groups
+from forage.grpo.losses import add_stats, advantages, flat_groups
 from forage.rewriter.actors import Actors, model_inputs
 from forage.rewriter.data import Row
 from forage.rewriter.options import PPOOptions
@@ -123,8 +123,9 @@ def over_others(scores_B: Tensor, penalty_B: Tensor, size: int) -> Tensor:
     return advantages(totals_B.masked_fill(flat_B, 0.0), groups).float()
 
 
-def masked_mean(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
-    return (values_BR * mask_BR).sum() / mask_BR.sum()
+def masked_mean(values_BR: Tensor, mask_BR: Tensor, count: Tensor | None = None) -> Tensor:
+    """Over the mask; of a part of a batch, its share of the batch's mean, whose mask has `count` ones."""
+    return (values_BR * mask_BR).sum() / (mask_BR.sum() if count is None else count)
 
 
 def whitened(values_BR: Tensor, mask_BR: Tensor) -> Tensor:
@@ -156,9 +157,16 @@ class TrainingBatch:
 
 
 def ppo_loss(
-    logprobs_BR: Tensor, values_BR: Tensor, batch: TrainingBatch, options: PPOOptions
+    logprobs_BR: Tensor,
+    values_BR: Tensor,
+    batch: TrainingBatch,
+    options: PPOOptions,
+    whole: TrainingBatch | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate plus value_coef times half the squared value error, clipped the same way; and its figures.
+
+    Where `batch` is a micro-batch of a `whole`, these are its shares of the whole's: they add up to them, however it is
+    cut. (TRL takes the mean of its micro-batches' means, where a token of a short response weighs more.)
 
     These have TRL's names: approxkl is half the mean squared difference from the log-probabilities at sampling time, a
     clipfrac the share of tokens, or of values, whose loss is clipped.
@@ -172,20 +180,21 @@ def ppo_loss(
     loss_BR = -batch.advantages_BR * ratio_BR
     clipped_loss_BR = -batch.advantages_BR * clipped_ratio_BR
 
+    tokens, places = (whole or batch).mask_BR.sum(), (whole or batch).value_mask_BR.sum()
     reach = options.value_clip_range
     clipped_values_BR = torch.clamp(values_BR, batch.values_BR - reach, batch.values_BR + reach)
     error_BR = (values_BR - batch.returns_BR) ** 2
     clipped_error_BR = (clipped_values_BR - batch.returns_BR) ** 2
 
-    policy = masked_mean(torch.maximum(loss_BR, clipped_loss_BR), batch.mask_BR)
-    value = 0.5 * masked_mean(torch.maximum(error_BR, clipped_error_BR), batch.value_mask_BR)
+    policy = masked_mean(torch.maximum(loss_BR, clipped_loss_BR), batch.mask_BR, tokens)
+    value = 0.5 * masked_mean(torch.maximum(error_BR, clipped_error_BR), batch.value_mask_BR, places)
     return policy + options.value_coef * value, {
-        "policy/approxkl_avg": 0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR),
-        "policy/clipfrac_avg": masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR),
+        "policy/approxkl_avg": 0.5 * masked_mean(difference_BR.detach() ** 2, batch.mask_BR, tokens),
+        "policy/clipfrac_avg": masked_mean((clipped_loss_BR > loss_BR).float(), batch.mask_BR, tokens),
         "loss/policy_avg": policy.detach(),
         "loss/value_avg": value.detach(),
-        "val/clipfrac_avg": masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR),
-        "val/ratio": masked_mean(ratio_BR.detach(), batch.mask_BR),
+        "val/clipfrac_avg": masked_mean((clipped_error_BR > error_BR).float(), batch.value_mask_BR, places),
+        "val/ratio": masked_mean(ratio_BR.detach(), batch.mask_BR, tokens),
     }
 
 
@@ -260,21 +269,22 @@ def learn(
     """A few epochs over the batch, each in a new order."""
     size, rows = len(batch.sequences_BT), list[dict[str, Tensor]]()
     for _ in range(options.ppo_epochs):
-        order = torch.from_numpy(np.random.permutation(size))  # from numpy, as in TRL
+        order, parts = torch.from_numpy(np.random.permutation(size)), []  # from numpy, as in TRL
         for indices in torch.split(order, options.micro_batch):
             part = batch.select(indices)
             logits_BRV, values_BR = logits_and_values(actors, part.sequences_BT, part.responses_BR.shape[1])
             logprobs_BR = logprobs_of(logits_BRV, part.responses_BR)
-            loss, figures = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options)
-            (loss * options.micro_batch / size).backward()  # type: ignore[no-untyped-call]
+            loss, figures = ppo_loss(logprobs_BR, values_BR.masked_fill(~part.value_mask_BR, 0.0), part, options, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
-                entropy, ratio = masked_mean(entropy_of(logits_BRV), part.mask_BR), figures.pop("val/ratio")
-            rows.append(figures | {"policy/entropy_avg": entropy, "val/ratio": ratio})
+                entropy = masked_mean(entropy_of(logits_BRV), part.mask_BR, batch.mask_BR.sum())
+            parts.append(figures | {"policy/entropy_avg": entropy})
+        rows.append(add_stats(parts))
         optimizer.step()
         optimizer.zero_grad()
-    table = torch.tensor([list(row.values()) for row in rows])
-    variance = float(table[:, -1].var()) if len(rows) > 1 else 0.0
-    return dict(zip(rows[0], table.mean(0).tolist(), strict=True)) | {"val/ratio_var": variance}
+    means = {name: float(np.mean([float(row[name]) for row in rows])) for name in rows[0]}
+    ratios = [float(row["val/ratio"]) for row in rows]
+    return means | {"val/ratio_var": float(np.var(ratios, ddof=len(ratios) > 1))}
 
 
 def logits_and_values(actors: Actors, sequences_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:

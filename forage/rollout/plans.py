@@ -49,17 +49,16 @@ class Plan:
         workers end up with the same questions, whenever they look.
         """
         asked = (*self.questions, *self.spare)
-        flat = sum(name in groups and is_flat(groups[name]) for name in asked) if self.spare else 0
+        flat = sum(name in groups and is_flat([e.reward for e in groups[name]]) for name in asked) if self.spare else 0
         return (*self.questions, *self.spare[:flat])
 
 
-def is_flat(group: Sequence[Episode]) -> bool:
+def is_flat(rewards: Sequence[float]) -> bool:
     """Whether a group's rewards are equal up to rounding, so that comparing its episodes teaches nothing.
 
     It is judged by the weighted mean, which a group has as soon as it is played, in whatever way training combines
     rewards over a whole batch.
     """
-    rewards = [episode.reward for episode in group]
     return max(rewards) - min(rewards) < 1e-6
 
 

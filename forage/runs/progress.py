@@ -48,7 +48,7 @@ def lessons(stats: StepStats) -> list[str]:
             "no episode keeps to the protocol (a search, then an answer); teach it by a warm start (sft_train.py) or a "
             "longer one"
         ]
-    if flat == total:
+    if flat == total and not stats.taught:
         return [f"{flat} of {total} groups flat (all episodes of a question earned the same): no reward to learn from"]
     return []
 

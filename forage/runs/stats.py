@@ -110,8 +110,8 @@ class StepStats:
     """The update, as means over its tokens: policy_loss, kl (to the reference), entropy, clip_low_share,
     clip_high_share, ratio_mean, ratio_min, ratio_max (trained over sampling policy), mismatch_kl, mismatch_mean_abs,
     corrected_share (trainer's against sampler's log-probabilities), grad_norm (before clipping), learning_rate,
-    tokens, episodes, micro_batches; likelihood_gain (of tokens that were rewarded, by this update:
-    `likelihood_gain` in forage/grpo/update.py); whatever else the loss reports."""
+    tokens, episodes, taught (those with an advantage or a credit), micro_batches; likelihood_gain (of tokens that were
+    rewarded, by this update: `likelihood_gain` in forage/grpo/update.py); whatever else the loss reports."""
     evaluation: dict[str, Interval] | None = None
     """Each reward on held-out questions, at steps with an evaluation."""
     flat_by_reward: dict[str, int] = field(default_factory=dict)
@@ -137,6 +137,11 @@ class StepStats:
         """Summary of each reward's distribution over the episodes that have it."""
         known = {name: [v for v in values if v is not None] for name, values in self.rewards.items()}
         return {name: summarised(values) for name, values in known.items() if values}
+
+    @property
+    def taught(self) -> bool:
+        """Whether any episode had an advantage or a credit; older versions did not write how many."""
+        return self.training.get("taught", self.groups["total"] - self.groups["flat"]) > 0
 
 
 def summarised(values: Sequence[float]) -> Summary:

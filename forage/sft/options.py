@@ -8,7 +8,7 @@ from typing import Literal
 
 from forage.agent.episode import is_written
 from forage.agent.options import SearchOptions
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one
 from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.outputs import check_apart, check_replaceable
 from forage.policy.adapters import adapter_path
@@ -64,10 +64,9 @@ class SFTOptions:
 
     def check(self) -> None:
         """Fail before anything is loaded."""
-        for part in (self.teacher, self.optimizer, self.memory, self.place):
+        for part in (self.teacher, self.memory, self.place):
             part.check()
         check_at_least_one(self, "max_steps", "batch_size", "eval_every", "early_stop")
-        check_at_least_zero(self, "num_demonstrations")
         if not 0 < self.eval_share < 1:
             raise UserError(f"--eval-share {self.eval_share} must lie between 0 and 1")
         missing = next((path for path in self.demonstrations if not is_written(path)), None)

@@ -16,7 +16,7 @@ from forage.agent.protocol import FAULTS, Passage, Protocol, write_answer, write
 from forage.agent.tools import functions_for
 from forage.data.records import Question
 from forage.engines.base import Engine, Request, Sample
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one
 from forage.progress import Counting
 from forage.sft.thoughts import LEAST_THOUGHT, thoughts_of
 from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts, spoken_words
@@ -51,7 +51,6 @@ class TeacherOptions:
 
     def check(self) -> None:
         check_at_least_one(self, "answer_tokens")
-        check_at_least_zero(self, "guess_words")
         if not 0 <= self.guess_share <= 1:
             raise UserError(f"--guess-share {self.guess_share} must lie between 0 and 1")
         if self.thought_words and self.thought_words < LEAST_THOUGHT:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal, get_args
 
 from forage.arguments import TRUST, fixed
-from forage.errors import UserError, check_at_least_one, check_at_least_zero, flag
+from forage.errors import UserError, check_at_least_one, flag
 from forage.text import without_passwords
 
 Mode = Literal["hybrid", "dense", "sparse"]
@@ -74,7 +74,6 @@ class StorePlace:
         """Fail before anything is loaded."""
         if "://" in self.store and not self.is_server:
             raise UserError(f"--store {self.store}: give a folder, or a server's address as http://HOST:PORT")
-        check_at_least_zero(self, "store_patience")
 
 
 @dataclass(frozen=True)

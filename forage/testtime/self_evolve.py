@@ -41,7 +41,7 @@ from typing import Any
 from forage.cli import run_script
 from forage.data.splits import read_held_out, read_training_questions
 from forage.engines.base import EngineOptions, Sampling
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one
 from forage.evaluation.options import EvaluationOptions, is_learned, read_system
 from forage.evaluation.outcomes import OutcomeLog
 from forage.optimizer import OptimizerOptions
@@ -102,7 +102,6 @@ class EvolveOptions:
         self.place.check()
         self.sampling.check()
         check_at_least_one(self, "rounds", "questions", "max_steps", "concurrency")
-        check_at_least_zero(self, "eval_questions", "learning_rate")
         read_system(self.system, importlib.import_module(SCRIPT).SYSTEMS, "--system")
         check_folder("--output-dir", self.output_dir)
         check_apart("--output-dir", self.output_dir, {"--data": self.data, "--policy": self.policy})

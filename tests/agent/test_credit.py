@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from forage.agent.credit import Word, credited, without_each, words_in
+from forage.agent.credit import Word, counted, credited, ends_of, without_each, words_in
 from forage.agent.episode import Search, Turn
 from tests.factories import EPISODE
 from tests.ranked_library import GOUT, opened
 
 # A token for each piece; a call that was begun for the policy is not sampled.
 PIECES = (
-    '<tool_call>{"query": "', "go", "ut", " si", "gns", '"}', "</tool_call>", "<end>", " signs", "-x", '\\"',
-    '<tool_call>{"name": "', '", "query": "', ' "',
+    '<tool_call>{"name": "search", "arguments": {"query": "', "go", "ut", " si", "gns", '"}}', "</tool_call>", "<end>",
+    " signs", "-x", '\\"', '<tool_call>{"name": "search", "arguments": {"why": "', '", "query": "', ' "',
+    '<tool_call>{"name": "look", "arguments": {"query": "', "search",
 )  # fmt: skip
 
 
@@ -34,7 +35,8 @@ def saying(query, ids, mask=None):
 
 
 def words(query, ids, mask=None):
-    return list(words_in(saying(query, ids, mask), 0, query, decode))
+    episode = saying(query, ids, mask)
+    return list(words_in(episode, episode.searches[0], decode))
 
 
 def test_the_tokens_of_each_word():
@@ -62,7 +64,7 @@ def test_a_query_that_the_turn_spells_otherwise_has_no_words():
 
 
 def test_a_query_is_not_taken_for_another_string_of_the_call():
-    """`{"name": "gout", "query": "gout"}`"""
+    """`{"why": "gout", "query": "gout"}`"""
     assert words("gout", [11, 1, 2, 12, 1, 2, 5, 6]) == [Word("gout", [5, 6])]
     assert words("gout", [0, 1, 2, 3, 4, 5, 6]) == []  # the query is longer
 
@@ -71,6 +73,44 @@ def test_a_query_that_the_turn_quotes_after_its_call_is_credited_in_the_call():
     """`<tool_call>{"query": "gout"}</tool_call> "gout"}`"""
     assert words("gout", [0, 1, 2, 5, 6, 13, 1, 2, 5]) == [Word("gout", [2, 3])]
     assert words("gout", [13, 1, 2, 5, 0, 1, 2, 5, 6]) == [Word("gout", [6, 7])]
+
+
+def test_each_of_a_turns_calls_is_credited_with_its_own_query():
+    """Searches for search and gout, between them another tool's for gout, and gout once more."""
+    ids = [0, 15, 5, 6, 14, 1, 2, 5, 6, 0, 1, 2, 5, 6, 0, 1, 2, 5, 6]
+    episode = saying("search", ids)
+    for query, again, tokens in (("search", 0, [2]), ("gout", 0, [11, 12]), ("gout", 1, [16, 17])):
+        assert list(words_in(episode, Search(0, query), decode, again)) == [Word(query, tokens)]
+    assert [again for _, again in counted([Search(0, "a"), Search(0, "a"), Search(1, "a"), Search(0, "a")])] == [
+        0,
+        1,
+        0,
+        2,
+    ]
+
+
+def test_a_search_whose_result_was_never_read_has_no_credit():
+    episode = replace(saying("gout", [0, 1, 2, 5, 6]), stop="tokens")
+    _, searcher = opened({"gout": 1})
+    assert credited([episode], GOUT, searcher, decode) == [replace(episode, credits=(0.0,) * 6)]
+
+
+@pytest.mark.parametrize("sentencepiece", [False, True])
+def test_long_turns_are_decoded_in_stretches(sentencepiece):
+    """A token of three bytes, which show as one mark each until the last is there, and spaces at the beginning that
+    some tokenizers leave out."""
+    pieces = ["  ", "Why", " go", "ut", "\xe2", "\x82", "\xac", " ", "\n", " rest"] * 30
+
+    def decode(numbers):
+        text = b"".join(pieces[number].encode("latin-1") for number in numbers).decode(errors="replace")
+        return text.removeprefix(" ") if sentencepiece else text
+
+    seen = []
+    found = ends_of(range(300), lambda numbers: seen.append(len(numbers)) or decode(numbers))
+    whole = [len(decode(range(place + 1)).rstrip()) for place in range(300)]
+    spoken = [place for place in range(300) if pieces[place].strip()]
+    assert [found[place] for place in spoken] == [whole[place] for place in spoken]
+    assert max(seen) < 20
 
 
 def test_credits_by_hand():

@@ -69,7 +69,6 @@ def test_a_policy_keeps_its_task(policy, tmp_path):
     ("options", "says"),
     [
         (SearchOptions(k=0), "--k 0 must be at least 1"),
-        (SearchOptions(question_weight=-1), "--question-weight -1 must be at least 0"),
         (SearchOptions(task=" . "), "--task '' must be a sentence without tags, such as 'Answer the question from"),
         (SearchOptions(task="Write <answer>"), "--task 'Write <answer>' must be a sentence without tags"),
         (SearchOptions(max_turn_tokens=0), "--max-turn-tokens 0 must be at least 1"),

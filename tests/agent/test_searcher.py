@@ -48,6 +48,16 @@ def test_the_best_search_counts_by_itself():
     assert get_best_search(episodes, [GOUT] * 5, searcher) == pytest.approx([0.5, 0.5, 1, 0, 0])
 
 
+def test_a_search_whose_result_did_not_fit_finds_nothing():
+    """The last turn's was dropped; that of the first found nothing, which the policy read."""
+    unread = replace(EPISODE, searches=(Search(0, "lost"), Search(1, "first")), stop="tokens")
+    _, searcher = opened({"gout?": 10, "first": 1}, k=3)
+    assert [search.query for search in unread.read_searches] == ["lost"]
+    assert get_best_search([unread], [GOUT], searcher) == get_search_margin([unread], [GOUT], searcher) == [0]
+    assert get_search_gain([unread], [GOUT], searcher) == get_search_gain([searching()], [GOUT], searcher)
+    assert get_best_search([replace(unread, stop="turns")], [GOUT], searcher) == [1]
+
+
 def test_found_is_whether_an_answering_passage_was_shown():
     shown = [replace(EPISODE, searches=(Search(0, "a", ("x",)), Search(1, "b", hits))) for hits in (("y",), ("y", "a"))]
     question = replace(GOUT, relevant_chunk_ids=("a",))

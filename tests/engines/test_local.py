@@ -241,7 +241,7 @@ def test_keys_come_in_steps_of_64_with_the_same_figures(monkeypatch, taken):
 
 
 @pytest.mark.parametrize("settings", [{}, {"use_dora": True}, {"use_rslora": True}])
-def test_an_adapter_is_merged_and_the_base_restored_bit_for_bit(tmp_path, settings):
+def test_with_an_adapter_it_samples_as_peft_does_and_without_it_as_before(tmp_path, settings):
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, **settings)
     get_peft_model(tiny_model(), config).save_pretrained(tmp_path / "v000001")
     model = tiny_model()

@@ -53,6 +53,9 @@ def test_updates_that_make_what_they_reward_less_likely():
 
 def test_nothing_to_compare_for_long_is_a_fault():
     flat = [replace(stats(n), groups={"total": 2, "flat": 2, "replaced": 0}) for n in range(10)]
-    assert fault_of(flat, GuardOptions()) == "in 10 steps, no two episodes of a question had different rewards"
+    assert fault_of(flat, GuardOptions()).startswith("in 10 steps, there was nothing to learn from")
     assert fault_of(flat[:9], GuardOptions()) == ""
     assert fault_of([*flat[:9], stats(9)], GuardOptions()) == ""
+    # Credits of words teach where rewards are equal, and masked episodes don't where rewards differ.
+    assert fault_of([*flat[:9], replace(flat[9], training={"taught": 1.0})], GuardOptions()) == ""
+    assert fault_of([replace(stats(n), training={"taught": 0.0}) for n in range(10)], GuardOptions())

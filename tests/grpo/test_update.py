@@ -156,50 +156,6 @@ def test_what_words_cost_is_not_scaled_up_where_they_are_worth_little():
     assert scaled_credits([(0.295, 0.395, -0.005)], 0.005) == [close([v / 0.125**0.5 for v in (0.295, 0.395, -0.005)])]
 
 
-def test_only_episodes_that_are_learnt_from_have_credits(tiny, episodes):
-    """The lowest and the highest of four are taught; the size of the credits is theirs as well."""
-    group = [replace(e, credits=(float(n + 1),) * len(e.ids)) for n, e in enumerate(episodes[:4])]
-    options = replace(tiny_options(tiny, tiny / "unused").update, learn_from=2)
-    batch = prepare([replace(e, question_id="q") for e in group], options)
-    lengths = [len(episode.ids) for episode in group]
-    size = ((lengths[0] + 16 * lengths[3]) / (lengths[0] + lengths[3])) ** 0.5
-    expected = [(1 / size,) * lengths[0], (), (), (4 / size,) * lengths[3]]
-    assert batch.credits == [close(each) for each in expected]
-
-
-@pytest.mark.parametrize("share_prompts", [False, True])
-def test_credits_reach_their_tokens_however_episodes_are_packed(tiny, episodes, share_prompts):
-    """All episodes earn the same, so only the credits teach. By hand: each episode by itself."""
-    credits = [[0.0] * len(episode.ids) for episode in episodes]
-    for number, episode in enumerate(episodes):
-        sampled = [place for place, chosen in enumerate(episode.mask) if chosen]
-        for nth, place in enumerate(sampled[:5]):
-            credits[number][place] = (-1.0) ** nth * (number + 1)
-    given = [
-        replace(e, rewards=dict.fromkeys(e.rewards, 0.5), credits=tuple(own))
-        for e, own in zip(episodes, credits, strict=True)
-    ]
-    learner, options = (
-        Learner(load_policy(read_policy_card(tiny / "policy"))),
-        tiny_options(tiny, tiny / "unused").update,
-    )
-    update(learner, prepare(given, options), UpdateContext(options, 0.01, 1.0, share_prompts=share_prompts))
-
-    by_hand, totals = Learner(load_policy(read_policy_card(tiny / "policy"))), count_totals(episodes)
-    size = (sum(c * c for own in credits for c in own) / sum(c != 0 for own in credits for c in own)) ** 0.5
-    for episode, own in zip(episodes, credits, strict=True):
-        [part] = pack([episode], 10_000)
-        logprobs_BT = by_hand.score(part, 1.0).logprobs_BT
-        correction_BT = (logprobs_BT.detach() - torch.tensor([episode.logprobs])).exp()
-        weights_BT = torch.tensor([own]) * part.sampled_BT / size * correction_BT
-        (-(logprobs_BT * weights_BT).sum() / totals.tokens).backward()
-    by_hand.step(0.01, options.optimizer.max_norm)
-    for (name, weight), (_, expected) in zip(
-        learner.policy.named_parameters(), by_hand.policy.named_parameters(), strict=True
-    ):
-        assert (weight - expected).abs().mean() < 1e-4, name
-
-
 def close(values):
     return pytest.approx(values, abs=1e-6)
 
@@ -218,6 +174,24 @@ def test_a_lowered_budget_is_remembered(tiny, episodes, capsys):
     updated(learner, tiny, episodes, 120, epochs=1)  # a lower one that is asked for stays
     assert learner.sizes[2] == [batch.tokens for batch in pack(episodes, 120)]
     assert Watched(tiny).lowered_budget is None  # another run, or the same one resumed
+
+
+def test_memory_that_runs_out_while_the_gain_is_measured_lowers_the_budget_and_changes_nothing(
+    tiny, episodes, monkeypatch, capsys
+):
+    def short(self, batch, temperature):
+        if batch.tokens > 120:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return scored(self, batch, temperature)
+
+    figures, weights = updated(Watched(tiny), tiny, episodes, LARGE, epochs=1)
+    scored = Learner.scored
+    monkeypatch.setattr(Learner, "scored", short)
+    learner = Watched(tiny)
+    others, same = updated(learner, tiny, episodes, LARGE, epochs=1)
+    assert learner.lowered_budget < LARGE
+    assert others["likelihood_gain"] == pytest.approx(figures["likelihood_gain"], abs=1e-6)
+    assert all(torch.equal(weight, same[name]) for name, weight in weights.items())
 
 
 def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatch):

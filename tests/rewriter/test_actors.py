@@ -129,7 +129,6 @@ def test_no_dropout_whatever_mode_is_asked_for():
     [
         (SamplingOptions(max_new_tokens=0), "--max-new-tokens"),
         (SamplingOptions(top_p=1.1), "--top-p"),
-        (ActorOptions(lora_rank=-1), "--lora-rank"),
     ],
 )
 def test_options_that_can_not_be(options, says):

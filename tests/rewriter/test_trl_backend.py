@@ -92,7 +92,7 @@ def ending_actors(actor):
     ],
 )  # fmt: skip
 def test_our_updates_equal_trls(actor):
-    options = PPOOptions(micro_batch_size=2, gae_lambda=0.9, gamma=0.95)
+    options = PPOOptions(gae_lambda=0.9, gamma=0.95)
     figures, weights = {}, {}
     for backend in ("trl", "own"):
         actors, tokenizer = ending_actors(actor)
@@ -108,6 +108,21 @@ def test_our_updates_equal_trls(actor):
     assert figures["own"][1]["objective/kl"] > 0.01  # something was learned
     for name, weight in weights["own"].items():
         torch.testing.assert_close(weight, weights["trl"][name], rtol=0, atol=1e-4)
+
+
+def test_micro_batches_change_no_update():
+    """Responses of several lengths, some of which end early."""
+    figures, weights = [], []
+    for micro in (0, 1, 2):
+        actors, tokenizer = ending_actors(ActorOptions())
+        options = PPOOptions(micro_batch_size=micro)
+        figures.append(trained("own", actors, tokenizer, options, adamw(actors, 1e-3)))
+        weights.append(torch.cat([weight.detach().flatten() for weight in actors.parameters()]))
+    assert 0 < figures[0][0]["val/num_eos_tokens"] < 4
+    for number in (1, 2):
+        torch.testing.assert_close(weights[number], weights[0], rtol=0, atol=1e-5)
+        for ours, whole in zip(figures[number], figures[0], strict=True):
+            assert ours == pytest.approx(whole, rel=1e-3, abs=1e-5)
 
 
 def test_trl_resumes_exactly():

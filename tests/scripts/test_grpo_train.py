@@ -76,14 +76,35 @@ def test_episodes_out_of_tokens_are_kept_masked_or_punished(monkeypatch):
     assert punished.combined_N.tolist() == [1.0 - 0.5, 0.5 - 0.5]
 
 
-def test_some_of_a_group_are_learnt_from_and_compared_with_one_another():
-    episodes = [played("q", n, reward) for n, reward in enumerate([0.2, 0.0, 0.6, 0.4])]
-    lessons = prepare(episodes, UpdateOptions(advantage="dr_grpo", learn_from=2))
-    assert lessons.keep_N.tolist() == [0, 1, 1, 0]
-    low, high = lessons.combined_N[1], lessons.combined_N[2]
-    assert lessons.advantages_N.tolist() == pytest.approx([0, (low - high) / 2, (high - low) / 2, 0])
-    with pytest.raises(UserError, match="learn-from 1"):
-        UpdateOptions(learn_from=1).check()
+def test_flat_groups_that_were_replaced_are_left_out_whatever_their_lengths(monkeypatch):
+    """Of r's equal rewards, the penalty alone would make advantages of 1 and -1 over s = 1 / sqrt 2."""
+    monkeypatch.setattr(forage.grpo.update, "OVERLONG_MARGIN", 4)
+    short = {"ids": (1, 2), "mask": (0, 1), "logprobs": (0.0, -0.1), "credits": (0.0, 1.0)}
+    episodes = [played("q", 0, 1.0, **short), played("q", 1, 0.0), played("r", 0, 0.5, **short), played("r", 1, 0.5)]
+    options, half = UpdateOptions(overlong="punish"), 0.5**0.5
+    kept, left_out = (prepare(episodes, options, max_tokens=12, replaces_flat=way) for way in (False, True))
+    assert kept.advantages_N.tolist() == pytest.approx([half, -half, half, -half], abs=1e-3)
+    assert left_out.advantages_N.tolist() == pytest.approx([half, -half, 0, 0], abs=1e-3)
+    assert (kept.flat, left_out.flat, left_out.keep_N.tolist()) == (1, 1, [1, 1, 0, 0])
+    assert [any(credits) for credits in left_out.credits] == [True, False, False, False]
+    batch = prepare(episodes[2:], options, max_tokens=12, replaces_flat=True)  # nothing was left to replace them by
+    assert [batch.teaches(number) for number in range(2)] == [False, False]
+
+
+@pytest.mark.parametrize("more", [{"learn_from": 2}, {"advantage": "best"}])
+def test_what_is_picked_of_a_group_is_not_masked_then(more):
+    """Masked: the lowest, which has the widest distance, and the best."""
+    stops = ["turn_tokens", "answer", "answer", "tokens"]
+    episodes = [played("q", n, n / 4, stop=stop) for n, stop in enumerate(stops)]
+    batch = prepare(episodes, UpdateOptions(overlong="mask", **more))
+    assert batch.keep_N.tolist() == [0, 1, 1, 0]
+    assert [batch.teaches(number) for number in range(4)] == [False, "learn_from" in more, True, False]
+
+
+def test_update_options_that_teach_nothing_or_mean_nothing():
+    for wrong, word in (({"learn_from": 1}, "learn-from 1"), ({"word_cost": 0.1}, "without --credit words")):
+        with pytest.raises(UserError, match=word):
+            UpdateOptions(**wrong).check()
 
 
 # Whole runs

@@ -173,7 +173,7 @@ def test_what_comes_after_the_demonstration_takes_its_thoughts(tiny_protocol):
     assert get_format_reward([episode], [GOUT]) == [1.0]
     assert shown(tiny_protocol, episode) == [tiny_protocol.show([LICE, PASSAGE])]
     # The query is in the thought and in the call; credit goes to the words of the call.
-    words = list(words_in(episode, 0, QUERY, tiny_protocol.text))
+    words = list(words_in(episode, episode.searches[0], tiny_protocol.text))
     call_at = episode.turns[0].start + len(tiny_protocol.turn_ids(f"{ASKS}\n")) - 1
     assert [word.text for word in words] == ["Gout", "symptoms"]
     assert all(token >= call_at for word in words for token in word.tokens)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forage.arguments import fixed
-from forage.errors import UserError, check_at_least_one, check_at_least_zero
+from forage.errors import UserError, check_at_least_one
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class ScrapeOptions:
     def check(self) -> None:
         """Fail before anything is fetched."""
         check_at_least_one(self, "batch_size", "per_host")
-        check_at_least_zero(self, "retries", "delay")
         if not self.timeout > 0:  # NaN is refused too
             raise UserError(f"--timeout {self.timeout} must be over 0")
 
