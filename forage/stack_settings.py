@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.processes import OFFLOADS, Offload, Sharding
+from forage.processes import Offload, Sharding, check_sharding
 
 EXAMPLE = Path(__file__).parents[1] / ".env.example"
 # Read by docker compose and the containers' runtimes themselves, or by this repository's own scripts, not by the stack.
@@ -67,11 +67,8 @@ def check_values(given: Mapping[str, str]) -> None:
     for name in NUMBERS:
         if given.get(name) and not given[name].isdecimal():
             raise UserError(f"{name}={given[name]} is no whole number; set one")
-    offload, sharding = given.get("OFFLOAD") or "none", given.get("SHARDING")
-    if sharding and sharding not in OFFLOADS[offload]:
-        raise UserError(
-            f"OFFLOAD={offload} does not work with SHARDING={sharding}; set {' or '.join(OFFLOADS[offload])}"
-        )
+    if sharding := given.get("SHARDING"):
+        check_sharding(cast(Sharding, sharding), offload=cast(Offload, given.get("OFFLOAD") or "none"))
     if int(given.get("LORA_RANK") or 1) not in range(1, MAX_RANK + 1):
         raise UserError(f"LORA_RANK={given['LORA_RANK']} is no rank that vLLM serves; set 1 to {MAX_RANK}")
     if given.get("TRAIN_PROCESSES") == "0":
