@@ -50,7 +50,7 @@ WORKDIR /app
 ENV VLLM_PY=python3
 COPY requirements-vllm-bnb.txt ./
 RUN uv pip install --system --no-cache --no-deps -r requirements-vllm-bnb.txt
-COPY scripts/vllm_gpu.sh scripts/settings.sh scripts/
+COPY scripts/vllm_gpu.sh scripts/settings.sh scripts/cards.txt scripts/
 
 FROM ${BASE} AS app
 # A new volume mounted over this empty folder takes its owner.

@@ -20,15 +20,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forage.agent.combination import MakeRewards
-from forage.agent.options import AGENT_FILE, AgentSettings, write_agent
+from forage.agent.options import AGENT_FILE, write_agent
 from forage.cli import run_script
 from forage.grpo.options import PRESETS, TrainOptions
-from forage.processes import is_first, leave_processes, world
+from forage.processes import is_first, leave_processes
 from grpo_rollout import get_reward_functions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forage.policy.card import PolicyCard
 
 
@@ -67,7 +65,10 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
         start = adapter_of(rollout.policy, known, run_dir)
         if lead:  # before this process takes memory of the server's card
             options = opened.enter_context(own_server(options, card, start, settings.max_tokens))
-        options = fit_memory(options, card, start, settings)
+        if options.vllm_sleep:
+            let_servers_sleep(options, card, settings.max_tokens)
+        memory = options.update.memory.on_this_device(settings.max_tokens, quantized=card.quantized)
+        options = replace(options, update=replace(options.update, memory=memory))
         learner = open_learner(options, card, start)
         manifest = learner.broadcast(manifest)
         with closing(open_play(options, settings, make_rewards, manifest.embedder, learner)) as play:
@@ -77,27 +78,15 @@ def main(options: TrainOptions, make_rewards: MakeRewards = get_reward_functions
     leave_processes()
 
 
-def fit_memory(options: TrainOptions, card: PolicyCard, start: Path, settings: AgentSettings) -> TrainOptions:
-    """The options with a micro-batch that fits the GPU, where they leave it open.
-
-    Several processes stay as they are: their GPUs may have more or less room, but their micro-batches must agree.
-    """
-    import torch
-
-    from forage.engines.choice import uses_servers, with_key
+def let_servers_sleep(options: TrainOptions, card: PolicyCard, longest: int) -> None:
+    """Before a policy is loaded onto their GPU. `longest`: most tokens of an episode."""
+    from forage.engines.choice import with_key
     from forage.engines.server_checks import Wanted
     from forage.engines.vllm import fall_asleep
     from forage.policy.policy import vocabulary_of
-    from forage.policy.room import fitted
 
-    engine = options.rollout.engine
-    if options.vllm_sleep:  # what counts is the room that a sleeping server leaves
-        asyncio.run(fall_asleep(with_key(engine), Wanted(card, vocabulary_of(card), settings.max_tokens)))
-    if world() > 1 or not torch.cuda.is_available():
-        return options
-    plays = options.rollouts == "own" and not uses_servers(engine)
-    memory = fitted(options.update.memory, card, start, settings.max_tokens, plays=plays, offload=options.offload)
-    return replace(options, update=replace(options.update, memory=memory))
+    wanted = Wanted(card, vocabulary_of(card), longest)
+    asyncio.run(fall_asleep(with_key(options.rollout.engine), wanted))
 
 
 TOP = (

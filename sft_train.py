@@ -39,12 +39,9 @@ def main(options: SFTOptions) -> None:
 
 
 def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard, data: Mapping[str, str]) -> None:
-    import torch  # after the checks: it takes seconds
-
-    from forage.agent.protocol import Protocol
-    from forage.policy.adapters import newest_adapter, publish_adapter
+    from forage.agent.protocol import Protocol  # after the checks: these load torch
+    from forage.policy.adapters import publish_adapter
     from forage.policy.policy import check_length, load_policy, load_tokenizer
-    from forage.policy.room import fitted
     from forage.runs.run_folder import keep_options
     from forage.sft.demonstrations import get_demonstrations
     from forage.sft.training import train
@@ -53,9 +50,7 @@ def warm_start(options: SFTOptions, settings: AgentSettings, card: PolicyCard, d
     given = {str(path): file_digest(path) for path in options.demonstrations if path.exists()}  # or it is compressed
     way_out = "another --output-dir, or --overwrite"
     keep_options(options.output_dir, options, FREE, way_out, data=data, demonstrations=given)
-    if torch.cuda.is_available():
-        memory = fitted(options.memory, card, newest_adapter(options.policy), settings.max_tokens, plays=False)
-        options = replace(options, memory=memory)
+    options = replace(options, memory=options.memory.on_this_device(settings.max_tokens, quantized=card.quantized))
     demonstrations = get_demonstrations(options, Protocol.playing(load_tokenizer(card), settings), settings)
     policy = train(options, demonstrations, load_policy(card))
     write_policy_card(card, options.output_dir)

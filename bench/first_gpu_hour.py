@@ -135,7 +135,7 @@ def steps(options: Options, work: Path, *, there: bool) -> list[Step]:
     count, lacks = (1 if dry else 3), "" if there else ".venv-vllm is missing, which python -m forage.doctor explains"
     policies = f"{work}/models/policy {work}/models/warm"
     small = " --requests 4 --tokens 12 --bar 0.08" if dry else ""
-    whole = {"VLLM_GPU_MEMORY": "0.85"}  # of the card, as nothing is trained meanwhile: nothing is planned
+    whole = {"VLLM_GPU_MEMORY": "0.85"}  # of the card, as nothing is trained meanwhile
     learnt = f"{count + 1} published adapters; mismatch_kl below {MOST_KL:g}, a gradient in some step"
 
     def served(way: str) -> Step:

@@ -3,8 +3,8 @@
     python -m bench.gpu
 
 Random weights of Qwen2.5-7B's size are made on the device and put through the functions that grpo_train.py calls. The
-stack's update is planned for a card of 24 GB, under ZeRO-2; the local engine samples with an adapter over a base in
-4 bits or in bf16. It needs torch, transformers and peft; a row that also needs bitsandbytes or
+stack's update is that for a card of 24 GB, under ZeRO-2; the local engine samples with an adapter over a base in 4 bits
+or in bf16. It needs torch, transformers and peft; a row that also needs bitsandbytes or
 DeepSpeed says so if that is missing. Each row runs in its own process, and its figures are written to the JSON file at
 once. --tiny measures everything on a small model, on a CPU. For TRL's update on a GPU see bench.update --trl; for how
 log-probabilities compare with a server's, bench.mismatch.
@@ -47,15 +47,13 @@ from forage.grpo.update import UpdateContext, prepare, update
 from forage.optimizer import MemoryOptions
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import AdapterOptions
-from forage.policy.footprint import shape_from_config
-from forage.policy.memory import Trainer, Work, plan
 from forage.policy.policy import add_adapter, keep_trainable, nf4, ready_to_train
 from forage.processes import join_processes
 
 # argparse and a plain table instead of forage.cli: a borrowed GPU machine may not have rich.
 
 LIMIT, ALL = 150.0, 540.0  # most seconds of a row, and of all of them
-CARD = 24564 / 1024  # GiB of a card of 24 GB
+BUDGET = 4096  # tokens of a micro-batch on a card of 24 GB
 
 
 @dataclass(frozen=True)
@@ -265,21 +263,10 @@ def measure_update(scale: Scale, *, quantized: bool, checkpointing: bool) -> dic
 
 
 def measure_stack(scale: Scale) -> dict[str, Any]:
-    """As on a card of 24 GB that a vLLM server shares. A larger card shows as well whether the plan's bound holds."""
-    trainer = planned(scale)
+    """As on a card of 24 GB that a vLLM server shares (scripts/cards.txt)."""
     join_processes()
-    policy = trained_policy(scale.policy, quantized=True, checkpointing=trainer.gradient_checkpointing)
-    learner = ShardedLearner(policy, sharding="zero2")
-    return updates(scale, learner, trainer.token_budget) | {
-        "planned_gib": trainer.bytes / GIB, "token_budget": trainer.token_budget,
-        "gradient_checkpointing": trainer.gradient_checkpointing,
-    }  # fmt: skip
-
-
-def planned(scale: Scale) -> Trainer:
-    found = plan(shape_from_config(scale.policy, "this model"), CARD, Work(max_tokens=scale.longest), shared=True)
-    assert found, "a 7B in 4 bits fits"
-    return found[0]
+    policy = trained_policy(scale.policy, quantized=True, checkpointing=True)
+    return updates(scale, ShardedLearner(policy, sharding="zero2"), BUDGET)
 
 
 def updates(scale: Scale, learner: Learner, budget: int | None = None) -> dict[str, Any]:

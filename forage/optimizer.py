@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forage.arguments import fixed
@@ -30,15 +30,24 @@ class MemoryOptions:
     """Memory of a training pass."""
 
     token_budget: int | None = None
-    """Maximum tokens per micro-batch. Fewer need less memory and more passes. Left out: as many as fit on one GPU
-    (python -m forage.policy.memory), 16384 on several, 1024 on a CPU."""
+    """Maximum tokens per micro-batch. Fewer need less memory and more passes; halved when memory runs out. Left out:
+    4096, or a whole episode, on a GPU; 1024 on a CPU."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass: slower, but needs less memory (docs/training.md). Left out: off,
-    unless they don't fit on one GPU."""
+    """Recompute activations in the backward pass: slower, but needs less memory (docs/training.md). Left out: on for
+    a 4-bit base on a GPU."""
 
     def check(self) -> None:
         if self.token_budget is not None:
             check_at_least_one(self, "token_budget")
+
+    def on_this_device(self, longest: int, *, quantized: bool) -> MemoryOptions:
+        """With what was left out, where there is a GPU. `longest`: most tokens of an episode."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return self
+        again = quantized if self.gradient_checkpointing is None else self.gradient_checkpointing
+        return replace(self, token_budget=self.token_budget or max(4096, longest), gradient_checkpointing=again)
 
 
 def update_weights(optimizer: torch.optim.Optimizer, learning_rate: float, max_norm: float) -> float:

@@ -83,15 +83,6 @@ def join_processes() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", local), timeout=PATIENCE, **alone)
 
 
-def keep_to_share() -> None:
-    """Allocate no more of this process's GPU than `scripts/stack.sh prepare` left it beside a server, if it did."""
-    import torch
-
-    share = os.environ.get("PLAN_TRAIN_SHARE")
-    if share and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(float(share))
-
-
 def leave_processes() -> None:
     """Take the connections down, once all processes are through.
 

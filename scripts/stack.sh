@@ -22,34 +22,13 @@ read_settings "$settings"
 export NO_PROXY="${NO_PROXY:+$NO_PROXY,}127.0.0.1,localhost" # a proxy can't reach the stack's own servers
 VLLM_URLS=${VLLM_URLS:-http://127.0.0.1:${VLLM_PORT:-8100}}
 
-[ "${SERVE:-auto}" != auto ] || unset SERVE # left to the plan
+[ "${SERVE:-auto}" != auto ] || unset SERVE # left to the card
 PY=${PY:-.venv/bin/python}
 # The device is found out where this runs, whatever the image was built for; docker compose says which its files are for.
 DEVICE=${DEVICE:-$(nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)}
 SHARED=${SHARED:-.}
 run=$SHARED/runs/${RUN:-stack}
 data=$SHARED/data
-plan=$SHARED/models/plan.env # what `prepare` chose for the GPUs
-
-# On a GPU, what .env leaves open follows from its memory (forage/policy/memory.py); one card is shared.
-choose_cards() {
-  local mib
-  if [ -n "${CUDA_VISIBLE_DEVICES:-}" ] && [ -z "${VLLM_GPUS:-}${TRAIN_GPUS:-}" ]; then
-    echo "error: CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES does not reach the stack, which would take other GPUs; set VLLM_GPUS and TRAIN_GPUS instead" >&2
-    exit 1
-  fi
-  mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null) || {
-    echo "error: there is no GPU: nvidia-smi does not answer; without one use docker-compose.cpu.yml, or DEVICE=cpu" >&2
-    exit 1
-  }
-  local base=${BASE_MODEL:-auto}
-  [ "$base" = auto ] && base=Qwen/Qwen2.5-7B-Instruct
-  "$PY" -m forage.policy.memory --mib $mib --base "$base" --r "${LORA_RANK:-16}" --max-tokens "${MAX_TOKENS:-2048}" \
-    --concurrency $((${BATCH_SIZE:-8} * ${NUM_ROLLOUTS:-8})) --serve "${SERVE:-auto}" \
-    $([ "${QUANTIZE:-1}" = 1 ] || echo --no-quantize) ${VLLM_GPUS:+--vllm-gpus "$VLLM_GPUS"} \
-    ${TRAIN_GPUS:+--train-gpus "$TRAIN_GPUS"} ${TRAIN_PROCESSES:+--train-processes "$TRAIN_PROCESSES"} \
-    ${VLLM_GPU_MEMORY:+--vllm-gpu-memory "$VLLM_GPU_MEMORY"} ${NODE_RANK:+--train-nodes "${TRAIN_NODES:-1}"}
-}
 # Says at once, and every two minutes, what it waits for.
 wait_until() { # what, the command that succeeds then
   local begun=$SECONDS next=$SECONDS
@@ -61,22 +40,20 @@ wait_until() { # what, the command that succeeds then
     sleep 2
   done
 }
-prepared() { [ -e "$SHARED/models/served" ] && { [ "$DEVICE" = cpu ] || [ -e "$plan" ]; }; }
+prepared() { [ -e "$SHARED/models/served" ]; } # made last
 case $verb in
   prepare | show) # in a container .env is not a file, but docker compose passes its lines on
-    names=/app/.image-names
-    [ -e "$names" ] && checked=(--image-names "$names") || checked=(--file "$settings")
-    "$PY" -m forage.stack_settings "${checked[@]}" || exit 1
-    if [ "$DEVICE" = cuda ]; then
-      chosen=$(choose_cards) || exit 1
-      read_plan <(echo "$chosen")
-    fi
+    [ -e /app/.image-names ] && names=$(compgen -e | grep -vxFf /app/.image-names) ||
+      names=$(sed -E 's/^export //; /^\s*(#|$)/d; s/=.*//' "$settings" 2>/dev/null || true)
+    "$PY" -m forage.stack_settings <<<"$names" || exit 1
     ;;
-  *)
-    wait_until "until \`scripts/stack.sh prepare\` is through" prepared
-    [ "$DEVICE" = cpu ] || read_plan "$plan"
-    ;;
+  *) wait_until "until \`scripts/stack.sh prepare\` is through" prepared ;;
 esac
+# A rollout has no GPU, and vLLM's script looks for its own.
+if [ "$DEVICE" = cuda ] && [[ $verb =~ prepare|show|train ]]; then
+  choose_gpus
+  [ "$verb" = train ] || echo "GPUs: vLLM has $VLLM_GPU_MEMORY of GPU $VLLM_GPUS and serves ${SERVE:-the base}, the trainer has $TRAIN_GPUS${CARD_ARGS:+ with $CARD_ARGS}" >&2
+fi
 # default GPU OTHER: one of two defaults, since what takes little time on a GPU takes hours without one.
 if [ "$DEVICE" = cuda ]; then
   default() { echo "$1"; }
@@ -125,11 +102,9 @@ vllm=("scripts/vllm_$(default gpu cpu).sh" ${VLLM_ARGS:-})
 rollout=("$PY" grpo_rollout.py --follow "${play[@]}")
 [ "$processes" = 1 ] && [ ${#torchrun[@]} = 0 ] && train=("$PY") ||
   train=("$PY" -m torch.distributed.run "${torchrun[@]}" --nproc-per-node "$processes")
-# A trainer that takes turns with the server measures its room itself.
-[[ " ${TRAIN_ARGS:-} " != *" --vllm-sleep "* ]] || PLAN_TRAIN_ARGS= PLAN_TRAIN_SHARE=
 train+=(grpo_train.py "${play[@]}" --rollouts service --max-staleness "${MAX_STALENESS:-1}" --max-steps "${MAX_STEPS:-200}" --learning-rate "${LEARNING_RATE:-5e-5}"
   --eval-every "${EVAL_EVERY:-$(default 10 0)}" --report-to "${REPORT_TO:-none}" --sharding "$sharding"
-  --offload "$OFFLOAD" ${PLAN_TRAIN_ARGS:-} ${TRAIN_ARGS:-})
+  --offload "$OFFLOAD" ${CARD_ARGS:-} ${TRAIN_ARGS:-})
 
 # Makes a thing once, and keeps what it was made with beside it: another setting would be ignored from then on.
 run_once() { # a file that exists once it is done, the folder to remove to do it again, its command
@@ -160,9 +135,12 @@ use_gpus() { # their numbers
   local error
   error=$("$PY" -m forage.machine 2>&1) || { echo "error: ${error##*$'\n'} (DEVICE=cuda, TRAIN_GPUS=$1)" >&2 && exit 1; }
 }
-# On a card for both, vLLM measures what is free when it starts, so the trainer comes after it.
-wait_for_vllm() {
+# On a card for both, vLLM measures what is free when it starts, so the trainer comes after it. It leaves vLLM's share alone
+# also while vLLM restarts, unless they take turns; CUDA itself takes some of the rest.
+join_vllm() {
   local url=${VLLM_URLS%% *}
+  [[ " ${TRAIN_ARGS:-} " == *" --vllm-sleep "* ]] ||
+    export PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:$(awk -v share="$VLLM_GPU_MEMORY" 'BEGIN { print 0.97 - share }')
   wait_until "for vLLM at $url, which shares the GPU (its log says what it does)" answers "$url/health"
 }
 answers() { "$PY" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=4)' "$1" 2>/dev/null; }
@@ -171,7 +149,6 @@ case $verb in
   prepare)
     use_gpus "${TRAIN_GPUS:-}"
     mkdir -p "$SHARED/models"
-    [ -z "${chosen:-}" ] || { echo "$chosen" >"$plan.partial" && mv "$plan.partial" "$plan"; }
     rm -f "$run/finished" # the trainer writes it again if MAX_STEPS was not raised; workers must not read the old one
     run_once "$data/eval.jsonl" "$data" "${prepare_data[@]}"
     run_once "$SHARED/models/policy/model.json" "$SHARED/models/policy" "${prepare_policy[@]}"
@@ -189,7 +166,7 @@ case $verb in
     ;;
   train)
     use_gpus "${TRAIN_GPUS:-}"
-    [ -z "${PLAN_SHARED:-}" ] || wait_for_vllm
+    [ -z "${SHARED_GPU:-}" ] || join_vllm
     exec "${train[@]}"
     ;;
   show)

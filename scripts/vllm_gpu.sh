@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Starts a vLLM server on a GPU; adapters can be loaded while it runs. It serves what `scripts/stack.sh prepare` made, in
-# the share of the GPU that prepare chose (plan.env); what is set in the environment goes first.
+# the share of the GPU that scripts/cards.txt gives it; what is set in the environment goes first.
 #   MODEL            folder of the base to serve instead; then VLLM_GPUS and VLLM_GPU_MEMORY must be set too
 #   DTYPE            float32 or bfloat16, as the policy's; default: what prepare's policy says
-#   SHARED           folder with models/served and models/plan.env (default: .)
+#   SHARED           folder with models/served (default: .)
 #   VLLM_PY          Python with vLLM (default: .venv-vllm/bin/python)
-#   VLLM_GPUS        numbers of GPUs, as nvidia-smi counts them
+#   VLLM_GPUS        number of a GPU, as nvidia-smi counts them
 #   VLLM_GPU_MEMORY  share of its memory
+#   CARD, TRAIN_GPUS as in .env.example
 #   LORA_RANK        largest rank of an adapter (default 16); vLLM is started for the next rank that it takes
 #   MAX_STALENESS    steps that rollouts may run ahead (default 1): so many adapters and two more stay in the host's
 #                    memory, so that none in use has to be read again while the next is loaded
@@ -20,12 +21,12 @@ source scripts/settings.sh
 models=${SHARED:-.}/models
 if [ -z "${MODEL:-}" ]; then
   MODEL=$models/served
-  while [ ! -e "$MODEL" ] || [ ! -e "$models/plan.env" ]; do
+  while [ ! -e "$MODEL" ]; do
     [ -n "${said:-}" ] || echo "waiting until \`scripts/stack.sh prepare\` is through"
     said=1
     sleep 2
   done
-  read_plan "$models/plan.env"
+  choose_gpus
   # In the type that the trainer computes in, if create_lora_model.py was told one; vLLM would take fp32 down to bf16.
   DTYPE=${DTYPE:-$(grep -oE '"dtype": "(float32|bfloat16)"' "$models/policy/model.json" 2>/dev/null | cut -d '"' -f 4 || true)}
 fi
@@ -45,7 +46,7 @@ export VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
 vllm=("$python" -m vllm.entrypoints.openai.api_server)
 # processed_logprobs: log-probabilities of the distribution that is sampled from, temperature included.
 vllm+=(--model "$MODEL" --served-model-name policy --host "${HOST:-127.0.0.1}" --port "${PORT:-8100}"
-  --max-model-len "${MAX_TOKENS:-2048}" --gpu-memory-utilization "$VLLM_GPU_MEMORY" ${PLAN_VLLM_ARGS:-}
+  --max-model-len "${MAX_TOKENS:-2048}" --gpu-memory-utilization "$VLLM_GPU_MEMORY" ${SHARED_GPU:+--max-num-seqs 64}
   --enable-lora --max-lora-rank "$rank" --max-loras 2 --max-cpu-loras "$((${MAX_STALENESS:-1} + 2))"
   --logprobs-mode processed_logprobs)
 [ -z "${DTYPE:-}" ] || vllm+=(--dtype "$DTYPE")

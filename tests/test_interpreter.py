@@ -54,7 +54,7 @@ def test_ctrl_c_during_the_imports_is_one_line(tmp_path):
 def test_only_our_own_commands_are_stopped(tmp_path):
     """Code that imports the package gets Python's own error, which it may catch."""
     assert is_script([sys.executable, str(ROOT / "data_prep.py"), "--help"])
-    assert is_script(["python", "-m", "forage.policy.memory"])
+    assert is_script(["python", "-m", "forage.policy.served_base"])
     assert not is_script(["python", str(tmp_path / "mine.py")])
     assert not is_script(["python", "-m", "pytest", "data_prep.py"])
     assert not is_script(["python", "-c", "import forage"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,15 +15,18 @@ import torch
 from forage.engines.base import Engine, EngineOptions
 from forage.engines.server_checks import Wanted
 from forage.engines.vllm import VLLMEngine
-from forage.policy.adapters import newest_adapter, versions
+from forage.errors import UserError
 from forage.policy.card import PolicyCard
-from forage.policy.memory import SLOTS
 from forage.policy.policy import check_length, load_base, vocabulary_of
-from forage.policy.room import engine_slots, rank_of
 from forage.text import without_passwords
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from forage.engines.local import LocalEngine
+
+SLOTS = 64  # most episodes that LocalEngine plays at once
+LOGIT_BYTES = 28  # of each token that may come next, while one is drawn: logits, sorted or summed in wider types
 
 
 @asynccontextmanager
@@ -49,12 +53,31 @@ def open_local(card: PolicyCard, slots: int, tokens: int) -> LocalEngine:
     """
     from forage.engines.local import LocalEngine  # imports transformers, which takes seconds
 
-    base = load_base(card, dequantize=not torch.cuda.is_available())
-    if torch.cuda.is_available():
-        rank = rank_of(newest_adapter(card.folder)) if versions(card.folder) else 0  # a plain model has none
-        way_out = "lower --max-tokens, or start a vLLM server"
-        slots = engine_slots(card, slots, tokens, rank=rank, way_out=way_out)
-    return LocalEngine(base, slots)
+    on_gpu = torch.cuda.is_available()
+    base = load_base(card, dequantize=not on_gpu)
+    return LocalEngine(base, slots_within(base, slots, tokens) if on_gpu else slots)
+
+
+def slots_within(base: PreTrainedModel, wanted: int, longest: int) -> int:
+    """How many of the `wanted` sequences a GPU can sample at once, beside the base that is loaded.
+
+    Each takes its keys and values, and its logits. A tenth of the GPU stays for the adapter and for reading prompts.
+    """
+    from forage.engines.slot_cache import GROW, SlotCache
+
+    torch.cuda.empty_cache()  # what an update has left to this process counts as free
+    free, total = torch.cuda.mem_get_info()
+    token = 2 * math.prod(SlotCache(base.config, 1).shape) * base.dtype.itemsize
+    room = free - total // 10
+    slots: int = min(wanted, room // (token * (longest + GROW) + LOGIT_BYTES * base.config.vocab_size))
+    there = f"{room / 2**30:.1f} GiB that are free of this GPU"
+    if slots < 1:
+        raise UserError(
+            f"not even one sequence of {longest} tokens can be sampled in the {there}; lower --max-tokens, or start a "
+            "vLLM server"
+        )
+    print(f"engine: {slots} of {wanted} sequences of {longest} tokens at once, in the {there}", flush=True)
+    return slots
 
 
 def with_key(options: EngineOptions) -> EngineOptions:

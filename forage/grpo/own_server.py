@@ -1,11 +1,12 @@
 """A vLLM server of a run's own: started on this machine where none answers and none is named, and ended with the run.
 
 So one command trains on one card. The server loads the policy's base, or the copy of it that the trainer computes with,
-and gets the share of the card that the memory plan leaves it; with --vllm-sleep, nearly all of it in turns.
+and gets the share of the card that scripts/cards.txt gives it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -25,17 +26,17 @@ from forage.engines.vllm import SAY_EVERY
 from forage.errors import UserError
 from forage.grpo.options import TrainOptions
 from forage.heartbeat import beat
+from forage.policy.adapters import CONFIG
 from forage.policy.card import PolicyCard
-from forage.policy.footprint import GIB, Precision, shape_of
-from forage.policy.memory import APART, Work, plan
-from forage.policy.room import precision_of, rank_of
 from forage.policy.served_base import Options as Served
-from forage.policy.served_base import downloaded, serve_base
+from forage.policy.served_base import Precision, downloaded, serve_base
 from forage.runs.run_folder import SERVER_LOG
 from forage.text import say
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 VLLM = SCRIPTS.parent / ".venv-vllm" / "bin" / "vllm"
+CARDS = SCRIPTS / "cards.txt"
+ASLEEP = "0.52"  # share of a card for a server that sleeps during updates: the trainer's weights stay there
 LAST_WORDS = 60  # seconds that a server has to end
 
 
@@ -55,10 +56,9 @@ def own_server(options: TrainOptions, card: PolicyCard, adapter: Path, tokens: i
     if not wants_one(options):
         yield options
         return
-    rollout, log, rank = options.rollout, options.run_dir / SERVER_LOG, rank_of(adapter)
-    work = Work(rank, precision_of(card), tokens, rollout.concurrent_episodes)
-    on_gpu = torch.cuda.is_available()
-    told, serve = told_on_gpu(card, work, sleeps=options.vllm_sleep) if on_gpu else ({}, "bf16")
+    rollout, log, on_gpu = options.rollout, options.run_dir / SERVER_LOG, torch.cuda.is_available()
+    rank = json.loads((adapter / CONFIG).read_text())["r"]
+    told, serve, flags = told_on_gpu(sleeps=options.vllm_sleep) if on_gpu else ({}, "bf16", [])
     link = rollout.policy.with_name(f"{rollout.policy.name}-served")
     base = serve_base(Served(rollout.policy, link, serve)) if card.quantized else downloaded(card.base)
     port = free_port()
@@ -66,8 +66,7 @@ def own_server(options: TrainOptions, card: PolicyCard, adapter: Path, tokens: i
     told |= {"MAX_TOKENS" if on_gpu else "MAX_LEN": str(tokens)}
     told |= {} if card.dtype == "auto" else {"DTYPE": card.dtype}
     print(f"engine: no vLLM server answers at {rollout.engine.urls[0]}; this run starts its own, with its log in {log}")
-    sleeping = ["--enable-sleep-mode"] if options.vllm_sleep else []
-    server = start([str(SCRIPTS / f"vllm_{'gpu' if on_gpu else 'cpu'}.sh"), *sleeping], told, log)
+    server = start([str(SCRIPTS / f"vllm_{'gpu' if on_gpu else 'cpu'}.sh"), *flags], told, log)
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_up(server, url, log)
@@ -76,22 +75,36 @@ def own_server(options: TrainOptions, card: PolicyCard, adapter: Path, tokens: i
         end(server)
 
 
-def told_on_gpu(card: PolicyCard, work: Work, *, sleeps: bool) -> tuple[dict[str, str], Precision]:
-    """What scripts/vllm_gpu.sh is told about this process's card, and what it should serve there."""
-    gib = torch.cuda.get_device_properties(0).total_memory / GIB
-    found = plan(shape_of(card.base), gib, work, shared=not sleeps)
-    if found is None:
-        turns = "" if sleeps else "let them take turns (--vllm-sleep), or "
+def told_on_gpu(*, sleeps: bool) -> tuple[dict[str, str], Precision, list[str]]:
+    """What scripts/vllm_gpu.sh is told about this process's card, what it should serve there, and further flags.
+
+    A VLLM_GPU_MEMORY in the environment stays.
+    """
+    size = torch.cuda.get_device_properties(0).total_memory / 1e9
+    row, share = row_of(size), os.environ.get("VLLM_GPU_MEMORY", "")
+    share = share or (ASLEEP if sleeps else row[1] if row else "")
+    if not share:
         raise UserError(
-            f"{card.base} does not fit into a card of {gib:.1f} GiB beside what trains it; {turns}lower --max-tokens, "
-            "or take a smaller model"
+            f"a GPU of {size:.0f} GB is too small for a vLLM server and the trainer of a 7B model at once; let them "
+            "take turns (--vllm-sleep), set the server's share for a smaller model (VLLM_GPU_MEMORY=0.4), or give "
+            "--engine local"
         )
-    server = found[1]
     told = {
-        "VLLM_GPUS": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0], "PLAN_VLLM_ARGS": server.flags,
-        "VLLM_GPU_MEMORY": f"{APART if sleeps else server.share(gib):.2f}",
+        "VLLM_GPUS": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0], "VLLM_GPU_MEMORY": share
     }  # fmt: skip
-    return told | ({"VLLM_SERVER_DEV_MODE": "1"} if sleeps else {}), server.serve
+    if sleeps:
+        told["VLLM_SERVER_DEV_MODE"] = "1"
+    serve: Precision = "bf16" if row and row[0] == "bf16" else "nf4"
+    return told, serve, ["--enable-sleep-mode"] if sleeps else ["--max-num-seqs", "64"]
+
+
+def row_of(gigabytes: float) -> list[str] | None:
+    """What scripts/cards.txt has for a card: how vLLM serves a base in 4 bits, its share. Below its first row nothing.
+
+    Example: 25.4 (of a card of 24 GB) gives ["nf4", "0.49", ...], and so does 23.7, as CUDA keeps some of an L4.
+    """
+    rows = [line.split() for line in CARDS.read_text().splitlines() if not line.startswith("#")]
+    return next((row[1:] for row in reversed(rows) if int(row[0]) <= gigabytes + 1), None)
 
 
 def start(command: list[str], told: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

@@ -39,7 +39,7 @@ from forage.policy.card import PolicyCard
 from forage.policy.logprobs import unsharable
 from forage.policy.packing import OutOfMemory
 from forage.policy.policy import load_policy
-from forage.processes import join_processes, keep_to_share, world
+from forage.processes import join_processes, world
 from forage.rollout.agreement import RunManifest
 from forage.rollout.plans import Plan, plan_path, write_plan
 from forage.runs import trackers
@@ -177,7 +177,6 @@ def open_learner(options: TrainOptions, card: PolicyCard, start: Path) -> Learne
     shared_out = world() > 1 or options.sharding != "none"
     if shared_out:
         join_processes()
-    keep_to_share()  # now that this process has its own GPU
     # A model that is to be sharded must not be whole on every GPU first.
     policy = load_policy(card, start, device="cpu" if options.sharding in ("zero3", "fsdp2") else "auto")
     policy.train()  # transformers checkpoints activations in training mode only

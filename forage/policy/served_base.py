@@ -10,8 +10,8 @@ trainer computes with. (The full base it was made from would be another policy: 
            For a policy that is computed in fp32 the copy is in fp32, as rounding would change its weights
     nf4    in 4 bits, by vLLM's plugin for bitsandbytes: the least memory. On a CPU it is only slower
 
-`python -m forage.policy.memory` says which of the two fits on a GPU. An existing copy is kept, or replaced if it is of
-another base.
+scripts/cards.txt says which of the two a GPU's size is for. An existing copy is kept, or replaced if it is of another
+base.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from forage.arguments import POSITIONAL
 from forage.cli import run_script
@@ -29,7 +29,8 @@ from forage.machine import compute_dtype
 from forage.manifest import write_manifest
 from forage.outputs import check_replaceable, making_folder
 from forage.policy.card import PolicyCard, read_policy_card
-from forage.policy.footprint import Precision
+
+Precision = Literal["bf16", "nf4"]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def train(options: SFTOptions, demonstrations: Sequence[Episode], policy: Any) -
     checkpoints_activations = options.memory.gradient_checkpointing
     if torch.cuda.is_available() if checkpoints_activations is None else checkpoints_activations:
         policy.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    budget = Budget(options.memory.token_budget or (8192 if torch.cuda.is_available() else 1024))
+    budget = Budget(options.memory.token_budget or 1024)
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
         weights, lr=options.optimizer.learning_rate, weight_decay=options.optimizer.weight_decay

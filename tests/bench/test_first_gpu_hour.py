@@ -131,7 +131,7 @@ def test_the_steps_are_commands_that_exist_with_settings_that_are_read(tmp_path,
     told, found = settings(options, tmp_path), steps(options, tmp_path, there=there)
     for step in found:
         given = {name: value for name, value in (told | step.settings).items() if name != "VLLM_SERVER_DEV_MODE"}
-        check_names(given, step.name)
+        check_names(given)
         check_values(given)
         call = python_call(shlex.split(step.command))
         assert step.command.startswith("scripts/stack.sh ") or call[0] == "forage.doctor.__main__" or parsed(*call)

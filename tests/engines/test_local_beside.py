@@ -9,15 +9,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from forage.engines import choice
-from forage.engines.base import EngineOptions, Request
+from forage.engines.base import Request
 from forage.engines.local import LocalEngine
+from forage.errors import UserError
 from forage.optimizer import OptimizerOptions
-from forage.policy import room
 from forage.policy.adapters import publish_adapter
 from forage.policy.card import AdapterOptions, PolicyCard, read_policy_card
-from forage.policy.footprint import GIB, KNOWN, slots_within
 from forage.policy.logprobs import token_logprobs
-from forage.policy.memory import RESERVE
 from forage.policy.packing import pack
 from forage.policy.policy import create_policy, load_base, load_policy
 from tests.factories import Sequence, tiny_model
@@ -25,7 +23,6 @@ from tests.sampling import generate, logprobs_of, requests
 from tests.tiny import make_model, make_tokenizer
 
 REQUEST = Request((1, 2, 3, 4), 8, (), 3)
-SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
 
 
 def adapter(folder, model, seed=1, **settings):
@@ -126,60 +123,25 @@ def test_beside_a_4_bit_base_it_samples_what_the_trainer_scores(four_bit):
 # Memory
 
 
-def test_slots_by_hand():
-    """A slot of a 7B with 2,048 tokens: 56 KiB x 2,049, and 28 bytes of logits for each of 152,064 tokens."""
-    each = 56 * 1024 * 2049 + 28 * 152_064
-    once = 4 * SEVEN.adapter(16) + 2048 * (8 * 18944 + 12 * 3584) + 2048**2  # adapter, a prompt's forward pass
-    for slots in (0, 1, 5):
-        for missing, fit in ((0, slots), (1, slots - 1)):
-            room_left = once + slots * each - missing
-            found = slots_within(room_left, SEVEN, 16, "bf16", wanted=64, longest=2048)
-            assert found == max(0, fit)
-    assert slots_within(900 * GIB, SEVEN, 16, "bf16", wanted=64, longest=2048) == 64
-    # Beside, the largest 4-bit weight is unpacked: 3584 x 18944 in 16 bits, its scales twice in fp32.
-    unpacked = 3584 * 18944 * (2 + 8 / 64)
-    room_left = once + unpacked + 5 * each
-    assert slots_within(room_left, SEVEN, 16, "nf4", wanted=64, longest=2048) == 5
-
-
-def with_gpu(monkeypatch, free):
-    """A stand-in for a GPU of 24 GiB, of which so many are free."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIB, 24 * GIB))
-
-
-def opened(monkeypatch, card, free, slots=64, tokens=2048):
-    """The engine that a GPU with so much free memory opens, and how its base was loaded."""
-    asked = []
-
-    def loaded(card, *, dequantize):
-        asked.append(dequantize)
-        return tiny_model()
-
-    monkeypatch.setattr(choice, "load_base", loaded)
-    monkeypatch.setattr(choice, "check_length", lambda card, tokens: None)  # the hub's configuration can't be had
-    with_gpu(monkeypatch, free)
-    monkeypatch.setattr(room, "compute_dtype", lambda _: torch.bfloat16)
-
-    async def run():
-        async with choice.open_engine(EngineOptions(engine="local"), card, slots, tokens) as engine:
-            return engine
-
-    return asyncio.run(run()), asked
-
-
-def seven(folder, *, quantized):
-    return PolicyCard(folder, "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct", quantized, "bfloat16")
-
-
 @pytest.mark.parametrize("quantized", [True, False])
 def test_a_gpu_keeps_4_bits_and_takes_the_slots_that_fit(tmp_path, monkeypatch, capsys, quantized):
-    engine, asked = opened(monkeypatch, seven(tmp_path, quantized=quantized), free=6)
-    assert asked == [False]
-    precision, free = "nf4" if quantized else "bf16", (6 - 24 * RESERVE) * GIB
-    expected = slots_within(free, SEVEN, 0, precision, wanted=64, longest=2048)
-    assert 16 < len(engine.slots) == expected < 64
-    told = capsys.readouterr().out
-    assert told.count("\n") == 1
-    assert f"engine: {expected} of 64 sequences of 2048 tokens at once, in the 4.1 GiB that are free" in told
+    """Worked out by hand: a token's keys and values are 2 x 2 layers x 2 heads of 8 numbers in fp32, 256 bytes; a slot
+    has 2,048 + 256 of them, and 28 bytes of logits for each of the vocabulary's tokens.
+    """
+    model, asked = tiny_model(), []
+    assert (model.config.num_hidden_layers, model.config.num_key_value_heads, model.config.head_dim) == (2, 2, 8)
+    slot = 2304 * 256 + 28 * model.config.vocab_size
+    left = [0]
+    monkeypatch.setattr(choice, "load_base", lambda _, *, dequantize: asked.append(dequantize) or model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (left[0] + 1000, 10_000))  # a tenth is left
+    card = PolicyCard(tmp_path, "base", "base", quantized, "bfloat16")
+    for left[0], slots in ((5 * slot, 5), (6 * slot - 1, 5), (99 * slot, 64)):
+        engine = choice.open_local(card, 64, 2048)
+        assert len(engine.slots) == slots
+        assert f"engine: {slots} of 64 sequences of 2048 tokens at once" in capsys.readouterr().out
+    assert asked == [False] * 3
+    left[0] = slot - 1
+    with pytest.raises(UserError, match=r"not even one sequence of 2048 tokens .*; lower --max-tokens"):
+        choice.open_local(card, 64, 2048)

@@ -7,6 +7,7 @@ import torch
 
 from forage.errors import UserError
 from forage.grpo.learner import Learner
+from forage.optimizer import MemoryOptions
 from forage.policy.packing import OutOfMemory
 from forage.runs.stats import read_stats
 from tests.tiny_training import tiny_options, train
@@ -65,3 +66,17 @@ def test_three_starts_at_one_step_are_enough(tiny, tmp_path, short):
     (tmp_path / "run" / "shortage.json").write_text('{"step": 0}')
     with pytest.raises(UserError, match=r"shortage.json is damaged \(times: Field required\); remove it$"):
         train(replace(options, max_steps=3))
+
+
+@pytest.mark.parametrize(
+    ("given", "longest", "quantized", "taken"),
+    [
+        (MemoryOptions(), 2048, True, MemoryOptions(4096, True)),
+        (MemoryOptions(), 8000, False, MemoryOptions(8000, False)),
+        (MemoryOptions(300, False), 2048, True, MemoryOptions(300, False)),
+    ],
+)
+def test_a_gpu_has_defaults_of_its_own(monkeypatch, given, longest, quantized, taken):
+    assert given.on_this_device(longest, quantized=quantized) is given
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert given.on_this_device(longest, quantized=quantized) == taken

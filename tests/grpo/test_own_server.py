@@ -1,6 +1,5 @@
 """When a run starts its own vLLM server, and what it tells it. tests/integration/test_service.py starts a real one."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +10,7 @@ from forage.errors import UserError
 from forage.grpo import own_server
 from forage.grpo.options import TrainOptions
 from forage.grpo.own_server import start, told_on_gpu, wait_until_up, wants_one
-from forage.policy.card import PolicyCard
-from forage.policy.footprint import GIB, KNOWN
-from forage.policy.memory import APART, Work, plan
 from forage.rollout.options import RolloutOptions
-
-QWEN = "Qwen/Qwen2.5-7B-Instruct"
-CARD = PolicyCard(Path("policy"), QWEN, QWEN, True, "auto")
 
 
 def test_only_where_vllm_is_meant_and_none_is_named(monkeypatch, tmp_path):
@@ -43,27 +36,26 @@ def test_a_server_that_ends_while_it_starts_is_said_with_why(tmp_path):
         wait_until_up(server, "http://127.0.0.1:9", log)
 
 
-def card_of(gib, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=gib * GIB))
+def card_of(mib, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=mib * 2**20))
 
 
-@pytest.mark.parametrize(("gib", "sleeps", "serve"), [(24, False, "nf4"), (80, False, "bf16"), (24, True, "bf16")])
-def test_the_share_of_a_card(monkeypatch, gib, sleeps, serve):
-    card_of(gib, monkeypatch)
+@pytest.mark.parametrize(
+    ("mib", "sleeps", "serve", "share"),
+    [(81559, False, "bf16", "0.27"), (16384, True, "nf4", "0.52")],
+)
+def test_the_share_of_a_card(monkeypatch, mib, sleeps, serve, share):
+    card_of(mib, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    told, served = told_on_gpu(CARD, Work(), sleeps=sleeps)
-    _, server = plan(KNOWN[QWEN], gib, Work(), shared=not sleeps)
-    assert served == server.serve == serve
-    assert told["VLLM_GPUS"] == "3"
-    assert told["PLAN_VLLM_ARGS"] == server.flags
-    assert float(told["VLLM_GPU_MEMORY"]) == (APART if sleeps else server.share(gib))
+    told, served, flags = told_on_gpu(sleeps=sleeps)
+    assert (told["VLLM_GPUS"], told["VLLM_GPU_MEMORY"], served) == ("3", share, serve)
+    assert flags == (["--enable-sleep-mode"] if sleeps else ["--max-num-seqs", "64"])
     assert ("VLLM_SERVER_DEV_MODE" in told) is sleeps
 
 
-def test_a_card_without_room_is_refused_with_the_way_out(monkeypatch):
-    card_of(16, monkeypatch)
-    with pytest.raises(UserError, match=r"does not fit into a card of 16.0 GiB .*--vllm-sleep"):
-        told_on_gpu(CARD, Work(), sleeps=False)
-    card_of(6, monkeypatch)
-    with pytest.raises(UserError, match=r"does not fit into a card of 6.0 GiB .*; lower --max-tokens"):
-        told_on_gpu(CARD, Work(), sleeps=True)
+def test_a_small_card_is_refused_unless_its_share_is_said(monkeypatch):
+    card_of(16384, monkeypatch)
+    with pytest.raises(UserError, match=r"a GPU of 17 GB is too small .*--vllm-sleep"):
+        told_on_gpu(sleeps=False)
+    monkeypatch.setenv("VLLM_GPU_MEMORY", "0.4")
+    assert told_on_gpu(sleeps=False)[0]["VLLM_GPU_MEMORY"] == "0.4"

@@ -3,19 +3,11 @@
 import zlib
 
 import pytest
-import torch
 
-from forage.agent.options import AgentSettings
 from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
-from forage.optimizer import MemoryOptions
-from forage.policy.adapters import newest_adapter
-from forage.policy.card import PolicyCard
-from forage.policy.footprint import GIB
-from forage.policy.room import fitted
 from forage.runs.stats import read_stats
-from grpo_train import fit_memory
 from tests.misbehaving_vllm import MisbehavingVLLM
 from tests.options import with_options
 from tests.tiny_training import adapter_bytes, stats_of, tiny_options, train
@@ -104,26 +96,6 @@ def test_a_run_that_fails_in_an_update_leaves_the_server_awake(tiny, tmp_path, f
     with pytest.raises(UserError, match="out of memory"):
         train(options_of(tiny, tmp_path / "run", fake))
     assert not fake.asleep
-
-
-# Memory
-
-
-def test_micro_batches_fit_the_room_that_a_sleeping_server_leaves(tiny, tmp_path, fake, monkeypatch):
-    """A card of 24 GiB, of which the server leaves 4 free awake, and 22 asleep."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((22 if fake.asleep else 4) * GIB, 24 * GIB))
-    base, adapter = "Qwen/Qwen2.5-7B-Instruct", newest_adapter(tiny / "policy")
-    card = PolicyCard(tmp_path, base, base, True, "bfloat16")
-    monkeypatch.setattr("forage.policy.policy.vocabulary_of", lambda card: 512)  # of the hub
-    options, settings = options_of(tiny, tmp_path / "run", fake, token_budget=None), AgentSettings()
-
-    beside = fit_memory(with_options(options, vllm_sleep=False), card, adapter, settings).update.memory
-    in_turns = fit_memory(options, card, adapter, settings).update.memory
-    assert fake.turns == [SLEEP]
-    assert beside == MemoryOptions(settings.max_tokens, True)  # the smallest, and not even that fits
-    assert in_turns == fitted(MemoryOptions(), card, adapter, settings.max_tokens, plays=False)  # still asleep
-    assert not in_turns.gradient_checkpointing  # there is room to keep activations
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ SMI = """case "$*" in
   *) for card in $(seq $CARDS); do echo 24564; done ;;
 esac
 exit $((CARDS == 0))"""
-# It plans as the real one does, finds CUDA, and shows what else it is asked.
+# It checks as the real one does, finds CUDA, and shows what else it is asked.
 PYTHON = f"""case "$*" in
-  "-m forage.policy.memory"* | "-m forage.stack_settings"*) exec {sys.executable} "$@" ;;
+  "-m forage.stack_settings") exec {sys.executable} "$@" ;;
   "-m forage.machine") ;;
   -c*sysconfig*) echo "${{0%/*}}" ;; # where Python.h is
   *) echo "gpus=$CUDA_VISIBLE_DEVICES interface=$GLOO_SOCKET_IFNAME key=$VLLM_API_KEY $*" ;;

@@ -53,7 +53,7 @@ def settings_of_the_example():
     """Every setting, with a value of its own that it may have."""
     names = re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE)
     numbers = {name: str(7 + place) for place, name in enumerate(NUMBERS)}
-    cards = {"VLLM_GPUS": "0", "TRAIN_GPUS": "1,2,3", "TRAIN_PROCESSES": "2", "VLLM_GPU_MEMORY": "0.7"}
+    cards = {"VLLM_GPUS": "0", "TRAIN_GPUS": "1,2,3", "TRAIN_PROCESSES": "2", "VLLM_GPU_MEMORY": "0.7", "CARD": "24"}
     choices = {"SHARDING": "zero3", "OFFLOAD": "all", "SERVE": "nf4", "QUANTIZE": "1", "REPORT_TO": "trackio"}
     choices |= {"ENGINE": "local"}
     choices |= {"NODE_RANK": ""}  # of a node among several, which a container is not

@@ -8,10 +8,9 @@ import subprocess
 
 import pytest
 
+from forage.grpo.own_server import row_of
 from tests import ROOT
 from tests.pages import parsed, python_call
-
-CARD = "24564"  # MiB, as nvidia-smi says it of a card of 24 GB
 
 
 def stack(verb, env_file, **settings):
@@ -30,12 +29,12 @@ def script(path, text):
 
 @pytest.fixture
 def cards(tmp_path):
-    """Settings of a machine with GPUs, by a stand-in for nvidia-smi; cards(n) has n of them."""
+    """Settings of a machine with GPUs, by a stand-in for nvidia-smi; cards(n) has n of them, by default of 24 GB."""
 
-    def with_cards(count=1):
-        folder = tmp_path / f"bin{count}"
+    def with_cards(count=1, mib=24564):
+        folder = tmp_path / f"bin{count}-{mib}"
         folder.mkdir(exist_ok=True)
-        script(folder / "nvidia-smi", f"for card in $(seq {count}); do echo {CARD}; done")
+        script(folder / "nvidia-smi", f"for card in $(seq {count}); do echo {mib}; done")
         return {"PATH": f"{folder}:{os.environ['PATH']}", "DEVICE": "cuda"}
 
     return with_cards
@@ -43,17 +42,17 @@ def cards(tmp_path):
 
 @pytest.fixture
 def python(tmp_path):
-    """Stand-in for Python beside a GPU: it plans as the real one does, finds CUDA, and shows what else it is asked."""
+    """Stand-in for Python beside a GPU: it checks as the real one does, finds CUDA, and shows what else it is asked."""
     real = ROOT / ".venv" / "bin" / "python"
     (tmp_path / "Python.h").touch()
     return script(
         tmp_path / "python",
         f"""case "$*" in
-  "-m forage.policy.memory"* | "-m forage.stack_settings"*) exec {real} "$@" ;;
+  "-m forage.stack_settings") exec {real} "$@" ;;
   "-m forage.machine") ;; # the search for a GPU
   -c*sysconfig*) echo {tmp_path} ;; # where Python.h is
   -c*) echo "asked $*" ;; # for a server's health
-  *) echo "gpus=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER $*"; echo "share=$PLAN_TRAIN_SHARE" >&2 ;;
+  *) echo "gpus=$CUDA_VISIBLE_DEVICES order=$CUDA_DEVICE_ORDER $*"; echo "$PYTORCH_CUDA_ALLOC_CONF" >&2 ;;
 esac""",
     )
 
@@ -123,8 +122,63 @@ def test_what_nothing_reads_is_refused_and_what_is_set_stays(tmp_path, cards):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {env_file}: nothing reads BATCHSIZE; is it BATCH_SIZE?\n"
     assert not (tmp_path / "shared").exists()
-    env_file.write_text("VLLM_GPU_MEMORY=0.5\n")
-    assert "VLLM_GPU_MEMORY=0.50" in stack("show", env_file, **cards()).stderr
+    env_file.write_text("BATCH_SIZE 4\n")
+    assert "nothing reads BATCH_SIZE 4; is it BATCH_SIZE?" in stack("show", env_file).stderr
+    env_file.write_text("VLLM_GPU_MEMORY=0.5\nTRAIN_ARGS=--token-budget 7\nCARD=24\n")
+    done = stack("show", env_file, **cards(mib=81559))
+    assert "vLLM has 0.5 of GPU 0 and serves nf4" in done.stderr
+    assert done.stdout.strip().endswith("--token-budget 4096 --gradient-checkpointing --token-budget 7")
+
+
+@pytest.mark.parametrize(
+    ("there", "vllm", "train", "served", "trained"),
+    [
+        (2, "", "", "0.9 of GPU 0", "1"),
+        (2, "1", "", "0.9 of GPU 1", "0"),
+        (2, "", "0", "0.9 of GPU 1", "0"),
+        (2, "1", "1", "0.49 of GPU 1", "1"),
+        (4, "3", "0,1", "0.9 of GPU 3", "0,1"),
+    ],
+)
+def test_the_gpus_that_each_takes(tmp_path, cards, there, vllm, train, served, trained):
+    told = stack("show", tmp_path / "none", **cards(there), VLLM_GPUS=vllm, TRAIN_GPUS=train).stderr
+    assert told.startswith(f"GPUs: vLLM has {served} and serves nf4, the trainer has {trained} with")
+
+
+@pytest.mark.parametrize(
+    ("mib", "size"), [(22580, 24), (24564, 24), (40960, 40), (46068, 48), (81559, 80), (143771, 80)]
+)
+def test_a_cards_row_is_the_largest_that_it_has_the_memory_for(tmp_path, cards, mib, size):
+    row = re.search(rf"^{size} +(\w+) +(\S+) +(.*)", (ROOT / "scripts/cards.txt").read_text(), re.MULTILINE)
+    serve, share, flags = row.groups()
+    told = stack("show", tmp_path / "none", **cards(mib=mib)).stderr
+    assert told == f"GPUs: vLLM has {share} of GPU 0 and serves {serve}, the trainer has 0 with {flags}\n"
+    assert row_of(mib * 2**20 / 1e9) == [serve, share, *flags.split()]  # for a server that a run starts by itself
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "a GPU of 17 GB is too small .*; set a smaller BASE_MODEL .* VLLM_GPU_MEMORY"),
+        ({"TRAIN_GPUS": "1"}, r"there is no GPU 1 \(VLLM_GPUS=0, TRAIN_GPUS=1\); give numbers of nvidia-smi, 0 to 0"),
+        ({"TRAIN_GPUS": "a[$(touch {ran})]"}, "there is no GPU a"),
+        ({"TRAIN_PROCESSES": "2"}, "TRAIN_PROCESSES=2 takes as many GPUs"),
+        ({"VLLM_GPU_MEMORY": "2"}, "VLLM_GPU_MEMORY=2 is no share of a GPU"),
+        ({"PATH": "/bin"}, "there is no GPU: nvidia-smi does not answer"),
+    ],
+)
+def test_gpus_that_can_not_be_are_refused_in_one_line(tmp_path, cards, settings, says):
+    told = {name: value.format(ran=tmp_path / "ran") for name, value in settings.items()}
+    done = stack("prepare", tmp_path / "none", **cards(mib=16384) | {"SHARED": str(tmp_path / "shared")} | told)
+    assert done.returncode == 1
+    assert re.match(f"error: {says}", done.stderr)
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("ran")) + list(tmp_path.glob("shared"))
+
+
+@pytest.mark.parametrize("more", [{"VLLM_GPU_MEMORY": "0.4"}, {"ENGINE": "local"}, {"CARD": "24"}])
+def test_a_small_card_may_be_used_by_settings_of_ones_own(tmp_path, cards, more):
+    assert stack("show", tmp_path / "none", **cards(mib=16384), **more).returncode == 0
 
 
 # Starting the services on GPUs
@@ -149,10 +203,9 @@ def test_one_card_is_shared_and_the_trainer_waits_for_the_server(tmp_path, prepa
     settings, done = prepared(1)
     assert "GPUs: " in done.stderr
     assert done.stdout.count("gpus=0 order=PCI_BUS_ID") == 4
-    plan = dict(line.split("=", 1) for line in (tmp_path / "shared1/models/plan.env").read_text().splitlines())
-    assert (plan["VLLM_GPUS"], plan["TRAIN_GPUS"], plan["SERVE"]) == ("0", "0", "nf4")
+    assert done.stdout.strip().endswith("--serve nf4")
     vllm = stack("vllm", tmp_path / "none", **settings).stdout
-    assert f"--gpu-memory-utilization {plan['VLLM_GPU_MEMORY']} {plan['PLAN_VLLM_ARGS']} --enable-lora" in vllm
+    assert "--gpu-memory-utilization 0.49 --max-num-seqs 64 --enable-lora" in vllm
     assert "\ngpus=0 order=PCI_BUS_ID -m vllm.entrypoints" in vllm
     assert "--max-lora-rank 16 " in vllm
     # vLLM takes some ranks alone; an adapter may have a lower one than the server.
@@ -161,34 +214,26 @@ def test_one_card_is_shared_and_the_trainer_waits_for_the_server(tmp_path, prepa
     refused = stack("vllm", tmp_path / "none", **settings)
     assert refused.returncode == 1
     assert f"needs gcc and Python.h in {tmp_path}; install" in refused.stderr
-    assert "gpus= order" in stack("rollout", tmp_path / "none", **settings).stdout
+    assert "gpus= order" in stack("rollout", tmp_path / "none", **settings | {"PATH": os.environ["PATH"]}).stdout
     done = stack("train", tmp_path / "none", **settings)
-    assert done.stderr == f"share={plan['PLAN_TRAIN_SHARE']}\n"
+    assert done.stderr == "per_process_memory_fraction:0.48\n"  # the rest is vLLM's, and CUDA's own
     in_turns = stack("train", tmp_path / "none", **settings, TRAIN_ARGS="--rollouts own --vllm-sleep")
-    assert in_turns.stderr == "share=\n"  # each has the whole card
+    assert in_turns.stderr == "\n"  # each has the whole card
     train = done.stdout.splitlines()
     assert train[0].startswith("asked -c")
     assert train[0].endswith("http://127.0.0.1:8100/health")
     assert train[1].startswith("gpus=0 order=PCI_BUS_ID grpo_train.py")
-    assert train[1].endswith(plan["PLAN_TRAIN_ARGS"])
+    assert train[1].endswith("--token-budget 4096 --gradient-checkpointing")
+    [alone] = stack("train", tmp_path / "none", **settings, ENGINE="local").stdout.splitlines()  # waits for no server
+    assert "--engine local" in alone
 
 
-@pytest.mark.parametrize("verb", ["vllm", "train", "rollout"])
-@pytest.mark.parametrize(
-    "line",
-    [
-        "a[$(touch {ran})]=1", "LD_PRELOAD=/shared/own.so", "PLAN_VLLM_ARGS=--max-num-seqs 8 --middleware own",
-        "VLLM_GPUS=$(touch {ran})", "PLAN_TRAIN_ARGS=--retriever own:Class", "SERVE=nf4 --trust-remote-code",
-    ],
-)  # fmt: skip
-def test_a_plan_that_someone_else_wrote_is_refused(tmp_path, prepared, verb, line):
-    settings, _ = prepared(1)
-    with (tmp_path / "shared1/models/plan.env").open("a") as plan:
-        plan.write(line.format(ran=tmp_path / "ran") + "\n")
-    done = stack(verb, tmp_path / "none", **settings)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "does not write" in done.stderr
-    assert not (tmp_path / "ran").exists()
+def test_of_several_cards_the_server_has_one_whole(tmp_path, prepared):
+    settings, _ = prepared(4)
+    vllm = stack("vllm", tmp_path / "none", **settings).stdout
+    assert "--gpu-memory-utilization 0.9 --enable-lora" in vllm
+    done = stack("train", tmp_path / "none", **settings)
+    assert done.stdout.startswith("gpus=1,2,3 order=PCI_BUS_ID -m torch.distributed.run --nproc-per-node 3 ")
 
 
 def test_what_is_waited_for_is_told_every_two_minutes(tmp_path, prepared, python):
@@ -236,5 +281,5 @@ def test_every_knob_is_explained():
     explained = set(re.findall(r"^(?:# )?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     own = {"PY", "VLLM_PY", "DEVICE", "SHARED", "ENV_FILE", "OMP_WAIT_POLICY"}  # set by images and compose themselves
     own |= {"CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "SLURM_JOB_ID"}  # of the machine
-    own |= {"PLAN_TRAIN_ARGS", "PLAN_SHARED"}  # by prepare
+    own |= {"CARD_ARGS", "SHARED_GPU"}  # by choose_gpus
     assert read - own == explained
