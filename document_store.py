@@ -148,7 +148,7 @@ def serve(command: Serve) -> None:
     if command.protocol != "mcp-stdio" and not is_loopback(command.host) and not os.environ.get(KEY):
         raise UserError(f"--host {command.host} lets other machines search; set {KEY} to a key that they have to send")
     if command.protocol != "retrieve" and find_spec("mcp") is None:
-        raise UserError(f"--protocol {command.protocol} needs the package mcp; pip install -r requirements-serving.txt")
+        raise UserError(f"--protocol {command.protocol} needs the package mcp; pip install -r requirements/serving.txt")
     live = Live(command)
     if command.protocol == "mcp-stdio":
         from forage.store.mcp_server import make_mcp_server, serve_stdio

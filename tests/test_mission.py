@@ -157,7 +157,7 @@ def test_a_reward_of_ones_own_searches(tmp_path):
 
 
 def test_packages_and_scripts_are_the_ones_named():
-    required = "".join((ROOT / f"requirements{name}.txt").read_text() for name in ("", "-vllm"))
+    required = "".join((ROOT / name).read_text() for name in ("requirements.txt", "requirements/vllm.txt"))
     packages = "torch transformers peft bitsandbytes deepspeed chromadb rank-bm25 sentence-transformers datasets"
     for package in [*packages.split(), "vllm", "beautifulsoup4", "matplotlib"]:
         assert re.search(rf"^{package}\b", required, re.MULTILINE), package

@@ -43,7 +43,7 @@ OTHERS_FLAGS = {
 
 
 def can_be_imported(module):
-    """False of a benchmark whose peers are not installed (requirements-bench.txt), and of the doctor."""
+    """False of a benchmark whose peers are not installed (requirements/bench.txt), and of the doctor."""
     if module == "forage.doctor.__main__":
         return False
     try:

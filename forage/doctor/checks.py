@@ -50,7 +50,7 @@ def needed() -> list[Check]:
         python(platform.python_version()),
         packages("packages that every run needs", every, SETUP),
         torch(),
-        packages("the small models, which come as packages", pins("requirements-models.txt"), SETUP),
+        packages("the small models, which come as packages", pins("requirements/models.txt"), SETUP),
         disk(Path.cwd()),
     ]
 
@@ -61,9 +61,9 @@ def optional() -> list[Check]:
         gpu(), hub(),
         packages("packages for single options", {name: every[name] for name in SOME_OPTIONS},
                  "pip install -r requirements.txt"),
-        packages("trackers, for --report-to", pins("requirements-trackers.txt"),
-                 "pip install -r requirements-trackers.txt"),
-        packages("packages for serving", pins("requirements-serving.txt"), "pip install -r requirements-serving.txt"),
+        packages("trackers, for --report-to", pins("requirements/trackers.txt"),
+                 "pip install -r requirements/trackers.txt"),
+        packages("packages for serving", pins("requirements/serving.txt"), "pip install -r requirements/serving.txt"),
         vllm(), docker(),
     ]  # fmt: skip
 
@@ -145,7 +145,7 @@ def vllm() -> Check:
     """vLLM, in this environment or in one of its own."""
     there = find_spec("vllm") or (ROOT / ".venv-vllm").exists()
     return Check("vLLM", "" if there else "not installed, so this process samples, which is slower",
-                 "make .venv-vllm/.installed    # on a GPU: requirements-vllm.txt, into .venv-vllm")  # fmt: skip
+                 "make .venv-vllm/.installed    # on a GPU: requirements/vllm.txt, into .venv-vllm")  # fmt: skip
 
 
 def docker() -> Check:

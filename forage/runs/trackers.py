@@ -61,7 +61,7 @@ def chosen(choice: Choice, order: Sequence[Kind]) -> Kind:
         return choice
     if found := next(filter(installed, order), None):
         return found
-    print("no tracker is installed, so metrics stay in the run folder; pip install -r requirements-trackers.txt")
+    print("no tracker is installed, so metrics stay in the run folder; pip install -r requirements/trackers.txt")
     return "none"
 
 

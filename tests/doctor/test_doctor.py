@@ -25,11 +25,11 @@ def test_a_check_as_text():
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize("name", ["", "-models", "-serving", "-trackers"])
+@pytest.mark.parametrize("name", ["", "/models", "/serving", "/trackers"])
 def test_each_line_of_the_repositorys_files_is_a_pin(name):
     path = ROOT / f"requirements{name}.txt"
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith(("#", "-r"))]
-    assert [f"{package}{bounds}" for package, bounds in pins(path.name).items()] == lines
+    assert [f"{package}{bounds}" for package, bounds in pins(f"requirements{name}.txt").items()] == lines
 
 
 @pytest.mark.parametrize(
