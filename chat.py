@@ -11,14 +11,14 @@ lines is a question.
 
 from __future__ import annotations
 
-from forage.chat.options import ChatOptions
 from forage.cli import run_script
+from forage.extras.chat.options import ChatOptions
 
 
 def main(options: ChatOptions) -> None:
     options.check()
 
-    from forage.chat.session import talk  # after the check: this loads torch
+    from forage.extras.chat.session import talk  # after the check: this loads torch
 
     talk(options)
 

@@ -29,9 +29,9 @@ from forage.data.rewriter_data import export_rewriter_data
 from forage.data.scraping.options import ScrapeOptions
 from forage.data.splits import drop_questions, shared
 from forage.errors import UserError
+from forage.extras.questions.options import MakingOptions
 from forage.files import write_jsonl
 from forage.outputs import check_apart, check_files_apart, check_folder, filling_folder
-from forage.questions.options import MakingOptions
 from forage.store.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def hide_names(
     folder: Path, store: DocumentStore, train: Sequence[Question], held_out: Sequence[Question], words: int, seed: int
 ) -> str:
     """Write the same questions behind a name into a folder of their own, with the same store; what is told of it."""
-    from forage.questions.behind_names import FOUND, apart, behind_names
+    from forage.extras.questions.behind_names import FOUND, apart, behind_names
 
     def ranks(queries: Sequence[str]) -> list[list[str]]:
         return [[hit.chunk_id for hit in hits] for hits in store.search(queries, FOUND, "sparse")]
@@ -204,7 +204,7 @@ def own_documents(folder: Path, options: Options) -> Source:
     """A folder of files, and questions of one's own or made from them."""
     from forage.data.own_documents import read_folder
     from forage.data.own_questions import place, read_own_questions
-    from forage.questions.making import make_from
+    from forage.extras.questions.making import make_from
 
     asked = read_own_questions(options.making.questions, options.dataset.columns) if options.making.questions else []
     own = read_folder(folder, keep_recurring=options.dataset.keep_recurring)

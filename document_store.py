@@ -43,7 +43,7 @@ from forage.text import say, titled
 if TYPE_CHECKING or __name__ != "__main__":
     from forage.store.document_store import DocumentStore
 if TYPE_CHECKING:
-    from forage.store.server import Served
+    from forage.extras.serving.server import Served
 
 __all__ = ["DocumentStore", "Fusion", "Hit", "Mode", "StoreOptions"]
 
@@ -137,8 +137,8 @@ def print_hits(command: Search) -> None:
 
 
 def serve(command: Serve) -> None:
+    from forage.extras.serving.server import MAX_HITS, MAX_READ
     from forage.machine import is_loopback
-    from forage.store.server import MAX_HITS, MAX_READ
 
     check_at_least_one(command, "k")
     if command.k > (most := MAX_HITS if command.protocol == "retrieve" else MAX_READ):
@@ -151,7 +151,7 @@ def serve(command: Serve) -> None:
         raise UserError(f"--protocol {command.protocol} needs the package mcp; pip install -r requirements/serving.txt")
     live = Live(command)
     if command.protocol == "mcp-stdio":
-        from forage.store.mcp_server import make_mcp_server, serve_stdio
+        from forage.extras.serving.mcp_server import make_mcp_server, serve_stdio
 
         server = make_mcp_server(live.search_now, command.k, command.about)
         print(f"serving {command.store} over standard input and output", file=sys.stderr, flush=True)
@@ -184,7 +184,7 @@ class Live:
 
     def served(self) -> Served:
         """What is served from now on."""
-        from forage.store.server import Served
+        from forage.extras.serving.server import Served
 
         if (now := self.stamp()) != self.seen and time.monotonic() >= self.again:
             try:
@@ -205,13 +205,13 @@ class Live:
 
 
 def serve_http(command: Serve, live: Live) -> None:
-    from forage.store.server import make_app, server_of
+    from forage.extras.serving.server import make_app, server_of
 
     key, path = os.environ.get(KEY, ""), "/retrieve"
     if command.protocol == "retrieve":
         app = make_app(live.search, command.host, command.k, live.served, key)
     else:
-        from forage.store.mcp_server import PATH, http_app, make_mcp_server
+        from forage.extras.serving.mcp_server import PATH, http_app, make_mcp_server
 
         app, path = http_app(make_mcp_server(live.search_now, command.k, command.about), command.host, key), PATH
     try:

@@ -9,8 +9,8 @@
 Reads --data (eval.jsonl and store/ from data_prep.py, and qrels/ of a test collection) and policies: folders with
 adapters (the newest is used) or plain models (a base, a merged model, a hub name). Every system in --systems answers
 every question; all are compared with the first policy's first system. A system whose last parameter is `learned`
-chooses by the --scorer that `python -m forage.testtime.train_scorer` trained. Samples from vLLM servers (--urls) or in
-this process (--engine local).
+chooses by the --scorer that `python -m forage.extras.testtime.train_scorer` trained. Samples from vLLM servers (--urls)
+or in this process (--engine local).
 
 Writes to --output-dir: eval.json (described in forage/evaluation/report.py), per_question.jsonl, table.md, eval.png,
 episodes/<policy>/<system>/ (every episode), outcomes/ (which episodes count, and what they cost), agent.json,
@@ -32,12 +32,12 @@ from forage.cli import run_script
 from forage.evaluation import baselines
 from forage.evaluation.altered import ALTERATIONS, Altered
 from forage.evaluation.options import MANIFEST, EvaluationOptions, Systems
-from forage.testtime.best_of import BestOf, SelfConsistency
-from forage.testtime.s1 import BudgetForcing
-from forage.testtime.s_star import SStar
-from forage.testtime.scorers import Oracle, Scorer, looks_good
-from forage.testtime.tpo import TPO
-from forage.testtime.tree import TreeSearch
+from forage.extras.testtime.best_of import BestOf, SelfConsistency
+from forage.extras.testtime.s1 import BudgetForcing
+from forage.extras.testtime.s_star import SStar
+from forage.extras.testtime.scorers import Oracle, Scorer, looks_good
+from forage.extras.testtime.tpo import TPO
+from forage.extras.testtime.tree import TreeSearch
 from grpo_rollout import get_reward_functions
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 def scorer_of(setting: Setting, learned: bool) -> Scorer:
     """The learned scorer in --scorer, or the written one."""
-    from forage.testtime.preference import Preference  # here, as it loads torch
+    from forage.extras.testtime.preference import Preference  # here, as it loads torch
 
     scorer = setting.options.scorer
     return Preference.load(scorer, setting.embedder) if learned and scorer else looks_good

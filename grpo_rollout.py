@@ -51,7 +51,7 @@ def get_tools() -> dict[str, ToolFunction]:
 
     A tool is a function with annotated parameters that returns text; its docstring tells the policy what it does.
     """
-    return {}  # such as {"plan": planner("library.jsonl")}, with planner from forage.planning.tool
+    return {}  # such as {"plan": planner("library.jsonl")}, with planner from forage.extras.planning.tool
 
 
 def get_agent() -> Player | None:
@@ -60,7 +60,7 @@ def get_agent() -> Player | None:
     It is an async function of a question, an openai.AsyncOpenAI that asks the policy, and tools, and returns the answer
     (docs/gateway.md).
     """
-    return None  # such as recorded(my_agent), with recorded from forage.gateway
+    return None  # such as recorded(my_agent), with recorded from forage.extras.gateway
 
 
 @dataclass(frozen=True)

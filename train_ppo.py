@@ -15,8 +15,8 @@ training.png, episodes/ (rewrites and rewards), evaluation.jsonl (held-out queri
 model, after the warm start and after PPO), warm/ (the warm-started model), config.json, code.diff and state/.
 Re-run the same command to resume a killed run from its last checkpoint, with the same result.
 
---backend trl uses TRL's PPO trainer. --backend own uses our own short loop, which is faster (forage/rewriter/ppo.py).
-By default only a LoRA adapter is trained (--lora-rank).
+--backend trl uses TRL's PPO trainer. --backend own uses our own short loop, which is faster
+(forage/extras/rewriter/ppo.py). By default only a LoRA adapter is trained (--lora-rank).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tempfile import TemporaryDirectory
 
 from forage.cli import run_script
 from forage.errors import UserError
+from forage.extras.rewriter.options import GAIN, Options
 from forage.outputs import making_folder
 from forage.processes import first_alone_prints, first_process_first, is_first, join_processes, leave_processes, world
-from forage.rewriter.options import GAIN, Options
 
 TOP = (
     "data", "base_model", "lora_rank", "rewrite", "mode", "reward", "max_steps", "warm_steps", "batch_size", "backend",
@@ -44,14 +44,14 @@ MAY_CHANGE = ("max_steps", "report_to", "save_every", "output_dir", "micro_batch
 
 def main(options: Options) -> None:
     options.check()
+    from forage.extras.rewriter.actors import make_actors
+    from forage.extras.rewriter.data import origins, read_data
+    from forage.extras.rewriter.evaluation import Evaluation
+    from forage.extras.rewriter.models import GPU_MODEL, load_policy, load_tokenizer, save_lm
+    from forage.extras.rewriter.rewards import Scorer, load_reward
+    from forage.extras.rewriter.training import train
+    from forage.extras.rewriter.warm_start import warm_start
     from forage.policy.base_models import resolve_model
-    from forage.rewriter.actors import make_actors
-    from forage.rewriter.data import origins, read_data
-    from forage.rewriter.evaluation import Evaluation
-    from forage.rewriter.models import GPU_MODEL, load_policy, load_tokenizer, save_lm
-    from forage.rewriter.rewards import Scorer, load_reward
-    from forage.rewriter.training import train
-    from forage.rewriter.warm_start import warm_start
     from forage.runs.run_folder import run_folder
 
     if world() > 1:

@@ -40,9 +40,9 @@ from forage.data.relevance import split_by_document
 from forage.errors import UserError
 from forage.evaluation.outcomes import OutcomeLog
 from forage.evaluation.setting import choose
+from forage.extras.questions.behind_names import apart
 from forage.files import in_turn, make_folder, replacing_folder, write_jsonl
 from forage.metrics import bootstrapped, clear, reciprocal_rank, span
-from forage.questions.behind_names import apart
 from forage.runs.stats import NO_PHASES, read_stats
 from forage.sft.teacher import random_query, title_query
 from forage.store.hit import Hit

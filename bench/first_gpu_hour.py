@@ -132,7 +132,10 @@ def settings(options: Options, work: Path) -> dict[str, str]:
 def steps(options: Options, work: Path, *, there: bool) -> list[Step]:
     """`there`: there is a vLLM."""
     dry = options.dry_run
-    count, lacks = (1 if dry else 3), "" if there else ".venv-vllm is missing, which python -m forage.doctor explains"
+    count, lacks = (
+        (1 if dry else 3),
+        "" if there else ".venv-vllm is missing, which python -m forage.extras.doctor explains",
+    )
     policies = f"{work}/models/policy {work}/models/warm"
     small = " --requests 4 --tokens 12 --bar 0.08" if dry else ""
     whole = {"VLLM_GPU_MEMORY": "0.85"}  # of the card, as nothing is trained meanwhile
@@ -151,7 +154,8 @@ def steps(options: Options, work: Path, *, there: bool) -> list[Step]:
         "TRAIN_ARGS": "--rollouts own --vllm-sleep",
     }  # fmt: skip
     return [
-        Step("doctor", "python -m forage.doctor", f"nothing that is needed is missing{'; a GPU is seen' * (not dry)}",
+        Step("doctor", "python -m forage.extras.doctor",
+             f"nothing that is needed is missing{'; a GPU is seen' * (not dry)}",
              lambda said: line_of(said, "Nothing that is needed" if dry else "GPU")),
         Step("figures", f"python -m bench.gpu --json {work}/gpu.json{' --tiny' * dry}", "each row has figures",
              lambda _: rows_of(work / "gpu.json")),

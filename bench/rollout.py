@@ -29,7 +29,7 @@ from forage.cli import run_script
 from forage.data.records import Question
 from forage.engines.base import Engine, EngineOptions, Request, Sample
 from forage.engines.vllm import VLLMEngine
-from forage.gateway.own_agent import Tools, recorded
+from forage.extras.gateway.own_agent import Tools, recorded
 from forage.policy.base_models import resolve_model
 from forage.store.document_store import DocumentStore
 from forage.store.opening import open_store

@@ -25,8 +25,8 @@ def is_script(arguments: list[str]) -> bool:
 
 
 def is_doctor(arguments: list[str]) -> bool:
-    """`python -m forage.doctor` runs without the packages too: it says which are missing."""
-    return "forage.doctor" in arguments[:4]
+    """`python -m forage.extras.doctor` runs without the packages too: it says which are missing."""
+    return "forage.extras.doctor" in arguments[:4]
 
 
 def say_stopped(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

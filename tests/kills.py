@@ -153,7 +153,7 @@ def perform(command, arena, log, board, signals, environment, group):
 def draw_nothing():
     """Plots become files of a few bytes: drawing takes longer than all else that a tiny model does."""
     from forage.evaluation import plots as evaluation_plots
-    from forage.rewriter import training
+    from forage.extras.rewriter import training
     from forage.runs import drawing
 
     drawing.COMMAND = ("true",)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
-from forage.store.server import server_of
+from forage.extras.serving.server import server_of
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

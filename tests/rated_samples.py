@@ -1,6 +1,6 @@
 """Four samples of a question of the tiny data, of which the first is right in all and the second in nothing."""
 
-from forage.testtime.best_of import candidates
+from forage.extras.testtime.best_of import candidates
 from tests.scripted_engine import run, turns
 
 BAD_QUERY, BAD_ANSWER = "weather", "Thunder, lightning, umbrella."

@@ -143,7 +143,9 @@ def test_a_folder_may_name_folders_and_this_machine(tmp_path, value, capsys):
 
 def test_every_option_that_names_a_class_or_an_address_is_marked():
     """By their help, as a new one would be written."""
-    for options in map(options_of, ("grpo_train", "evaluate", "sft_train", "train_ppo", "forage.testtime.self_evolve")):
+    for options in map(
+        options_of, ("grpo_train", "evaluate", "sft_train", "train_ppo", "forage.extras.testtime.self_evolve")
+    ):
         for flag in flags_of(options):
             assert flag.trust == bool(re.search("module:Class|http://|[Aa]ddress", flag.help)), flag.name
 

@@ -10,25 +10,25 @@ from tests.draw_imports import folder_of, imported
 
 # From the top: what needs nothing, to what needs all of it. Folders on one line know nothing of each other.
 LAYERS = [
-    ["base"],  # the modules of forage/ itself
+    ["base", "extras"],  # the modules of forage/ itself
     ["policy", "data.scraping"],
     ["data", "engines"],
     ["store"],
-    ["agent"],
-    ["rollout", "runs", "questions", "judge"],
+    ["agent", "extras.serving"],
+    ["rollout", "runs", "extras.questions", "extras.judge"],
     ["grpo", "sft", "evaluation"],
-    ["chat", "testtime", "doctor", "planning", "publishing", "rewriter", "gateway", "environments"],
+    [
+        "publishing", "extras.chat", "extras.testtime", "extras.doctor", "extras.planning", "extras.rewriter",
+        "extras.gateway", "extras.environments",
+    ],
     ["scripts"],
-]
+]  # fmt: skip
 LEVEL = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
 SCRIPTS = {path.stem for path in ROOT.glob("*.py")}
-# Rooms beside the road: what grpo_train.py can do without. They know the road, which does not know them: they plug in
-# by the dictionaries that users edit or by a name, or read finished files.
+# Rooms of the core beside the road: what grpo_train.py can do without. They know the road, which does not know them.
 ROOMS = (
-    "evaluate", "forage.chat", "forage.judge", "forage.doctor", "forage.evaluation",
-    "forage.testtime", "forage.environments", "forage.gateway", "forage.planning", "forage.publishing",
-    "forage.questions", "forage.rewriter", "forage.runs.compare", "forage.runs.page_data", "forage.runs.plots",
-    "forage.runs.report", "forage.runs.trackers", "forage.sft", "forage.store.mcp_server", "forage.store.server",
+    "evaluate", "forage.evaluation", "forage.publishing", "forage.runs.compare", "forage.runs.page_data",
+    "forage.runs.plots", "forage.runs.report", "forage.runs.trackers", "forage.sft",
 )  # fmt: skip
 # What the road imports of them nevertheless; to become empty.
 STILL_IMPORTED = {"forage.runs.trackers"}
@@ -64,6 +64,13 @@ def test_imports_go_up(module):
     assert not against, f"{module} ({here}) may not import {', '.join(against)}"
 
 
+def test_the_core_knows_no_extra():
+    """Extras plug in by the dictionaries that users edit or by a name, or read finished files."""
+    core = [module for module in MODULES if module.startswith("forage") and not module.startswith("forage.extras")]
+    assert len(core) > 100
+    assert [(m, o) for m in core for o in IMPORTS[m] if o.startswith("forage.extras")] == []
+
+
 def reached_from(module):
     """All that is imported when it runs, inside functions too."""
     found, left = set(), [module]
@@ -77,7 +84,7 @@ def reached_from(module):
 def test_the_road_knows_no_room_beside_it():
     road = reached_from("grpo_train")
     assert len(road) > 40
-    in_rooms = {module for module in road if module.startswith(ROOMS)}
+    in_rooms = {module for module in road if module.startswith((*ROOMS, "forage.extras"))}
     assert in_rooms <= STILL_IMPORTED, {room: sorted(m for m in road if room in IMPORTS[m]) for room in in_rooms}
 
 

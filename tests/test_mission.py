@@ -14,10 +14,10 @@ from document_store import DocumentStore
 from evaluate import SYSTEMS
 from forage.agent.combination import Method
 from forage.arguments import parse
+from forage.extras.rewriter.options import Options as PPO
+from forage.extras.rewriter.rewards import CustomRewardModel
 from forage.grpo.options import TrainOptions
 from forage.processes import Sharding
-from forage.rewriter.options import Options as PPO
-from forage.rewriter.rewards import CustomRewardModel
 from forage.store.fusion import Fusion
 from forage.store.options import StoreOptions
 from tests import ROOT
@@ -115,7 +115,7 @@ def test_three_services_exchange_adapters_through_a_volume():
 
 def test_the_five_papers_ways_of_answering_are_systems():
     assert {"tree", "s1", "s_star", "tpo"} <= SYSTEMS.keys()  # rStar-Math's tree, and so on
-    assert (ROOT / "forage/planning/library.py").exists()  # ReasonFlux's templates
+    assert (ROOT / "forage/extras/planning/library.py").exists()  # ReasonFlux's templates
     page = (ROOT / "README.md").read_text()
     assert all(f"| {symptom} |" in page for symptom in ("out of memory", "slow", "does not learn"))
 

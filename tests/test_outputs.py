@@ -63,7 +63,7 @@ GRPO = ["grpo_train.py", "--data", "data", "--policy", "policy", "--engine", "lo
 ROLLOUT = ["grpo_rollout.py", *GRPO[1:]]
 PPO = ["train_ppo.py", "--data", "data/rewriter", "--base-model", "lm"]
 EVALUATE = ["evaluate.py", "--data", "data", "--policy", "policy", "--engine", "local", "--output-dir"]
-LIBRARY = ["-m", "forage.planning.library", "runs", "--data", "data", "--out"]
+LIBRARY = ["-m", "forage.extras.planning.library", "runs", "--data", "data", "--out"]
 ATTACKS = [
     # the output is an input, by its name or by a link
     ([*SFT, "policy"], "--output-dir policy is --policy, which would be written over"),

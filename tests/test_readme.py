@@ -28,10 +28,10 @@ PATH = re.compile(r"`((?:forage|tests|scripts|bench|docs|sample_data)/[\w./-]+)`
 OTHERS = re.compile(r"docker|pip|python -m|scripts/")
 # That a user runs, with flags of their own.
 MODULES = (
-    "forage.gateway.replay", "forage.policy.served_base", "forage.runs.compare",
+    "forage.extras.gateway.replay", "forage.policy.served_base", "forage.runs.compare",
     "forage.runs.report",
-    "forage.testtime.train_scorer", "forage.testtime.self_evolve",
-    "forage.planning.library", "forage.planning.teaching",
+    "forage.extras.testtime.train_scorer", "forage.extras.testtime.self_evolve",
+    "forage.extras.planning.library", "forage.extras.planning.teaching",
 )  # fmt: skip
 # vLLM's and trackio's.
 OTHERS_FLAGS = {
@@ -44,7 +44,7 @@ OTHERS_FLAGS = {
 
 def can_be_imported(module):
     """False of a benchmark whose peers are not installed (requirements/bench.txt), and of the doctor."""
-    if module == "forage.doctor.__main__":
+    if module == "forage.extras.doctor.__main__":
         return False
     try:
         importlib.import_module(module)

@@ -8,10 +8,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from forage.arguments import parse
-from forage.rewriter.actors import Policy, left_padded, make_actors
-from forage.rewriter.data import Row
-from forage.rewriter.options import ActorOptions, Options, SamplingOptions
-from forage.rewriter.ppo import PromptBatch
+from forage.extras.rewriter.actors import Policy, left_padded, make_actors
+from forage.extras.rewriter.data import Row
+from forage.extras.rewriter.options import ActorOptions, Options, SamplingOptions
+from forage.extras.rewriter.ppo import PromptBatch
 from tests.tiny import make_model, make_tokenizer
 from train_ppo import main
 

@@ -7,7 +7,7 @@ its docstring, and its parameters, which are text, numbers or truth values:
         '''Works out an expression, such as 3 * (4 + 5).'''
 
 Queries are searched for as if the policy had written them: they count as the episode's searches, in their order, and
-the policy reads all that they find, each passage once (forage/planning/tool.py is such a tool).
+the policy reads all that they find, each passage once (forage/extras/planning/tool.py is such a tool).
 
 What is told is part of every prompt, so agent.json keeps it beside the policy, as it keeps how the agent searches.
 """

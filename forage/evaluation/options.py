@@ -59,7 +59,7 @@ class EvaluationOptions:
     concurrency: int = 16
     """Questions played at once. With --engine local also the number of sequences sampled in one batch."""
     scorer: Path | None = None
-    """Learned scorer for systems such as best_of:8:learned, from python -m forage.testtime.train_scorer."""
+    """Learned scorer for systems such as best_of:8:learned, from python -m forage.extras.testtime.train_scorer."""
     seed: int = 0
     """Seed for drawing questions and for sampling."""
 
@@ -84,7 +84,7 @@ class EvaluationOptions:
             raise UserError(f"--policy {given}: give each policy its own name, as name=folder")
 
     def check_scorer(self) -> None:
-        way_out = "make one with python -m forage.testtime.train_scorer"
+        way_out = "make one with python -m forage.extras.testtime.train_scorer"
         if self.learned and self.scorer is None:
             raise UserError(f"--systems {self.learned[0]} needs --scorer; {way_out}")
         if self.scorer is not None and not (self.scorer / "scorer.json").is_file():

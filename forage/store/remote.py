@@ -1,4 +1,4 @@
-"""RemoteStore: a store behind a search server, asked over HTTP in Search-R1's shape (forage/store/server.py).
+"""RemoteStore: a store behind a search server, asked over HTTP in Search-R1's shape (forage/extras/serving/server.py).
 
 Our own server says on /card what it serves, so that a run can refuse another store, and it takes the agent's mode and
 weights with each request: it finds what the folder, opened in this process, would. Any other server ranks as it likes.

@@ -22,13 +22,13 @@ import pytest
 from chromadb.api.shared_system_client import SharedSystemClient
 
 from forage.agent.options import AgentSettings, read_agent, write_agent
-from forage.chat.endpoint import call_text
 from forage.cli import UNWRITABLE
 from forage.data.records import Document, Question, read_documents, read_questions
 from forage.engines import chat_endpoint, completion
 from forage.engines.base import Request, Sample
 from forage.engines.completion import UnreadyError
 from forage.errors import UserError
+from forage.extras.chat.endpoint import call_text
 from forage.files import write_jsonl
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy

@@ -12,12 +12,12 @@ import pytest
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.protocol import Protocol
-from forage.gateway.handed_out import handed_out
-from forage.gateway.recording import Recorder
-from forage.gateway.server import Gateway
-from forage.store.mcp_server import PATH, http_app, make_mcp_server
-from forage.store.server import MAX_BODY, make_app
-from tests.gateway.own_agents import LIMITS, Spelling
+from forage.extras.gateway.handed_out import handed_out
+from forage.extras.gateway.recording import Recorder
+from forage.extras.gateway.server import Gateway
+from forage.extras.serving.mcp_server import PATH, http_app, make_mcp_server
+from forage.extras.serving.server import MAX_BODY, make_app
+from tests.extras.gateway.own_agents import LIMITS, Spelling
 from tests.ports import answering
 from tests.scripted_engine import QUESTION, search_many
 from tests.tiny import make_tokenizer

@@ -134,7 +134,9 @@ def test_the_steps_are_commands_that_exist_with_settings_that_are_read(tmp_path,
         check_names(given)
         check_values(given)
         call = python_call(shlex.split(step.command))
-        assert step.command.startswith("scripts/stack.sh ") or call[0] == "forage.doctor.__main__" or parsed(*call)
+        assert (
+            step.command.startswith("scripts/stack.sh ") or call[0] == "forage.extras.doctor.__main__" or parsed(*call)
+        )
     assert {step.needs for step in found} - {""} <= {step.name for step in found}
     assert [step.name for step in found if step.left_out] == {
         (False, True): [], (True, True): ["server asleep during updates"],

@@ -6,7 +6,7 @@ import pytest
 
 from forage.engines.chat_endpoint import Endpoint, RefusedError
 from forage.errors import UserError
-from tests.questions.chat_server import chat_server
+from tests.extras.questions.chat_server import chat_server
 
 
 def ask(url, *prompts, model="m"):

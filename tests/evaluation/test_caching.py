@@ -7,9 +7,9 @@ from forage.agent.agent import BatchedSearch
 from forage.engines.base import EngineError
 from forage.evaluation.baselines import single
 from forage.evaluation.player import CachingAgent
-from forage.testtime.best_of import BestOf, SelfConsistency
-from forage.testtime.s1 import BudgetForcing
-from forage.testtime.scorers import agreement
+from forage.extras.testtime.best_of import BestOf, SelfConsistency
+from forage.extras.testtime.s1 import BudgetForcing
+from forage.extras.testtime.scorers import agreement
 from tests.scripted_engine import QUESTION, Scripted, library, turns
 
 SCRIPT = turns({str(n): ("gout", f"answer {n}") for n in range(4)})

@@ -20,7 +20,7 @@ import grpo_rollout
 import grpo_train
 from forage.agent.episode import episode_files, read_episodes
 from forage.arguments import parse
-from forage.gateway.own_agent import recorded
+from forage.extras.gateway.own_agent import recorded
 from forage.grpo.options import TrainOptions
 from forage.policy.adapters import adapter_path, publish_adapter, sampled_by, versions
 from forage.policy.card import PolicyCard, write_policy_card

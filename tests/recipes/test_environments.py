@@ -19,12 +19,12 @@ from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Protocol, write_call
 from forage.agent.rewards import get_own_reward
 from forage.data.records import read_questions
-from forage.gateway.handed_out import handed_out
+from forage.extras.gateway.handed_out import handed_out
 from tests import ROOT
-from tests.gateway.own_agents import Spelling
+from tests.extras.gateway.own_agents import Spelling
+from tests.extras.questions.chat_server import chat_server
 from tests.pages import command_lines, fenced
 from tests.ports import free_port
-from tests.questions.chat_server import chat_server
 from tests.recipes.run import RECIPES, calls_of, run
 from tests.scripted_engine import search_many
 from tests.tiny import CHAT_TEMPLATE, make_base, make_data, make_policy, make_tokenizer

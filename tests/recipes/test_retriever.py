@@ -10,10 +10,10 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from document_store import DocumentStore, StoreOptions
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
+from forage.extras.serving.server import make_app
 from forage.store.opening import card_at, open_place, open_store, retriever_of
 from forage.store.options import StorePlace
 from forage.store.remote import RemoteStore
-from forage.store.server import make_app
 from tests.pages import fenced
 from tests.ports import answering
 from tests.recipes.run import RECIPES, calls_of, module_of, run

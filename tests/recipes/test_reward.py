@@ -7,7 +7,7 @@ import pytest
 from forage.agent.episode import read_episodes
 from forage.errors import UserError
 from forage.runs.stats import read_stats
-from tests.questions.chat_server import chat_server
+from tests.extras.questions.chat_server import chat_server
 from tests.recipes.run import calls_of, module_of, run
 
 pytestmark = pytest.mark.usefixtures("no_plots")

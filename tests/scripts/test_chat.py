@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.questions.chat_server import chat_server
+from tests.extras.questions.chat_server import chat_server
 
 TINY = ["--engine", "local", "--mode", "sparse", "--max-turns", "2", "--max-turn-tokens", "16"]
 

@@ -28,15 +28,15 @@ from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.report import SystemScores, pairs_of, say_missing, summary
 from forage.evaluation.setting import agree_on, choose, recorded
 from forage.evaluation.tables import columns, tables_of
+from forage.extras.gateway import own_agent
+from forage.extras.testtime.best_of import BestOf
+from forage.extras.testtime.preference import Head, write_scorer
+from forage.extras.testtime.scorers import confidence, looks_good
 from forage.files import write_jsonl
-from forage.gateway import own_agent
 from forage.policy.adapters import list_contents
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
-from forage.testtime.best_of import BestOf
-from forage.testtime.preference import Head, write_scorer
-from forage.testtime.scorers import confidence, looks_good
 from tests import ROOT
-from tests.gateway.own_agents import as_our_loop
+from tests.extras.gateway.own_agents import as_our_loop
 from tests.here import run_here
 from tests.options import with_options
 

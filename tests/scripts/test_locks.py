@@ -11,7 +11,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from forage.doctor.checks import pins
+from forage.extras.doctor.checks import pins
 from tests import ROOT
 
 # Each lock, and the requirement files whose packages it has.

@@ -14,9 +14,9 @@ from forage.data.relevance import question_key
 from forage.files import json_lines
 from forage.store.document_store import DocumentStore
 from tests import ROOT
+from tests.extras.questions.chat_server import chat_server, good_reply
 from tests.here import run_here
 from tests.own_files import write_files
-from tests.questions.chat_server import chat_server, good_reply
 
 DATA = ("documents.jsonl", "manifest.jsonl", "train.jsonl", "eval.jsonl", "questions_dropped.jsonl")
 

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forage.errors import UserError
-from forage.rewriter.options import Options
-from forage.rewriter.rewards import CustomRewardModel
+from forage.extras.rewriter.options import Options
+from forage.extras.rewriter.rewards import CustomRewardModel
 from tests.here import run_here
 from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_lm
 
@@ -71,7 +71,7 @@ def test_a_run_that_is_out_of_memory_goes_on_with_smaller_micro_batches(tiny, tm
 
     begun = tiny_args(tiny, tmp_path, "--backend", "own", "--max-steps", "1")
     with monkeypatch.context() as patch:
-        patch.setattr("forage.rewriter.training.train_own", too_large)
+        patch.setattr("forage.extras.rewriter.training.train_own", too_large)
         with pytest.raises(UserError, match=r"out of memory \(CUDA.*\); go on with a smaller --micro-batch"):
             run(begun)
     run([*begun, "--micro-batch-size", "1"])

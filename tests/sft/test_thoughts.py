@@ -9,9 +9,9 @@ from forage.agent.protocol import Protocol, write_answer, write_call
 from forage.agent.rewards import get_format_reward
 from forage.agent.vetting import Vetting
 from forage.data.records import Question
+from forage.extras.testtime.scorers import shown
 from forage.sft.teacher import TeacherOptions, causes_of, demonstrate, read_out
 from forage.sft.thoughts import Thought, as_shown, before_answer, before_query
-from forage.testtime.scorers import shown
 from tests.scripted_engine import Hit
 
 GOUT = Question(

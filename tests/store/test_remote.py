@@ -14,13 +14,13 @@ import pytest
 
 from forage.data.records import Document
 from forage.errors import UserError
+from forage.extras.serving.server import Served, make_app
 from forage.store.card import read_card
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.opening import card_at
 from forage.store.options import Fusion, StoreOptions, StorePlace
 from forage.store.remote import RemoteStore
-from forage.store.server import Served, make_app
 from tests.ports import answering
 
 DOCUMENTS = [

@@ -1,0 +1,156 @@
+"""Session: questions in, answers out, until the reader has had enough."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from forage.agent.agent import Agent, BatchedSearch, Speak, searched_for
+from forage.agent.episode import Episode
+from forage.agent.options import AGENT_FILE, AgentSettings
+from forage.agent.protocol import Protocol
+from forage.agent.searcher import searching
+from forage.agent.tools import functions_for
+from forage.data.records import Question
+from forage.engines.base import Engine
+from forage.engines.chat_endpoint import Endpoint
+from forage.engines.choice import open_engine
+from forage.errors import UserError
+from forage.evaluation.policies import find_policy, load_adapter
+from forage.extras.chat.endpoint import ToolCaller
+from forage.extras.chat.options import ChatOptions
+from forage.extras.chat.view import View, in_line
+from forage.policy.base_models import PACKAGED_MODEL
+from forage.policy.policy import load_tokenizer
+from forage.rollout.agreement import read_run
+from forage.store.card import NO_EMBEDDER
+from forage.store.opening import Store, open_place
+from forage.store.options import Mode
+from forage.text import encodable
+
+DEPTH = 100  # ranks that /why looks at
+# An endpoint's model reads more than a small policy in training.
+ROOMY = {"max_turns": 8, "max_turn_tokens": 1024, "max_tokens": 16384, "passage_tokens": 200}
+
+
+def talk(options: ChatOptions) -> None:
+    """Ask on this process's terminal until there is no more question.
+
+    The event loop runs only while a question is played, so that Ctrl-C at the prompt is a plain one.
+    """
+    console = Console(highlight=False)
+    store = open_place(options.place, options.data or data_of(Path(options.policy)))
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            agent, speak, view = runner.run(open_agent(options, store, console, stack))
+            played: tuple[Question, Episode] | None = None
+            for text in questions(options.question, store, console):
+                if text == "/why":
+                    for line in why(store, agent.settings, *played) if played else ["nothing was asked yet"]:
+                        console.print(in_line(line))
+                    continue
+                question = Question("chat", encodable(text), "")
+                episode = runner.run(agent.play(question, 0, options.seed, speak))
+                if episode.stop == "engine":
+                    raise UserError(f"{episode.cause}; see that the server runs, and ask again")
+                view.finished(episode)
+                played = question, episode
+        finally:
+            runner.run(stack.aclose())
+
+
+def why(store: Store, settings: AgentSettings, question: Question, episode: Episode) -> list[str]:
+    """Where each ranking of the store has the passages that an episode's searches showed.
+
+    Example: 'gout diet' found d3#0 (dense 1, sparse 4, hybrid 2).
+    """
+    modes: tuple[Mode, ...] = ("sparse",) if store.options.embedder == NO_EMBEDDER else ("dense", "sparse", "hybrid")
+    lines = []
+    for search in episode.searches:
+        text = searched_for(question, search.query, settings.question_weight)
+        ranks = {
+            mode: {hit.chunk_id: hit.rank for hit in store.search([text], DEPTH, mode, fusion=settings.fusion)[0]}
+            for mode in modes
+        }
+        for chunk_id in search.hits:
+            places = ", ".join(f"{mode} {ranks[mode].get(chunk_id, f'beyond {DEPTH}')}" for mode in modes)
+            lines.append(f"{search.query!r} found {chunk_id} ({places})")
+    return lines or ["it did not search"]
+
+
+def data_of(policy: Path) -> Path:
+    """The data that a run learns from, if it is on this machine; else the default."""
+    run = read_run(policy)
+    named = Path(run.options["rollout"]["data"]) if run else Path("data")
+    return named if named.is_dir() else Path("data")
+
+
+async def open_agent(
+    options: ChatOptions, store: Store, console: Console, stack: AsyncExitStack
+) -> tuple[Agent, Speak | None, View]:
+    """Who answers, how it speaks if it is no policy of ours, and what shows it."""
+    policy = find_policy("chat", PACKAGED_MODEL if options.base_url else options.policy, "")
+    settings = settled(options, policy.folder, store)
+    protocol = Protocol.playing(load_tokenizer(policy.card), settings)
+    engine: Engine
+    speak: Speak | None = None
+    if options.base_url:
+        patience, timeout = options.engine.patience, options.engine.timeout
+        server = Endpoint(options.base_url, options.model, "", 0, "--base-url", patience=patience, timeout=timeout)
+        engine = caller = ToolCaller(await stack.enter_async_context(server), protocol, options.sampling)
+        speak = caller.speak
+    else:
+        engine = await stack.enter_async_context(open_engine(options.engine, policy.card, 1, settings.max_tokens))
+        await load_adapter(engine, policy)
+    view, tools = View(console, protocol), functions_for(settings.tools)
+    in_this_thread = BatchedSearch(searching(store, settings), in_line=True)  # nothing else is played meanwhile
+    return Agent(engine, protocol, in_this_thread, settings, options.sampling, view, tools), speak, view
+
+
+def settled(options: ChatOptions, folder: Path, store: Store) -> AgentSettings:
+    """As the policy's agent.json says; a plain model, which has none, by words where the store has no vectors."""
+    search = options.search
+    wanted: dict[str, Any] = dict(ROOMY) if options.base_url else {}
+    if store.options.embedder == NO_EMBEDDER and not (folder / AGENT_FILE).is_file():
+        wanted["mode"] = "sparse"
+    return replace(search, **{name: value for name, value in wanted.items() if getattr(search, name) is None}).settle(
+        folder
+    )
+
+
+def questions(given: str | None, store: Store, console: Console) -> Iterator[str]:
+    """The one on the command line, else the lines of standard input, without blanks around them.
+
+    In a terminal with a prompt, and the arrow keys where there is readline.
+    """
+    if given is not None:
+        yield given
+    elif sys.stdin.isatty():
+        console.print(Text(f"{store.card.chunks or 'the'} passages in {store.path}; Ctrl-D leaves"))
+        with contextlib.suppress(ImportError):  # some builds of Python have none
+            import readline  # noqa: F401 input() uses it
+        with contextlib.suppress(EOFError):
+            while True:
+                if line := input("> ").strip():
+                    yield line
+        console.print()
+    else:
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="replace")
+        lines = filter(None, map(str.strip, sys.stdin))
+        if not (first := next(lines, "")):
+            raise UserError('no question came on standard input; pipe in one a line, or give --question "..."')
+        for line in chain([first], lines):
+            console.print(Text.assemble(("> ", "bold"), in_line(line)))
+            yield line

@@ -1,0 +1,158 @@
+"""An agent of one's own in the place of our loop: what get_agent of grpo_rollout.py returns (docs/gateway.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+from asyncio.subprocess import PIPE
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from openai import AsyncOpenAI
+from starlette.routing import Route
+
+from forage.agent.agent import Agent, sample_name
+from forage.agent.episode import Episode
+from forage.data.records import Question
+from forage.errors import UserError, first_line
+from forage.extras.gateway.recording import Ended, Recorder
+from forage.extras.gateway.server import HOST, Gateway
+from forage.text import one_line, say
+
+SECONDS, CANCELLED = 600.0, 5.0  # that an episode may take, and its agent once it is cancelled
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of the policy's episode: search, and those of get_tools."""
+
+    recorder: Recorder
+
+    @property
+    def definitions(self) -> list[Any]:
+        """As the chat API takes them."""
+        return self.recorder.protocol.described_tools
+
+    async def call(self, name: str, arguments: str | Mapping[str, Any]) -> str:
+        """What a tool answers, or, as text too, why it can't; what a search finds counts for the rewards."""
+        given = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
+        return await self.recorder.call(name, given)
+
+    async def search(self, query: str) -> str:
+        return await self.call("search", {"query": query})
+
+
+Returned = str | None | tuple[str | None, float] | Ended  # an answer, or one with a reward that the agent gives itself
+AgentFunction = Callable[[str, AsyncOpenAI, Tools], Awaitable[Returned]]
+Opened = dict[asyncio.AbstractEventLoop, tuple[Gateway, AsyncOpenAI, asyncio.Task[None]]]
+
+
+def recorded(agent: AgentFunction, seconds: float = SECONDS) -> Recorded:
+    """An agent whose episodes are recorded for training; one that takes longer than that has failed."""
+    return Recorded(agent, seconds)
+
+
+@dataclass
+class Recorded:
+    """Plays an agent's episodes: each has a client of its own, whose every request becomes the episode's tokens."""
+
+    agent: AgentFunction
+    seconds: float = field(default=SECONDS, compare=False)
+    at: tuple[str, int] = field(default=(HOST, 0), compare=False)
+    """Host and port to listen on; 0 is any that is free."""
+    routes: Sequence[Route] = field(default=(), compare=False)
+    """What is served beside the episodes."""
+    _opened: Opened = field(default_factory=dict, repr=False, compare=False)
+    _told: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    async def __call__(self, policy: Agent, question: Question, sample: int, seed: int) -> Episode:
+        gateway, client = self.opened()
+        recorder = Recorder(policy, question, sample_name(question, sample), seed)
+        with gateway.serving(recorder) as address:
+            asked = self.asked(question.question, client.with_options(base_url=address), Tools(recorder))
+            ended = await outcome(asyncio.ensure_future(asked), self.seconds)
+        if recorder.error:
+            raise recorder.error
+        if ended.cause and ended.cause not in self._told:
+            say(f"{recorder.book.id}: the agent failed: {ended.cause}")
+            self._told.add(ended.cause)
+        return await recorder.finished(ended)
+
+    async def asked(self, *arguments: Any) -> Returned:
+        """So that whatever goes wrong with a call of the agent goes wrong in here."""
+        return await self.agent(*arguments)
+
+    def opened(self) -> tuple[Gateway, AsyncOpenAI]:
+        """A server in this event loop, which ends with it."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._opened:
+            gateway = Gateway(self.at, self.routes)
+            if self.routes:
+                print(f"episodes wait for agents at {gateway.url}/v1/episodes", flush=True)
+            client = AsyncOpenAI(api_key="none", base_url=gateway.url, max_retries=0, timeout=None)
+            self._opened[loop] = gateway, client, asyncio.create_task(serve(gateway, client))
+        gateway, client, _ = self._opened[loop]
+        return gateway, client
+
+
+async def serve(gateway: Gateway, client: AsyncOpenAI) -> None:
+    """Until the event loop ends, which cancels this."""
+    async with client:
+        await gateway.serve()
+
+
+async def outcome(asked: asyncio.Future[Returned], seconds: float) -> Ended:
+    """What came of an agent: whatever it raises, the other episodes go on."""
+    try:
+        await asyncio.wait([asked], timeout=seconds)
+    finally:
+        if not asked.done():
+            asked.cancel()
+            await asyncio.wait([asked], timeout=CANCELLED)
+    if not asked.done() or asked.cancelled():
+        return Ended(cause=f"it took longer than {seconds:g} s")
+    if error := asked.exception():
+        return Ended(cause=f"{type(error).__name__}: {first_line(error)}")
+    return read_outcome(asked.result())
+
+
+def read_outcome(returned: Returned) -> Ended:
+    """Example: ("Rest.", 0.5) is the answer "Rest." with a reward of .5."""
+    if isinstance(returned, Ended):
+        return returned
+    try:
+        answer, reward = returned if isinstance(returned, tuple) else (returned, None)
+        return Ended(answer="" if answer is None else answer, reward=reward)
+    except ValueError:
+        shown = one_line(repr(returned)[:60])
+        return Ended(cause=f"it returned {shown}, and not an answer, or one with a reward from 0 to 1")
+
+
+def command(line: str) -> AgentFunction:
+    """An agent in any language: a program that is run for each episode. Example: command("node agent.js").
+
+    The question is on its standard input; OPENAI_BASE_URL is where it asks the policy, as model "policy", and searches
+    (POST $OPENAI_BASE_URL/search). Its standard output is the answer.
+    """
+
+    async def run(question: str, client: AsyncOpenAI, tools: Tools) -> str:
+        environment = os.environ | {"OPENAI_BASE_URL": str(client.base_url), "OPENAI_API_KEY": "none"}
+        program = await asyncio.create_subprocess_exec(
+            *shlex.split(line), stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, start_new_session=True
+        )
+        try:
+            said, complaint = await program.communicate(question.encode())
+        finally:
+            with suppress(ProcessLookupError):  # what it started may be left
+                os.killpg(program.pid, 9)
+            await program.wait()
+        if program.returncode:
+            lines = complaint.decode(errors="replace").strip().splitlines()
+            raise UserError(f"{line} ended with {program.returncode}: {lines[-1] if lines else 'it said nothing'}")
+        return said.decode(errors="replace").strip()
+
+    return run

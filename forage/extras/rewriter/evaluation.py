@@ -1,0 +1,121 @@
+"""Evaluation: several ways to search for the held-out questions, measured side by side before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forage.agent.prompts import final_query
+from forage.extras.rewriter.actors import Policy, write_texts
+from forage.extras.rewriter.data import Row, Search
+from forage.extras.rewriter.options import Options
+from forage.extras.rewriter.rewards import MEASURES
+from forage.files import write_jsonl
+from forage.metrics import bootstrapped, clear, ndcg, recall, reciprocal_rank, span, verdict
+
+RAW = "raw query"
+ENOUGH = 0.995  # of a reward: what is printed as 1.000, or nearly
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How well one way of searching does, question by question."""
+
+    way: str
+    searched: list[str]
+    recall: list[float]
+    ndcg: list[float]
+    mrr: list[float]
+
+
+def measure(way: str, rows: Sequence[Row], searched: Sequence[str], search: Search, k: int) -> Measurement:
+    """Search with each row's query and compare the result with its relevant documents."""
+    pairs = [(found[:k], row.relevant_doc_ids) for found, row in zip(search(searched), rows, strict=True)]
+    return Measurement(
+        way,
+        list(searched),
+        recall=[recall(*pair) for pair in pairs],
+        ndcg=[ndcg(*pair, k) for pair in pairs],
+        mrr=[reciprocal_rank(*pair) for pair in pairs],
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measures a policy's rewrites on the held-out questions, beside all that was measured before."""
+
+    options: Options
+    rows: Sequence[Row]
+    search: Search
+    tokenizer: Any
+
+    def raw(self) -> list[Measurement]:
+        """The questions as they are; says if they leave nothing to learn."""
+        raw = measure(RAW, self.rows, [row.query for row in self.rows], self.search, self.options.k)
+        for line in hopeless(raw, self.options):
+            print(line, flush=True)
+        return [raw]
+
+    def rewritten(self, way: str, policy: Policy, earlier: Sequence[Measurement]) -> list[Measurement]:
+        """The earlier measurements, and one of the policy's rewrites; all of them are printed."""
+        how = self.options.query
+        texts = write_texts(policy, self.tokenizer, [row.prompt for row in self.rows])
+        pairs = zip(self.rows, texts, strict=True)
+        searched = [final_query(row.query, text, how.rewrite, how.query_weight) for row, text in pairs]
+        ways = [*earlier, measure(way, self.rows, searched, self.search, self.options.k)]
+        print_measurements(ways, self.options.k)
+        return ways
+
+    def after(self, policy: Policy, earlier: Sequence[Measurement]) -> None:
+        """Report the trained policy's rewrites beside all earlier measurements."""
+        ways = self.rewritten("trained", policy, earlier)
+        write_jsonl(self.options.run_dir / "evaluation.jsonl", result_rows(ways))
+        name = self.options.reward if self.options.reward in MEASURES else "recall"
+        documents = [row.relevant_doc_ids[0] for row in self.rows]
+        for before in (earlier[-1], ways[0]):  # where PPO began, and what is to be beaten
+            gained = gains(ways[-1], before, name)
+            print(verdict(ways[-1].way, before.way, f"{name}@{self.options.k}", gained, documents))
+        for line in hopeless(ways[0], self.options):
+            print(line)
+
+
+def hopeless(raw: Measurement, options: Options) -> list[str]:
+    """Why nothing can be learnt, where the raw queries earn all of a built-in reward already."""
+    earned = getattr(raw, options.reward, [0.0])  # a reward of the user's own is not measured
+    if np.mean(earned) < ENOUGH:
+        return []
+    ways_out = [f"--k {max(1, options.k // 2)}"] if options.k > 1 else []
+    ways_out += ["--reward ndcg"] if np.mean(raw.ndcg) < ENOUGH else []
+    return [
+        f"nothing to learn: the raw queries already earn {np.mean(earned):.3f} of --reward {options.reward} on "
+        f"held-out questions, so no rewrite can find more; try {' or '.join([*ways_out, 'harder questions'])}"
+    ]
+
+
+def gains(one: Measurement, other: Measurement, name: str = "recall") -> list[float]:
+    """Paired differences. Example: recalls [1, 0] against [0, 0] give 1, 0."""
+    return [a - b for a, b in zip(getattr(one, name), getattr(other, name), strict=True)]
+
+
+def result_rows(ways: Sequence[Measurement]) -> list[dict[str, object]]:
+    """The rows of evaluation.jsonl: recall and its difference from the raw query's, with intervals."""
+    return [
+        {
+            "way": way.way, "searched": way.searched, "questions": len(way.recall), "recall": bootstrapped(way.recall),
+            "over_raw": bootstrapped(gains(way, ways[0])), "ndcg": float(np.mean(way.ndcg)),
+            "mrr": float(np.mean(way.mrr)),
+        }
+        for way in ways
+    ]  # fmt: skip
+
+
+def print_measurements(ways: Sequence[Measurement], k: int) -> None:
+    """A line for each way; a star marks a difference from the raw query whose interval excludes zero."""
+    print(f"{len(ways[0].recall)} held-out questions; in brackets: 95 % intervals; *: it excludes zero")
+    for way in ways:
+        own, over = bootstrapped(way.recall), bootstrapped(gains(way, ways[0]))
+        compared = "" if way is ways[0] else f", over {RAW} {over['mean']:+.3f} ({span(over)})" + " *" * clear(over)
+        print(f"{way.way:10} recall@{k} {own['mean']:.3f} ({span(own)}), nDCG {np.mean(way.ndcg):.3f}{compared}")

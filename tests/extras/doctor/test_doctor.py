@@ -1,0 +1,134 @@
+"""The doctor: what is missing or of another version, on machines that are made up, and the command as users run it."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import venv
+
+import pytest
+
+from forage import machine
+from forage.extras.doctor import checks
+from forage.extras.doctor.__main__ import shown
+from forage.extras.doctor.checks import Check, docker, fault, packages, pins, python
+from tests import ROOT
+
+
+def test_a_check_as_text():
+    assert shown(Check("Docker", "not installed"), "no") == "  no   Docker: not installed"
+    assert shown(Check("numpy")) == "  ok   numpy"
+    lines = shown(Check("one", "a reason that goes on " * 5, "pip install one")).splitlines()
+    assert lines[0].startswith("  --   one: a reason")
+    assert lines[-1] == "       > pip install one"
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", ["", "/models", "/serving", "/trackers"])
+def test_each_line_of_the_repositorys_files_is_a_pin(name):
+    path = ROOT / f"requirements{name}.txt"
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith(("#", "-r"))]
+    assert [f"{package}{bounds}" for package, bounds in pins(f"requirements{name}.txt").items()] == lines
+
+
+@pytest.mark.parametrize(
+    ("installed", "bounds", "fits"),
+    [("2.13.0+cpu", ">=2.13,<2.14", True), ("2.14.0", ">=2.13,<2.14", False), ("2.13.1rc1", ">=2.13,<2.14", True),
+     ("0.9", ">=0.10", False), ("0.1.2", "==0.1.2", True)],
+)  # fmt: skip
+def test_versions_are_compared_as_pip_does(monkeypatch, installed, bounds, fits):
+    monkeypatch.setattr(checks, "version", lambda name: installed)
+    assert fault("it", bounds) == ("" if fits else f"it {installed} ({bounds} was tested)")
+
+
+def test_packages_that_are_missing():
+    assert packages("some", {"numpy": ">=1", "no-such-package": ">=2"}, "make setup") == (
+        "some", "no no-such-package", "make setup",
+    )  # fmt: skip
+
+
+def test_a_python_that_is_too_old():
+    assert python("3.10.14").lacks == "3.11 or later is needed"
+    assert not python("3.11.0").lacks
+
+
+@pytest.mark.parametrize(
+    ("compose", "info", "lacks"),
+    [("2.26.1", "Client: ", ""), ("2.23.3", "Client: ", "compose 2.24 or later is needed"),
+     ("v5.0.1", "", "its daemon does not answer")],
+)  # fmt: skip
+def test_docker(tmp_path, monkeypatch, compose, info, lacks):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    script = tmp_path / "docker"
+    script.write_text(f"#!/bin/sh\n[ \"$1\" = compose ] && echo {compose} || echo '{info}'\n")
+    script.chmod(0o755)
+    assert docker().lacks == lacks
+
+
+def test_no_docker(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert docker().lacks == "not installed"
+
+
+def test_the_hubs_address_is_not_told(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:s3cret@h:port")
+    machine.hub_reachable.cache_clear()
+    assert "HF_ENDPOINT is no address" in checks.hub().lacks
+    assert not checks.hub().mend  # no address that is made up
+    assert "s3cret" not in str(checks.hub())
+
+
+# The command
+
+
+def run(*arguments, python=sys.executable, **environment):
+    variables = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""} | environment
+    command = [str(python), "-m", "forage.extras.doctor", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_on_this_machine():
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Needed\n  ok   Python {platform.python_version()}\n")
+    assert len(done.stdout.splitlines()) < 40
+    wide = [line for line in done.stdout.splitlines() if len(line) > 80 and not line.startswith("       > ")]
+    assert wide == []
+
+
+def test_with_a_torch_that_can_not_be_imported(tmp_path):
+    """The rest is told nevertheless."""
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    done = run(PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "  --   torch: can't be imported: libcudart.so.12" in done.stdout
+    assert "Docker" in done.stdout
+
+
+def test_in_a_python_without_any_package(tmp_path):
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    done = run(python=tmp_path / "bare" / "bin" / "python")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "  --   packages that every run needs: no accelerate, no beautifulsoup4," in done.stdout
+    assert "> make setup" in done.stdout
+    assert "  no   trackers, for --report-to: no tensorboard, no trackio, no wandb\n" in done.stdout
+    needed, optional = done.stdout.split("\nOptional")
+    assert "  no   " not in needed
+    assert "  --   " not in optional
+    assert len(done.stdout.splitlines()) <= 40
+
+
+def test_what_only_some_options_need_is_not_needed_by_the_basic_path():
+    """Every stage of the demo imports without those packages."""
+    assert checks.SOME_OPTIONS.keys() <= pins("requirements.txt").keys()
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({sorted(checks.SOME_OPTIONS)}))
+import data_prep, document_store, create_lora_model, grpo_train, merge_lora, sft_train
+import forage.data.corpus, forage.store.document_store, forage.policy.policy, forage.policy.lora
+import forage.sft.training, forage.grpo.training, forage.grpo.players, forage.rollout.rollout
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, re.sub("(?s).*Traceback", "", done.stderr)) == (0, "")

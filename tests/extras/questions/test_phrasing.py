@@ -1,0 +1,91 @@
+"""Questions made without a model, worked out by hand."""
+
+import asyncio
+
+import pytest
+
+from forage.data.chunking import Chunk
+from forage.extras.questions.making import in_turn
+from forage.extras.questions.phrasing import (
+    Phraser,
+    is_heading,
+    lowered,
+    sentences_of,
+    shortened,
+    split_headings,
+    within,
+)
+from forage.extras.questions.vetting import Candidate
+
+
+def passage(text, title="Care of bees", number=0, doc="bees"):
+    return Chunk(doc, title, text, 0, len(text), number, 1)
+
+
+def made(one, *others):
+    return asyncio.run(Phraser([one, *others])([one]))
+
+
+def test_a_heading_is_asked_about_and_its_section_begins_the_answer():
+    one = passage("Care of bees\nWinter feeding\nFeed syrup. Do it in autumn. Then rest.")
+    question = 'What does "Care of bees" say about winter feeding?'
+    assert made(one) == [Candidate("title", one, question, "Feed syrup. Do it in autumn.")]
+
+
+def test_a_heading_that_asks_is_the_question():
+    one = passage("When do they swarm?\nThey swarm in May.")
+    assert [c.question for c in made(one)] == ["Care of bees: When do they swarm?"]
+
+
+def test_without_a_heading_the_word_that_is_rare_elsewhere():
+    """'smoke' is here twice and in one of three passages (2/1); 'keepers' is here twice and in two (2/2)."""
+    here = passage("Keepers calm them. Then the smoke calms keepers, like the smoke of old.")
+    [found] = made(here, passage("All keepers wear veils.", number=1), passage("Wax melts.", number=2))
+    assert found.question == 'What does "Care of bees" say about the smoke?'
+    assert found.answer == "Then the smoke calms keepers, like the smoke of old."
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("About\nA cover of Arden takes ten nails.", "about the cover"),  # the heading says nothing of its section
+        ("Notes and further reading\nCalm keepers work in Arden.", "about Arden"),
+        ("Darker\nFor a darker wax, heat it.", "about a darker wax"),
+        ("Strong\nStrong hives swarm.", 'under "Strong"'),  # a noun or not, who knows
+        ("Worn out\nReplace the frame.", 'under "Worn out"'),
+        ("Smoke\nPuff smoke at the door.\n", 'under "Smoke"'),
+        ("Smoker\nFill it. Light the smoker.", "about the smoker"),
+        ("Lights\nTurn them off.", "about lights"),
+        ("Little is known.", 'about "Little"'),
+    ],
+)
+def test_subjects_are_nouns_or_quoted(text, asks):
+    assert [one.question for one in made(passage(text))] == [f'What does "Care of bees" say {asks}?']
+
+
+def test_nothing_is_asked_without_a_title_or_a_whole_sentence():
+    assert made(passage("There were bees.", title="")) == made(passage("There were bees in the")) == []
+
+
+def test_documents_take_turns():
+    long = [passage(f"Long {n}.", number=n, doc="long") for n in range(5)]
+    short = [passage("Short.", doc=f"short{n}") for n in range(3)]
+    order = [p.doc_id for p in in_turn([*long, *short], 0)]
+    assert sorted(order[:4]) == ["long", "short0", "short1", "short2"]
+    assert order[4:] == ["long"] * 4
+    assert in_turn([*long, *short], 0) == in_turn([*reversed(short), *long], 0)
+    assert len({tuple(p.id for p in in_turn(long, seed)) for seed in range(6)}) > 1
+
+
+def test_parts():
+    assert split_headings("Asthma\nCare\nRest helps.") == (["Asthma", "Care"], "Rest helps.")
+    assert split_headings("Egg\nMilk\nSalt\nOil\nStir it.") == ([], "Egg\nMilk\nSalt\nOil\nStir it.")  # a list
+    assert split_headings("Alone") == ([], "Alone")
+    assert not is_heading("It is said:")
+    assert not is_heading("a | b")
+    assert sentences_of("One is here. Two\nis torn") == ["One is here."]
+    assert within("Feeding a bee", "bees that feed")
+    assert not within("Feeding wasps", "bees that feed")
+    assert lowered("Winter feeding") == "winter feeding"
+    assert lowered("DNA tests") == "DNA tests"
+    assert shortened(' the "big" ' + "x " * 30) == "the 'big' " + " ".join("x" * 18)

@@ -1,0 +1,136 @@
+"""What the policy samples and how it is scored, what is trained, and whether plain transformers loads the result."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from forage.errors import UserError
+from forage.extras.rewriter.actors import Policy, choose_by, left_padded, make_actors, model_inputs, text_of
+from forage.extras.rewriter.options import ActorOptions, SamplingOptions
+from forage.extras.rewriter.ppo import logits_and_values, logprobs_of
+from tests.tiny_rewriter import tiny_actors, tiny_lm, tiny_rows
+
+
+def test_model_inputs_by_hand():
+    seen = model_inputs(torch.tensor([[9, 5, 6], [9, 9, 7]]), 9)
+    assert seen["input_ids"].tolist() == [[0, 5, 6], [0, 0, 7]]
+    assert seen["attention_mask"].tolist() == [[0, 1, 1], [0, 0, 1]]
+    assert seen["position_ids"].tolist() == [[0, 0, 1], [0, 0, 0]]
+
+
+def test_padding_changes_no_log_probability():
+    actors, _ = tiny_actors()
+    policy = actors.policy
+    prompts = [row.prompt for row in tiny_rows(3)]
+    padded = torch.cat((left_padded(prompts, policy.pad_id), torch.tensor([[7, 8, 9]] * 3)), 1)
+    together = policy.response_logits(padded, 3)[0]
+    for row, prompt in enumerate(prompts):
+        alone = policy.lm(input_ids=torch.tensor([[*prompt, 7, 8, 9]])).logits[0, -4:-1] / 0.7
+        torch.testing.assert_close(together[row], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_number_chooses_a_token_by_hand():
+    scores = torch.tensor([[0.2, 0.5, 0.3]]).log().repeat(5, 1)
+    draws = torch.tensor([[0.9, 0.0], [0.9, 0.19], [0.9, 0.21], [0.9, 0.69], [0.9, 0.71]], dtype=torch.float64)
+    second = choose_by(draws, width=4)(torch.zeros(5, 5, dtype=torch.long), scores)
+    assert second.argmax(1).tolist() == [0, 0, 1, 1, 2]
+    assert second.isfinite().sum(1).tolist() == [1] * 5
+    cut = torch.tensor([[-torch.inf, 0.0, -torch.inf]])  # what top-p leaves is all that is chosen
+    for number in (0.0, 0.5, 1 - 1e-9):
+        assert choose_by(torch.tensor([[number]], dtype=torch.float64), 4)(torch.zeros(1, 4).long(), cut).argmax(
+            1
+        ).tolist() == [1]
+
+
+def test_top_p_bounds_what_is_sampled_and_not_how_it_is_scored():
+    actors, _ = tiny_actors(sampling=SamplingOptions(max_new_tokens=1, top_p=0.9))
+    policy = actors.policy
+    prompts = left_padded([tiny_rows(1)[0].prompt] * 64, policy.pad_id)
+    logits = policy.response_logits(torch.cat((prompts[:1], torch.zeros(1, 1, dtype=torch.long)), 1), 1)[0][0, 0]
+    ordered = logits.softmax(-1).sort(descending=True)
+    nucleus = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.9).sum()) + 1].tolist())
+    torch.manual_seed(0)
+    output = policy.generate(**model_inputs(prompts, policy.pad_id))
+    drawn = output.sequences[:, -1]
+    assert {int(token) for token in drawn} <= nucleus
+    assert len(set(drawn.tolist())) > 1
+    scored = logprobs_of(torch.stack(output.scores, 1), drawn[:, None])[:, 0]
+    torch.testing.assert_close(scored, logits.log_softmax(-1)[drawn], rtol=1e-4, atol=1e-4)
+
+
+def test_a_response_ends_at_eos_and_its_row_is_filled_up():
+    actors, tokenizer = tiny_actors()
+    assert text_of(tokenizer, [*tokenizer("sore  toe")["input_ids"], 2, 2, 77], 2) == "sore toe"
+    assert text_of(tokenizer, [2], 2) == ""
+    lm, prompts = actors.policy.lm, [(5, 6, 7), (50, 60)]
+    seen = lm.model(input_ids=torch.tensor([prompts[0]])).last_hidden_state[0, -1]
+    lm.lm_head.weight.data[2] = 1000 * seen  # so that eos is the likeliest after the first prompt
+    responses = actors.policy.sample(left_padded(prompts, actors.policy.pad_id), greedy=True)
+    assert responses[0].tolist() == [2] * responses.shape[1]
+    assert responses[1, 0] != 2
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_what_is_trained(lora_rank):
+    lm, tokenizer = tiny_lm()
+    whole = sum(weight.numel() for weight in lm.parameters())
+    policy = Policy(lm, SamplingOptions(), 2, len(tokenizer))
+    actors = make_actors(policy, ActorOptions(lora_rank=lora_rank), seed=0)
+    trained = sum(weight.numel() for weight in actors.parameters() if weight.requires_grad)
+    if lora_rank:
+        assert trained < whole / 10
+        assert all("lora" in n or "score" in n for n, w in actors.named_parameters() if w.requires_grad)
+    else:
+        assert trained == whole + 33
+    assert not any(weight.requires_grad for weight in actors.reference.parameters())
+    sequences = torch.tensor([[5, 6, 7, 8]])
+    logits, values = logits_and_values(actors, sequences, 2)
+    assert values.tolist() == [[0, 0]]  # an untrained head gives 0
+    torch.testing.assert_close(actors.reference.response_logits(sequences, 2), logits, rtol=1e-5, atol=1e-5)
+
+
+def test_the_reference_stays_what_it_was():
+    for options in (ActorOptions(lora_rank=0), ActorOptions()):
+        actors, _ = tiny_actors(options)
+        sequences = torch.tensor([[5, 6, 7, 8]])
+        before = actors.reference.response_logits(sequences, 2)
+        for weight in actors.policy.parameters():
+            if weight.requires_grad:
+                weight.data += 0.1
+        torch.testing.assert_close(actors.reference.response_logits(sequences, 2), before, rtol=0, atol=0)
+        assert not torch.allclose(actors.policy.response_logits(sequences, 2)[0], before)
+
+
+@pytest.mark.parametrize("actor", [ActorOptions(lora_rank=0), ActorOptions()])
+def test_the_output_layer_is_given_what_it_need_not_be_copied_for(actor):
+    """For rows that are not contiguous, PyTorch multiplies by a copy of the weights for each sequence."""
+    actors, _ = tiny_actors(actor)
+    given = []
+    actors.policy.lm.get_output_embeddings().register_forward_pre_hook(lambda _, hidden: given.append(hidden[0]))
+    prompts = left_padded([[5, 6], [7, 8]], actors.policy.pad_id)
+    actors.policy.response_logits(torch.cat((prompts, actors.policy.sample(prompts)), 1), 6)
+    assert given[-1].shape[1] == 7  # the last of these predicts nothing
+    assert all(hidden.is_contiguous() for hidden in given)
+
+
+def test_no_dropout_whatever_mode_is_asked_for():
+    config = GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=2, eos_token_id=2, bos_token_id=2)
+    actors = make_actors(Policy(GPT2LMHeadModel(config), SamplingOptions(), 2, 100), ActorOptions(lora_rank=0), seed=0)
+    for _ in range(2):
+        one, other = (actors.policy.response_logits(torch.tensor([[5, 6, 7, 8]]), 2)[0] for _ in range(2))
+        assert torch.equal(one, other)
+        for part in (actors.policy, actors.value_model, actors.reference.frozen):
+            assert not any(module.training for module in part.modules() if isinstance(module, torch.nn.Dropout))
+        actors.train()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (SamplingOptions(max_new_tokens=0), "--max-new-tokens"),
+        (SamplingOptions(top_p=1.1), "--top-p"),
+    ],
+)
+def test_options_that_can_not_be(options, says):
+    with pytest.raises(UserError, match=says):
+        options.check()

@@ -1,0 +1,64 @@
+"""The rewriter's warm start: what is learned, the loss by hand, and a run that begins with it."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from forage.extras.rewriter.actors import Policy, with_padding
+from forage.extras.rewriter.options import SamplingOptions
+from forage.extras.rewriter.warm_start import beginning_of, warm_loss
+from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def tokenizer(tiny):
+    return AutoTokenizer.from_pretrained(tiny / "model")
+
+
+def test_beginnings_by_hand():
+    assert beginning_of("Gout\nWhat is gout? A joint hurts and swells.", 3) == "A joint hurts"
+    assert beginning_of("A joint hurts.", 9) == "A joint hurts."
+    assert beginning_of("Gout\n", 9) == "Gout"
+    assert beginning_of("Gout\nWhat is it?\nWhy?", 9) == "What is it? Why?"
+
+
+def test_the_loss_is_that_of_the_wanted_tokens_and_their_ends(tiny, tokenizer):
+    lm = AutoModelForCausalLM.from_pretrained(tiny / "model").eval()
+    pad_id = with_padding(tokenizer).pad_token_id
+    prompts, wanted = [(5, 6, 7), (8, 9)], ["rest", "ice and rest and ice"]
+    tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in wanted]
+    most = len(tokens[1]) - 2  # the second text is cut, so it has no eos
+    tokens[1] = tokens[1][:most]
+    found = []
+    with torch.no_grad():
+        for prompt, text in zip(prompts, tokens, strict=True):
+            logprobs = lm(torch.tensor([[*prompt, *text]])).logits[0].log_softmax(-1)
+            found += [-float(logprobs[len(prompt) + place - 1, token]) for place, token in enumerate(text)]
+        policy = Policy(lm, SamplingOptions(max_new_tokens=most), tokenizer.eos_token_id, pad_id)
+        loss = warm_loss(policy, tokenizer, list(zip(prompts, wanted, strict=True)))
+    assert len(found) == sum(map(len, tokens)) < len(tokenizer(wanted[0])["input_ids"]) + most + 3
+    assert float(loss) == pytest.approx(sum(found) / len(found), abs=1e-5)
+
+
+def test_a_run_that_begins_with_it_measures_it_and_makes_it_once(tiny, tmp_path, capsys):
+    args = tiny_args(tiny, tmp_path, "--backend", "own", "--warm-steps", "3")
+    run([*args, "--max-steps", "1"])
+    said = capsys.readouterr().out
+    assert "warm start, update 3 of 3: loss " in said
+    assert "trained minus warm is " in said
+    ways = [json.loads(line)["way"] for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
+    assert ways == ["raw query", "untrained", "warm", "trained"]
+    assert metrics(tmp_path)[0]["objective/kl"] == pytest.approx(0, abs=1e-4)  # the reference has had it too
+    weights = (tmp_path / "warm" / "model.safetensors").stat().st_mtime_ns
+    run([*args, "--max-steps", "2"])
+    assert "warm start, update" not in capsys.readouterr().out
+    assert (tmp_path / "warm" / "model.safetensors").stat().st_mtime_ns == weights

@@ -1,0 +1,130 @@
+"""The store as a tool of MCP clients, asked by the mcp package's own client: in memory, over HTTP and over pipes."""
+
+import asyncio
+import sys
+import threading
+import time
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+import data_prep
+from forage.data.options import DatasetOptions
+from forage.extras.serving.mcp_server import PATH, http_app, make_mcp_server
+from forage.store.document_store import DocumentStore
+from forage.store.options import StoreOptions
+from tests import ROOT
+from tests.ports import answering
+from tests.scripted_engine import search_many
+
+QUERY = "sore toe at night"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """The sample data's pages, searched by words."""
+    folder = tmp_path_factory.mktemp("sample")
+    options = data_prep.Options(
+        folder, dataset=DatasetOptions("sample", content_dir=folder / "pages"), store=StoreOptions(embedder="none")
+    )
+    data_prep.main(options)
+    return DocumentStore.open(folder / "store")
+
+
+def server_of(store):
+    return make_mcp_server(lambda queries, k: store.search(queries, k, "sparse"), 3, "medical pages")
+
+
+def asked(server, arguments, **more):
+    """A client's result of one call."""
+
+    async def ask():
+        async with Client(server, **more) as client:
+            return await client.call_tool("search", arguments)
+
+    return asyncio.run(ask())
+
+
+def check_found(result, store, k=3):
+    """The result is what the store finds, in both forms."""
+    hits = store.search(QUERY, k, "sparse")
+    assert not result.is_error
+    assert result.structured_content == {
+        "hits": [
+            {"rank": hit.rank, "title": hit.title, "text": hit.text, "chunk_id": hit.chunk_id, "doc_id": hit.doc_id,
+             "score": pytest.approx(hit.score)} for hit in hits
+        ]
+    }  # fmt: skip
+    lines = result.content[0].text.splitlines()
+    assert len(lines) == len(hits) == k
+    assert all(line.startswith(f"[{hit.rank}] {hit.title}: ") for line, hit in zip(lines, hits, strict=True))
+
+
+def test_a_client_is_told_of_the_tool(store):
+    async def ask():
+        async with Client(server_of(store)) as client:
+            return (await client.list_tools()).tools
+
+    [tool] = asyncio.run(ask())
+    assert (tool.name, tool.description) == ("search", "Finds passages of medical pages, the best first.")
+    assert tool.input_schema["required"] == ["query"]
+    assert tool.input_schema["properties"]["k"]["default"] == 3
+    assert tool.annotations.read_only_hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ({}, "query"), ({"query": "x" * 10_001}, "query"), ({"query": "x", "k": 10**5000}, "k"),
+        ({"query": "x", "k": True}, "k"),
+    ],
+)  # fmt: skip
+def test_a_bad_call_is_told_what_is_wrong(arguments, wrong):
+    result = asked(make_mcp_server(search_many, 3, "a library"), arguments)
+    assert result.is_error
+    assert result.content[0].text.splitlines()[1] == wrong
+
+
+def test_searches_at_once_run_one_after_the_other_in_the_same_thread():
+    threads, running = set(), []
+
+    def search(queries, k):
+        running.append(queries)
+        threads.add(threading.get_ident())
+        time.sleep(0.02)
+        assert len(running) == 1
+        running.clear()
+        return [[] for _ in queries]
+
+    async def ask():
+        async with Client(make_mcp_server(search, 3, "a library")) as client:
+            return await asyncio.gather(*(client.call_tool("search", {"query": f"q{n}"}) for n in range(8)))
+
+    assert not any(result.is_error for result in asyncio.run(ask()))
+    assert len(threads) == 1
+
+
+@pytest.fixture(scope="module")
+def url(store):
+    with answering(http_app(server_of(store), "127.0.0.1")) as url:
+        yield f"{url}{PATH}"
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_over_http(url, store, mode):
+    check_found(asked(url, {"query": QUERY, "k": 2}, mode=mode), store, 2)
+    assert asked(url, {"query": ""}, mode=mode).is_error
+
+
+# The command, as clients start it
+
+
+def command(store, protocol, *more):
+    return ["document_store.py", "serve", "--store", str(store), "--mode", "sparse", "--protocol", protocol, *more]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_client_starts_the_command_and_speaks_over_pipes(store, mode):
+    start = StdioServerParameters(command=sys.executable, args=command(store.path, "mcp-stdio"), cwd=ROOT)
+    check_found(asked(start, {"query": QUERY, "k": 2}, mode=mode), store, 2)

@@ -1,0 +1,214 @@
+"""/retrieve over real HTTP, in Search-R1's shape."""
+
+import sys
+from contextlib import contextmanager
+from signal import SIGINT
+from subprocess import PIPE, Popen
+from types import SimpleNamespace
+from unittest import mock
+
+import httpx
+import pytest
+
+from document_store import Live, Serve, serve
+from forage.data.records import Document
+from forage.errors import UserError
+from forage.extras.serving.server import Served, make_app
+from forage.store.document_store import DocumentStore
+from forage.store.embedder import PACKAGED_EMBEDDER
+from forage.store.options import StoreOptions
+from forage.store.remote import RemoteStore
+from tests import ROOT
+from tests.ports import answering
+
+DOCUMENTS = [
+    Document("gout", "Gout\n(podagra)", "Crystals gather in the big toe.", metadata={"year": 2020}),
+    Document("flu", "Influenza", "Fever and a dry cough.", metadata={"year": 2024}),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return DocumentStore.build(
+        tmp_path_factory.mktemp("served") / "store", DOCUMENTS, StoreOptions(embedder=PACKAGED_EMBEDDER)
+    )
+
+
+@contextmanager
+def running(store, host="127.0.0.1", key=""):
+    with answering(make_app(store.search, host, 1, lambda: Served(store.card, store.chunks_digest), key)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def url(store):
+    with running(store) as url:
+        yield url
+
+
+def test_the_request_and_response_of_search_r1(url, store):
+    request = {"queries": ["toe", "cough"], "topk": 2, "return_scores": True}
+    result = httpx.post(f"{url}/retrieve", json=request).json()["result"]
+    hits = store.search(["toe", "cough"], 2)
+    assert [[item["document"]["id"] for item in row] for row in result] == [[h.chunk_id for h in row] for row in hits]
+    first = result[0][0]
+    assert first["document"] == {
+        "id": "gout#0", "doc_id": "gout", "title": "Gout\n(podagra)",
+        "contents": "Gout (podagra)\nCrystals gather in the big toe.",
+    }  # fmt: skip
+    assert first["score"] == pytest.approx(hits[0][0].score, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "not JSON"),
+        (b'{"queries": "toe"}', "list of strings"),
+        (b'{"queries": ["toe"], "topk": -1}', "topk"),
+        (b'{"queries": ["toe"], "topk": 0}', "topk"),
+        (b'{"queries": ["toe"], "topk": ""}', "topk"),
+        (b'{"queries": ["%s"]}' % (b"toe " * 2501), "a query has 10004 characters; 10000 are the most"),
+        (b'{"queries": ["toe"], "fusion": {"depth": 1001}}', "--depth 1001 is over 1000"),
+        (b'{"queries": ["toe"], "return_scores": "no"}', "return_scores must be true or false"),
+        (b'{"queries": ["toe"], "mode": ["sparse"]}', "mode must be one of hybrid, dense, sparse"),
+        (b'{"queries": ["toe"], "fusion": "rrf"}', "fusion can't be used"),
+        (b'{"queries": ["toe"], "fusion": {"weights": 1}}', "unexpected keyword argument 'weights'"),
+        (b'{"queries": ["toe"], "fusion": {"fusion": "nonsense"}}', "--fusion nonsense is none of weighted, rrf"),
+        (b'{"queries": ["toe"], "fusion": {"fusion": []}}', "--fusion [] must be of type str"),
+        (b'{"queries": ["toe"], "fusion": {"dense_weight": NaN}}', "--dense-weight nan and --title-weight 0.3 must be"),
+        (b'{"queries": ["toe"], "fusion": {"title_weight": Infinity}}', "--title-weight inf must be"),
+        (b'{"queries": ["toe"], "fusion": {"dense_weight": true}}', "--dense-weight True must be of type float"),
+        (b'{"queries": ["toe"], "fusion": {"title_share": 1}}', "--title-share 1 must be of type bool"),
+        (b'{"queries": ["toe"], "fusion": {"depth": 2.5}}', "--depth 2.5 must be of type int"),
+        (b'{"queries": ["toe"], "where": 5}', "where 5 must be an object with one key"),
+        (b'{"queries": ["toe"], "where": {"year": {"$like": 2020}}}', "year needs one operator of $eq"),
+        (
+            b'{"queries": ["toe"], "where": {"year": {"$in": [%s1]}}}' % (b"1, " * 3333),
+            "where has over 10000 characters",
+        ),
+    ],
+)
+def test_bad_requests_are_answered_with_what_is_wrong(url, body, says):
+    answer = httpx.post(f"{url}/retrieve", content=body)
+    assert answer.status_code == 400
+    assert says in answer.json()["detail"]
+
+
+def test_beyond_loopback_a_server_may_be_called_by_any_name(store):
+    with running(store, "0.0.0.0") as everywhere:
+        for headers in ({"Host": "gpu1"}, {"Origin": "http://evil.example"}):
+            assert httpx.get(f"{everywhere}/card", headers=headers).status_code == 200
+
+
+def test_a_key_is_asked_for(store, monkeypatch):
+    with running(store, key="s3") as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+        for key in ("", "Bearer s4", "s3", "Bearer \xe9"):
+            answer = httpx.post(
+                f"{url}/retrieve", json={"queries": ["toe"]}, headers={"Authorization": key.encode("latin-1")}
+            )
+            assert answer.status_code == 401
+        with pytest.raises(UserError, match=f"{url} wants a key, or another one; set STORE_API_KEY to the server's"):
+            RemoteStore(url)
+        monkeypatch.setenv("STORE_API_KEY", "s3")
+        assert RemoteStore(url).search(["toe"], 1, "sparse") == store.search(["toe"], 1, "sparse")
+
+
+def test_a_request_that_asks_for_too_much_is_refused_by_its_count(store, monkeypatch):
+    searched = mock.Mock(side_effect=store.search)
+    monkeypatch.setattr(store, "search", searched)
+    with running(store) as url:
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["toe"] * 11, "topk": 1000})
+        assert (answer.status_code, answer.json()["detail"]) == (
+            413,
+            "11 queries with topk 1000 are over 10000 passages",
+        )
+        assert not searched.called
+        monkeypatch.setattr(
+            "forage.extras.serving.server.MAX_TEXT", 99
+        )  # gout has 45 characters with its title, flu 31
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["toe", "cough"], "topk": 2})
+        assert answer.status_code == 413
+        assert answer.json()["detail"] == "152 characters were found, over 99; ask for fewer passages"
+        assert httpx.post(f"{url}/retrieve", json={"queries": ["toe"], "topk": 2}).status_code == 200
+
+
+def test_what_is_too_much_at_once_is_asked_for_in_parts(url, store, monkeypatch):
+    monkeypatch.setattr("forage.extras.serving.server.MAX_PASSAGES", 4)
+    queries = ["toe", "cough", "crystals", "fever", "dry toe"]
+    assert RemoteStore(url).search(queries, 2) == store.search(queries, 2)
+    monkeypatch.setattr("forage.extras.serving.server.MAX_PASSAGES", 1)
+    with pytest.raises(
+        UserError, match=r"refuses the search \(status 413: 1 queries with topk 2 are over 1 passages\)"
+    ):
+        RemoteStore(url).search(queries, 2)
+
+
+@pytest.mark.parametrize("mode", ["sparse", "dense", "hybrid"])
+def test_a_search_by_metadata_finds_what_the_folder_does(url, store, mode):
+    for where in ({"year": 2024}, {"year": {"$ne": 2024}}, {"year": 1900}):
+        found = RemoteStore(url).search(["toe", "cough"], 2, mode, where=where)
+        assert found == store.search(["toe", "cough"], 2, mode, where=where)
+        assert {hit.doc_id for row in found for hit in row} <= {"flu" if where == {"year": 2024} else "gout"}
+
+
+def test_no_depth_of_conditions_ends_a_connection(url):
+    for depth in range(400, 1100, 9):
+        where = '{"$and": [{"a": 1}, ' * depth + '{"a": 1}' + "]}" * depth
+        with mock.patch("forage.extras.serving.server.MAX_QUERY", 10**6):
+            answer = httpx.post(f"{url}/retrieve", content=f'{{"queries": ["toe"], "where": {where}}}')
+        assert answer.status_code in (200, 400), depth
+
+
+@pytest.mark.slow
+def test_a_server_takes_up_an_edited_store_and_says_so(tmp_path):
+    """A client that knows the store of before stops."""
+    folder = tmp_path / "store"
+    DocumentStore.build(folder, DOCUMENTS, StoreOptions("none")).close()
+    command = [sys.executable, "document_store.py", "serve", "--store", folder, "--mode", "sparse", "--port", "0"]
+    with Popen(command, stdout=PIPE, stderr=PIPE, text=True, cwd=ROOT) as server:
+        try:
+            url = server.stdout.readline().split()[-1].removesuffix("/retrieve")
+            remote = RemoteStore(url)
+            assert remote.search(["hives"], 1, "sparse") == [[]]
+            with DocumentStore.open(folder) as store:
+                store.add([Document("rash", "Rash", "Hives.")])
+            with pytest.raises(UserError, match="serves another store than at the start"):
+                remote.search(["hives"], 1, "sparse")
+            assert f"{folder} has changed: serving its 3 documents" in server.stderr.readline()
+            assert RemoteStore(url).fingerprint == store.fingerprint
+            assert RemoteStore(url).search(["hives"], 1, "sparse") == store.search(["hives"], 1, "sparse")
+            (folder / "store.json").write_text("{")
+            assert RemoteStore(url).search(["hives"], 1, "sparse") == store.search(["hives"], 1, "sparse")
+            assert f"{folder} has changed, but is served as it was (" in server.stderr.readline()
+        finally:
+            server.kill()
+
+
+def test_an_edited_store_that_could_not_be_opened_is_tried_again(tmp_path, monkeypatch, capsys):
+    DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions("none")).close()
+    live, clock = Live(Serve(tmp_path / "store", mode="sparse")), [100.0]
+    with DocumentStore.open(tmp_path / "store") as store:
+        store.add([Document("rash", "Rash", "Hives.")])
+    monkeypatch.setattr(live, "opened", mock.Mock(side_effect=[UserError("it is locked"), live.opened()]))
+    monkeypatch.setattr("document_store.time", SimpleNamespace(monotonic=lambda: clock[0]))  # its own, no server's
+    for clock[0], found in ((100.0, 0), (129.0, 0), (130.0, 1)):
+        live.served()
+        assert len(live.search(["hives"], 1)[0]) == found
+    assert capsys.readouterr().err.count("it is locked") == 1
+
+
+@pytest.mark.parametrize(("protocol", "most"), [("retrieve", 1000), ("mcp", 100), ("mcp-stdio", 100)])
+def test_a_default_that_every_request_would_be_refused_for_ends_the_start(store, protocol, most):
+    with pytest.raises(UserError, match=f"--k {most + 1} is over {most}, the most that --protocol {protocol} finds"):
+        serve(Serve(store.path, protocol, k=most + 1))
+
+
+def test_a_server_that_is_stopped_has_nothing_to_resume(tmp_path):
+    DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
+    command = [sys.executable, "document_store.py", "serve", "--store", tmp_path / "store", "--mode", "sparse"]
+    serving = Popen([*command, "--port", "0"], cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True)
+    assert serving.stdout.readline().startswith("serving ")
+    serving.send_signal(SIGINT)
+    assert serving.communicate(timeout=20)[1] == "stopped\n"
+    assert serving.returncode == 128 + SIGINT
