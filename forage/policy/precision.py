@@ -140,8 +140,9 @@ class Adapted:
         if rest or named or others or self.disable_adapters or self.merged or not self.plain(name):
             out: Tensor = super().forward(x, *rest, **named)  # type: ignore[misc]
             return out
-        first, last = self.lora_A[name].weight, self.lora_B[name].weight
-        added: Tensor = _Adapted.apply(self.base_layer(x), x, first, last, self.scaling[name])  # type: ignore[no-untyped-call]
+        first, last, base = self.lora_A[name].weight, self.lora_B[name].weight, self.base_layer(x)
+        # An output layer's logits are wider than what it reads.
+        added: Tensor = _Adapted.apply(base, x.to(base.dtype), first, last, self.scaling[name])  # type: ignore[no-untyped-call]
         return added
 
     def plain(self: Any, name: str) -> bool:

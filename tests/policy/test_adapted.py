@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from forage.policy.precision import _Adapted, fuse_adapters
+from forage.policy.precision import _Adapted, fp32_logits, fuse_adapters
 from tests.factories import tiny_model
 
 IDS = torch.arange(1, 25).view(2, 12)
@@ -105,3 +105,21 @@ def test_dropout_and_variants_are_left_to_peft(more):
         torch.manual_seed(1)
         found.append(policy(input_ids=IDS).logits)
     assert torch.equal(*found)
+
+
+def test_an_adapter_of_the_output_layer_adds_to_logits_in_fp32():
+    torch.manual_seed(0)
+    model = tiny_model()
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())  # not the input's any more
+    policy = get_peft_model(model.to(torch.bfloat16), LoraConfig(r=4, target_modules=["lm_head"]))
+    head = policy.get_output_embeddings()
+    nn.init.normal_(head.lora_B["default"].weight, std=0.1)
+    hidden = torch.randn(3, head.in_features, dtype=torch.bfloat16)
+    with torch.no_grad():
+        change = head.scaling["default"] * head.lora_B["default"].weight @ head.lora_A["default"].weight
+        wanted = hidden.float() @ (head.base_layer.weight.float() + change.float()).T
+    fuse_adapters(policy)
+    found = fp32_logits(policy.get_output_embeddings(), hidden)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    found.sum().backward()
+    assert head.lora_A["default"].weight.grad.abs().sum() > 0
