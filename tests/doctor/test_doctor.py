@@ -113,7 +113,7 @@ def test_in_a_python_without_any_package(tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     assert "  --   packages that every run needs: no accelerate, no beautifulsoup4," in done.stdout
     assert "> make setup" in done.stdout
-    assert "  no   trackers, for --report-to: no tensorboard, no trackio, no wandb\n" in done.stdout
+    assert "  no   trackers, for --report-to: no trackio, no wandb\n" in done.stdout
     needed, optional = done.stdout.split("\nOptional")
     assert "  no   " not in needed
     assert "  --   " not in optional

@@ -24,7 +24,7 @@ def tiny(tmp_path_factory):
 
 @pytest.mark.parametrize("backend", ["trl", "own"])
 def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
-    run(tiny_args(tiny, tmp_path, "--backend", backend, "--max-steps", "2", "--report-to", "tensorboard"))
+    run(tiny_args(tiny, tmp_path, "--backend", backend, "--max-steps", "2", "--report-to", "none"))
     printed = capsys.readouterr().out
     for episode in range(1, 9):
         assert f"Episode {episode}: Reward = " in printed
@@ -47,7 +47,6 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     assert len(episodes) == 4
     assert json.loads(episodes[0]).keys() == {"query", "written", "searched", "reward"}
     assert (tmp_path / "training.png").stat().st_size > 10_000
-    assert list((tmp_path / "tensorboard").rglob("events*"))
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     source = AutoModelForCausalLM.from_pretrained(tiny / "model", dtype=torch.float32)
     # Of the layers that the adapter is on, and by more than the rounding of a model that was saved in bf16.
