@@ -51,8 +51,8 @@ def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: Agent
 
 
 def make_guess(teacher: TeacherOptions, questions: Sequence[Question]) -> Guess | None:
-    """What the teacher guesses; None if it guesses each answer's own beginning."""
-    if teacher.guess == "own" or not teacher.guess_words:
+    """What the teacher guesses, if it does."""
+    if not teacher.guess_words:
         return None
     telling = telling_words(questions)
     return lambda question, choose: draw_words(question, telling[question.question_type], teacher.guess_words, choose)

@@ -56,15 +56,13 @@ def test_queries_by_hand():
 
 
 def test_a_guess_by_hand():
-    assert guess_of(GOUT, 4) == "What are the symptoms of gout? It hurts. The toe"
-    headed = replace(GOUT, answer="What are the symptoms? How do\nthey begin? It hurts. Why? Nobody knows.")
-    assert body_of(headed.answer) == "It hurts. Why? Nobody knows."
-    assert guess_of(headed, 2) == "What are the symptoms of gout? It hurts."
+    assert guess_of(GOUT, 0, lambda *_: "toe hurts", random) == "What are the symptoms of gout? toe hurts"
+    assert guess_of(GOUT, 1, lambda *_: "toe hurts", random) == "toe hurts"
+    headed = "What are the symptoms? How do\nthey begin? It hurts. Why? Nobody knows."
+    assert body_of(headed) == "It hurts. Why? Nobody knows."
     assert body_of("What is it? Why?") == "What is it? Why?"
-    assert guess_of(GOUT, 0) == ""
-    ranks = {"a": 1, "b": 1, "guess": 1}
-    assert {tuple(choose_queries(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
-    assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
+    assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess") == ["guess"]
+    assert choose_queries({"a": 1, "guess": None}, random.Random(0), "guess") == ["a"]
 
 
 def test_short_answers_are_whole_sentences_where_one_fits():
