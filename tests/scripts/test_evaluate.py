@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 import grpo_rollout
 from evaluate import LAB, SYSTEMS, main
@@ -30,10 +29,11 @@ from forage.evaluation.setting import agree_on, choose, recorded
 from forage.evaluation.tables import columns, tables_of
 from forage.files import write_jsonl
 from forage.gateway import own_agent
+from forage.manifest import write_manifest
 from forage.policy.adapters import list_contents
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.testtime.best_of import BestOf
-from forage.testtime.preference import Head, write_scorer
+from forage.testtime.features import FEATURES
 from forage.testtime.scorers import confidence, looks_good
 from tests import ROOT
 from tests.gateway.own_agents import as_our_loop
@@ -338,13 +338,12 @@ def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
 
 @pytest.fixture
 def scorer(tmp_path, embedder):
-    """An untrained head, which chooses too."""
+    """Weights that are all the same, which choose too."""
 
-    def made(name, seed):
-        torch.manual_seed(seed)
-        folder = tmp_path / name
-        write_scorer(folder, Head(), embedder.probe(), {})
-        return folder
+    def made(name, weight):
+        parts = {"weights": dict.fromkeys(FEATURES, weight), "intercept": 0, "probe": embedder.probe().tolist()}
+        write_manifest(tmp_path / name / "scorer.json", parts)
+        return tmp_path / name
 
     return made
 
