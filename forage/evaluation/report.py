@@ -71,7 +71,8 @@ def report(setting: Setting) -> list[SystemScores]:
     systems = system_scores(setting)
     rows, pairs = summary(systems), pairs_of(comparable(systems), options)
     unit, how = "document" if setting.by_document else "chunk", played_at(options.sampling.temperature)
-    title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, {how}, retrieval measured in {unit}s"
+    path = f"{options.data.resolve().name}/{options.split}.jsonl"  # no more of it: the tables may be published
+    title = f"{len(questions)} questions of {path}, {how}, retrieval measured in {unit}s"
     columns = meanings(score_names(rows), setting.scores)
     words = (
         f"Columns: {columns}. Of a system's name, single is the agent itself, once; docs/evaluation.md has the others."
