@@ -30,12 +30,6 @@ def get_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentS
     vetting.check(path, demonstrations)
     if len(demonstrations) < 2:
         raise UserError(f"{len(demonstrations)} demonstrations are too few to train on and to measure by")
-    shown = {use.tool for episode in demonstrations for use in episode.uses}
-    if unshown := ", ".join(name for name in settings.tools if name not in shown):
-        print(
-            f"note: no demonstration calls {unshown}, and a policy rarely calls a tool that it was not shown; add "
-            "episodes that do by --demonstrations FILE (docs/recipes/tool.md)"
-        )
     return demonstrations
 
 

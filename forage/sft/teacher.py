@@ -37,10 +37,10 @@ class TeacherOptions:
     """Let the teacher search for the question plus N words of its answer, drawn from those that distinguish its type of
     question from others, so that the policy learns to guess such words. With --question-weight the query is only the
     guess. 0: no guess."""
-    blind: Literal["no", "once", "words", "title"] = "no"
-    """Let the teacher know no more than the policy. once: it searches for the question and answers with the beginning
-    of a random passage found. words: in half of its episodes it searches again, for random phrases of what it has seen
-    and what is asked. title: it always searches again, for the title of the first passage and what is asked."""
+    blind: Literal["no", "words", "title"] = "no"
+    """Let the teacher know no more than the policy: it answers with the beginning of a passage found. words: in half of
+    its episodes it searches again, for random phrases of what it has seen and what is asked. title: it always searches
+    again, for the title of the first passage and what is asked."""
     thought_words: int = 0
     """Let the teacher think in at most N words before it acts: what is asked and what to search for, then what a
     passage says. Thoughts that don't fit into their turn are left out. 0: no thoughts."""
@@ -101,7 +101,7 @@ def blind_turns(
     for question, hits in found.items():
         if teacher.blind == "title":
             again[question] = protocol.harmless(title_query(question, hits))
-        elif teacher.blind == "words" and choose.random() < AGAIN:
+        elif choose.random() < AGAIN:
             shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
             again[question] = protocol.harmless(random_query(question, shown, choose))
     found |= search(again)
