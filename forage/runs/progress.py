@@ -10,9 +10,8 @@ from forage.progress import duration
 from forage.runs.stats import NO_PHASES, StepStats, step_seconds
 from forage.text import say
 
-LAST = (
-    20  # steps whose median predicts the time left (the few with an evaluation don't move it), and that advice is about
-)
+# Steps whose median predicts the time left (the few with an evaluation do not move it), and that advice is about.
+LAST = 20
 MUCH = 0.2  # of the time: a shorter wait is not told
 
 
