@@ -65,7 +65,7 @@ def folder(tmp_path):
 
 def test_a_scorer_is_read_back_whatever_its_embedder_is_called(folder):
     read = Preference.load(folder, WordEmbedder("a/folder/of/words"))
-    assert (read.weights_F.tolist(), read.intercept) == ([1 / number for number in range(1, 15)], -2)
+    assert (read.weights_F.tolist(), read.intercept) == ([1 / number for number in range(1, len(FEATURES) + 1)], -2)
     write_manifest(folder / CARD, {"head": "an older version's"})
     with pytest.raises(UserError, match="no scorer of this version"):
         Preference.load(folder, WordEmbedder())
