@@ -1,8 +1,6 @@
 """Trackers: flat names by hand, and each library for real where it is installed, a resumed run included."""
 
 import importlib.util
-import os
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -11,7 +9,6 @@ import pytest
 
 from forage.errors import UserError
 from forage.runs.trackers import chosen, flatten, open_tracker
-from tests import ROOT
 from tests.factories import STATS
 from tests.wandb_file import wandb_records
 
@@ -101,17 +98,3 @@ def test_trackio_goes_on_with_the_same_run(tmp_path, monkeypatch, capsys):
         (6, 1.75),
     ]
     assert capsys.readouterr().out == "trackio: this run beside others: trackio show --project forage\n" * 2
-
-
-def test_trackio_says_nothing_as_python_exits(tmp_path):
-    """It registers a function that would finish the run once more, and print."""
-    pytest.importorskip("trackio")
-    script = (
-        "from pathlib import Path; from forage.runs.trackers import open_tracker\n"
-        "with open_tracker('trackio', Path('my-run'), {}) as log: log(1, {'reward/mrr': 0.5})\nprint('the end')"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=os.environ | {"TRACKIO_DIR": str(tmp_path)}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
-    assert said.stdout.splitlines() == ["trackio: this run beside others: trackio show --project forage", "the end"]
