@@ -29,7 +29,7 @@ from forage.engines.base import Engine
 from forage.engines.chat_endpoint import Endpoint
 from forage.engines.choice import open_engine
 from forage.errors import UserError
-from forage.evaluation.policies import find_policy, load_adapter
+from forage.evaluation.setting import find_policy, load_adapter
 from forage.policy.base_models import PACKAGED_MODEL
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import read_run

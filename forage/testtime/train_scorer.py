@@ -39,7 +39,7 @@ from forage.agent.rewards import get_answer_similarity, get_mrr
 from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.evaluation.policies import find_policy
+from forage.evaluation.setting import find_policy
 from forage.manifest import plain, write_manifest
 from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.policy import load_tokenizer

@@ -23,9 +23,8 @@ from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
-from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.report import SystemScores, pairs_of, say_missing, summary
-from forage.evaluation.setting import agree_on, choose, recorded
+from forage.evaluation.setting import Policy, agree_on, choose, recorded, settle_agent
 from forage.evaluation.tables import columns, tables_of
 from forage.files import write_jsonl
 from forage.gateway import own_agent
