@@ -1,5 +1,5 @@
 # Images from one file, each with only what it runs:
-#   app        rollout, training, preparation and tensorboard. DEVICE=cpu (default) or cuda chooses torch's build and
+#   app        rollout, training and preparation. DEVICE=cpu (default) or cuda chooses torch's build and
 #              nothing else: what there is to run on is found out at run time, and a GPU needs the build for cuda
 #   vllm-cuda  vLLM's own image, with what a 4-bit base needs
 #   vllm-cpu   a vLLM server for machines without a GPU

@@ -12,7 +12,7 @@ every question; all are compared with the first policy's first system. A system 
 chooses by the --scorer that `python -m forage.extras.testtime.train_scorer` trained. Samples from vLLM servers (--urls)
 or in this process (--engine local).
 
-Writes to --output-dir: eval.json (described in forage/evaluation/report.py), per_question.jsonl, table.md, eval.png,
+Writes to --output-dir: eval.json (described in forage/evaluation/report.py), per_question.jsonl, table.md,
 episodes/<policy>/<system>/ (every episode), outcomes/ (which episodes count, and what they cost), agent.json,
 evaluation.json and, with --lab, lab.md and lab.json. The rewards are those of get_reward_functions in grpo_rollout.py.
 Re-run the same command to resume. If you add policies, systems or questions, only what is new is played. Several

@@ -53,7 +53,8 @@ class Options:
     overwrite: bool = False
     """Replace the output folder if it exists."""
     evaluation: Path | None = None
-    """Output folder of evaluate.py; its scores of this adapter go into the model card."""
+    """Output folder of evaluate.py; its tables go into the model card, if it measured this
+    adapter."""
     push_to_hub: str = ""
     """Hub repository to upload the merged folder to."""
 
@@ -66,13 +67,13 @@ class Options:
 def main(options: Options) -> None:
     options.check()
     from forage.publishing.merged import check_output, find_adapter, find_base, write_merged
-    from forage.publishing.model_card import model_card, read_scores
+    from forage.publishing.model_card import measured, model_card
     from forage.publishing.proof import check, proof_texts
 
     output, dtype = options.output_path, options.dtype
     adapter = find_adapter(options.lora_model)
     name, base = find_base(options.base_model, adapter, options.models_dir, allow_other=options.allow_other_base)
-    scores = read_scores(options.evaluation, adapter) if options.evaluation else None
+    measurements = measured(options.evaluation, adapter) if options.evaluation else ""
     check_output(output, adapter, base)
     with making_folder(output, overwrite=options.overwrite) as partial:
         proof = write_merged(base, adapter, partial, dtype, proof_texts(base) if options.prove else [])
@@ -83,7 +84,7 @@ def main(options: Options) -> None:
         if (policy / AGENT_FILE).is_file():
             write_agent(read_agent(policy), partial)
             write_prompt(partial)
-        card = model_card(output, adapter, name, base, dtype, proof, tokenizer_of(partial), scores)
+        card = model_card(output, adapter, name, base, dtype, proof, tokenizer_of(partial), measurements)
         (partial / "README.md").write_text(card, encoding="utf-8")
     print(f"merged into {output}, {dtype}")
     if options.push_to_hub:

@@ -8,7 +8,7 @@ for it, and those in files of episodes (--demonstrations). It is trained only on
 prompts or search results.
 
 Writes to --output-dir, which is a policy folder too: model.json, agent.json (how the agent plays, for all later
-stages), adapters/v000000, demonstrations.jsonl, stats.jsonl, warm_start.png. Re-run the same command to resume a killed
+stages), adapters/v000000, demonstrations.jsonl, stats.jsonl. Re-run the same command to resume a killed
 run.
 """
 

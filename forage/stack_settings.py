@@ -29,7 +29,7 @@ OTHERS = re.compile(
 )
 CHOICES = {
     "SHARDING": get_args(Sharding), "OFFLOAD": get_args(Offload),
-    "SERVE": ("auto", "nf4", "bf16"), "QUANTIZE": ("0", "1"), "REPORT_TO": ("none", "tensorboard", "wandb", "trackio"),
+    "SERVE": ("auto", "nf4", "bf16"), "QUANTIZE": ("0", "1"), "REPORT_TO": ("none", "wandb", "trackio"),
     "ENGINE": ("vllm", "local"), "CARD": ("24", "40", "48", "80"),
 }  # fmt: skip
 MAX_RANK = 512  # of an adapter that vLLM serves

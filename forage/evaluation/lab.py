@@ -76,11 +76,7 @@ def lab(setting: Setting, systems: Sequence[SystemScores]) -> None:
     told += [f"Questions of {path} that are not played, as nothing in the store answers them: {lost}."] * bool(lost)
     words = f"Systems: {explained(conditions())}. Columns: {meanings(score_names(rows), setting.scores)}."
     with replacing(out / "lab.md") as file:
-        paragraphs = [
-            "# Does it search?",
-            *(html.escape(line, quote=False) for line in told),
-            "![Every score of every system](eval.png)",
-        ]
+        paragraphs = ["# Does it search?", *(html.escape(line, quote=False) for line in told)]
         file.write("\n\n".join([*paragraphs, *map(str, tables), words]) + "\n")
     classes = {question.id: kind for question, kind in zip(questions, kinds, strict=True)}
     write_manifest(out / "lab.json", {

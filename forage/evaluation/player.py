@@ -24,8 +24,7 @@ from forage.engines.choice import open_engine, settled
 from forage.errors import UserError
 from forage.evaluation.options import EvaluationOptions, Systems, read_system
 from forage.evaluation.outcomes import Outcome, OutcomeLog, Strategy
-from forage.evaluation.policies import Policy, load_adapter
-from forage.evaluation.setting import Setting, agree_on
+from forage.evaluation.setting import Policy, Setting, agree_on, load_adapter
 from forage.machine import compute_dtype
 from forage.manifest import code_of, digest, made_of
 from forage.policy.policy import load_tokenizer

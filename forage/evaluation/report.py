@@ -1,4 +1,4 @@
-"""Report: systems side by side on the same questions, as JSON, as tables and as a plot.
+"""Report: systems side by side on the same questions, as JSON and as tables.
 
 eval.json is one JSON object:
 
@@ -38,7 +38,6 @@ from forage.engines.base import played_at
 from forage.evaluation.measures import Floats, interval, meanings, measure
 from forage.evaluation.options import EvaluationOptions, sources_of
 from forage.evaluation.player import log_of
-from forage.evaluation.plots import draw_evaluation
 from forage.evaluation.setting import Setting
 from forage.evaluation.tables import STAR, pair_table, print_table, score_names, tables_of
 from forage.files import replacing, write_jsonl
@@ -66,12 +65,13 @@ class SystemScores:
 
 
 def report(setting: Setting) -> list[SystemScores]:
-    """Write per_question.jsonl, table.md, eval.png and eval.json, and print the tables; returns what they show."""
+    """Write per_question.jsonl, table.md and eval.json, and print the tables; returns what they show."""
     options, questions, out = setting.options, setting.questions, setting.options.output_dir
     systems = system_scores(setting)
     rows, pairs = summary(systems), pairs_of(comparable(systems), options)
     unit, how = "document" if setting.by_document else "chunk", played_at(options.sampling.temperature)
-    title = f"{len(questions)} questions of {options.data}/{options.split}.jsonl, {how}, retrieval measured in {unit}s"
+    path = f"{options.data.resolve().name}/{options.split}.jsonl"  # no more of it: the tables may be published
+    title = f"{len(questions)} questions of {path}, {how}, retrieval measured in {unit}s"
     columns = meanings(score_names(rows), setting.scores)
     words = (
         f"Columns: {columns}. Of a system's name, single is the agent itself, once; docs/evaluation.md has the others."
@@ -86,7 +86,6 @@ def report(setting: Setting) -> list[SystemScores]:
     write_jsonl(out / "per_question.jsonl", per_question(systems, questions))
     with replacing(out / "table.md") as file:
         file.write("\n\n".join([*map(str, written), words]) + "\n")
-    draw_evaluation(rows, out / "eval.png")
     write_manifest(out / "eval.json", {
         "schema": SCHEMA, "questions": len(questions), "split": options.split, "unit": unit,
         "reference": rows[0]["name"], "options": plain(options), "agent": json.loads(json.dumps(asdict(setting.agent))),
@@ -97,7 +96,7 @@ def report(setting: Setting) -> list[SystemScores]:
     say_missing(systems)
     for table in printed:
         print_table(table)
-    for line in (words, *verdicts, f"all results: {out / 'eval.json'}, {out / 'table.md'}, {out / 'eval.png'}"):
+    for line in (words, *verdicts, f"all results: {out / 'eval.json'}, {out / 'table.md'}"):
         say(line)
     return systems
 

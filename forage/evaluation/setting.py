@@ -14,19 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from forage.agent.combination import MakeRewards, RewardFunction, rewards_of
-from forage.agent.options import AGENT_FILE, AgentSettings, difference, quoted, read_agent, write_agent
+from forage.agent.options import (
+    AGENT_FILE,
+    AgentSettings,
+    SearchOptions,
+    difference,
+    quoted,
+    read_agent,
+    same_settings,
+    write_agent,
+)
 from forage.agent.rewards import get_answer_similarity, get_groundedness, get_telling_words
 from forage.agent.searcher import Searcher
 from forage.data.chunking import Chunk
 from forage.data.collection import read_qrels
 from forage.data.records import Question, read_answerable
+from forage.engines.base import Engine
 from forage.errors import UserError, flag
 from forage.evaluation.measures import Grades, grades_of
 from forage.evaluation.options import FREE, MANIFEST, EvaluationOptions
-from forage.evaluation.policies import Policy, find_policy, settle_agent
 from forage.files import in_turn, make_folder
 from forage.manifest import agree, file_digest, plain, read_manifest
-from forage.policy.adapters import weights_digest
+from forage.policy.adapters import newest_adapter, undamaged, weights_digest
+from forage.policy.base_models import resolve_model
+from forage.policy.card import PolicyCard, read_policy_card
 from forage.rollout.agreement import embedder_digest, open_embedder
 from forage.store.card import CHUNKS_FILE, NO_EMBEDDER
 from forage.store.document_store import read_chunks
@@ -35,6 +46,48 @@ from forage.store.opening import Store, card_at, open_place
 from forage.store.remote import RemoteStore
 
 WAY_OUT = "another --output-dir"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model under the name it has in the table."""
+
+    name: str
+    folder: Path
+    card: PolicyCard
+    adapter: Path | None
+    """None: a plain model."""
+
+    @property
+    def version(self) -> str:
+        return self.adapter.name if self.adapter else "base"
+
+
+def find_policy(name: str, source: str, version: str) -> Policy:
+    """A policy folder's adapter (the newest where no version is given), or a plain model."""
+    folder = Path(source)
+    if (folder / "model.json").is_file():
+        adapter = folder / "adapters" / version if version else newest_adapter(folder)
+        if not adapter.exists():
+            raise UserError(f"{adapter} was removed since {name} was evaluated first; give another --output-dir")
+        return Policy(name, folder, read_policy_card(folder), undamaged(adapter))
+    base = resolve_model(source)
+    return Policy(name, folder, PolicyCard(folder, base, base, quantized=False), None)
+
+
+def settle_agent(search: SearchOptions, policies: Sequence[Policy]) -> AgentSettings:
+    """How all the policies play, as their agent.json says; a difference is an error.
+
+    A plain model has no agent.json: it plays as the first policy that has one.
+    """
+    folders = [policy.folder for policy in policies]
+    return same_settings([(policy.name, search.settle(policy.folder, *folders)) for policy in policies])
+
+
+async def load_adapter(engine: Engine, policy: Policy) -> None:
+    """Load the policy's adapter; a plain model has none."""
+    if policy.adapter:
+        await engine.load_adapter(f"{policy.name}-{policy.version}", policy.adapter)
 
 
 @dataclass(frozen=True)

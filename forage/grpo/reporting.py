@@ -21,7 +21,7 @@ from forage.metrics import Interval
 from forage.policy.adapters import adapter_path, sampled_by, version_name
 from forage.rollout.plans import Plan
 from forage.runs.drawing import Drawing
-from forage.runs.progress import print_step
+from forage.runs.progress import advice, print_step
 from forage.runs.stats import (
     AS_TRAINED,
     EpisodeFigures,
@@ -32,7 +32,6 @@ from forage.runs.stats import (
     verdicts,
 )
 from forage.runs.trackers import Log, flatten
-from forage.runs.waiting import advice
 from forage.text import say
 
 

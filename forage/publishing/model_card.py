@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
+
+from huggingface_hub import ModelCardData
 
 from forage.agent.options import AGENT_FILE, AgentSettings, read_agent
 from forage.agent.protocol import Protocol
 from forage.errors import UserError
 from forage.evaluation.options import MANIFEST
-from forage.evaluation.tables import score_names
-from forage.metrics import Interval
 from forage.policy.adapters import weights_digest
 from forage.publishing.chat_template import says_prompt
 from forage.publishing.merged import CARD_MARK, adapter_config
@@ -25,7 +23,7 @@ from forage.rollout.agreement import read_run
 
 def model_card(
     folder: Path, adapter: Path, base_name: str, base: Path, dtype: str, proof: Proof | None,
-    tokenizer: Any | None = None, scores: Scores | None = None,
+    tokenizer: Any | None = None, measurements: str = "",
 ) -> str:  # fmt: skip
     """README.md. It will be published, so it shows only the last parts of this machine's paths.
 
@@ -35,17 +33,14 @@ def model_card(
     name = base_name if base != Path(base_name) else base.resolve().name
     policy = adapter.resolve().parent.parent  # where the adapter is one of a policy's or a run's
     licence = licence_of(base)
-    head = {
-        "base_model": name, "license": licence, "library_name": "transformers", "pipeline_tag": "text-generation",
-    }  # fmt: skip
-    front = "\n".join(f"{key}: {value}" for key, value in head.items() if value)
-    parts = [f"---\n{front}\n---\n\n# {folder.name}\n\nA LoRA adapter {CARD_MARK}."]
+    head = ModelCardData(
+        base_model=name, license=licence or None, library_name="transformers", pipeline_tag="text-generation"
+    )
+    parts = [f"---\n{head}\n---\n\n# {folder.name}\n\nA LoRA adapter {CARD_MARK}."]
     if tokenizer is not None and tokenizer.chat_template and (policy / AGENT_FILE).is_file():
         settings = read_agent(policy)
         parts.append(usage(folder, Protocol.playing(tokenizer, settings), settings))
-    if scores:
-        parts.append(scores_table(scores))
-    return "\n\n".join([*parts, making(adapter, name, licence, dtype, proof)]) + "\n"
+    return "\n\n".join([*parts, *filter(None, [measurements]), making(adapter, name, licence, dtype, proof)]) + "\n"
 
 
 # How to ask it
@@ -82,6 +77,7 @@ $tools
 
 Without a server:""")
 CODE = Template(r"""import json
+import re
 import re
 from pathlib import Path
 
@@ -151,27 +147,16 @@ def usage(folder: Path, protocol: Protocol, settings: AgentSettings) -> str:
 # What was measured
 
 
-@dataclass(frozen=True)
-class Scores:
-    """An evaluation's systems, and which of them is the adapter that is published."""
-
-    questions: int
-    data: str
-    """Name of the folder of the questions."""
-    rows: Sequence[Mapping[str, Any]]
-    own: Mapping[str, Any]
-    """The row of the adapter as it plays by itself, or, if that was not evaluated, its first row."""
-
-
-def read_scores(folder: Path, adapter: Path) -> Scores:
-    """The evaluation in evaluate.py's output folder; refused unless these very weights answered held-out questions."""
+def measured(folder: Path, adapter: Path) -> str:
+    """A section with the tables of evaluate.py's output folder; refused unless these very weights answered held-out
+    questions."""
     path = folder / "eval.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         known = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        split, questions, rows = found["split"], int(found["questions"]), found["systems"]
-        own = [row for row in rows if known[f"policy {row['policy']}"] == weights_digest(adapter)]
-        data = Path(found["options"]["data"]).name
+        split, policies = found["split"], {row["name"]: row["policy"] for row in found["systems"]}
+        own = [name for name, policy in policies.items() if known[f"policy {policy}"] == weights_digest(adapter)]
+        tables = (folder / "table.md").read_text(encoding="utf-8").strip()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{folder} is no evaluation ({type(error).__name__}: {error}); give --evaluation the --output-dir of "
@@ -181,30 +166,10 @@ def read_scores(folder: Path, adapter: Path) -> Scores:
         raise UserError(f"{path} measured training questions; evaluate with --split eval")
     if not own:
         raise UserError(
-            f"{path} measured {', '.join(row['name'] for row in rows)}, none of which has the weights of {adapter}; "
-            "evaluate this adapter"
+            f"{path} measured {', '.join(policies)}, none of which has the weights of {adapter}; evaluate this adapter"
         )
-    return Scores(questions, data, rows, next((row for row in own if row["system"] == "single"), own[0]))
-
-
-def scores_table(scores: Scores) -> str:
-    """A section with every system's scores, the published one first."""
-    rows = [scores.own, *(row for row in scores.rows if row is not scores.own)]
-    lines = [
-        f"## Held-out questions\n\n{scores.questions} held-out questions of `{scores.data}`, by evaluate.py, with "
-        f"95 % intervals. This model is `{scores.own['name']}`.\n",
-        f"| | {' | '.join(str(row['name']) for row in rows)} |",
-        f"|---|{'---|' * len(rows)}",
-    ]
-    for name in score_names(rows):
-        cells = (interval(row["metrics"][name]) if name in row["metrics"] else "" for row in rows)
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def interval(row: Interval) -> str:
-    """Example: .25 (.125 to .5) as "0.250 (0.125 to 0.500)"."""
-    return f"{row['mean']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+    names = ", ".join(f"`{name}`" for name in own)
+    return f"## Held-out questions\n\nBy evaluate.py. This model is {names}.\n\n{tables}"
 
 
 # How it was made

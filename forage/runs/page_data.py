@@ -20,6 +20,7 @@ from forage.errors import UserError
 from forage.files import json_lines
 from forage.policy.adapters import version_name
 from forage.policy.card import read_policy_card
+from forage.runs.progress import advice
 from forage.runs.stats import (
     WAIT,
     StepStats,
@@ -29,15 +30,10 @@ from forage.runs.stats import (
     read_stats,
     verdict_on_run,
 )
-from forage.runs.waiting import advice
 from forage.text import encodable, printable, titled
 
 TORN = "�"  # what a tokenizer gives for a part of a character
 MOST_PARTS = 8  # tokens that a character may be torn into
-GROUPS = {
-    "flat": "all episodes of the question earned the same, which teaches nothing",
-    "replaced": "of spare questions, played in place of flat ones",
-}
 
 
 def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> dict[str, Any]:
@@ -70,7 +66,7 @@ def contents(run_dirs: Sequence[Path], max_episodes: int, max_tokens: int) -> di
         "runs": [
             {
                 "name": path.resolve().name, "curves": curves(stats, read_evaluations(path)),
-                "notes": [*notes(stats), *verdict_on_run(path)],
+                "notes": [*stats[-1].notes, *filter(None, [advice(stats)]), *verdict_on_run(path)],
                 "tables": tables(stats[-1], read_evaluations(path)),
             }
             for path, stats in zip(run_dirs, histories, strict=True)
@@ -102,21 +98,16 @@ def stats_of(run_dir: Path) -> list[StepStats]:
 # The last step in words and figures
 
 
-def notes(stats: Sequence[StepStats]) -> list[str]:
-    """What is to be noted of the last step, and whether the trainer waits."""
-    return [*stats[-1].notes, *filter(None, [advice(stats)])]
-
-
 def tables(stats: StepStats, evaluations: Mapping[int, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Rows by caption: of the last step, and of the first and the last evaluation. A row is a figure, or has several.
+    """Rows by caption: what no curve shows of the last step, and the first and the last evaluation. A row is a figure,
+    or has several.
 
-    Example: {"Rewards": {"mrr": {"mean": .5, "std": .1}}, "Groups": {"total": 2}}.
+    Example: {"Rewards": {"mrr": {"mean": .5, "std": .1}}, "Seconds": {"rollout": 2}}.
     """
     found: dict[str, Mapping[str, Any]] = {
-        f"Rewards (step {stats.step})": stats.summary, "Episodes": stats.episodes,
-        "Groups": explained(stats.groups, GROUPS), "Flat groups by reward": stats.flat_by_reward,
-        "Ended because": explained(stats.stops, STOPS), "Protocol faults": explained(stats.faults, FAULTS),
-        "Update": stats.training, "Seconds": stats.seconds, "Workers": stats.workers, "Servers": stats.servers,
+        f"Rewards (step {stats.step})": stats.summary, "Ended because": explained(stats.stops, STOPS),
+        "Protocol faults": explained(stats.faults, FAULTS), "Seconds": stats.seconds, "Workers": stats.workers,
+        "Servers": stats.servers,
     }  # fmt: skip
     versions = dict.fromkeys((min(evaluations), max(evaluations))) if evaluations else {}
     found |= {f"Evaluation of {version_name(each)}, 95 % interval": evaluations[each] for each in versions}

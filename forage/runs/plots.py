@@ -55,16 +55,22 @@ def reach_of(steps: int) -> int:
     return 0 if steps < 6 else min(20, max(1, steps // 20))
 
 
-def rewards_figure(stats: Sequence[StepStats], evaluations: Evaluations) -> Figure:
-    """A panel for each reward."""
+def panels_of(stats: Sequence[StepStats]) -> tuple[Figure, dict[str, Axes]]:
+    """A figure with a panel for each reward."""
     names = list(dict.fromkeys(name for step in stats for name in step.summary))
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(WIDTH, 3.4 * rows + 0.6), layout="constrained")
-    for place, name in enumerate(names):
+    return figure, {name: figure.add_subplot(rows, columns, n, title=name) for n, name in enumerate(names, 1)}
+
+
+def rewards_figure(stats: Sequence[StepStats], evaluations: Evaluations) -> Figure:
+    """A panel for each reward."""
+    figure, panels = panels_of(stats)
+    for name, axes in panels.items():
         known = {step.step: step.summary[name] for step in stats if name in step.summary}
         means = [each["mean"] for each in known.values()]
-        axes = figure.add_subplot(rows, columns, place + 1, title=f"{name}: {means[0]:.3f} → {means[-1]:.3f}")
+        axes.set_title(f"{name}: {means[0]:.3f} → {means[-1]:.3f}")
         if name != AS_TRAINED:
             axes.set_ylim(*WHOLE)
         reach, steps = reach_of(len(known)), list(known)
@@ -89,12 +95,9 @@ COLUMNS, LEVELS = 60, 20  # of a panel, at most: neighbouring steps share a colu
 
 def distribution_figure(stats: Sequence[StepStats]) -> Figure:
     """A panel for each reward: the darker, the larger the share of a step's episodes that earn so much."""
-    names = list(dict.fromkeys(name for step in stats for name in step.summary))
-    columns = min(3, len(names))
-    rows = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(WIDTH, 3.4 * rows + 0.4), layout="constrained")
+    figure, panels = panels_of(stats)
     drawn = []
-    for place, name in enumerate(names):
+    for name, axes in panels.items():
         earned = {
             step.step: values for step in stats if (values := [v for v in step.rewards.get(name, ()) if v is not None])
         }
@@ -102,7 +105,6 @@ def distribution_figure(stats: Sequence[StepStats]) -> Figure:
         parts = np.array_split(list(earned), min(COLUMNS, len(earned)))
         shares_CL = [level_shares([value for step in part for value in earned[step]], levels) for part in parts]
         edges = [*(part[0] - 0.5 for part in parts), parts[-1][-1] + 0.5]
-        axes = figure.add_subplot(rows, columns, place + 1, title=name)
         drawn.append(axes.pcolormesh(edges, levels, np.transpose(shares_CL), cmap="Blues", vmin=0, vmax=0.5))
         means = running_mean([math.fsum(values) / len(values) for values in earned.values()], reach_of(len(earned)))
         axes.plot(list(earned), means, color=VERMILION, lw=1, label="mean")

@@ -1,7 +1,8 @@
-"""Progress of training: what is printed after each step."""
+"""Progress of training: what is printed after each step, and whether the trainer waits for its workers."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +10,9 @@ from forage.progress import duration
 from forage.runs.stats import NO_PHASES, StepStats, step_seconds
 from forage.text import say
 
-LAST = 20  # steps whose median predicts the time left: the few with an evaluation don't move it
+# Steps whose median predicts the time left (the few with an evaluation do not move it), and that advice is about.
+LAST = 20
+MUCH = 0.2  # of the time: a shorter wait is not told
 
 
 def print_step(history: Sequence[StepStats], last: int, sampled: str = "") -> None:
@@ -59,3 +62,18 @@ def seconds_left(history: Sequence[StepStats], last: int) -> float:
     Example: steps 0 to 2 took 10, 12 and 50 seconds, so the 7 more up to step 9 take 84.
     """
     return max(0, last - history[-1].step) * statistics.median(step_seconds(stats) for stats in history[-LAST:])
+
+
+def advice(history: Sequence[StepStats]) -> str:
+    """One sentence on the last steps, but never on the run's first, in which workers start; empty for a short wait.
+
+    Example: two steps of 10 s, in which the trainer waited 6 s and 4 s: the trainer waits 50 % of the time for
+    episodes: add a rollout worker, or raise --max-staleness.
+    """
+    steps = [stats for stats in history[1:][-LAST:] if stats.workers]
+    waited = math.fsum(stats.seconds.get("rollout_wait", 0.0) for stats in steps)
+    share = waited / (math.fsum(step_seconds(stats) for stats in steps) or 1.0)
+    if share < MUCH:
+        return ""
+    says = f"the trainer waits {100 * share:.0f} % of the time for episodes"
+    return f"{says}: add a rollout worker, or raise --max-staleness"

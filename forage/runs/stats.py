@@ -181,11 +181,6 @@ def reproducible(stats: StepStats) -> dict[str, Any]:
     return {name: value for name, value in to_row(stats).items() if name != "measured"}
 
 
-def same_run(first: Sequence[StepStats], second: Sequence[StepStats]) -> bool:
-    """Whether two runs are equal in everything but time and memory."""
-    return list(map(reproducible, first)) == list(map(reproducible, second))
-
-
 def stats_path(run_dir: Path, step: int) -> Path:
     return run_dir / f"training_stats_{step}.json"
 

@@ -1,4 +1,4 @@
-"""Trackers: each step's figures in wandb, tensorboard or trackio.
+"""Trackers: each step's figures in wandb or trackio.
 
 Nothing depends on a tracker: the run folder has all figures. A tracker shows many runs in one place.
 """
@@ -10,7 +10,6 @@ import importlib.util
 import io
 import json
 import os
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any, Literal
 from forage.errors import UserError, first_line
 from forage.runs.stats import StepStats
 
-Kind = Literal["wandb", "tensorboard", "trackio", "none"]
-Choice = Literal["auto", "wandb", "tensorboard", "trackio", "none"]
+Kind = Literal["wandb", "trackio", "none"]
+Choice = Literal["auto", "wandb", "trackio", "none"]
 Log = Callable[[int, Mapping[str, float]], None]
 """Sends a step's figures; a step that is repeated after a resume may be sent again."""
 PROJECT = "forage"
@@ -51,8 +50,7 @@ def flatten(stats: StepStats) -> dict[str, float]:
     }  # fmt: skip
     flat |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
     flat["memory_gib"] = stats.memory_gib
-    # Tensorboard would replace other characters with a warning each time; this way all trackers get the same names.
-    return {re.sub(r"[^\w./-]+", "_", name): float(value) for name, value in flat.items()}
+    return {name: float(value) for name, value in flat.items()}
 
 
 def chosen(choice: Choice, order: Sequence[Kind]) -> Kind:
@@ -79,33 +77,8 @@ def open_tracker(kind: Kind, run_dir: Path, config: Mapping[str, Any]) -> Iterat
         return
     if not installed(kind):
         raise UserError(f"--report-to {kind} needs its library: pip install {kind}")
-    opened = {"wandb": _wandb, "tensorboard": _tensorboard, "trackio": _trackio}[kind]
-    with opened(run_dir, json.loads(json.dumps(config, default=str))) as log:
+    with (_wandb if kind == "wandb" else _trackio)(run_dir, json.loads(json.dumps(config, default=str))) as log:
         yield log
-
-
-@contextlib.contextmanager
-def _tensorboard(run_dir: Path, config: dict[str, Any]) -> Iterator[Log]:
-    from torch.utils.tensorboard import SummaryWriter
-
-    writers: list[Any] = []
-
-    def log(step: int, values: Mapping[str, float]) -> None:
-        if not writers:
-            # purge_step hides what an earlier process logged from this step on, as it is logged again.
-            writer = SummaryWriter(str(run_dir / "tensorboard" / run_dir.name), purge_step=step)
-            # Not as hyperparameters, which would be another run in the same folder at every start.
-            writer.add_text("config", "```json\n" + json.dumps(config, indent=1) + "\n```", step)
-            writers.append(writer)
-        for name, value in values.items():
-            writers[0].add_scalar(name, value, step)
-        writers[0].flush()
-
-    try:
-        yield log
-    finally:
-        for writer in writers:
-            writer.close()
 
 
 @contextlib.contextmanager

@@ -30,12 +30,6 @@ def get_demonstrations(options: SFTOptions, protocol: Protocol, settings: AgentS
     vetting.check(path, demonstrations)
     if len(demonstrations) < 2:
         raise UserError(f"{len(demonstrations)} demonstrations are too few to train on and to measure by")
-    shown = {use.tool for episode in demonstrations for use in episode.uses}
-    if unshown := ", ".join(name for name in settings.tools if name not in shown):
-        print(
-            f"note: no demonstration calls {unshown}, and a policy rarely calls a tool that it was not shown; add "
-            "episodes that do by --demonstrations FILE (docs/recipes/tool.md)"
-        )
     return demonstrations
 
 
@@ -51,8 +45,8 @@ def play_demonstrations(options: SFTOptions, protocol: Protocol, settings: Agent
 
 
 def make_guess(teacher: TeacherOptions, questions: Sequence[Question]) -> Guess | None:
-    """What the teacher guesses; None if it guesses each answer's own beginning."""
-    if teacher.guess == "own" or not teacher.guess_words:
+    """What the teacher guesses, if it does."""
+    if not teacher.guess_words:
         return None
     telling = telling_words(questions)
     return lambda question, choose: draw_words(question, telling[question.question_type], teacher.guess_words, choose)

@@ -17,7 +17,7 @@ from forage.store.options import StorePlace
 
 WRITTEN = (  # what sft_train.py writes into its output folder beside config.json
     "model.json", "agent.json", "adapters", "demonstrations.jsonl", ".demonstrations.jsonl", "stats.jsonl",
-    "warm_start.png", "code.diff", "environment.json", "state", "best",
+    "code.diff", "environment.json", "state", "best",
 )  # fmt: skip
 
 FREE = (

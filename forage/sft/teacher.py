@@ -16,10 +16,10 @@ from forage.agent.protocol import FAULTS, Passage, Protocol, write_answer, write
 from forage.agent.tools import functions_for
 from forage.data.records import Question
 from forage.engines.base import Engine, Request, Sample
-from forage.errors import UserError, check_at_least_one
+from forage.errors import check_at_least_one
 from forage.progress import Counting
-from forage.sft.thoughts import LEAST_THOUGHT, thoughts_of
-from forage.text import IDLE, SENTENCE, body_of, first_words, most_parts, spoken_words
+from forage.sft.thoughts import thoughts_of
+from forage.text import IDLE, SENTENCE, body_of, most_parts, spoken_words
 
 AGAIN = 0.5  # share of a blind teacher's episodes that search twice, with --blind words
 PHRASE, BETWEEN = 8, r"[.,:;?!()\n]\s*|\[\d+\] "  # words of a phrase at most, and what stands between two
@@ -34,30 +34,19 @@ class TeacherOptions:
     answer_tokens: int = 64
     """Maximum tokens of the teacher's answer: those sentences of the reference answer that the passage shows."""
     guess_words: int = 0
-    """Let the teacher search for the question plus a guess at N words of its answer (as query2doc does), so that the
-    policy learns to guess. With --question-weight the query is only the guess. 0: no guess."""
-    guess: Literal["own", "words"] = "own"
-    """What the teacher guesses: how this answer really begins (own), or words of this answer that distinguish its type
-    of question from others, drawn at random (words)."""
-    guess_share: float = 1.0
-    """Share of the questions for which the teacher guesses. For the others it searches as without --guess-words."""
-    blind: Literal["no", "once", "words", "title"] = "no"
-    """Let the teacher know no more than the policy. once: it searches for the question and answers with the beginning
-    of a random passage found. words: in half of its episodes it searches again, for random phrases of what it has seen
-    and what is asked. title: it always searches again, for the title of the first passage and what is asked."""
+    """Let the teacher search for the question plus N words of its answer, drawn from those that distinguish its type of
+    question from others, so that the policy learns to guess such words. With --question-weight the query is only the
+    guess. 0: no guess."""
+    blind: Literal["no", "words", "title"] = "no"
+    """Let the teacher know no more than the policy: it answers with the beginning of a passage found. words: in half of
+    its episodes it searches again, for random phrases of what it has seen and what is asked. title: it always searches
+    again, for the title of the first passage and what is asked."""
     thought_words: int = 0
     """Let the teacher think in at most N words before it acts: what is asked and what to search for, then what a
-    passage says. Thoughts that don't fit into their turn are shortened. 0: no thoughts."""
+    passage says. Thoughts that don't fit into their turn are left out. 0: no thoughts."""
 
     def check(self) -> None:
         check_at_least_one(self, "answer_tokens")
-        if not 0 <= self.guess_share <= 1:
-            raise UserError(f"--guess-share {self.guess_share} must lie between 0 and 1")
-        if self.thought_words and self.thought_words < LEAST_THOUGHT:
-            raise UserError(
-                f"--thought-words {self.thought_words} must be at least {LEAST_THOUGHT}, as fewer leave no word for "
-                "what a passage says; 0: no thoughts"
-            )
 
 
 async def demonstrate(
@@ -66,13 +55,13 @@ async def demonstrate(
 ) -> tuple[list[Episode], Counter[str]]:  # fmt: skip
     """A well-formed episode for each question that one of the teacher's queries can answer; how many others, by cause.
 
-    `guess` says what an answer may say; without it, a guess is how this answer begins.
+    `guess` says what an answer may say; a query that it finds the answer by comes before all others.
     """
     choose = random.Random(seed)
     if teacher.blind != "no":
         scripts = blind_turns(questions, search_many, protocol, settings, teacher, choose)
         return await recited(scripts, search_many, protocol, settings)
-    guesses = draw_guesses(questions, settings.question_weight, teacher, guess, choose)
+    guesses = [guess_of(question, settings.question_weight, guess, choose) for question in questions]
     queries_for = {
         question.id: [protocol.harmless(query) for query in [*queries_of(question), guessed] if query]
         for question, guessed in zip(questions, guesses, strict=True)
@@ -82,7 +71,7 @@ async def demonstrate(
     for question, guessed in zip(questions, guesses, strict=True):
         hits = hits_of[question.id]
         ranks = {query: first_relevant(found, question) for query, found in hits.items()}
-        queries = choose_queries(ranks, choose, protocol.harmless(guessed), steady=guess is not None)
+        queries = choose_queries(ranks, choose, protocol.harmless(guessed))
         if not queries:
             without["no query finds what answers it"] += 1
         elif not leave_room(len(queries), settings):
@@ -112,7 +101,7 @@ def blind_turns(
     for question, hits in found.items():
         if teacher.blind == "title":
             again[question] = protocol.harmless(title_query(question, hits))
-        elif teacher.blind == "words" and choose.random() < AGAIN:
+        elif choose.random() < AGAIN:
             shown = protocol.show(Passage(hit.title, hit.text) for hit in hits)
             again[question] = protocol.harmless(random_query(question, shown, choose))
     found |= search(again)
@@ -189,18 +178,14 @@ def queries_of(question: Question) -> list[str]:
     return [query for query in dict.fromkeys(" ".join(candidate.split()) for candidate in candidates) if query]
 
 
-def guess_of(question: Question, words: int, question_weight: int = 0, said: str | None = None) -> str:
-    """The question followed by a guess at how its answer begins, as in query2doc (https://arxiv.org/abs/2303.07678).
+def guess_of(question: Question, question_weight: int, guess: Guess | None, choose: random.Random) -> str:
+    """The question followed by a guess, as in query2doc (https://arxiv.org/abs/2303.07678); empty without one.
 
-    Empty without `words`. Where the search repeats the question anyway (`question_weight`), the guess stands alone.
-    The policy can't know an answer's words, but it can learn how such answers are phrased, and a search for that phrase
-    finds them. Without anything `said`, the guess is how this very answer begins. Example: "What is gout?", answer
-    "What is gout? A joint hurts and swells.", 3 words: "What is gout? A joint hurts".
+    Where the search repeats the question anyway (`question_weight`), the guess stands alone.
     """
-    if not words:
+    if guess is None:
         return ""
-    asked = [] if question_weight else question.question.split()
-    return " ".join([*asked, first_words(question.answer, words) if said is None else said]).strip()
+    return " ".join([*([] if question_weight else question.question.split()), guess(question, choose)]).strip()
 
 
 def short_answer(answer: str, count: Callable[[str], int], most: int) -> str:
@@ -222,21 +207,19 @@ def readable(answer: str, passage: str) -> str:
     return " ".join([sentence for sentence in sentences if sentence in passage] or sentences)
 
 
-def choose_queries(
-    ranks: Mapping[str, int | None], choose: random.Random, guess: str = "", steady: bool = False
-) -> list[str] | None:
+def choose_queries(ranks: Mapping[str, int | None], choose: random.Random, guess: str = "") -> list[str] | None:
     """The teacher's queries, given the rank at which each candidate finds an answering chunk; None if all fail.
 
-    The teacher picks a query with the best rank and prefers the guess among equals (with `steady`, whenever the guess
-    finds the answer at all). For a tenth of the questions a failing query comes first, to show the policy that it may
-    search again. (If that share is a third, a small model learns to search endlessly.)
+    The teacher picks the guess if it finds the answer at all, else a query with the best rank. For a tenth of the
+    questions a failing query comes first, to show the policy that it may search again. (If that share is a third, a
+    small model learns to search endlessly.)
     """
     good = {query: rank for query, rank in ranks.items() if rank is not None}
     bad = [query for query, rank in ranks.items() if rank is None]
     if not good:
         return None
     best = [query for query, rank in good.items() if rank == min(good.values())]
-    query = guess if guess in (good if steady else best) else choose.choice(best)
+    query = guess if guess in good else choose.choice(best)
     return [choose.choice(bad), query] if bad and choose.random() < 0.1 else [query]
 
 
@@ -275,19 +258,6 @@ def write_turns(
         answer = read_out(question, found[-1][rank - 1], protocol, teacher.answer_tokens)
         turns.append(write_answer(answer) if words else f"Passage {rank} answers this.\n{write_answer(answer)}")
     return thoughts_of(question, turns, sought, found, rank, answer, words, protocol, settings) if words else turns
-
-
-def draw_guesses(
-    questions: Sequence[Question], question_weight: int, teacher: TeacherOptions, guess: Guess | None,
-    choose: random.Random,
-) -> list[str]:  # fmt: skip
-    """The guess for each question, empty where a random draw against `guess_share` says to go without."""
-    guesses = []
-    for question in questions:
-        words = teacher.guess_words if choose.random() < teacher.guess_share else 0
-        said = guess(question, choose) if guess and words else None
-        guesses.append(guess_of(question, words, question_weight, said))
-    return guesses
 
 
 def search_candidates(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import torch
 from forage.agent.episode import Episode
 from forage.data.splits import in_rounds
 from forage.errors import UserError
-from forage.files import remove_folder, replacing, write_jsonl
+from forage.files import remove_folder, write_jsonl
 from forage.optimizer import update_weights
 from forage.policy.adapters import adapter_path, publish_adapter, restore_adapter, versions
 from forage.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -180,23 +179,8 @@ def out_of_patience(rows: Sequence[Row], early_stop: int) -> bool:
 
 
 def report(rows: Sequence[Row], options: SFTOptions) -> None:
-    """Print the last row; write all of them to a file and a plot."""
+    """Print the last row; write all of them to a file."""
     row = rows[-1]
     loss = "" if row.loss is None else f"loss {row.loss:.3f}, "
     print(f"step {row.step}, {row.seconds:.0f} s: {loss}held-out loss {row.held_out_loss:.3f}", flush=True)
     write_jsonl(options.output_dir / "stats.jsonl", rows)
-    plot(rows, options.output_dir / "warm_start.png")
-
-
-def plot(rows: Sequence[Row], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    steps, losses = [row.step for row in rows], [row.loss or math.nan for row in rows]
-    axes.plot(steps, [row.held_out_loss for row in rows], "o-", label="held-out loss")
-    axes.plot(steps, losses, "o-", label="loss")
-    axes.set(xlabel="updates", ylabel="loss per token", ylim=(0, None))
-    axes.legend()
-    with replacing(path) as file:
-        figure.savefig(file.buffer, dpi=150)

@@ -231,7 +231,6 @@ def test_a_policy_that_reads_is_told_from_one_that_remembers(remedies, protocol)
 
 def test_the_page_and_that_it_resumes(tiny, tmp_path, embedder, monkeypatch, capsys):
     monkeypatch.setattr("forage.evaluation.setting.open_embedder", lambda *_: embedder)
-    monkeypatch.setattr("forage.evaluation.report.draw_evaluation", lambda rows, path: None)
     data, out = shutil.copytree(tiny / "data", tmp_path / "data"), tmp_path / "out"
     questions = read_questions(data / "train.jsonl")
     write_jsonl(data / "eval.jsonl", [*questions[:3], asked("q3", "gone#0"), Question("q4", "Who?", "Nobody.")])

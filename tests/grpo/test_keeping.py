@@ -18,10 +18,11 @@ from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, versions, weights_digest
 from forage.rollout.options import RolloutOptions
 from forage.rollout.rollout import load_newest
-from forage.runs.stats import read_stats, same_run
+from forage.runs.stats import read_stats
 from tests.factories import empty_adapter
 from tests.options import with_options
 from tests.tiny import rewards_of_tokens
+from tests.tiny_training import stats_of
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -86,7 +87,7 @@ def test_a_pruned_and_killed_run_ends_as_a_whole_one(whole, tiny, tmp_path, monk
     grpo_train.main(options, rewards_of_tokens)
     assert versions(options.run_dir) == [0, 4, 5, 6]
     assert names(options.run_dir / "adapters") == ["v000000", "v000004", "v000005", "v000006"]
-    assert same_run(read_stats(whole), read_stats(options.run_dir))
+    assert stats_of(whole) == stats_of(options.run_dir)
     for version in versions(options.run_dir):
         digests = {weights_digest(adapter_path(run, version)) for run in (whole, options.run_dir)}
         assert len(digests) == 1

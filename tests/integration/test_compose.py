@@ -95,7 +95,7 @@ def stack(engine, tmp_path_factory):
     with lent_wheels():
         stack.compose("build", "prepare", "vllm")
     yield stack
-    stack.compose("--profile", "tensorboard", "down", "--volumes", "--timeout", "5", check=False)
+    stack.compose("down", "--volumes", "--timeout", "5", check=False)
 
 
 @pytest.mark.timeout(3600)

@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from forage.policy.adapters import adapter_path, versions
-from forage.runs.stats import read_stats, same_run
+from forage.runs.stats import read_stats
 from tests import ROOT
 from tests.little_slurm import LittleSlurm, check_slurm
 from tests.tiny import make_base, make_data, make_policy
+from tests.tiny_training import stats_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(1200)]
 STEPS = 4
@@ -137,7 +138,7 @@ def test_a_lost_trainer_ends_as_an_undisturbed_one_while_workers_of_another_job_
     lose(slurm, "n1")
     wait_for_end(slurm, trainer, worker)
     assert [slurm.state(job)["Restarts"] for job in (trainer, worker)] == ["1", "0"]
-    assert same_run(read_stats(run), read_stats(whole))
+    assert stats_of(run) == stats_of(whole)
     for version in range(STEPS + 1):
         ours, theirs = (adapter_path(folder, version) / "adapter_model.safetensors" for folder in (run, whole))
         assert ours.read_bytes() == theirs.read_bytes(), version

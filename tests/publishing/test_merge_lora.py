@@ -15,8 +15,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -97,9 +95,7 @@ def adapter(base, tmp_path_factory):
 
 KINDS = {
     "lora": {},
-    "rslora": {"use_rslora": True},
     "dora": {"use_dora": True},
-    "patterns": {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.\w+": 8}, "alpha_pattern": {"o_proj": 3}},
     "some layers, one saved whole": {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]},
 }
 
@@ -117,28 +113,6 @@ def test_weights_are_those_of_peft(base, tmp_path, kind):
         for key in found:
             torch.testing.assert_close(found[key].float(), wanted[key], rtol=tolerance, atol=1e-6)
         assert json.loads((output / "config.json").read_text())["dtype"] == dtype
-
-
-def test_a_sharded_base_gives_the_same_weights(base, adapter, tmp_path):
-    torch.manual_seed(0)
-    sharded = save_base(tmp_path / "tiny", max_shard_size="20KB")
-    for source, output in ((base, tmp_path / "one"), (sharded, tmp_path / "many")):
-        main(Options(base_model=str(source), lora_model=adapter, output_path=output, dtype="float32"))
-    one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
-    assert all(torch.equal(one[key], many[key]) for key in one | many)
-    assert json.loads((tmp_path / "many" / "config.json").read_text())["vocab_size"] == 61
-
-
-def test_conv1d_weights_are_transposed(tmp_path):
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128))
-    base = save_base(tmp_path / "gpt2", model)
-    for settings in ({}, {"use_dora": True}):
-        adapter = save_adapter(base, tmp_path / "lora", **settings)
-        assert json.loads((adapter / "adapter_config.json").read_text())["fan_in_fan_out"]
-        main(Options(lora_model=adapter, output_path=tmp_path / "out", dtype="float32", overwrite=True))
-        wanted, found = merged_by_peft(base, adapter).state_dict(), weights(tmp_path / "out")
-        for key in found:
-            torch.testing.assert_close(found[key], wanted[key], rtol=1e-6, atol=1e-6)
 
 
 def refused(options, says):

@@ -47,7 +47,6 @@ def write_collection(folder):
 
 def test_the_commands(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("forage.evaluation.report.draw_evaluation", lambda *_: None)  # which takes longer than the rest
     (tmp_path / "models").mkdir()
     (tmp_path / "models/warm").symlink_to(tiny / "policy")
     write_collection(tmp_path / "nfcorpus")

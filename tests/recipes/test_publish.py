@@ -40,9 +40,8 @@ def card(folder):
 def test_the_hub_and_people_read_the_card(card, folder):
     data = card.data
     assert (data.base_model, data.library_name, data.pipeline_tag) == ("base", "transformers", "text-generation")
-    assert "2 held-out questions of `data`, by evaluate.py, with 95 % intervals. This model is `trained/single`." in (
-        card.text
-    )
+    assert "This model is `trained/plain_rag`, `trained/single`." in card.text
+    assert "2 questions of data/eval.jsonl" in card.text
     assert "| rewards | 1 even + 1 low |" in card.text
     assert str(folder) not in card.content
 

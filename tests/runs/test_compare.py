@@ -33,24 +33,20 @@ def made(folder, seed=0, k=3, commit="c0de", steps=2, grown=0.0):
 def test_settings_are_told_apart_by_what_they_can_do_to_figures():
     one = {
         "code.commit": 1, "rewards.mrr": 1, "data.train": 1, "data.eval": 1, "weights.mrr": 1, "agent.task": 1,
-        "options.rollout.temperature": 1, "options.eval_temperature": 1, "options.eval_every": 1,
-        "options.update.loss.beta": 1, "options.update.optimizer.learning_rate": 1, "adapter_weights": 1,
-        "options.rollout.seed": 1, "options.seed": 1, "options.update.memory.token_budget": 1, "options.sharding": 1,
-        "environment.torch": 1, "options.rollout.engine.engine": 1, "options.rollout.engine.urls": 1,
-        "options.rollout.search.k": 1, "options.run_dir": 1, "options.rollout.data": 1, "options.data": 1,
-        "options.data_limit": 1, "adapter": 1, "same": 1,
+        "options.rollout.temperature": 1, "options.eval_every": 1, "options.update.loss.beta": 1, "adapter_weights": 1,
+        "options.rollout.seed": 1, "options.seed": 1, "options.update.memory.token_budget": 1, "environment.torch": 1,
+        "options.rollout.engine.engine": 1, "options.rollout.engine.urls": 1, "options.rollout.data": 1,
+        "options.data": 1, "options.data_limit": 1, "adapter": 1, "same": 1,
     }  # fmt: skip
     other = {name: 2 for name in one if name != "agent.task"} | {"same": 1, "rewards.brevity": 2, "environment.new": 2}
     assert differences(one, other) == {
         ANY: ["code.commit"],
         MEASURED: ["rewards.mrr", "data.eval", "weights.mrr", "agent.task", "options.rollout.temperature",
-                   "options.eval_temperature", "rewards.brevity"],
-        LEARNT: ["data.train", "options.update.loss.beta", "options.update.optimizer.learning_rate", "adapter_weights",
-                 "options.data_limit"],
-        NOISE: ["options.rollout.seed", "options.seed", "options.update.memory.token_budget", "options.sharding",
-                "environment.torch", "options.rollout.engine.engine"],
-        NONE: ["options.eval_every", "options.rollout.engine.urls", "options.rollout.search.k", "options.run_dir",
-               "options.rollout.data", "options.data", "adapter"],
+                   "rewards.brevity"],
+        LEARNT: ["data.train", "options.update.loss.beta", "adapter_weights", "options.data_limit"],
+        NOISE: ["options.rollout.seed", "options.seed", "options.update.memory.token_budget", "environment.torch",
+                "options.rollout.engine.engine"],
+        NONE: ["options.eval_every", "options.rollout.engine.urls", "options.rollout.data", "options.data", "adapter"],
     }  # fmt: skip
     assert list(differences(one, other)) == [ANY, MEASURED, LEARNT, NOISE, NONE]
     assert differences(one, one) == {}
@@ -96,16 +92,11 @@ def test_real_runs_that_differ_in_one_option(tiny, tmp_path):
     assert differences(*map(settings, runs[:2])) == {
         LEARNT: ["options.update.optimizer.learning_rate"], NONE: ["options.run_dir"]
     }  # fmt: skip
-    rows = [line.split() for line in other if "learning_rate" in line]
-    assert rows == [["options.update.optimizer.learning_rate", "0.01", "->", "0.02"]]
     assert "differ in 1 of " in same[0]
-    told = [line.split() for line in same if line.startswith(("  held-out", "  reward", "  likelihood_gain"))]
-    assert len(told) >= 6
-    assert all(row[-1] == "+0.0000" for row in told)  # the same seed gives the same figures
-    assert any(line.split()[-1] != "+0.0000" for line in other if line.startswith("  held-out"))
+    told = [line.split()[-1] for line in same if line.startswith(("  held-out", "  reward", "  likelihood_gain"))]
+    assert told == ["+0.0000"] * len(told) != []  # the same seed gives the same figures
     assert other[-1].startswith("\nShown: ")
     manifest = json.loads((runs[1] / "run.json").read_text())
     manifest["data"]["eval"] = "other"
     (runs[1] / "run.json").write_text(json.dumps(manifest))
     assert list(card(*runs[:2]))[-1].startswith("\nNo verdict, as the rewards are not of one measure: data.eval differ")
-    assert settings(runs[0])["environment.torch"]

@@ -18,7 +18,6 @@ from forage.runs.page_data import (
     curves,
     leads,
     row,
-    tables,
     tokens,
 )  # fmt: skip
 from forage.runs.report import write_page
@@ -88,12 +87,6 @@ def test_curves_have_the_means_of_rewards_and_the_figures_of_the_update():
     assert drawn["flat groups, share"] == [(1, 0.0), (2, 0.0)]
     assert drawn["flat groups of mrr, share"] == [(1, 0.5), (2, 0.5)]
     assert not [name for name in drawn if name.startswith(("seconds", "tokens/s"))]
-
-
-def test_what_groups_are_is_said_beside_their_numbers():
-    assert list(tables(STATS, {})["Groups"].items())[1] == (
-        "flat: all episodes of the question earned the same, which teaches nothing", 0
-    )  # fmt: skip
 
 
 def test_tokens_come_with_their_texts_parts_and_figures():

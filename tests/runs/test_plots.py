@@ -70,17 +70,3 @@ AWKWARD = {
 def test_any_run_can_be_drawn(stats, tmp_path):
     draw_plots(tmp_path, stats, {0: {"overall": {"mean": 0.5, "low": 0.5, "high": 0.75}}})
     assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
-
-
-def test_a_plot_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
-    draw_plots(tmp_path, run_of(1), {})
-    before = (tmp_path / "rewards.png").read_bytes()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        draw_plots(tmp_path, run_of(2), {})
-    assert (tmp_path / "rewards.png").read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES

@@ -1,8 +1,8 @@
-"""The line of a step, by hand."""
+"""The line of a step, and whether the trainer waits, by hand."""
 
 from dataclasses import replace
 
-from forage.runs.progress import lessons, print_step, seconds_left
+from forage.runs.progress import advice, lessons, print_step, seconds_left
 from tests.factories import STATS
 
 
@@ -33,3 +33,15 @@ def test_a_step_is_a_line(capsys):
         "step 2 of 9, sampled at T 0.7: overall 0.600; 10 s (rollout 10); 1 min 10 s left",
         "note: half of it was [flat]",
     ]
+
+
+def test_a_trainer_that_waits_a_fifth_of_the_last_steps_is_told_but_not_of_the_first():
+    def step(number, waited, played=8):
+        seconds = {"rollout": 4.0, "backward": 6.0, "generate": 3.0, "rollout_wait": waited}
+        return replace(STATS, step=number, seconds=seconds, workers={"a": played} if played else {})
+
+    says = "the trainer waits 50 % of the time for episodes: add a rollout worker, or raise --max-staleness"
+    assert advice([step(0, 99.0), step(1, 6), step(2, 4)]) == says
+    assert advice([step(0, 99.0), step(1, 3), step(2, 0.9)]) == ""  # 19.5 %
+    assert advice([step(0, 99.0)]) == advice([]) == advice([step(0, 6, 0), step(1, 6, 0)]) == ""
+    assert advice([*(step(number, 8) for number in range(30)), *(step(number, 1) for number in range(30, 50))]) == ""

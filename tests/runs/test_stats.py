@@ -11,7 +11,6 @@ from forage.errors import UserError
 from forage.runs.stats import (
     read_stats,
     reproducible,
-    same_run,
     stats_path,
     step_seconds,
     summarised,
@@ -65,7 +64,7 @@ def test_who_played_comes_back_and_is_measured(tmp_path):
     played = replace(STATS, workers={"a": 2}, servers={"gpu1:8100": 2})
     write_stats(tmp_path, played)
     assert read_stats(tmp_path) == [played]
-    assert same_run([STATS], [played])
+    assert reproducible(STATS) == reproducible(played)
     waited = {"rollout": 20.0, "backward": 9.0, "rollout_wait": 8.0}
     assert step_seconds(replace(STATS, seconds=waited)) == 29.0
 
@@ -103,11 +102,10 @@ def test_what_json_cannot_hold_is_refused_by_its_name(tmp_path, change, says):
 
 def test_only_what_is_measured_differs_between_equal_runs():
     slower = replace(STATS, seconds={"rollout": 99.0}, memory_gib=3.0)
-    assert same_run([STATS], [slower])
+    assert reproducible(STATS) == reproducible(slower)
     assert "measured" not in reproducible(STATS)
-    assert not same_run([STATS], [replace(STATS, training=STATS.training | {"kl": 0.0020001})])
-    assert not same_run([STATS], [replace(STATS, notes=[])])
-    assert not same_run([STATS, STATS], [STATS])
+    assert reproducible(STATS) != reproducible(replace(STATS, training=STATS.training | {"kl": 0.0020001}))
+    assert reproducible(STATS) != reproducible(replace(STATS, notes=[]))
 
 
 def broken(change):

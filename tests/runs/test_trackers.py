@@ -1,8 +1,6 @@
 """Trackers: flat names by hand, and each library for real where it is installed, a resumed run included."""
 
 import importlib.util
-import os
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -11,7 +9,6 @@ import pytest
 
 from forage.errors import UserError
 from forage.runs.trackers import chosen, flatten, open_tracker
-from tests import ROOT
 from tests.factories import STATS
 from tests.wandb_file import wandb_records
 
@@ -31,8 +28,8 @@ def test_flat_names_by_hand():
 
 def test_a_missing_library_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    wanted = pytest.raises(UserError, match="--report-to tensorboard needs its library: pip install tensorboard")
-    with wanted, open_tracker("tensorboard", tmp_path, {}):
+    wanted = pytest.raises(UserError, match="pip install trackio")
+    with wanted, open_tracker("trackio", tmp_path, {}):
         pass
 
 
@@ -53,20 +50,6 @@ def resumed_run(kind, folder):
         with open_tracker(kind, folder, {"lr": 1e-4, "data": folder, "limits": {"turns": 4}}) as log:
             for step in steps:
                 log(step, {"reward/mrr": step / 8 + shift, "loss/policy": -0.5})
-
-
-def test_tensorboard_shows_each_step_once(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = tmp_path / "my-run"
-    resumed_run("tensorboard", run)
-    read = EventAccumulator(str(run / "tensorboard" / "my-run"))
-    read.Reload()
-    assert sorted(read.Tags()["scalars"]) == ["loss/policy", "reward/mrr"]
-    shown = [(event.step, event.value) for event in read.Scalars("reward/mrr")]
-    assert shown == [(3, 0.375), (4, 0.5), (5, 1.625), (6, 1.75)]
-    assert b'"turns": 4' in read.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
 def wandb_rows(path):
@@ -115,17 +98,3 @@ def test_trackio_goes_on_with_the_same_run(tmp_path, monkeypatch, capsys):
         (6, 1.75),
     ]
     assert capsys.readouterr().out == "trackio: this run beside others: trackio show --project forage\n" * 2
-
-
-def test_trackio_says_nothing_as_python_exits(tmp_path):
-    """It registers a function that would finish the run once more, and print."""
-    pytest.importorskip("trackio")
-    script = (
-        "from pathlib import Path; from forage.runs.trackers import open_tracker\n"
-        "with open_tracker('trackio', Path('my-run'), {}) as log: log(1, {'reward/mrr': 0.5})\nprint('the end')"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=os.environ | {"TRACKIO_DIR": str(tmp_path)}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
-    assert said.stdout.splitlines() == ["trackio: this run beside others: trackio show --project forage", "the end"]

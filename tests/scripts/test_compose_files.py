@@ -65,7 +65,7 @@ def settings_of_the_example():
 def test_no_service_gets_a_key_that_it_does_not_use(files):
     settings, services = settings_of_the_example(), services_of(files)
     assert settings.keys() >= KEYS.keys()
-    assert set(services) == {"prepare", "vllm", "rollout", "train", "tensorboard", "chroma"}
+    assert set(services) == {"prepare", "vllm", "rollout", "train", "chroma"}
     for name, service in services.items():
         assert ("env_file" in service) == (name == "prepare")  # it alone gets all of .env, to check it
         seen = (settings if "env_file" in service else {}) | resolved(service["environment"], settings)

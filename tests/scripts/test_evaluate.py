@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 import grpo_rollout
 from evaluate import LAB, SYSTEMS, main
@@ -24,15 +23,15 @@ from forage.evaluation import baselines
 from forage.evaluation.measures import COSTS
 from forage.evaluation.options import EvaluationOptions
 from forage.evaluation.outcomes import OutcomeLog
-from forage.evaluation.policies import Policy, settle_agent
 from forage.evaluation.report import SystemScores, pairs_of, say_missing, summary
-from forage.evaluation.setting import agree_on, choose, recorded
+from forage.evaluation.setting import Policy, agree_on, choose, recorded, settle_agent
 from forage.evaluation.tables import columns, tables_of
 from forage.extras.gateway import own_agent
 from forage.extras.testtime.best_of import BestOf
-from forage.extras.testtime.preference import Head, write_scorer
+from forage.extras.testtime.features import FEATURES
 from forage.extras.testtime.scorers import confidence, looks_good
 from forage.files import write_jsonl
+from forage.manifest import write_manifest
 from forage.policy.adapters import list_contents
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from tests import ROOT
@@ -58,13 +57,6 @@ def tiny(tiny, tmp_path_factory):
 def one_embedder(embedder, monkeypatch):
     """Loaded once for all tests."""
     monkeypatch.setattr("forage.evaluation.setting.open_embedder", lambda *_: embedder)
-
-
-@pytest.fixture(autouse=True)
-def no_plot(request, monkeypatch):
-    """The plot takes seconds: only the test that looks at it draws it."""
-    if request.function is not test_two_policies_in_one_table:
-        monkeypatch.setattr("forage.evaluation.report.draw_evaluation", lambda rows, path: None)
 
 
 def options_of(tiny, out, **changed):
@@ -132,7 +124,6 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     assert "; format: A third each for running a search, " in columns
     assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
     assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
-    assert (tmp_path / "eval.png").stat().st_size > 10_000
     assert "api_key" not in (tmp_path / "eval.json").read_text()
 
 
@@ -338,13 +329,12 @@ def test_the_users_own_rewards_are_measured(tiny, tmp_path, capsys):
 
 @pytest.fixture
 def scorer(tmp_path, embedder):
-    """An untrained head, which chooses too."""
+    """Weights that are all the same, which choose too."""
 
-    def made(name, seed):
-        torch.manual_seed(seed)
-        folder = tmp_path / name
-        write_scorer(folder, Head(), embedder.probe(), {})
-        return folder
+    def made(name, weight):
+        parts = {"weights": dict.fromkeys(FEATURES, weight), "intercept": 0, "probe": embedder.probe().tolist()}
+        write_manifest(tmp_path / name / "scorer.json", parts)
+        return tmp_path / name
 
     return made
 

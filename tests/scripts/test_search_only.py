@@ -70,7 +70,7 @@ def data(tmp_path_factory):
 def warm(tiny, data, tmp_path_factory):
     made = SFTOptions(
         data, tiny / "policy", tmp_path_factory.mktemp("only") / "warm", search=ONLY_SEARCH, max_steps=60,
-        eval_every=20, batch_size=4, teacher=TeacherOptions(16, 3, "words"),
+        eval_every=20, batch_size=4, teacher=TeacherOptions(16, 3),
         optimizer=OptimizerOptions(3e-2),
     )  # fmt: skip
     warm_start(made)

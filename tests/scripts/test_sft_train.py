@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import grpo_rollout
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes, write_episodes
@@ -56,15 +55,13 @@ def test_queries_by_hand():
 
 
 def test_a_guess_by_hand():
-    assert guess_of(GOUT, 4) == "What are the symptoms of gout? It hurts. The toe"
-    headed = replace(GOUT, answer="What are the symptoms? How do\nthey begin? It hurts. Why? Nobody knows.")
-    assert body_of(headed.answer) == "It hurts. Why? Nobody knows."
-    assert guess_of(headed, 2) == "What are the symptoms of gout? It hurts."
+    assert guess_of(GOUT, 0, lambda *_: "toe hurts", random) == "What are the symptoms of gout? toe hurts"
+    assert guess_of(GOUT, 1, lambda *_: "toe hurts", random) == "toe hurts"
+    headed = "What are the symptoms? How do\nthey begin? It hurts. Why? Nobody knows."
+    assert body_of(headed) == "It hurts. Why? Nobody knows."
     assert body_of("What is it? Why?") == "What is it? Why?"
-    assert guess_of(GOUT, 0) == ""
-    ranks = {"a": 1, "b": 1, "guess": 1}
-    assert {tuple(choose_queries(ranks, random.Random(seed), "guess")) for seed in range(50)} == {("guess",)}
-    assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess") == ["a"]
+    assert choose_queries({"a": 1, "guess": 2}, random.Random(0), "guess") == ["guess"]
+    assert choose_queries({"a": 1, "guess": None}, random.Random(0), "guess") == ["a"]
 
 
 def test_short_answers_are_whole_sentences_where_one_fits():
@@ -190,19 +187,6 @@ def test_nothing_takes_long_in_silence(ground, tmp_path, monkeypatch, capsys):
     assert "updates: done 3 of 4" in told
 
 
-def test_a_tool_that_no_demonstration_calls_is_told(ground, tmp_path, monkeypatch, capsys):
-    def ask(query: str) -> str:
-        """Asks a friend."""
-        return query
-
-    monkeypatch.setattr(grpo_rollout, "get_tools", lambda: {"ask": ask})
-    main(options(ground, tmp_path / "warm", max_steps=2))
-    told = (
-        "note: no demonstration calls ask, and a policy rarely calls a tool that it was not shown; add episodes that "
-    )
-    assert f"{told}do by --demonstrations FILE (docs/recipes/tool.md)\n" in capsys.readouterr().out
-
-
 @pytest.fixture
 def short(ground, tmp_path, monkeypatch):
     """learn(name, *passes, **more): the result, and the tokens of each pass with a gradient; `passes` run out."""
@@ -243,7 +227,7 @@ def test_memory_that_runs_out_halves_the_micro_batches_and_leaves_the_step_as_it
     short("never", token_budget=small // 2)  # the same folder, with other micro-batches
 
 
-@pytest.mark.parametrize(("blind", "twice"), [("once", {1}), ("words", {1, 2}), ("title", {2})])
+@pytest.mark.parametrize(("blind", "twice"), [("words", {1, 2}), ("title", {2})])
 def test_a_blind_teacher_says_only_what_it_has_seen(ground, tmp_path, blind, twice):
     given = {"blind": blind, "max_turns": 3, "max_turn_tokens": 96, "answer_tokens": 12, "max_steps": 1}
     main(options(ground, tmp_path / "warm", **given))
@@ -262,7 +246,6 @@ def test_a_run_ends_with_a_policy(ground, trained, tiny_base):
     rows = [json.loads(line) for line in (trained / "stats.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 2, 4]
     assert rows[-1]["held_out_loss"] < rows[0]["held_out_loss"]
-    assert (trained / "warm_start.png").stat().st_size > 1000
     config = json.loads((trained / "adapters" / "v000000" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(tiny_base)
     again = options(ground, trained.parent / "second", learning_rate=3e-3)

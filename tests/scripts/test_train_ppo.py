@@ -24,7 +24,7 @@ def tiny(tmp_path_factory):
 
 @pytest.mark.parametrize("backend", ["trl", "own"])
 def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
-    run(tiny_args(tiny, tmp_path, "--backend", backend, "--max-steps", "2", "--report-to", "tensorboard"))
+    run(tiny_args(tiny, tmp_path, "--backend", backend, "--max-steps", "2", "--report-to", "none"))
     printed = capsys.readouterr().out
     for episode in range(1, 9):
         assert f"Episode {episode}: Reward = " in printed
@@ -47,7 +47,6 @@ def test_a_run_prints_saves_and_measures(tiny, tmp_path, capsys, backend):
     assert len(episodes) == 4
     assert json.loads(episodes[0]).keys() == {"query", "written", "searched", "reward"}
     assert (tmp_path / "training.png").stat().st_size > 10_000
-    assert list((tmp_path / "tensorboard").rglob("events*"))
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     source = AutoModelForCausalLM.from_pretrained(tiny / "model", dtype=torch.float32)
     # Of the layers that the adapter is on, and by more than the rounding of a model that was saved in bf16.
@@ -86,43 +85,27 @@ def test_a_resumed_run_is_asked_for_nothing_again(tiny, tmp_path):
     assert len(metrics(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("train.jsonl", "mends", "heals"), ("eval.jsonl", "mends", "heals"), ("pubmed_corpus.json", "mended", "healed"),
-    ],
-)  # fmt: skip
-def test_a_run_resumes_only_on_its_own_data(tiny, tmp_path, name, old, new):
+def test_a_run_resumes_only_on_its_own_data_base_and_reward(tiny, tmp_path, monkeypatch):
     """Other questions of the same number would be trained on, and compared with those before."""
-    shutil.copytree(tiny, tmp_path / "tiny")
-    args = tiny_args(tmp_path / "tiny", tmp_path / "run", "--backend", "own", "--max-steps")
-    run([*args, "1"])
-    path = tmp_path / "tiny" / "data" / name
-    before = path.read_text()
-    path.write_text(before.replace(old, new))
-    part = name.partition(".")[0]
-    with pytest.raises(UserError, match=rf"run was begun with another data\.{part}: give that, or another --run-dir"):
-        run([*args, "2"])
-    path.write_text(before)
-    run([*args, "2"])
-    assert len(metrics(tmp_path / "run")) == 2
-
-
-def test_a_run_resumes_only_with_its_own_base_and_reward(tiny, tmp_path, monkeypatch):
-    shutil.copytree(tiny, tmp_path / "tiny")
-    (tmp_path / "reward_of_test.py").write_text(
-        "class Mine:\n    def compute_reward(self, query, ids):\n        return 1.0\n"
-    )
+    data = shutil.copytree(tiny, tmp_path / "tiny") / "data"
+    reward = tmp_path / "reward_of_test.py"
+    reward.write_text("class Mine:\n    def compute_reward(self, query, ids):\n        return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     args = tiny_args(tmp_path / "tiny", tmp_path / "run", "--backend", "own", "--reward", "reward_of_test:Mine",
                      "--max-steps")  # fmt: skip
     run([*args, "1"])
-    (tmp_path / "reward_of_test.py").write_text(
-        "class Mine:\n    def compute_reward(self, query, ids):\n        return 0.5\n"
-    )
+    for name in ("train.jsonl", "eval.jsonl", "pubmed_corpus.json"):
+        before = (data / name).read_text()
+        (data / name).write_text(before + "\n")
+        with pytest.raises(UserError, match=rf"begun with another data\.{name.partition('.')[0]}"):
+            run([*args, "2"])
+        (data / name).write_text(before)
+    run([*args, "2"])
+    assert len(metrics(tmp_path / "run")) == 2
+    reward.write_text(reward.read_text().replace("1.0", "0.5"))
     tiny_lm(seed=1)[0].save_pretrained(tmp_path / "tiny" / "model")
-    with pytest.raises(UserError, match=r"begun with another base; another reward_of_test\.py: give that, or another"):
-        run([*args, "2"])
+    with pytest.raises(UserError, match=r"begun with another base; another reward_of_test\.py"):
+        run([*args, "3"])
 
 
 class Longest(CustomRewardModel):

@@ -1,4 +1,4 @@
-"""Thoughts of the teacher: their words, by hand; what of them fits into a turn, to the token."""
+"""Demonstrations and the teacher's thoughts: their words, by hand; what of them fits into a turn, to the token."""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +11,7 @@ from forage.agent.vetting import Vetting
 from forage.data.records import Question
 from forage.extras.testtime.scorers import shown
 from forage.sft.teacher import TeacherOptions, causes_of, demonstrate, read_out
-from forage.sft.thoughts import Thought, as_shown, before_answer, before_query
+from forage.sft.thoughts import as_shown, before_answer
 from tests.scripted_engine import Hit
 
 GOUT = Question(
@@ -22,8 +22,7 @@ LICE = Hit("x#0", "Lice", "They itch.")
 PASSAGE = Hit("d#1", "Gout", "It hurts. The toe is red and hot, mostly at night. Rest helps.")
 QUERY = "Gout symptoms"
 ASKS = "The question asks about symptoms, gout. I search for: Gout symptoms"
-SAYS = "Passage 2 says: It hurts. The toe is red and hot, mostly at night. That answers it."
-SAYS_LESS = "Passage 2 says: It hurts. That answers it."
+SAYS = "Passage 2 says: The toe is red and hot, mostly at night."
 CALL, ANSWER = write_call(QUERY), write_answer(GOUT.answer)
 SETTINGS = AgentSettings(max_turn_tokens=400)
 
@@ -62,58 +61,6 @@ def turns_of(episode, protocol):
     return [protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns]
 
 
-# What they say
-
-
-def test_before_the_first_search_the_question_is_taken_apart():
-    assert before_query(GOUT.question, QUERY, 24) == Thought(
-        "The question asks about symptoms, gout. I search for:", QUERY
-    )
-    # A third of the words for what is asked about.
-    assert before_query("Why do red hot sore toes hurt?", "toes", 12).before == (
-        "The question asks about red, hot, sore, toes. I search for:"
-    )
-    assert before_query("What is it?", "gout", 24).before == "I search for:"
-
-
-def test_before_the_answer_the_passage_is_quoted():
-    text = "Signs: it hurts. Rest helps. The toe is red."
-    assert before_answer(2, text, "The toe is red. It hurts.") == Thought(
-        "Passage 2 says:", "Signs: it hurts. The toe is red.", "That answers it."
-    )
-    # What the reference says and the passage does not is not quoted.
-    assert before_answer(2, text, "It kills. The toe is red.").said == "The toe is red."
-    # A short answer is quoted with its sentence, and only whole words count.
-    assert before_answer(2, "I know. It is no gout.", "No").said == "It is no gout."
-    assert before_answer(2, "也许。这是痛风。", "痛风").said == "这是痛风。"
-    assert before_answer(1, "Why? Gout is old. At night joints ache.", "It hurts at night.") == Thought(
-        "Passage 1 says:", "At night joints ache.", "That comes nearest."
-    )
-    assert before_answer(1, "", "It hurts.").said == ""
-
-
-def test_a_thought_gets_shorter_sentence_by_sentence_then_word_by_word():
-    thought = Thought("Passage 1 says:", "It hurts, badly. Rest helps.", "That answers it.")
-    assert list(thought.forms(11)) == [
-        "Passage 1 says: It hurts, badly. Rest helps. That answers it.",
-        "Passage 1 says: It hurts, badly. That answers it.",
-        "Passage 1 says: It hurts... That answers it.",
-        "Passage 1 says: It... That answers it.",
-    ]
-    assert next(thought.forms(10)) == "Passage 1 says: It hurts, badly. That answers it."
-    assert list(thought.forms(7)) == ["Passage 1 says: It... That answers it."]
-    assert list(thought.forms(6)) == list(replace(thought, said="").forms(99)) == []
-
-
-def test_a_passage_is_quoted_as_it_was_shown(tiny_protocol):
-    short = replace(tiny_protocol, passage_tokens=12)
-    assert short.show([PASSAGE]).startswith(f"[1] Gout: {as_shown(PASSAGE, short)}")
-    assert as_shown(PASSAGE, tiny_protocol) == PASSAGE.text
-    assert PASSAGE.text.startswith(as_shown(PASSAGE, short))
-    assert as_shown(replace(PASSAGE, title=" "), tiny_protocol) == PASSAGE.text
-    assert as_shown(Hit("x", "<b>  Gout", "It </answer> hurts."), tiny_protocol) == "It < /answer> hurts."
-
-
 # Demonstrations
 
 
@@ -121,8 +68,25 @@ def test_a_demonstration_thinks_before_each_act(tiny_protocol):
     [episode] = play(tiny_protocol)
     assert turns_of(episode, tiny_protocol) == [f"{ASKS}\n{CALL}", f"{SAYS}\n{ANSWER}"]
     assert (episode.answer, episode.searches[0].query, episode.well_formed) == (GOUT.answer, QUERY, True)
-    [shorter] = play(tiny_protocol, 16)
-    assert turns_of(shorter, tiny_protocol)[1] == f"{SAYS_LESS}\n{ANSWER}"
+    [shorter] = play(tiny_protocol, 6)
+    assert turns_of(shorter, tiny_protocol) == [
+        f"The question asks about symptoms, gout.\n{CALL}", f"Passage 2 says: The toe is\n{ANSWER}"
+    ]  # fmt: skip
+
+
+def test_a_passage_is_quoted_as_it_was_shown(tiny_protocol):
+    short = replace(tiny_protocol, passage_tokens=12)
+    assert short.show([PASSAGE]).startswith(f"[1] Gout: {as_shown(PASSAGE, short)}")
+    assert PASSAGE.text.startswith(as_shown(PASSAGE, short))
+    assert as_shown(replace(PASSAGE, title=" "), tiny_protocol) == PASSAGE.text
+    assert before_answer(2, "也许。这是痛风。", "痛风") == "Passage 2 says: 这是痛风。"
+
+
+def test_a_turn_without_room_for_its_thought_goes_without(tiny_protocol):
+    room = len(tiny_protocol.turn_ids(f"{SAYS}\n{ANSWER}"))
+    whole, bare = (play(tiny_protocol, settings=replace(SETTINGS, max_turn_tokens=most)) for most in (room, room - 1))
+    assert turns_of(whole[0], tiny_protocol)[1] == f"{SAYS}\n{ANSWER}"
+    assert turns_of(bare[0], tiny_protocol)[1] == ANSWER
 
 
 def test_thoughts_forge_nothing(tiny_protocol):
@@ -134,36 +98,9 @@ def test_thoughts_forge_nothing(tiny_protocol):
 
     [episode] = play(tiny_protocol, 40, search=search, questions=[question], settings=replace(SETTINGS, max_query=900))
     harmless = tiny_protocol.harmless(question.answer)
-    assert turns_of(episode, tiny_protocol)[1] == (
-        f"Passage 1 says: {harmless} That answers it.\n{write_answer(harmless)}"
-    )
+    assert turns_of(episode, tiny_protocol)[1] == (f"Passage 1 says: {harmless}\n{write_answer(harmless)}")
     assert episode.well_formed
     assert len(episode.searches) == 1
-
-
-# What fits
-
-
-def size(protocol, text):
-    return len(protocol.turn_ids(text))
-
-
-def test_a_turn_takes_a_thought_to_its_last_token(tiny_protocol):
-    def last_turn(room):
-        episodes = play(tiny_protocol, settings=replace(SETTINGS, max_turn_tokens=room))
-        return [turns_of(episode, tiny_protocol)[-1] for episode in episodes]
-
-    # "It..." has more tokens than "It hurts." here.
-    one_word = size(tiny_protocol, f"Passage 2 says: It... That answers it.\n{ANSWER}")
-    less, whole = (size(tiny_protocol, f"{thought}\n{ANSWER}") for thought in (SAYS_LESS, SAYS))
-    bare = size(tiny_protocol, ANSWER)
-    assert bare < less < one_word < whole
-    assert last_turn(whole) == [f"{SAYS}\n{ANSWER}"]
-    assert last_turn(whole - 1) == last_turn(less) == [f"{SAYS_LESS}\n{ANSWER}"]
-    # The call and its thought fit no more either from here on, nor does the call where it is longer than the answer.
-    assert size(tiny_protocol, CALL) <= bare
-    assert last_turn(less - 1) == last_turn(bare) == [ANSWER]
-    assert last_turn(bare - 1) == []
 
 
 def test_what_comes_after_the_demonstration_takes_its_thoughts(tiny_protocol):

@@ -26,7 +26,7 @@ from forage.engines.base import Engine
 from forage.engines.chat_endpoint import Endpoint
 from forage.engines.choice import open_engine
 from forage.errors import UserError
-from forage.evaluation.policies import find_policy, load_adapter
+from forage.evaluation.setting import find_policy, load_adapter
 from forage.extras.chat.endpoint import ToolCaller
 from forage.extras.chat.options import ChatOptions
 from forage.extras.chat.view import View, in_line

@@ -191,8 +191,8 @@ class Options:
     save_every: int = 25
     """Updates between checkpoints. A checkpoint is three times the size of the trained weights."""
     report_to: Choice = "auto"
-    """Also send metrics to wandb (offline without a key), tensorboard or trackio. auto: wandb if it is installed, else
-    trackio if that is."""
+    """Also send metrics to wandb (offline without a key) or trackio. auto: wandb if it is installed, else trackio if
+    that is."""
     seed: int = 0
     """Seed for question order and sampling."""
 

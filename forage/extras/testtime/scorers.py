@@ -24,7 +24,7 @@ from forage.agent.episode import Episode
 from forage.agent.protocol import RESPONSE, Protocol
 from forage.data.records import Question
 from forage.errors import UserError
-from forage.metrics import reciprocal_rank, token_f1
+from forage.metrics import token_f1
 from forage.store.bm25 import Tokenizer
 
 Scorer = Callable[[Protocol, Question, Sequence[Episode]], Sequence[float]]
@@ -132,22 +132,6 @@ def mean_with_others(answers: Sequence[str]) -> list[float]:
     alike_NN = np.array([[token_f1(one, other) if one and other else 0.0 for other in answers] for one in answers])
     means: list[float] = ((alike_NN.sum(axis=1) - alike_NN.diagonal()) / (len(answers) - 1)).tolist()
     return means
-
-
-def hit_agreement(_: Protocol, __: Question, episodes: Sequence[Episode]) -> list[float]:
-    """The expected MRR if another candidate's first hit were the relevant one.
-
-    This is minimum Bayes risk for the retrieval metric, as `agreement` is for the answer. Example: hits (a, b), (b, a),
-    (b, c) rank the others' first hits at reciprocal ranks 1/2 and 1/2; 1/2 and 1; 1 and 0: .5, .75, .5.
-    """
-    if len(episodes) < 2:
-        return [float(bool(episode.hits)) for episode in episodes]
-    firsts = [episode.hits[:1] for episode in episodes]
-    return [
-        sum(reciprocal_rank(episode.hits, first) for other, first in enumerate(firsts) if other != number)
-        / (len(episodes) - 1)
-        for number, episode in enumerate(episodes)
-    ]
 
 
 def looks_good(protocol: Protocol, question: Question, episodes: Sequence[Episode]) -> list[float]:

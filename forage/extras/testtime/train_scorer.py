@@ -13,9 +13,9 @@ files written to --out are described in preference.py.
 A turn is worth the mean reward of the episodes that went on from it (examples.py). Rewards are computed anew here: the
 mean of answer similarity and MRR. What the model sees of an episode is in features.py; the model is in preference.py.
 
-Follows rStar-Math's process preference model, https://arxiv.org/abs/2501.04519. Differences: it is a small network over
-features, not a language model that reads the steps; it learns from all pairs whose Q-values differ, not from the best
-and worst two of each step. Rounds of playing and training are in self_evolve.py.
+Follows rStar-Math's process preference model, https://arxiv.org/abs/2501.04519. Differences: it is a weighted sum
+of features, not a language model that reads the steps; it learns from all pairs whose Q-values differ, not from the
+best and worst two of each step. Rounds of playing and training are in self_evolve.py.
 
 Where it doesn't help: few questions, or candidates that are all alike, give few pairs, and then the written scorer is
 as good. It knows the mistakes of the policy whose episodes it saw; another policy may make others.
@@ -39,11 +39,11 @@ from forage.agent.rewards import get_answer_similarity, get_mrr
 from forage.arguments import POSITIONAL
 from forage.cli import run_script
 from forage.errors import UserError
-from forage.evaluation.policies import find_policy
+from forage.evaluation.setting import find_policy
 from forage.extras.testtime.examples import MARGIN, Played, examples_of, read_played, right_share
 from forage.extras.testtime.features import FEATURES, OPEN, Floats, Rows
-from forage.extras.testtime.preference import CARD, Head, Pairs, fit, write_scorer
-from forage.manifest import plain
+from forage.extras.testtime.preference import CARD, Pairs, fit, scores
+from forage.manifest import plain, write_manifest
 from forage.outputs import check_apart, check_folder, filling_folder
 from forage.policy.policy import load_tokenizer
 from forage.rollout.agreement import open_embedder
@@ -69,7 +69,7 @@ class Options:
     held_out: float = 0.2
     """Share of the questions to measure the model on, without learning from them; 0: none."""
     seed: int = 0
-    """Seed for the weights, the order of pairs, and which questions are held out."""
+    """Seed for drawing which questions are held out."""
     search: SearchOptions = field(default_factory=SearchOptions)
     place: StorePlace = field(default_factory=StorePlace)
 
@@ -97,15 +97,18 @@ def main(options: Options) -> None:
                 f"no two episodes of a question differ by {MARGIN} in their rewards; give several episodes of each "
                 "question, as best_of:8 plays them"
             )
-        head = fit(rows_NF, pairs, options.seed)
-        accuracy = accuracies(head, *examples_of(unseen, embedder, protocol, functions)) if unseen else {}
-        card = {
+        weights_F, intercept = fit(rows_NF, pairs)
+        accuracy = {}
+        if unseen:
+            rows_NF, held_out = examples_of(unseen, embedder, protocol, functions)
+            accuracy = accuracies(scores(rows_NF, weights_F, intercept), rows_NF, held_out)
+        write_manifest(options.out / CARD, {
+            "weights": dict(zip(FEATURES, weights_F.tolist(), strict=True)), "intercept": intercept,
             "embedder": embedder.name, "options": plain(options), "questions": len(learnt), "pairs": len(pairs),
-            "accuracy": accuracy,
-        }  # fmt: skip
-        write_scorer(options.out, head, embedder.probe(), card)
-    for kind, scorers in accuracy.items():
-        print(f"right on held-out pairs, {kind}: " + ", ".join(f"{n} {share:.3f}" for n, share in scorers.items()))
+            "accuracy": accuracy, "probe": embedder.probe().tolist(),
+        })  # fmt: skip
+    for kind, shares in accuracy.items():
+        print(f"right on held-out pairs, {kind}: " + ", ".join(f"{n} {share:.3f}" for n, share in shares.items()))
     print(f"wrote {options.out / CARD}; use it: python evaluate.py --scorer {options.out} --systems best_of:8:learned")
 
 
@@ -124,19 +127,19 @@ def split(played: Played, share: float, seed: int) -> tuple[Played, Played]:
     )
 
 
-def accuracies(head: Head, rows_NF: Rows, pairs: Pairs) -> dict[str, dict[str, float]]:
+def accuracies(learned_N: Floats, rows_NF: Rows, pairs: Pairs) -> dict[str, dict[str, float]]:
     """How often the scorer puts the better one of a held-out pair first, beside what strategies choose by without it.
 
     Of finished episodes and of those that go on.
     """
-    scores: dict[str, Floats] = {
-        "learned": np.array(head.scores(rows_NF)),
+    found: dict[str, Floats] = {
+        "learned": learned_N,
         "looks_good": rows_NF[:, [FEATURES.index(name) for name in WRITTEN]].astype(np.float64).mean(axis=1),
     }
     open_P = rows_NF[pairs.better_P, OPEN] == 1
     kinds = {"finished": pairs.some(~open_P), "going on": pairs.some(open_P)}
     return {
-        kind: {name: right_share(scores_N, some) for name, scores_N in scores.items()}
+        kind: {name: right_share(scores_N, some) for name, scores_N in found.items()}
         for kind, some in kinds.items() if len(some)
     }  # fmt: skip
 

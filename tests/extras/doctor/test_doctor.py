@@ -25,7 +25,7 @@ def test_a_check_as_text():
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize("name", ["", "/models", "/serving", "/trackers"])
+@pytest.mark.parametrize("name", ["", "/models"])
 def test_each_line_of_the_repositorys_files_is_a_pin(name):
     path = ROOT / f"requirements{name}.txt"
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith(("#", "-r"))]
@@ -53,21 +53,14 @@ def test_a_python_that_is_too_old():
     assert not python("3.11.0").lacks
 
 
-@pytest.mark.parametrize(
-    ("compose", "info", "lacks"),
-    [("2.26.1", "Client: ", ""), ("2.23.3", "Client: ", "compose 2.24 or later is needed"),
-     ("v5.0.1", "", "its daemon does not answer")],
-)  # fmt: skip
-def test_docker(tmp_path, monkeypatch, compose, info, lacks):
+@pytest.mark.parametrize(("compose", "lacks"), [("v5.0.1", ""), ("2.23.3", "compose 2.24 or later is needed")])
+def test_docker(tmp_path, monkeypatch, compose, lacks):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     script = tmp_path / "docker"
-    script.write_text(f"#!/bin/sh\n[ \"$1\" = compose ] && echo {compose} || echo '{info}'\n")
+    script.write_text(f"#!/bin/sh\necho {compose}\n")
     script.chmod(0o755)
     assert docker().lacks == lacks
-
-
-def test_no_docker(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
     assert docker().lacks == "not installed"
 
 
@@ -113,7 +106,6 @@ def test_in_a_python_without_any_package(tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     assert "  --   packages that every run needs: no accelerate, no beautifulsoup4," in done.stdout
     assert "> make setup" in done.stdout
-    assert "  no   trackers, for --report-to: no tensorboard, no trackio, no wandb\n" in done.stdout
     needed, optional = done.stdout.split("\nOptional")
     assert "  no   " not in needed
     assert "  --   " not in optional

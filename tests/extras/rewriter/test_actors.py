@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from forage.errors import UserError
 from forage.extras.rewriter.actors import Policy, choose_by, left_padded, make_actors, model_inputs, text_of
 from forage.extras.rewriter.options import ActorOptions, SamplingOptions
 from forage.extras.rewriter.ppo import logits_and_values, logprobs_of
@@ -122,15 +121,3 @@ def test_no_dropout_whatever_mode_is_asked_for():
         for part in (actors.policy, actors.value_model, actors.reference.frozen):
             assert not any(module.training for module in part.modules() if isinstance(module, torch.nn.Dropout))
         actors.train()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (SamplingOptions(max_new_tokens=0), "--max-new-tokens"),
-        (SamplingOptions(top_p=1.1), "--top-p"),
-    ],
-)
-def test_options_that_can_not_be(options, says):
-    with pytest.raises(UserError, match=says):
-        options.check()

@@ -8,7 +8,7 @@ from forage.extras.rewriter.actors import make_actors
 from forage.extras.rewriter.models import load_policy, save_lm
 from forage.extras.rewriter.options import ActorOptions, Options
 from forage.extras.rewriter.ppo import logits_and_values
-from tests.tiny_rewriter import make_tiny, metrics, run, tiny_args, tiny_gpt2, tiny_lm
+from tests.tiny_rewriter import make_tiny, tiny_gpt2, tiny_lm
 
 SEQUENCES = torch.tensor([[5, 6, 7, 8, 9]])
 KINDS = {"llama": tiny_lm, "gpt2": tiny_gpt2}
@@ -43,14 +43,6 @@ def test_the_saved_model_is_the_one_that_was_trained(folder, tmp_path):
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     got = saved(SEQUENCES).logits[:, 1:4] / policy.sampling.temperature
     torch.testing.assert_close(got, wanted.detach(), rtol=1e-3, atol=1e-3)
-
-
-def test_a_run_by_default_trains_an_adapter(folder, tmp_path):
-    run(tiny_args(folder, tmp_path, "--backend", "own", "--max-steps", "2"))
-    state = next((tmp_path / "state").glob("*/model.safetensors"))
-    assert state.stat().st_size < (folder / "model" / "model.safetensors").stat().st_size
-    assert metrics(tmp_path)[0]["lr"] == 0.001
-    AutoModelForCausalLM.from_pretrained(tmp_path / "model")
 
 
 @pytest.mark.parametrize(("given", "rates"), [((), (1e-4, 5e-4)), (("--lora-rank", "0"), (1e-5, 5e-5))])

@@ -140,8 +140,7 @@ def test_gradients_are_cut_to_the_norm():
 @pytest.mark.parametrize(
     "given",
     [
-        {"micro_batch_size": 3}, {"clip_range": 0.0}, {"gae_lambda": -0.1},
-        {"num_rollouts": 3}, {"num_rollouts": 0},
+        {"micro_batch_size": 3}, {"clip_range": 0.0}, {"gae_lambda": -0.1}, {"num_rollouts": 3},
     ],
 )  # fmt: skip
 def test_options_that_can_not_be(given):

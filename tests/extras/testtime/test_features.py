@@ -57,7 +57,7 @@ def test_cosines_by_hand():
 def test_a_row_by_hand(protocol, played):
     by_name = columns(protocol, played)
     wanted = {
-        "answered": [1, 1, 1], "open": [0, 0, 0], "searches": [1, 1, 0], "hits": [2, 1, 0], "well_formed": [1, 1, 0.5],
+        "open": [0, 0, 0], "well_formed": [1, 1, 0.5],
         "answer_words": np.log1p([2, 1, 1]), "confidence": np.exp([-0.5, -0.1, -0.3]),
         "support": [1, 1, 0], "agreement": [0, 0.5, 0.5],
     }  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_row_by_hand(protocol, played):
 def test_an_episode_that_goes_on_has_no_answer_yet(protocol, played):
     by_name = columns(protocol, [cut_after(played[0], 1), cut_after(played[1], 1)])
     assert by_name["open"].tolist() == [1, 1]
-    nothing = ["answered", "question_answer", "answer_passage", "agreement", "support", "confidence",
+    nothing = ["question_answer", "answer_passage", "agreement", "support", "confidence",
                "answer_words"]  # fmt: skip
     assert not any(by_name[name].any() for name in nothing)
     assert by_name["question_passage"][0] > by_name["question_passage"][1]  # it found gout

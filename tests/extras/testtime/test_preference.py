@@ -1,21 +1,19 @@
-"""The pairwise loss by hand; a head that learns an order, the same each time; the scorer that is read back."""
+"""Scores by hand; weights that learn an order; the scorer that is read back."""
 
 import asyncio
-import json
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.data.records import Question
 from forage.errors import UserError
-from forage.extras.testtime.examples import cut_after
+from forage.extras.testtime.examples import cut_after, right_share
 from forage.extras.testtime.features import FEATURES, OPEN
-from forage.extras.testtime.preference import Head, Pairs, Preference, bradley_terry, fit, write_scorer
+from forage.extras.testtime.preference import CARD, Pairs, Preference, fit, scores
 from forage.extras.testtime.scorers import scores_of
+from forage.manifest import write_manifest
 from tests.factories import QUESTION
 from tests.rated_samples import samples_of
 from tests.scripted_engine import library
@@ -39,38 +37,17 @@ def pairs_by(worth_N, group=8):
     return Pairs(better, worse, worth_N[better] - worth_N[worse])
 
 
-def right(head, rows_NF, worth_N):
-    """Share of all pairs in the right order."""
-    scores, pairs = np.array(head.scores(rows_NF)), pairs_by(worth_N)
-    return (scores[pairs.better_P] > scores[pairs.worse_P]).mean()
-
-
-def test_the_loss_by_hand():
-    def loss(better, worse, weights):
-        return bradley_terry(*map(torch.tensor, (better, worse, weights))).item()
-
-    assert loss([1.0], [0.0], [1.0]) == pytest.approx(math.log(1 + 1 / math.e))
-    assert loss([1.0], [1.0], [0.2]) == pytest.approx(math.log(2))
-    assert loss([1.0, 1.0], [0.0, 1.0], [3.0, 1.0]) == pytest.approx((3 * 0.313262 + 0.693147) / 4, abs=1e-5)
+def test_scores_by_hand():
+    assert scores(np.array([[2, 0], [2, 1]]), np.array([0.5, 3]), -1) == pytest.approx([0.5, 1 / (1 + np.exp(-3))])
 
 
 def test_an_order_is_learnt_from_pairs_and_holds_for_other_rows():
     rows_NF, worth_N = rows_of(400)
-    head = fit(rows_NF, pairs_by(worth_N))
-    assert right(head, rows_NF, worth_N) > 0.9
-    assert right(head, *rows_of(80, seed=1)) > 0.8
-
-
-def test_equal_inputs_give_an_equal_head_and_other_draws_stay():
-    rows_NF, worth_N = rows_of(20)
-    torch.manual_seed(3)
-    wanted = torch.rand(1)
-    torch.manual_seed(3)
-    one, two = (fit(rows_NF, pairs_by(worth_N), steps=10) for _ in range(2))
-    assert torch.rand(1) == wanted
-    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
-    other = fit(rows_NF, pairs_by(worth_N), seed=1, steps=10)
-    assert one.scores(rows_NF) != other.scores(rows_NF)
+    weights_F, intercept = fit(rows_NF, pairs_by(worth_N))
+    raw_N = rows_NF @ weights_F + intercept
+    assert [raw_N[::2].mean(), raw_N[1::2].mean()] == pytest.approx([0, 0], abs=1e-5)  # finished, and going on
+    others_NF, worth_N = rows_of(80, seed=1)
+    assert right_share(scores(others_NF, weights_F, intercept), pairs_by(worth_N)) > 0.8
 
 
 # The scorer
@@ -81,17 +58,17 @@ ASKED = replace(QUESTION, relevant_chunk_ids=("g#0",))
 
 @pytest.fixture
 def folder(tmp_path):
-    torch.manual_seed(0)
-    write_scorer(tmp_path, Head(), WordEmbedder().probe(), {"embedder": "words"})
+    weights = {name: 1 / number for number, name in enumerate(FEATURES, 1)}
+    write_manifest(tmp_path / CARD, {"weights": weights, "intercept": -2, "probe": WordEmbedder().probe().tolist()})
     return tmp_path
 
 
 def test_a_scorer_is_read_back_whatever_its_embedder_is_called(folder):
-    rows_NF = np.ones((2, len(FEATURES)), np.float32)
-    torch.manual_seed(0)
-    head = Head()
-    assert Preference.load(folder, WordEmbedder("a/folder/of/words")).head.scores(rows_NF) == head.scores(rows_NF)
-    assert set(json.loads((folder / "scorer.json").read_text())) == {"head", "embedder"}
+    read = Preference.load(folder, WordEmbedder("a/folder/of/words"))
+    assert (read.weights_F.tolist(), read.intercept) == ([1 / number for number in range(1, len(FEATURES) + 1)], -2)
+    write_manifest(folder / CARD, {"head": "an older version's"})
+    with pytest.raises(UserError, match="no scorer of this version"):
+        Preference.load(folder, WordEmbedder())
 
 
 def test_another_embedder_is_refused(folder):

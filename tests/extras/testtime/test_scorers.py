@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 
 from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.episode import Search
 from forage.extras.testtime.scorers import (
     Oracle,
     agreement,
     best_index,
     confidence,
     covered,
-    hit_agreement,
     looks_good,
     relevance,
     scores_of,
@@ -39,13 +37,6 @@ def test_agreement_by_hand():
     assert agreement(None, QUESTION, answering("b c", "b c", "x y")) == [0.5, 0.5, 0.0]
     assert agreement(None, QUESTION, answering("", "", "x")) == [0.0, 0.0, 0.0]  # no answer is like nothing
     assert agreement(None, QUESTION, answering("x")) == [1.0]
-
-
-def test_agreement_of_hits_by_hand():
-    found = [("a", "b"), ("b", "a"), ("b", "c"), ()]
-    episodes = [replace(EXAMPLE, searches=(Search(0, "x", hits),)) for hits in found]
-    assert hit_agreement(None, QUESTION, episodes[:3]) == pytest.approx([0.5, 0.75, 0.5])
-    assert hit_agreement(None, QUESTION, [episodes[0], episodes[3]]) == [0.0, 0.0]
 
 
 def test_support_is_the_share_of_words_in_what_was_shown(protocol):

@@ -11,9 +11,7 @@ from forage.data.records import Question, read_questions
 from forage.errors import UserError
 from forage.evaluation.outcomes import Outcome, OutcomeLog
 from forage.extras.testtime.selection import demonstration, is_fit, select
-from forage.sft.options import SFTOptions
 from forage.store.options import StorePlace
-from tests.options import with_options
 from tests.rated_samples import samples_of
 from tests.scripted_engine import run, turns
 from tests.word_embedder import WordEmbedder
@@ -57,7 +55,7 @@ def kept_of(logs, tiny):
     return out
 
 
-def test_of_each_question_the_best_is_kept(logs, questions, tiny, tiny_protocol, capsys):
+def test_of_each_question_the_best_is_kept(logs, questions, tiny, tiny_protocol, tmp_path, capsys):
     """Sample 0 is right in all, 1 in nothing, 2 found and answered badly, 3 answered well and found nothing."""
     for name, first, order in (
         ("q2", 1, (1, 2, 0, 0)),  # the best is right in all
@@ -70,6 +68,7 @@ def test_of_each_question_the_best_is_kept(logs, questions, tiny, tiny_protocol,
     assert [episode.id for episode in kept] == ["q2/0", "q3/2"]  # in the order of train.jsonl
     assert kept[0].rewards == {"mrr": 1.0, "answer_similarity": pytest.approx(1.0), "format": 1.0}
     assert kept[0].reward == pytest.approx(1.0)
+    assert Vetting.over(tiny / "data", tiny_protocol, AgentSettings()).read(tmp_path / "kept.jsonl") == kept
     assert "2 of 4 questions have an episode that is better" in capsys.readouterr().out
 
 
@@ -97,19 +96,3 @@ def test_an_altered_prompt_becomes_the_plain_one(tiny_protocol):
     assert (told.searches, told.answer, told.transcript) == (plain.searches, plain.answer, plain.transcript)
     assert set(told.logprobs) == {0.0}
     assert demonstration(plain, GOUT, tiny_protocol) is plain
-
-
-def test_sft_train_learns_from_what_is_written(logs, questions, tiny, tiny_protocol, tmp_path):
-    """A tiny policy, all the way; forced tokens have mask 0 and stay so."""
-    import sft_train
-
-    for name in ("q0", "q1", "q2"):
-        play(logs, samples_of(questions[name], tiny_protocol), 1, (1, 0))
-    given = SFTOptions(
-        data=tiny / "data", policy=tiny / "policy", output_dir=tmp_path / "better", num_demonstrations=0,
-        demonstrations=(kept_of(logs, tiny),), max_steps=4, eval_every=2, batch_size=2, eval_share=0.3,
-    )  # fmt: skip
-    sft_train.main(with_options(given, learning_rate=1e-2, mode="sparse"))
-    learnt = read_episodes(tmp_path / "better" / "demonstrations.jsonl")
-    assert list(learnt) == list(read_episodes(given.demonstrations[0]))
-    assert (tmp_path / "better" / "adapters" / "v000000").is_dir()

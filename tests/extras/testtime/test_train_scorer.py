@@ -88,10 +88,6 @@ def test_what_cannot_be_learnt_from_is_told(options, episodes, tmp_path):
         with pytest.raises(UserError, match=match):
             main(replace(options, **changed))
 
-    told("--held-out 1 must be at least 0 and less than 1", held_out=1.0)
-    told(r"--out .*policy is --policy", out=options.policy)
-    (tmp_path / "broken.jsonl").write_text("{}\n")
-    told(r"broken.jsonl:1: not an episode", files=(tmp_path / "broken.jsonl",))
     (tmp_path / "empty.jsonl").write_text("")
     told("no episode is left to learn from", files=(tmp_path / "empty.jsonl",))
     write_episodes(tmp_path / "one.jsonl", episodes[:1])
