@@ -46,6 +46,12 @@ def played(agent, protocol, *says, seconds=30.0, limits=LIMITS, pause=0.0, sampl
     return (*episodes, engine)
 
 
+async def ask(client, *told, **more):
+    """The policy's next message. Each text that it is told is a user's."""
+    messages = [{"role": "user", "content": each} if isinstance(each, str) else each for each in told]
+    return (await client.chat.completions.create(model="policy", messages=messages, **more)).choices[0].message
+
+
 async def as_our_loop(question, client, tools):
     """Our own loop, written by a user of the chat API."""
     protocol, settings = tools.recorder.protocol, tools.recorder.agent.settings

@@ -18,7 +18,6 @@ from mcp.shared.exceptions import MCPError
 import grpo_rollout
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import read_episodes
-from forage.agent.protocol import Protocol
 from forage.agent.rewards import get_own_reward
 from forage.errors import UserError
 from forage.gateway.handed_out import KEY, handed_out
@@ -27,16 +26,10 @@ from tests.gateway.own_agents import LIMITS, Spelling
 from tests.pages import fenced
 from tests.ports import free_port
 from tests.scripted_engine import QUESTION, search_many
-from tests.tiny import make_tokenizer
 from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 ANSWER = {"answer": "Rest.", "reward": 0.5}
-
-
-@pytest.fixture(scope="module")
-def protocol():
-    return Protocol(make_tokenizer())
 
 
 @pytest.fixture
