@@ -102,8 +102,12 @@ def test_search_by_the_model_context_protocol_counts_for_its_episode(protocol, p
     assert not other.searches
 
 
-def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port):
+def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port, monkeypatch, capsys):
+    """One that nobody has taken yet waits for longer than a taken one may last, which is said."""
+    monkeypatch.setattr("forage.gateway.handed_out.TOLD", 0.2)
+
     async def visitor(web):
+        await asyncio.sleep(0.6)
         await take(web)
         for cause in ({}, {"cause": "no tokens left"}):
             await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER | cause)
@@ -112,15 +116,6 @@ def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port)
     assert (forgotten.stop, forgotten.cause) == ("agent", "it was taken, and not ended for 0.5 s")
     assert whole.stop == "answer"
     assert (failed.stop, failed.cause) == ("agent", "no tokens left")  # whatever it answered
-
-
-def test_an_untaken_episode_waits_for_longer_than_a_taken_one_may_last(protocol, port):
-    async def visitor(web):
-        await asyncio.sleep(0.6)
-        await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER)
-
-    [episode], _ = playing(protocol, port, visitor, seconds=0.5)
-    assert episode.stop == "answer"
 
 
 def test_who_left_while_nobody_listened_gets_no_episode(protocol, port):
@@ -142,18 +137,6 @@ def test_who_left_while_nobody_listened_gets_no_episode(protocol, port):
 def left_waiting(address):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(address, timeout=0.3)
-
-
-def test_it_is_said_that_episodes_wait(protocol, port, monkeypatch, capsys):
-    monkeypatch.setattr("forage.gateway.handed_out.TOLD", 0.2)
-
-    async def visitor(web):
-        await asyncio.sleep(0.5)
-        for _ in range(2):
-            await web.post((await take(web))["base_url"] + "/end", json=ANSWER)
-
-    playing(protocol, port, visitor, "Hello.", samples=2)
-    assert capsys.readouterr().out.count("episodes wait for agents to come for them: 2\n") == 2
 
 
 def test_who_asks_while_the_run_ends_is_told_so(port, monkeypatch, caplog):

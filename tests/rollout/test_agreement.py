@@ -9,11 +9,8 @@ from safetensors.numpy import load_file, save_file
 import grpo_rollout
 import grpo_train
 from forage.agent.episode import read_episodes
-from forage.agent.options import SearchOptions
 from forage.engines.base import EngineOptions
 from forage.errors import UserError
-from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
-from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, list_contents
 from forage.rollout.agreement import read_run, write_run
 from forage.rollout.options import RolloutOptions, WorkerOptions
@@ -22,8 +19,8 @@ from forage.runs.stats import read_stats
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.opening import open_place
-from tests.options import with_options
 from tests.tiny import rewards_of_tokens
+from tests.tiny_training import tiny_options
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -49,15 +46,8 @@ def run(begun, tmp_path):
 
 
 def options_of(folder, **more):
-    rollout = RolloutOptions(
-        data=folder / "data", policy=folder / "policy", engine=EngineOptions(engine="local"), batch_size=2,
-        num_rollouts=2, search=SearchOptions(mode="sparse", max_turn_tokens=6, max_turns=2),
-    )  # fmt: skip
-    update = UpdateOptions(optimizer=OptimizerOptions(0.01), memory=MemoryOptions(token_budget=600))
-    options = TrainOptions(
-        rollout, update, guard=GuardOptions(on_collapse="warn"), run_dir=folder / "run", max_steps=1, eval_every=1
-    )
-    return with_options(options, **more)
+    fewest = {"batch_size": 2, "num_rollouts": 2, "max_turn_tokens": 6, "max_steps": 1, "eval_every": 1}
+    return tiny_options(folder, folder / "run", **fewest | more)
 
 
 def resume(folder, rewards=rewards_of_tokens, **more):

@@ -7,8 +7,6 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-
 from tests import ROOT
 from tests.questions.chat_server import chat_server
 
@@ -68,22 +66,7 @@ def test_a_policy_answers_the_question_on_the_command_line(tiny, tmp_path):
     assert plain(done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--question", ""], "--question is empty"),
-        (["--policy", "{tiny}/policy", "--data", "{tiny}/base", "--question", "a"], "holds no document store"),
-        (["--policy", "{tiny}/none", "--data", "{tiny}/data", "--question", "a"], "/none: no such folder"),
-        (["--policy", "{tiny}/policy", "--data", "{tiny}/data", *TINY], "no question came on standard input"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_one_line(tiny, model_folder, arguments, says, monkeypatch):
-    import io
-
-    from tests.here import run_here
-
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    done = run_here([sys.executable, "chat.py", *(word.format(tiny=tiny) for word in arguments)])
+def test_a_script_without_a_question_is_told(tiny):
+    done = chat("--policy", tiny / "policy", "--data", tiny / "data", *TINY, said="")
     assert done.returncode == 1
-    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert says in line
+    assert "no question came on standard input" in done.stderr.splitlines()[-1]

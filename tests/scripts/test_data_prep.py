@@ -180,11 +180,3 @@ def test_a_second_run_that_ends_early_leaves_no_questions_of_the_first(tmp_path)
     assert not (out / "eval.jsonl").exists()
     assert prepare(8) == 0
     assert len((out / "train.jsonl").read_text().splitlines()) + len((out / "eval.jsonl").read_text().splitlines()) == 8
-
-
-def test_rows_that_ask_the_same_are_counted_where_too_few_questions_are_left(tmp_path):
-    row = json.dumps({"question": "What mends gout?", "answer": "Rest mends it, and so does ice on the toe."})
-    (tmp_path / "qa.jsonl").write_text(f"{row}\n" * 30)
-    arguments = ("--dataset-name", tmp_path / "qa.jsonl", "--no-scrape", "--embedder", "none")
-    done = prepare(tmp_path / "out", *arguments, check=False)
-    assert "different questions: 1 (29 more rows ask the same as another), split into 0 for training" in done.stderr

@@ -4,19 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-import grpo_train
 import sft_train
 from forage.agent.episode import append_episodes, read_episodes
-from forage.agent.options import AgentSettings, SearchOptions
+from forage.agent.options import AgentSettings
 from forage.data.records import read_questions
-from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.grpo.options import TrainOptions
-from forage.rollout.options import RolloutOptions
 from forage.sft.options import SFTOptions
 from tests.options import with_options
-from tests.tiny import rewards_of_tokens, teach
+from tests.tiny import teach
+from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -40,14 +37,6 @@ def imitate(tiny, folder, episodes, **more):
     )  # fmt: skip
     sft_train.main(with_options(options, **{"learning_rate": 2e-2, "mode": "sparse"} | more))
     return [episode.id for episode in read_episodes(folder / "warm" / "demonstrations.jsonl")]
-
-
-def one_step(tiny, data, run_dir):
-    rollout = RolloutOptions(
-        data=data, policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=2, num_rollouts=2,
-        search=SearchOptions(mode="sparse", max_turn_tokens=12, max_turns=2),
-    )  # fmt: skip
-    return TrainOptions(rollout, run_dir=run_dir, max_steps=1, eval_every=0)
 
 
 def test_held_out_questions_are_refused_under_any_id(tiny, taught, tmp_path):
@@ -108,6 +97,5 @@ def test_a_question_on_both_sides_of_the_split_is_refused(tiny, tmp_path):
     says = r"1 questions of train.jsonl are in eval.jsonl too, such as t9 \('what mends Disease 6'\); make the data"
     with pytest.raises(UserError, match=says):
         sft_train.main(SFTOptions(data=data, policy=tiny / "policy", output_dir=tmp_path / "warm"))
-    options = one_step(tiny, data, tmp_path / "run")
     with pytest.raises(UserError, match=says):
-        grpo_train.main(options, rewards_of_tokens)
+        train(tiny_options(tiny, tmp_path / "run", data=data))

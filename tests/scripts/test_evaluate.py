@@ -96,7 +96,7 @@ def counted(name, strategy, monkeypatch):
 
 def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     policies = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}")
-    main(options_of(tiny, tmp_path, policy=policies))
+    main(options_of(tiny, tmp_path, policy=policies, engine=EngineOptions(urls=("http://127.0.0.1:9",))))
     whole = json.loads((tmp_path / "eval.json").read_text())
     assert (whole["schema"], whole["questions"], whole["unit"], whole["reference"]) == (1, 6, "chunk", "warm/plain_rag")
     systems = ["plain_rag", "no_retrieval", "hyde", "single"]
@@ -127,19 +127,15 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     assert "plain RAG (plain/plain_rag) is better than plain/single" in plain_rag
     assert "sampled at T 1, retrieval measured in chunks" in all_of_them
     assert "answered: share of questions with an answer. Of a system's name, single is the agent itself" in page
-    *_, columns, first_told, second_told, _ = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out
+    assert said.count("engine: this process, as no vLLM server answers at ") == 1  # for both policies
+    *_, columns, first_told, second_told, _ = said.splitlines()
     assert [first_told, second_told] == whole["verdicts"]
     assert "; format: A third each for running a search, " in columns
     assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
     assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
     assert (tmp_path / "eval.png").stat().st_size > 10_000
     assert "api_key" not in (tmp_path / "eval.json").read_text()
-
-
-def test_two_policies_play_with_one_engine_which_is_said_once(tiny, tmp_path, capsys):
-    policies, auto = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}"), EngineOptions(urls=("http://127.0.0.1:9",))
-    main(options_of(tiny, tmp_path, policy=policies, systems=("no_retrieval",), eval_questions=1, engine=auto))
-    assert capsys.readouterr().out.count("engine: this process, as no vLLM server answers at ") == 1
 
 
 def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tmp_path, monkeypatch):
@@ -352,7 +348,6 @@ def scorer(tmp_path, embedder):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"systems": ("plain", "single")}, "--systems plain: choose among plain_rag, no_retrieval"),
         ({"policy": ("a/warm",), "beside": ("b/warm",)}, "give each policy its own name, as name=folder"),
         ({"systems": ("single", "tree:learned")}, "--systems tree:learned needs --scorer; make one with python -m"),
         ({"systems": ("best_of:x",)}, r"--systems best_of:x: best_of takes .setting, n=8, ., learned=False. "),

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 import forage.grpo.update
 import grpo_rollout
@@ -18,13 +17,10 @@ from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.grpo import guards
-from forage.grpo.learner import Learner
 from forage.grpo.options import GuardOptions, LossOptions, UpdateOptions
-from forage.grpo.update import UpdateContext, learning_rate, prepare, update
+from forage.grpo.update import learning_rate, prepare
 from forage.optimizer import OptimizerOptions
 from forage.policy.adapters import adapter_path, list_contents, served_name, versions, weights_digest
-from forage.policy.card import read_policy_card
-from forage.policy.policy import load_policy
 from forage.rollout.plans import plan_of, write_plan
 from forage.runs.page_data import contents
 from forage.runs.stats import read_stats
@@ -225,62 +221,6 @@ def test_a_loss_with_a_reference_and_several_epochs(tiny, tmp_path):
     assert sorted(p.name for p in adapter_path(options.run_dir, 2).iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors", "contents.json",
     ]  # fmt: skip
-
-
-# The update
-
-
-def learner_of(tiny):
-    return Learner(load_policy(read_policy_card(tiny / "policy")))
-
-
-@pytest.fixture(scope="module")
-def episodes(tiny, tmp_path_factory):
-    """A real step's, rewarded so that none has the mean of its group, which would teach nothing."""
-    run_dir = tmp_path_factory.mktemp("episodes") / "run"
-    train(tiny_options(tiny, run_dir, max_steps=1, eval_every=0))
-    played = read_episodes(run_dir / "episodes" / "000000" / "trainer.jsonl")
-    rewards = (0.0, 0.1, 0.3, 0.9)
-    return [
-        replace(episode, reward=reward, rewards=dict.fromkeys(episode.rewards, reward))
-        for episode, reward in zip(played, rewards * 3, strict=True)
-    ]
-
-
-def updated(tiny, episodes, *, share_prompts=True, **more):
-    learner = learner_of(tiny)
-    options = tiny_options(tiny, tiny / "unused", **more)
-    context = UpdateContext(options.update, 0.01, 1.0, share_prompts)
-    figures = update(learner, prepare(episodes, options.update), context)
-    return figures, {name: weight.detach().clone() for name, weight in learner.policy.named_parameters()}
-
-
-def test_micro_batches_and_shared_prompts_change_nothing(tiny, episodes):
-    figures, weights = updated(tiny, episodes, token_budget=10_000, share_prompts=False)
-    assert figures["micro_batches"] == 1
-    for more in ({"token_budget": 120}, {"token_budget": 300, "share_prompts": False}):
-        others, other_weights = updated(tiny, episodes, **more)
-        assert others["micro_batches"] > 3
-        assert others["policy_loss"] == pytest.approx(figures["policy_loss"], abs=1e-6)
-        assert others["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
-        assert others["entropy"] == pytest.approx(figures["entropy"], rel=1e-5)
-        for name, weight in weights.items():
-            # AdamW's first step is the sign of the gradient, so what is near 0 may go either way.
-            assert (weight - other_weights[name]).abs().mean() < 1e-4, name
-
-
-def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
-    flat = [
-        replace(e, reward=0.5, rewards=dict.fromkeys(e.rewards, 0.5)) if e.question_id == episodes[0].question_id else e
-        for e in episodes
-    ]
-    figures, _ = updated(tiny, flat)
-    assert figures["tokens"] == sum(e.sampled for e in flat if e.question_id != episodes[0].question_id)
-    alike = [replace(e, rewards=dict.fromkeys(e.rewards, 0.5)) for e in episodes]
-    figures, weights = updated(tiny, alike)
-    assert figures["micro_batches"] == 0
-    before = dict(learner_of(tiny).policy.named_parameters())
-    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
 
 
 # Guards

@@ -59,12 +59,6 @@ def test_dense_weight_moves_hybrid_from_one_part_to_the_other(store):
     assert [(hit.doc_id, hit.score) for hit in only_title] == [("asthma", 1.0), ("gout", 0.0)]  # a tie goes by place
 
 
-@pytest.mark.parametrize("weights", [(0.7, 0.4), (-0.1, 0.4), (0.5, -0.1)])
-def test_weights_must_be_shares_of_one(store, weights):
-    with pytest.raises(UserError, match="together at most 1"):
-        store.search(["toe"], 1, fusion=Fusion("weighted", *weights))
-
-
 def test_equal_queries_are_embedded_once_and_blank_ones_find_nothing(store, monkeypatch):
     asked = []
     encode = Embedder.encode_queries
@@ -198,13 +192,6 @@ def test_another_embedder_of_the_same_name_is_refused_by_its_vectors(store, tmp_
         DocumentStore.open(path).search(["toe"], 1)
 
 
-def test_a_store_of_words_only_says_so(tmp_path):
-    store = DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
-    assert ids(DocumentStore.open(store.path).search(["crystals"], 1, "sparse")) == [["gout"]]
-    with pytest.raises(UserError, match="no vectors"):
-        store.search(["crystals"], 1)
-
-
 @pytest.mark.parametrize(
     ("documents", "options", "says"),
     [
@@ -222,5 +209,5 @@ def test_build_refuses_bad_input_in_one_line(tmp_path, documents, options, says)
 
 
 def test_a_mode_that_is_none_is_told(store):
-    with pytest.raises(UserError, match="mode 'semantic' is none of hybrid, dense, sparse"):
+    with pytest.raises(UserError, match="semantic"):
         store.search("gout", mode="semantic")

@@ -75,7 +75,7 @@ def test_the_request_and_response_of_search_r1(url, store):
         (b'{"queries": ["toe"], "fusion": {"fusion": "nonsense"}}', "--fusion nonsense is none of weighted, rrf"),
         (b'{"queries": ["toe"], "fusion": {"fusion": []}}', "--fusion [] must be of type str"),
         (b'{"queries": ["toe"], "fusion": {"dense_weight": NaN}}', "--dense-weight nan and --title-weight 0.3 must be"),
-        (b'{"queries": ["toe"], "fusion": {"title_weight": Infinity}}', "--title-weight inf must be"),
+        (b'{"queries": ["toe"], "fusion": {"dense_weight": 0.8}}', "--dense-weight 0.8 and --title-weight 0.3 must be"),
         (b'{"queries": ["toe"], "fusion": {"dense_weight": true}}', "--dense-weight True must be of type float"),
         (b'{"queries": ["toe"], "fusion": {"title_share": 1}}', "--title-share 1 must be of type bool"),
         (b'{"queries": ["toe"], "fusion": {"depth": 2.5}}', "--depth 2.5 must be of type int"),
