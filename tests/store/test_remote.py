@@ -4,9 +4,10 @@ Every server here is a real one, on loopback.
 """
 
 import json
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -52,12 +53,12 @@ def serving(store, asked=None):
 
 
 @contextmanager
-def foreign(reply, asked=None, no_card=404):
+def foreign(reply, asked=None, port=0):
     """A server that knows /retrieve alone. `reply` makes of a request (status, answer); an answer may be bytes."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            self.answered(no_card, {"detail": "Not Found"})
+            self.answered(404, {"detail": "Not Found"})
 
         def do_POST(self):
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -75,7 +76,7 @@ def foreign(reply, asked=None, no_card=404):
         def log_message(self, *_):
             pass
 
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+    with running(ThreadingHTTPServer(("127.0.0.1", port), Handler)) as url:
         yield url
 
 
@@ -218,6 +219,22 @@ def test_a_busy_server_is_asked_again_with_pauses(capsys):
         assert RemoteStore(url).search(["toe"], 1)[0][0].chunk_id == "a"
     assert len(asked) == 5
     assert capsys.readouterr().out == f"waiting for {url} (status 429: later)\n"
+
+
+def test_a_server_that_is_away_is_waited_for():
+    """Its address is that of before."""
+    reply, answered = replying({"id": "a", "contents": "t\nb"}), Event()
+    with foreign(reply) as url:
+        remote = RemoteStore(url, patience=60)
+
+    def returns():
+        time.sleep(0.5)
+        with foreign(reply, port=int(url.rpartition(":")[2])):
+            answered.wait(60)
+
+    Thread(target=returns, daemon=True).start()
+    assert remote.search(["toe"], 1)[0][0].chunk_id == "a"
+    answered.set()
 
 
 def test_a_password_in_the_address_is_not_told():
