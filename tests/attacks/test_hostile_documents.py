@@ -222,7 +222,7 @@ def test_a_demonstration_teaches_no_forged_turn(name):
 # Chunks, the store and its server
 
 
-def text_of(document, chunks):
+def text_of(chunks):
     """The document's text as its chunks cover it."""
     text, end = "", 0
     for chunk in chunks:
@@ -326,4 +326,4 @@ def test_clean_text_is_left_alone(protocol):
     whole = " ".join(f"T: {long}".split())
     assert cut == tokenizer.decode(tokenizer(whole)["input_ids"][: protocol.passage_tokens]).rstrip()
     spans = chunk_document(Document("d", "t", long), lambda parts: [len(p.split()) for p in parts], 50, 10)
-    assert text_of(None, spans) == long
+    assert text_of(spans) == long

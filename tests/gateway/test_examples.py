@@ -76,6 +76,7 @@ def block(language, number=0):
     return fenced(PAGE, language)[number]
 
 
+@pytest.mark.slow
 def test_the_openai_package(tiny, tmp_path):
     searches_and_answers(block("python"))
     check(*trained(block("python"), tiny, tmp_path / "run"))

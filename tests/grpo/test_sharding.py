@@ -238,6 +238,7 @@ def test_what_can_not_be_sharded_is_refused(monkeypatch):
         check_sharding("zero3", 2)
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_run_leaves_no_connections_and_the_next_one_makes_its_own(tiny, tmp_path, monkeypatch):
     """Here of one process: torch warns of a group that is left, and NCCL may wait for it."""
     monkeypatch.setenv("LOCAL_RANK", "0")  # set by joining, and not for the tests after this one

@@ -77,15 +77,6 @@ def only_even(embedder):
 # The trainer
 
 
-def test_a_run_that_is_resumed_as_it_was_begun(run):
-    before = read_run(run / "run")
-    resume(run)
-    after = read_run(run / "run")
-    assert after == replace(before, options=after.options)
-    assert (after.adapter, after.weights) == ("v000000", {"even": 1.0, "low": 1.0})
-    assert (before.options["max_steps"], after.options["max_steps"]) == (1, 2)
-
-
 def test_a_policy_remade_in_place_does_not_resume_the_old_run(run):
     scale(adapter_path(run / "policy", 0))
     list_contents(adapter_path(run / "policy", 0))
@@ -195,12 +186,17 @@ def test_a_worker_plays_as_its_run_does_and_says_so(run, capsys):
     assert as_in_run(given, None, run / "run") == given
 
 
-def test_one_step_is_played_as_the_run_plays(run):
+def test_one_step_is_played_as_the_run_plays_and_the_run_goes_on_as_it_was_begun(run):
+    before = read_run(run / "run")
     play(run, follow=False)
     [path] = (run / "run" / "episodes" / "000001").glob("*.jsonl")
     assert len(list(read_episodes(path))) == 4
     resume(run)  # and counts for it
     assert read_stats(run / "run")[1].episodes["count"] == 4
+    after = read_run(run / "run")
+    assert after == replace(before, options=after.options)
+    assert (after.adapter, after.weights) == ("v000000", {"even": 1.0, "low": 1.0})
+    assert (before.options["max_steps"], after.options["max_steps"]) == (1, 2)
 
 
 def test_a_worker_notices_when_the_trainer_goes_on_with_other_rewards(run):

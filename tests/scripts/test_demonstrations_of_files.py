@@ -65,19 +65,14 @@ def test_malformed_episodes_are_left_out_and_counted(tiny, taught, tmp_path, cap
         ({"ids": (511, 512)}, "has token ids that this policy's tokenizer lacks"),
         ({"ids": (5, 6)}, "says something else in this policy's tokens"),
         ({"ids": (5, 6), "transcript": ""}, "does not begin with this policy's prompt"),
+        ({}, "marks tokens outside its turns as the policy's own"),  # the search's result
     ],
 )
-def test_episodes_of_another_tokenizer_are_refused(tiny, taught, tmp_path, change, says):
-    wrong = replace(taught["q1"], mask=(0, 0), logprobs=(0.0, 0.0), turns=(), **change)
+def test_episodes_of_another_tokenizer_or_mask_are_refused(tiny, taught, tmp_path, change, says):
+    count = len(change.get("ids", taught["q1"].ids))
+    wrong = replace(taught["q1"], mask=(1,) * count, logprobs=(0.0,) * count, **change)
     with pytest.raises(UserError, match=rf"given.jsonl: episode q1/0 {says}"):
         imitate(tiny, tmp_path, [taught["q0"], wrong])
-
-
-def test_a_mask_outside_the_turns_is_refused(tiny, taught, tmp_path):
-    episode = taught["q1"]
-    assert 0 in episode.mask[episode.turns[0].end :]  # the search's result
-    with pytest.raises(UserError, match=r"episode q1/0 marks tokens outside its turns as the policy's own"):
-        imitate(tiny, tmp_path, [taught["q0"], replace(episode, mask=(1,) * len(episode.ids))])
 
 
 def test_episodes_of_other_settings_are_refused_and_the_advice_works(tiny, taught, tmp_path):

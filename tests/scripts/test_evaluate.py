@@ -382,14 +382,19 @@ def test_a_greater_number_of_questions_adds_to_a_smaller_one():
 
 
 def test_figures_by_hand():
-    cost = {name: np.ones(4) for name in COSTS}
+    """A metric that one system lacks altogether is in no row."""
+    cost = {name: np.ones(4) for name in COSTS} | {"judge": np.ones(4)}
     one = SystemScores("warm", "plain_rag", "v000000", {"mrr": np.array([1.0, 0, 0, 0]), **cost})
-    other = SystemScores("warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost})
+    other = SystemScores(
+        "warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost, "judge": np.full(4, math.nan)}
+    )
     rows = summary([one, other])
     assert rows[1]["metrics"]["mrr"]["mean"] == 0.75
     assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
     page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
     assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
+    assert all(row["metrics"].keys() == {"mrr", *COSTS} for row in rows)
+    assert "judge" not in page
 
 
 PAIRS = {
@@ -442,12 +447,3 @@ def test_means_are_over_the_questions_that_all_systems_have(capsys):
         "3 of 4 questions have no judge of every system (a/second lacks 3, a/third lacks 2): left out of its means",
         "1 of 4 questions have no odd: left out of its means",
     ]
-
-
-def test_a_metric_that_one_system_lacks_altogether_is_in_no_row():
-    cost = {name: np.ones(2) for name in COSTS}
-    ones, none = np.ones(2), np.full(2, math.nan)
-    rows = summary([SystemScores("a", f"{n}", "base", {"mrr": ones, "judge": judge, **cost})
-                    for n, judge in enumerate((ones, none))])  # fmt: skip
-    assert all(row["metrics"].keys() == {"mrr", *COSTS} for row in rows)
-    assert "judge" not in "".join(map(str, tables_of(rows, "2 questions", whole=True)))
