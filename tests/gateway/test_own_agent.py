@@ -479,7 +479,7 @@ def test_sixty_four_agents_of_all_kinds_at_once(protocol, capsys):
         else:
             assert not episode.sampled
     assert sorted(engine.released) == sorted(f"q1/{n}" for n in range(64))
-    assert "q1/1: the agent failed: OSError: crashed" in capsys.readouterr().out
+    assert ": the agent failed: OSError: crashed\n" in capsys.readouterr().out
 
 
 def test_too_many_requests_are_asked_to_come_again(protocol, monkeypatch):

@@ -47,7 +47,7 @@ def run(begun, tmp_path):
 
 def options_of(folder, **more):
     fewest = {"batch_size": 2, "num_rollouts": 2, "max_turn_tokens": 6, "max_steps": 1, "eval_every": 1}
-    return tiny_options(folder, folder / "run", **fewest | more)
+    return tiny_options(folder, **{"run_dir": folder / "run"} | fewest | more)
 
 
 def resume(folder, rewards=rewards_of_tokens, **more):

@@ -1,5 +1,6 @@
 """chat.py: the same loop as evaluation's, from a question on the command line to the last line of the answer."""
 
+import io
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 
 from tests import ROOT
+from tests.here import run_here
 from tests.questions.chat_server import chat_server
 
 TINY = ["--engine", "local", "--mode", "sparse", "--max-turns", "2", "--max-turn-tokens", "16"]
@@ -66,7 +68,8 @@ def test_a_policy_answers_the_question_on_the_command_line(tiny, tmp_path):
     assert plain(done.stdout)
 
 
-def test_a_script_without_a_question_is_told(tiny):
-    done = chat("--policy", tiny / "policy", "--data", tiny / "data", *TINY, said="")
+def test_a_script_without_a_question_is_told(tiny, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    done = run_here([sys.executable, "chat.py", "--policy", tiny / "policy", "--data", tiny / "data", *TINY])
     assert done.returncode == 1
     assert "no question came on standard input" in done.stderr.splitlines()[-1]

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
 import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +34,9 @@ from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
 from forage.testtime.best_of import BestOf
 from forage.testtime.preference import Head, write_scorer
 from forage.testtime.scorers import confidence, looks_good
-from tests import ROOT
 from tests.gateway.own_agents import as_our_loop
 from tests.here import run_here
+from tests.kills import start
 from tests.options import with_options
 
 SCORES = ["mrr", "mrr@1", "mrr@3", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format",
@@ -153,13 +152,12 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
 
 def test_processes_share_an_evaluation(tiny, tmp_path):
     """Both wait for each other's questions, and report the whole."""
-    command = [sys.executable, "evaluate.py", "--data", tiny / "data", "--policy", f"tiny={tiny / 'policy'}",
-               "--output-dir", tmp_path, "--engine", "local", "--mode", "sparse", "--max-turns", "2",
-               "--max-turn-tokens", "6", "--concurrency", "1", "--systems", "single", "best_of:2"]  # fmt: skip
-    started = [subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in "ab"]
-    said = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    assert all("all results: " in text for text in said)
+    command = ["evaluate.py", "--data", tiny / "data", "--policy", f"tiny={tiny / 'policy'}", "--output-dir", tmp_path,
+               "--engine", "local", "--mode", "sparse", "--max-turns", "2", "--max-turn-tokens", "6", "--concurrency",
+               "1", "--systems", "single", "best_of:2"]  # fmt: skip
+    started = [start(command, tmp_path) for _ in "ab"]
+    assert [each.wait() for each in started] == [0, 0]
+    assert all("all results: " in each.said for each in started)
     files = list((tmp_path / "outcomes" / "tiny" / "single").iterdir())
     lines = [line for file in files for line in file.read_text().splitlines()]
     assert len(lines) == len({json.loads(line)["question_id"] for line in lines}) == 6

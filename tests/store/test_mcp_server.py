@@ -20,8 +20,9 @@ QUERY = "sore toe at night"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    texts = [f"A toe that is sore at night, number {n}." for n in range(5)]
-    return DocumentStore.build(tmp_path_factory.mktemp("served") / "store", texts, StoreOptions("none"))
+    texts = ("The toe is sore at night.", "A sore toe.", "Rye grows.", "Waves.", "Clouds.", "Craters.")
+    documents = [{"title": f"Page {n}", "text": text} for n, text in enumerate(texts)]
+    return DocumentStore.build(tmp_path_factory.mktemp("served") / "store", documents, StoreOptions("none"))
 
 
 def server_of(store):
