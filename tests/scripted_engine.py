@@ -106,7 +106,7 @@ def check_books(outcome, engine, asides=0):
 
 
 class InOrder:
-    """An engine that says its turns in their order, whoever asks; a number is how many tokens to babble."""
+    """An engine that says its turns in their order, whoever asks: a text, tokens, or how many tokens to babble."""
 
     adapter = "v000001"
 
@@ -118,13 +118,10 @@ class InOrder:
         turn = self.turns[len(self.requests) - 1]
         if isinstance(turn, Exception):
             raise turn
-        ids = [50] * turn if isinstance(turn, int) else self.protocol.turn_ids(turn)
+        babbles = isinstance(turn, int)
+        ids = [50] * turn if babbles else turn if isinstance(turn, list) else self.protocol.turn_ids(turn)
         kept = ids[: request.max_tokens]
-        return Sample(
-            tuple(kept),
-            tuple(-0.5 for _ in kept),
-            "length" if len(kept) < len(ids) or isinstance(turn, int) else "stop",
-        )
+        return Sample(tuple(kept), (-0.5,) * len(kept), "length" if babbles or len(kept) < len(ids) else "stop")
 
     def release(self, episode):
         self.released.append(episode)

@@ -176,27 +176,17 @@ def test_what_was_sampled_is_what_is_trained_on(tiny_protocol, turns):
     """Also tokens that no text gives: they are never decoded and encoded again, nor changed by a file."""
     from forage.agent.agent import Agent, BatchedSearch
     from forage.agent.episode import from_json, to_json
-    from forage.engines.base import Sample
     from forage.policy.packing import pack
     from tests.factories import QUESTION
-    from tests.scripted_engine import search_many
+    from tests.scripted_engine import InOrder, search_many
 
-    class Samples:
-        adapter, given = "v000001", ()
-
-        async def generate(self, request):
-            ids = tuple(turns[len(self.given)])
-            self.given = (*self.given, ids)
-            return Sample(ids, (-0.5,) * len(ids), "stop")
-
-        def release(self, episode): ...
-
-    engine = Samples()
+    engine = InOrder(tiny_protocol, *turns)
     agent = Agent(engine, tiny_protocol, BatchedSearch(search_many, in_line=True))
     episode = from_json(to_json(asyncio.run(agent.play(QUESTION))))
     [batch] = pack([episode], 10_000)
-    assert batch.ids_BT[batch.sampled_BT > 0].tolist() == [i for ids in engine.given for i in ids]
-    assert [episode.ids[turn.start : turn.end] for turn in episode.turns] == list(engine.given)
+    given = turns[: len(engine.requests)]
+    assert batch.ids_BT[batch.sampled_BT > 0].tolist() == [i for ids in given for i in ids]
+    assert [list(episode.ids[turn.start : turn.end]) for turn in episode.turns] == given
 
 
 def test_tokens_of_turns_are_noticed_where_they_are_not_special(tiny_tokenizer):

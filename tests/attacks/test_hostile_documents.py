@@ -26,7 +26,6 @@ from forage.data.chunking import chunk_document
 from forage.data.records import Document, Question, read_documents
 from forage.data.sample import PAGES, QUESTIONS
 from forage.data.scraping.page_text import read_page
-from forage.engines.base import Sample
 from forage.evaluation.measures import COSTS
 from forage.evaluation.tables import print_table, tables_of
 from forage.files import json_lines
@@ -39,7 +38,7 @@ from forage.text import encodable, printable
 from tests import ROOT
 from tests.attacks.hostile import COUNT, hostile_documents
 from tests.factories import EPISODE, STATS
-from tests.scripted_engine import Hit
+from tests.scripted_engine import Hit, InOrder
 from tests.tiny import make_tokenizer
 
 HOSTILE = hostile_documents()
@@ -138,25 +137,9 @@ def test_a_question_of_a_megabyte_ends_its_episode_and_forges_nothing(name, payl
     """In seconds: a filter that begins again after each find would take hours."""
     protocol = protocol_of(name)
     [hostile] = [hostile for hostile in LONG if hostile.name == f"long: {payload}"]
-    episode = play(protocol, Says(), question_of(hostile), finds(hostile))
+    episode = play(protocol, InOrder(protocol), question_of(hostile), finds(hostile))
     assert episode.stop == "tokens"
     assert control_of(protocol, episode.ids) == control_of(protocol, protocol.prompt("x"))
-
-
-class Says:
-    """An engine that says given tokens, turn by turn."""
-
-    adapter = "v000001"
-
-    def __init__(self, *turns):
-        self.turns, self.requests = list(turns), []
-
-    async def generate(self, request):
-        self.requests.append(request)
-        ids = tuple(self.turns[len(self.requests) - 1])[: request.max_tokens]
-        return Sample(ids, (-0.5,) * len(ids), "stop" if ids[-1] in request.stop_ids else "length")
-
-    def release(self, episode): ...
 
 
 def finds(hostile):
@@ -171,11 +154,11 @@ def play(protocol, engine, question, search, **limits):
 @family
 def test_an_episode_has_the_turns_that_the_loop_made(name):
     protocol = protocol_of(name)
-    said = protocol.turn_ids(write_call("gout")), protocol.turn_ids(write_answer("Rest."))
+    said = write_call("gout"), write_answer("Rest.")
     benign = replace(HOSTILE[0], payload="x", text="x")
 
     def played(hostile):
-        return play(protocol, Says(*said), question_of(hostile), finds(hostile))
+        return play(protocol, InOrder(protocol, *said), question_of(hostile), finds(hostile))
 
     wanted = played(benign)
 
@@ -184,7 +167,7 @@ def test_an_episode_has_the_turns_that_the_loop_made(name):
         sampled = [tuple(episode.ids[turn.start : turn.end]) for turn in episode.turns]
         return (
             control_of(protocol, episode.ids) == control_of(protocol, wanted.ids)
-            and sampled == [tuple(ids) for ids in said]
+            and sampled == [tuple(protocol.turn_ids(text)) for text in said]
             and episode.mask
             == tuple(int(any(t.start <= n < t.end for t in episode.turns)) for n in range(len(episode.ids)))
             and episode.well_formed

@@ -16,16 +16,15 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 import grpo_rollout
-from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import read_episodes
 from forage.agent.rewards import get_own_reward
 from forage.errors import UserError
 from forage.gateway.handed_out import KEY, handed_out
 from tests import ROOT
-from tests.gateway.own_agents import LIMITS, Spelling
+from tests.gateway.own_agents import Spelling, agent_over
 from tests.pages import fenced
 from tests.ports import free_port
-from tests.scripted_engine import QUESTION, search_many
+from tests.scripted_engine import QUESTION
 from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -44,11 +43,16 @@ async def take(web):
     return taken.raise_for_status().json()
 
 
+async def end_next(web, **more):
+    """Take an episode, and end it at once."""
+    await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER | more)
+
+
 def playing(protocol, port, visitor, *says, samples=1, **options):
     """(episodes, what the visitor returned)."""
 
     async def go():
-        policy = Agent(Spelling(protocol, *says), protocol, BatchedSearch(search_many, in_line=True), LIMITS)
+        policy = agent_over(Spelling(protocol, *says))
         player = handed_out(port, **options)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as web:
             episodes = [player(policy, QUESTION, n, 7) for n in range(samples)]
@@ -110,7 +114,7 @@ def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port,
         await asyncio.sleep(0.6)
         await take(web)
         for cause in ({}, {"cause": "no tokens left"}):
-            await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER | cause)
+            await end_next(web, **cause)
 
     (forgotten, whole, failed), _ = playing(protocol, port, visitor, samples=3, seconds=0.5)
     assert (forgotten.stop, forgotten.cause) == ("agent", "it was taken, and not ended for 0.5 s")
@@ -164,7 +168,7 @@ def test_other_machines_need_the_key(protocol, port, monkeypatch):
         refused = await web.post("/v1/episodes")
         assert (refused.status_code, KEY in refused.json()["error"]["message"]) == (401, True)
         web.headers["authorization"] = "Bearer secret"
-        await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER)
+        await end_next(web)
 
     [episode], _ = playing(protocol, port, visitor, host="0.0.0.0")
     assert episode.stop == "answer"

@@ -16,9 +16,7 @@ from safetensors.torch import load_file
 
 import grpo_rollout
 from bench.rollout import by_openai
-from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Search, from_json, read_episodes, to_json
-from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import get_format_reward, get_own_reward
 from forage.engines.base import EngineError
@@ -26,8 +24,8 @@ from forage.errors import UserError
 from forage.gateway.own_agent import command, recorded
 from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats
-from tests.gateway.own_agents import LIMITS, Spelling, as_our_loop, ask, played
-from tests.scripted_engine import QUESTION, search_many
+from tests.gateway.own_agents import Spelling, agent_over, as_our_loop, ask, played
+from tests.scripted_engine import QUESTION
 from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -274,7 +272,7 @@ def test_nothing_is_sampled_any_more_when_an_episode_has_ended(protocol):
         return "tired"
 
     async def go():
-        policy = Agent(Slow(protocol, "late", seconds=0.5), protocol, BatchedSearch(search_many, in_line=True), LIMITS)
+        policy = agent_over(Slow(protocol, "late", seconds=0.5))
         episode = await recorded(leaves)(policy, QUESTION, 0, 7)
         return episode, list(ended)
 
@@ -379,7 +377,7 @@ def test_after_its_end_an_episode_answers_nobody(protocol):
 
     async def go():
         engine = Spelling(protocol)
-        policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), AgentSettings())
+        policy = agent_over(engine)
         player = recorded(leaves)
         await player(policy, QUESTION, 0, 7)
         player.agent = asks_another
@@ -462,7 +460,7 @@ def test_sixty_four_agents_of_all_kinds_at_once(protocol, capsys):
 
     async def go():
         engine = Echo()
-        policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), LIMITS)
+        policy = agent_over(engine)
         player = recorded(any_kind, 5.0)
         return await asyncio.gather(*(player(policy, QUESTION, n, 7) for n in range(64))), engine
 

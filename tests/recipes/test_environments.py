@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 import grpo_rollout
-from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Protocol, write_call
@@ -21,13 +20,12 @@ from forage.agent.rewards import get_own_reward
 from forage.data.records import read_questions
 from forage.gateway.handed_out import handed_out
 from tests import ROOT
-from tests.gateway.own_agents import Spelling
+from tests.gateway.own_agents import Spelling, agent_over
 from tests.installed import installed
 from tests.pages import command_lines, fenced
 from tests.ports import free_port
 from tests.questions.chat_server import chat_server
 from tests.recipes.run import RECIPES, calls_of, run
-from tests.scripted_engine import search_many
 from tests.tiny import CHAT_TEMPLATE, make_base, make_data, make_policy, make_tokenizer
 from tests.tiny_training import TINY
 
@@ -269,5 +267,5 @@ async def played(player, question, each_says):
     """Its episodes, one after the other, in each of which the policy says so."""
     protocol = Protocol(make_tokenizer())
     engine = Spelling(protocol, *(said for says in each_says for said in says))
-    policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), AgentSettings())
+    policy = agent_over(engine)
     return [await player(policy, question, number, 7) for number in range(len(each_says))]

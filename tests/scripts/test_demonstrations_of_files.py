@@ -10,10 +10,8 @@ from forage.agent.options import AgentSettings
 from forage.data.records import read_questions
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.sft.options import SFTOptions
-from tests.options import with_options
 from tests.tiny import teach
-from tests.tiny_training import tiny_options, train
+from tests.tiny_training import tiny_options, tiny_sft, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -30,12 +28,8 @@ def taught(tiny):
 def imitate(tiny, folder, episodes, **more):
     """The demonstrations that sft_train.py learns from, of a file of episodes."""
     append_episodes(folder / "given.jsonl", episodes)
-    options = SFTOptions(
-        data=tiny / "data", policy=tiny / "policy", output_dir=folder / "warm", num_demonstrations=0,
-        demonstrations=(folder / "given.jsonl",), max_steps=2, eval_every=2, batch_size=2,
-        eval_share=0.3,
-    )  # fmt: skip
-    sft_train.main(with_options(options, **{"learning_rate": 2e-2, "mode": "sparse"} | more))
+    given = {"num_demonstrations": 0, "demonstrations": (folder / "given.jsonl",)}
+    sft_train.main(tiny_sft(tiny, folder / "warm", **given, **more))
     return [episode.id for episode in read_episodes(folder / "warm" / "demonstrations.jsonl")]
 
 
@@ -91,6 +85,6 @@ def test_a_question_on_both_sides_of_the_split_is_refused(tiny, tmp_path):
     (data / "store").symlink_to(tiny / "data" / "store")
     says = r"1 questions of train.jsonl are in eval.jsonl too, such as t9 \('what mends Disease 6'\); make the data"
     with pytest.raises(UserError, match=says):
-        sft_train.main(SFTOptions(data=data, policy=tiny / "policy", output_dir=tmp_path / "warm"))
+        sft_train.main(tiny_sft(tiny, tmp_path / "warm", data=data))
     with pytest.raises(UserError, match=says):
         train(tiny_options(tiny, tmp_path / "run", data=data))
