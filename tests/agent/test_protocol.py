@@ -99,21 +99,6 @@ def test_a_template_that_describes_the_tool_gets_it_in_the_words_of_the_task(fam
     assert "medical" not in text.replace(f"the {subject} from", "").replace(library, "")
 
 
-@pytest.mark.parametrize("name", ["smollm2", "hermes", "llama3"])
-def test_a_played_conversation_equals_the_rendered_one(family, name):
-    tokenizer = family(name)
-    protocol = Protocol(tokenizer)
-    ids = protocol.prompt("What is gout?")
-    ids += protocol.turn_ids(CALL)
-    ids += protocol.join(["[1] Gout: a disease"], protocol.end_of_turn)
-    messages = [
-        {"role": "user", "content": "What is gout?"},
-        {"role": "assistant", "content": CALL},
-        {"role": "user", "content": "<tool_response>\n[1] Gout: a disease\n</tool_response>"},
-    ]
-    assert tokenizer.decode(ids) == protocol._render(messages)
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer, monkeypatch):
     template = "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     monkeypatch.setattr(tokenizer, "chat_template", template)

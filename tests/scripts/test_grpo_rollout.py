@@ -1,4 +1,4 @@
-"""Rewards by hand; steps that are shared, resumed and never played twice; the service that follows adapters."""
+"""Rewards by hand; steps that are shared, resumed and never played twice."""
 
 import asyncio
 from dataclasses import replace
@@ -18,11 +18,11 @@ from forage.errors import UserError
 from forage.files import write_jsonl
 from forage.rollout.claims import Claims
 from forage.rollout.options import RolloutOptions
-from forage.rollout.plans import Played, open_plans, plan_of, write_plan
+from forage.rollout.plans import Played, open_plans, plan_of
 from forage.rollout.rollout import Rollout, play_plan
-from forage.rollout.worker import keep_plan, next_plan
+from forage.rollout.worker import keep_plan
 from grpo_rollout import get_reward_functions
-from tests.factories import EPISODE, empty_adapter
+from tests.factories import EPISODE
 from tests.scripted_engine import search_many
 
 QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
@@ -209,23 +209,6 @@ def test_without_a_reference_there_is_no_similarity(embedder):
     assert get_token_f1(episodes, [silent, QUESTION]) == [None, 0.0]
     first, second = get_answer_similarity(episodes, [silent, replace(QUESTION, answer="A correct sentence.")], embedder)
     assert (first, second) == (None, pytest.approx(1, abs=1e-3))
-
-
-def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp_path):
-    for step, oldest in ((0, 0), (1, 0), (2, 1)):  # one step ahead
-        write_plan(tmp_path, replace(plan_of(rollout.options, list(rollout.by_id["train"]), step), oldest=oldest))
-    assert next_plan(tmp_path, {}) is None  # no adapter at all
-    empty_adapter(tmp_path, 0)
-    for step in range(2):
-        plan = next_plan(tmp_path, {})
-        assert plan.version == step
-        asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
-    assert next_plan(tmp_path, done := {}) is None
-    # After a rollback the same plan wants newer episodes: a worker that was done with it plays it again.
-    empty_adapter(tmp_path, 1)
-    again = replace(plan_of(rollout.options, list(rollout.by_id["train"]), 0), oldest=1)
-    write_plan(tmp_path, again)
-    assert next_plan(tmp_path, done) == again
 
 
 def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, tmp_path):
