@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import write_answer, write_call
+from forage.agent.protocol import Protocol, write_answer, write_call
+from forage.agent.tools import specs_of
 from forage.data.records import Question
 from forage.engines.base import Engine, Sample
 
@@ -125,6 +126,15 @@ class InOrder:
 
     def release(self, episode):
         self.released.append(episode)
+
+
+def play_with_tools(protocol, tools, *said, search=None, in_line=True, **limits):
+    """(episode, engine, protocol) of an agent with these tools, whose policy says these turns."""
+    settings = AgentSettings(**{"max_turns": 5, "tools": specs_of(tools)} | limits)
+    protocol = Protocol.playing(protocol.tokenizer, settings)
+    engine = InOrder(protocol, *said)
+    agent = Agent(engine, protocol, BatchedSearch(search or search_many, in_line=in_line), settings, tools=tools)
+    return asyncio.run(agent.play(QUESTION)), engine, protocol
 
 
 def search_many(queries):

@@ -318,15 +318,6 @@ def test_what_no_agent_can_read_is_faulty(protocol, says, faults):
     assert episode.faults == faults
 
 
-def test_another_path_says_what_is_there(protocol):
-    async def asks(question, client, tools):
-        with pytest.raises(openai.NotFoundError, match="/responses is not served here; ask /chat/completions"):
-            await client.responses.create(model="policy", input=question)
-        return "well"
-
-    assert played(asks, protocol)[0].answer == "well"
-
-
 def test_the_engine_s_failure_is_not_the_agent_s(protocol):
     async def asks(question, client, tools):
         await ask(client, question)
@@ -363,7 +354,7 @@ def test_a_call_that_cannot_be_run_is_told_as_to_our_own_policy(protocol):
     assert not episode.searches
 
 
-def test_after_its_end_an_episode_answers_nobody(protocol):
+def test_after_its_end_an_episode_answers_nobody_and_another_path_says_what_is_there(protocol):
     kept = []
 
     async def leaves(question, client, tools):
@@ -373,6 +364,8 @@ def test_after_its_end_an_episode_answers_nobody(protocol):
     async def asks_another(question, client, tools):
         with pytest.raises(openai.NotFoundError, match="it may be over"):
             await kept[0].models.list()
+        with pytest.raises(openai.NotFoundError, match="/responses is not served here; ask /chat/completions"):
+            await client.responses.create(model="policy", input=question)
         return ", ".join(model.id for model in (await client.models.list()).data)
 
     async def go():

@@ -81,6 +81,11 @@ def stored(out, system, policy="tiny"):
     return {episode.id: episode for outcome in log.results().values() for episode in outcome.tried}
 
 
+def refuses(what, options):
+    with pytest.raises(UserError, match=f"was begun with {what}[;:] give that, or another"):
+        main(options)
+
+
 def counted(name, strategy, monkeypatch):
     """Questions that a system is asked, in SYSTEMS under a name of its own."""
     asked = deque()
@@ -169,14 +174,15 @@ def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
                "tpo:2x1:learned", "s_star:2", "tree:3", "tree:3:learned", "rewrite", "hyde")  # fmt: skip
     assert {name.partition(":")[0] for name in systems} == SYSTEMS.keys() - ({*LAB, "own_agent"} - {"single"})
     out = tmp_path / "out"
-    main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("one", 0)))
+    given = {"systems": systems, "eval_questions": 2, "max_turn_tokens": 4, "scorer": scorer("one", 0)}
+    main(options_of(tiny, out, **given))
     rows = json.loads((out / "eval.json").read_text())["systems"]
     assert [row["system"] for row in rows] == list(systems)
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
     assert tokens["best_of:3"] == tokens["best_of:3:learned"] == tokens["oracle:3"] > tokens["single"]
     assert tokens["self_consistency:3"] == tokens["best_of:3"]
-    with pytest.raises(UserError, match=r"was begun with another scorer: give that, or another --output-dir"):
-        main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("other", 1)))
+    given["scorer"] = scorer("other", 1)
+    refuses("another scorer", options_of(tiny, out, **given))
 
 
 def test_more_is_evaluated_without_saying_again_how(tiny, tmp_path):
@@ -193,10 +199,8 @@ def test_more_is_evaluated_without_saying_again_how(tiny, tmp_path):
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     options = options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1)
     main(options)
-    with pytest.raises(UserError, match=r"was begun with --k 3, not 5; give that, or another --output-dir"):
-        main(with_options(options, k=5))
-    with pytest.raises(UserError, match=r"was begun with --temperature 1.0, not 0.5: give that, or another"):
-        main(with_options(options, temperature=0.5))
+    refuses("--k 3, not 5", with_options(options, k=5))
+    refuses("--temperature 1.0, not 0.5", with_options(options, temperature=0.5))
     other = tmp_path / "other"
     shutil.copytree(tiny / "policy", other)
     main(replace(options, policy=(f"tiny={other}",)))  # the same weights
@@ -205,8 +209,7 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     with pytest.raises(UserError, match=r"v000000 is not what its contents.json says; put it back, or delete"):
         main(replace(options, policy=(f"tiny={other}",)))
     list_contents(weights.parent)
-    with pytest.raises(UserError, match="was begun with another policy tiny: give that, or another --output-dir"):
-        main(replace(options, policy=(f"tiny={other}",)))
+    refuses("another policy tiny", replace(options, policy=(f"tiny={other}",)))
 
 
 @pytest.mark.parametrize("name", ["eval.jsonl", "store/chunks.jsonl", "qrels/eval.tsv"])
@@ -218,8 +221,7 @@ def test_data_made_again_under_the_same_name_is_not_mixed(tiny, tmp_path, name):
     path.parent.mkdir(exist_ok=True)
     path.write_text(path.read_text().replace("emedy 1", "emedy 9") if path.exists() else "q0 0 d1 1\n")
     part = {"eval.jsonl": "eval", "store/chunks.jsonl": "store", "qrels/eval.tsv": "qrels"}[name]
-    with pytest.raises(UserError, match=rf"was begun with another data\.{part}: give that, or another --output-dir"):
-        main(replace(options, eval_questions=2))
+    refuses(rf"another data\.{part}", replace(options, eval_questions=2))
 
 
 def test_systems_that_were_changed_are_not_mixed(tiny, tmp_path, monkeypatch):
@@ -230,8 +232,7 @@ def test_systems_that_were_changed_are_not_mixed(tiny, tmp_path, monkeypatch):
     main(options)
     for strategy in made[1:]:
         monkeypatch.setitem(SYSTEMS, "mine", lambda setting, one=strategy: one)
-        with pytest.raises(UserError, match="was begun with another system mine: give that, or another --output-dir"):
-            main(options)
+        refuses("another system mine", options)
     monkeypatch.setitem(SYSTEMS, "mine", lambda setting: BestOf(looks_good, 2))
     main(replace(options, eval_questions=2))
 
@@ -246,14 +247,12 @@ def test_another_template_or_type_is_not_mixed(tiny, tmp_path):
     main(options)
     write_policy_card(replace(card, dtype="bfloat16"), tmp_path / "policy")
     main(options)  # nothing is left to play
-    with pytest.raises(UserError, match="was begun with another dtype tiny: give that, or another --output-dir"):
-        main(replace(options, eval_questions=2))
+    refuses("another dtype tiny", replace(options, eval_questions=2))
     write_policy_card(card, tmp_path / "policy")
     path = tmp_path / "base" / "chat_template.jinja"
     text = path.read_text().replace("'\n' + message", "':\n' + message").replace("assistant\n", "assistant:\n")
     path.write_text(text)
-    with pytest.raises(UserError, match="was begun with another template tiny: give that, or another --output-dir"):
-        main(replace(options, eval_questions=2))
+    refuses("another template tiny", replace(options, eval_questions=2))
 
 
 def test_processes_that_begin_at_once_agree_and_lose_nothing(tmp_path):
