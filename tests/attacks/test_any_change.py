@@ -9,7 +9,6 @@ import random
 import shutil
 import time
 import traceback
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 
 import httpx
@@ -210,21 +209,19 @@ def outcome(thing):
     return "right" if found == thing.right else "as it says" if thing.says(found) else "silent"
 
 
-def attack(thing, count, seed=0):
-    """How often each outcome came, and what went wrong."""
-    counts, wrong = Counter(), []
+def attack(thing, count, seed):
+    """What went wrong."""
+    wrong = []
     for number in range(count):
         words, began = thing.change(random.Random(f"{seed}/{number}")), time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             what = outcome(thing)
         if what not in ("right", "one line", "as it says"):
             wrong.append(f"{words}\n{what}")
-            what = "silent" if what == "silent" else "traceback"
         if (seconds := time.perf_counter() - began) > 30:
             wrong.append(f"{words}\ntook {seconds:.0f} s")
-        counts[what] += 1
         thing.restore()
-    return counts, wrong
+    return wrong
 
 
 # The formats
@@ -358,8 +355,7 @@ def folders(folder):
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("name", [*replies(), "data", "a store", "a policy", "a run"])
 def test_a_changed_file_or_reply_is_right_or_one_line(name, made, tmp_path):
-    counts, wrong = attack(made[name](tmp_path / name), COUNTS.get(name, 300), seed=1)
-    print(dict(counts))
+    wrong = attack(made[name](tmp_path / name), COUNTS.get(name, 300), seed=1)
     assert not wrong, "\n".join(wrong[:5])
 
 

@@ -1,7 +1,4 @@
-"""200 hostile documents through the whole path: no forged turn, no control token, nothing executed, no crash.
-
-Each test counts what it tried and what survived, and prints both with -s, for the table in docs/guarantees.md.
-"""
+"""200 hostile documents through the whole path: no forged turn, no control token, nothing executed, no crash."""
 
 import asyncio
 import io
@@ -36,7 +33,7 @@ from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from forage.text import encodable, printable
 from tests import ROOT
-from tests.attacks.hostile import COUNT, hostile_documents
+from tests.attacks.hostile import hostile_documents
 from tests.factories import EPISODE, STATS
 from tests.scripted_engine import Hit, InOrder
 from tests.tiny import make_tokenizer
@@ -87,12 +84,6 @@ def protocol_of(name):
     return Protocol(tokenizer, 64)
 
 
-def survived(what, failed, tried):
-    """Print the counts for the table, and fail with what was lost."""
-    print(f"\n| {what} | {tried} | {tried - len(failed)} |")
-    assert not failed, failed[:5]
-
-
 def failures(check, documents=HOSTILE):
     """The names of the documents that don't pass a check."""
     return [hostile.name for hostile in documents if not check(hostile)]
@@ -128,7 +119,7 @@ def test_no_text_becomes_a_control_token(name):
             found.append(control_of(protocol, prompt_tokens(protocol.tokenizer, REWRITE, hostile.text)))
         return found == wanted[: len(found)]
 
-    survived(f"search results, prompts and rewriter's prompts, {name}", failures(check), COUNT)
+    assert not failures(check)
 
 
 @pytest.mark.slow
@@ -173,7 +164,7 @@ def test_an_episode_has_the_turns_that_the_loop_made(name):
             and episode.well_formed
         )
 
-    survived(f"episodes of the agent, {name}", failures(check, SHORT), len(SHORT))
+    assert not failures(check, SHORT)
 
 
 @family
@@ -197,9 +188,8 @@ def test_a_demonstration_teaches_no_forged_turn(name):
         turns = all(not protocol.forges(episode.ids[turn.start : turn.end]) for turn in episode.turns)
         if not turns or any(held[token] > allowed[token] * len(episode.turns) for token in held):
             failed.append(episode.question_id)
-    print(f"\n{len(taught)} demonstrations for {len(questions)} questions")
     assert len(taught) > len(questions) * 0.8
-    survived(f"demonstrations and their masks, {name}", failed, len(taught))
+    assert not failed
 
 
 # Chunks, the store and its server
@@ -271,7 +261,7 @@ def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypat
     print_hits(Search("gout arthritis toe rest", str(store_without_vectors), k=200, mode="sparse"))
     assert is_calm(printed := capsys.readouterr().out)
     assert printed.count("Gout is a kind of") > 40
-    survived("terminal: search, rollout, training, evaluation", failed, len(SHORT))
+    assert not failed
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +291,7 @@ def test_clean_text_is_left_alone(protocol):
         if not (encodable(text) == printable(text) == text and protocol.harmless(text) == " ".join(text.split()))
     ]
     assert len(texts) > 1000
-    survived("clean texts of the sample, unchanged", changed, len(texts))
+    assert not changed
     tokenizer = protocol.tokenizer
     long = max(texts, key=len)
     assert len(tokenizer(long)["input_ids"]) > 120  # cut as before: the first tokens, whatever comes after
