@@ -128,14 +128,6 @@ class Page:
                 raise RuntimeError(f"{script} did not become true in {PATIENCE:g} s")
             time.sleep(0.02)
 
-    def press(self, key):
-        """Press and release a key, as a keyboard does: the page's handlers and the browser's own act on it."""
-        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-        code = {"Enter": 13, "Escape": 27}.get(key, 0)
-        down = {"type": "keyDown", "key": key, "windowsVirtualKeyCode": code} | ({"text": text} if text else {})
-        self.send("Input.dispatchKeyEvent", **down)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
-
     def resize(self, width, height):
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600

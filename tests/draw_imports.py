@@ -6,28 +6,24 @@
 An arrow A --> B says that modules of A import modules of B; arrows that a longer path already implies are left out.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests import ROOT
 
 BEGIN, END = "<!-- tests/draw_imports.py begins -->", "<!-- tests/draw_imports.py ends -->"
-Edges = Mapping[str, set[str]]
 
 
-def module_files() -> dict[str, Path]:
+def module_files():
     """Each module's file by its dotted name: the scripts, and forage/ without its empty __init__ files."""
     paths = [*ROOT.glob("*.py"), *(path for path in (ROOT / "forage").rglob("*.py") if path.name != "__init__.py")]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
 
 
-def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
+def imported(source, modules):
     """The project's modules that a source imports, inside functions too. `from a import b` may name the module a.b."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -36,20 +32,20 @@ def imported(source: str, modules: Mapping[str, Path]) -> Iterator[str]:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 if inner in modules or node.module in modules:
-                    yield inner if inner in modules else str(node.module)
+                    yield inner if inner in modules else node.module
 
 
-def folder_of(module: str) -> str:
+def folder_of(module):
     """Example: forage.data.records is in data, forage.files in base, grpo_train in scripts."""
     if module.split(".")[0] != "forage":
         return "scripts"
     return ".".join(module.split(".")[1:-1]) or "base"
 
 
-def without_shortcuts(edges: Edges) -> dict[str, set[str]]:
+def without_shortcuts(edges):
     """The edges that no longer path implies. Example: a -> b, b -> c, a -> c gives a -> b, b -> c."""
 
-    def reached(start: str) -> set[str]:
+    def reached(start):
         return {start}.union(*(reached(other) for other in edges.get(start, ())))
 
     return {
@@ -58,12 +54,12 @@ def without_shortcuts(edges: Edges) -> dict[str, set[str]]:
     }
 
 
-def draw() -> str:
+def draw():
     modules = module_files()
     imports = {name: set(imported(path.read_text(), modules)) - {name} for name, path in modules.items()}
     tuple(graphlib.TopologicalSorter(imports).static_order())  # raises CycleError if modules import in a circle
     counts = Counter(map(folder_of, modules))
-    edges: dict[str, set[str]] = {folder: set() for folder in counts}
+    edges = {folder: set() for folder in counts}
     for name, others in imports.items():
         edges[folder_of(name)] |= {folder_of(other) for other in others} - {folder_of(name)}
     order = in_layers(edges)
@@ -77,25 +73,25 @@ def draw() -> str:
     ])  # fmt: skip
 
 
-def in_layers(edges: Edges) -> list[str]:
+def in_layers(edges):
     """Folders by depth of imports, shallowest first. Raises CycleError if folders import in a circle."""
-    depth: dict[str, int] = {}
+    depth = {}
     for folder in graphlib.TopologicalSorter(edges).static_order():
         depth[folder] = 1 + max((depth[other] for other in edges[folder]), default=0)
     return sorted(edges, key=lambda folder: (depth[folder], folder))
 
 
-def node(folder: str) -> str:
+def node(folder):
     return folder.replace(".", "_")
 
 
-def arrows(edges: Edges, order: list[str]) -> list[str]:
+def arrows(edges, order):
     """A line for each folder that imports others."""
     to = {folder: sorted(edges[folder], key=order.index, reverse=True) for folder in reversed(order)}
     return [f"    {node(a)} --> {' & '.join(map(node, ends))}" for a, ends in to.items() if ends]
 
 
-def into_page(page: str, drawing: str) -> str:
+def into_page(page, drawing):
     """The page with the drawing between its two marks."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n\n{drawing}\n\n{END}{rest.split(END)[1]}"

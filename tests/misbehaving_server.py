@@ -175,10 +175,6 @@ class _Handler(socketserver.StreamRequestHandler):
     def gzip(self, _):
         self.answer(200, gzip.compress(page("Gzip").encode()), Content_Encoding="gzip")
 
-    def bare_deflate(self, _):
-        stream = zlib.compressobj(wbits=-15)
-        self.answer(200, stream.compress(page("Deflate").encode()) + stream.flush(), Content_Encoding="deflate")
-
     # Pages that are not to be had.
 
     def status(self, rest):

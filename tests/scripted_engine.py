@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.options import AgentSettings
-from forage.agent.protocol import write_answer, write_call
+from forage.agent.protocol import Protocol, write_answer, write_call
+from forage.agent.tools import specs_of
 from forage.data.records import Question
 from forage.engines.base import Engine, Sample
 
@@ -106,7 +107,7 @@ def check_books(outcome, engine, asides=0):
 
 
 class InOrder:
-    """An engine that says its turns in their order, whoever asks; a number is how many tokens to babble."""
+    """An engine that says its turns in their order, whoever asks: a text, tokens, or how many tokens to babble."""
 
     adapter = "v000001"
 
@@ -118,16 +119,22 @@ class InOrder:
         turn = self.turns[len(self.requests) - 1]
         if isinstance(turn, Exception):
             raise turn
-        ids = [50] * turn if isinstance(turn, int) else self.protocol.turn_ids(turn)
+        babbles = isinstance(turn, int)
+        ids = [50] * turn if babbles else turn if isinstance(turn, list) else self.protocol.turn_ids(turn)
         kept = ids[: request.max_tokens]
-        return Sample(
-            tuple(kept),
-            tuple(-0.5 for _ in kept),
-            "length" if len(kept) < len(ids) or isinstance(turn, int) else "stop",
-        )
+        return Sample(tuple(kept), (-0.5,) * len(kept), "length" if babbles or len(kept) < len(ids) else "stop")
 
     def release(self, episode):
         self.released.append(episode)
+
+
+def play_with_tools(protocol, tools, *said, search=None, in_line=True, **limits):
+    """(episode, engine, protocol) of an agent with these tools, whose policy says these turns."""
+    settings = AgentSettings(**{"max_turns": 5, "tools": specs_of(tools)} | limits)
+    protocol = Protocol.playing(protocol.tokenizer, settings)
+    engine = InOrder(protocol, *said)
+    agent = Agent(engine, protocol, BatchedSearch(search or search_many, in_line=in_line), settings, tools=tools)
+    return asyncio.run(agent.play(QUESTION)), engine, protocol
 
 
 def search_many(queries):

@@ -108,6 +108,13 @@ def held(learner, sharding):
     return model, sum((m.to_local() if sharding == "fsdp2" else m).numel() for m in state)
 
 
+def keep(learner, folder, found, tensors=()):
+    if learner.rank == 0:
+        whole = {name: tensor.contiguous() for name, tensor in dict(tensors).items()}
+        save_file(whole, folder / "tensors.safetensors")
+        (folder / "found.json").write_text(json.dumps(found))
+
+
 def put_through(sharding, offload, folder):
     start, first = folder.parent / "start", micro_batches(1)[0]
     kind = {"sharding": sharding, "offload": offload, "chunk": 4}  # chunks that are not as many for each
@@ -146,9 +153,7 @@ def put_through(sharding, offload, folder):
         k: v.tolist() for k, v in learner.sums({"terminated": rank, "kl_max": rank, "kl_min": rank}).items()
     }
     found["same"] = learner.all_gather(learner.broadcast({"from": learner.rank}))
-    if learner.rank == 0:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "tensors.safetensors")
-        (folder / "found.json").write_text(json.dumps(found))
+    keep(learner, folder, found, tensors)
 
 
 def put_4_bit_through(sharding, offload, folder):
@@ -160,10 +165,7 @@ def put_4_bit_through(sharding, offload, folder):
     held_bytes = sum(part.numel() * part.element_size() for part in own_parts(learner, sharding))
     found = {"norms": norms, "bytes": learner.all_gather(held_bytes)}
     tensors = {str(number): values[1] for number, values in enumerate(learner.strategy.gather())}
-    tensors["before"] = before_BT
-    if learner.rank == 0:
-        save_file(tensors, folder / "tensors.safetensors")
-        (folder / "found.json").write_text(json.dumps(found))
+    keep(learner, folder, found, tensors | {"before": before_BT})
 
 
 def put_split_through(sharding, offload, folder):
@@ -175,23 +177,34 @@ def put_split_through(sharding, offload, folder):
     tensors["entropy"] = learner.score(batches[0], 1.0).entropy_BT
     norms = [update(learner, step) for step in (1, 2)]
     tensors |= {f"second.{name}": weight for name, weight in learner.adapter_state().items()}
-    found = {"norms": norms, "sums": learner.sums({"tokens": torch.tensor(3.0)})["tokens"].item()}
-    if learner.rank == 0:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "tensors.safetensors")
-        (folder / "found.json").write_text(json.dumps(found))
+    sums = learner.sums({"tokens": torch.tensor(3.0)})["tokens"].item()
+    keep(learner, folder, {"norms": norms, "sums": sums}, tensors)
 
 
 def put_prompts_through(sharding, offload, folder):
     """The prompt of several rows is computed once."""
     learner = ShardedLearner(tiny_policy(), sharding=sharding, offload=offload, chunk=4)
-    norms = prompt_updates(learner)
-    if learner.rank == 0:
-        (folder / "found.json").write_text(json.dumps({"norms": norms}))
+    keep(learner, folder, {"norms": prompt_updates(learner)})
+
+
+def bf16_policy():
+    """Its base in bf16, with logits so large that rounding them shows."""
+    policy = tiny_policy()
+    for name, weight in policy.named_parameters():
+        if "lora_" not in name:
+            weight.data = weight.data.bfloat16() * (6 if "embed" in name else 1)
+    return policy
+
+
+def put_bf16_through(sharding, offload, folder):
+    learner = ShardedLearner(bf16_policy(), sharding=sharding, chunk=4)
+    before = learner.score(micro_batches(1)[0], 1.0).logprobs_BT.tolist()
+    keep(learner, folder, {"before": before, "norms": [update(learner, step) for step in (1, 2)]})
 
 
 FORMS = {
     "": put_through, "4bit": put_4_bit_through, "split": put_split_through,
-    "prompts": put_prompts_through,
+    "prompts": put_prompts_through, "bf16": put_bf16_through,
 }  # fmt: skip
 
 

@@ -46,19 +46,13 @@ def test_bad_files_are_told(tmp_path, text, says):
         given(tmp_path, text)
 
 
-def test_a_script_takes_it_and_names_an_unknown_option(tmp_path):
+def test_a_script_takes_it(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(f"policy: {tmp_path}/none\nmax_steps: 2\n")
-    run = [sys.executable, "grpo_train.py", "--config", str(path)]
-    told = run_here(run)
+    told = run_here([sys.executable, "grpo_train.py", "--config", str(path)])
     assert (told.returncode, told.stderr) == (
         1, f"error: {tmp_path}/none has no model.json; make a policy with create_lora_model.py "
         f"--output-dir {tmp_path}/none\n",
-    )  # fmt: skip
-    path.write_text("max_stepz: 2\n")
-    told = run_here(run)
-    assert (told.returncode, told.stderr) == (
-        1, "error: --max-stepz is no option; did you mean --max-steps? --help-all shows the options\n",
     )  # fmt: skip
 
 

@@ -40,12 +40,8 @@ def test_what_the_user_can_mend_is_one_line(monkeypatch, capsys):
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError(errno.EBADF, "a bug")])
 def test_what_is_our_fault_is_shown_whole(monkeypatch, error):
-    def script(options: Options) -> None:
-        raise error
-
-    monkeypatch.setattr(sys, "argv", ["script.py"])
     with pytest.raises(type(error), match="a bug"):
-        run_script(script)
+        ended(monkeypatch, error)
 
 
 def test_first_lines_and_bounds():

@@ -117,11 +117,3 @@ def test_an_error_of_a_full_disk_names_the_file_or_folder(tmp_path):
         assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "policy"))
     with pytest.raises(ValueError, match="something else"), replacing_folder(tmp_path / "policy"):
         raise ValueError("something else")
-
-
-def test_deep_json_and_huge_numbers_are_told_by_their_line(tmp_path):
-    path = tmp_path / "a.jsonl"
-    for line in ("[" * 100_000, "9" * 5_000):
-        path.write_text(f"1\n{line}\n")
-        with pytest.raises(UserError, match=r"a.jsonl:2: not JSON"):
-            list(json_lines(path))

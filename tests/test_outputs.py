@@ -137,26 +137,3 @@ def test_only_its_own_folder_may_be_replaced(tmp_path):
         check_replaceable("--out", tmp_path, "mark", ["part-*"])
     with pytest.raises(UserError, match="was not made by this script"):
         check_replaceable("--out", tmp_path / "part-1", "mark")
-
-
-NOWHERE = [
-    [*SFT, "/proc/x"],
-    [*CREATE, "/proc/x"],
-    [*MERGE, "/proc/x"],
-    [*GRPO, "/proc/x"],
-    [*ROLLOUT, "/proc/x"],
-    [*PPO, "--run-dir", "/proc/x"],
-    [*EVALUATE, "/proc/x"],
-    ["nano_grpo.py", "--data", "data", "--policy", "policy", "--output-dir", "/proc/x"],
-    ["data_prep.py", "--dataset-name", "sample", "--no-scrape", "--output-dir", "/proc/x"],
-    ["document_store.py", "build", "--documents", "documents.jsonl", "--embedder", "none", "--store", "/proc/x"],
-    ["-m", "forage.policy.served_base", "policy", "/proc/x"],
-]
-
-
-@pytest.mark.parametrize("command", NOWHERE, ids=[" ".join(command) for command in NOWHERE])
-def test_a_place_that_keeps_no_files_is_one_line(inputs, command):
-    given = [str(inputs / word) if word.split("/")[0] in PATHS and word != "-m" else word for word in command]
-    done = run_here([sys.executable, *given])
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("error: /proc/")

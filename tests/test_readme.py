@@ -38,8 +38,6 @@ OTHERS_FLAGS = {
     "--enable-auto-tool-choice", "--enable-lora", "--enable-sleep-mode", "--hf-overrides", "--max-lora-rank",
     "--project", "--requeue", "--time", "--tool-call-parser", "--tool-strict-level",
 }  # fmt: skip
-# What the reader brings.
-# Options that name what a command writes, and what it reads.
 
 
 def can_be_imported(module):

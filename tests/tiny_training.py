@@ -19,6 +19,7 @@ from forage.policy.adapters import adapter_path
 from forage.rollout.options import RolloutOptions
 from forage.runs import drawing
 from forage.runs.stats import read_stats, reproducible
+from forage.sft.options import SFTOptions
 from tests.options import with_options
 from tests.tiny import rewards_of_tokens
 
@@ -41,6 +42,15 @@ def tiny_options(tiny, run_dir, **more):
     update = UpdateOptions(optimizer=OptimizerOptions(0.01), memory=MemoryOptions(token_budget=600))
     guard = GuardOptions(on_collapse="warn")
     options = TrainOptions(rollout, update, guard=guard, run_dir=run_dir, max_steps=3, eval_every=2)
+    return with_options(options, **more)
+
+
+def tiny_sft(folder, output_dir, **more):
+    """Options of a warm start of two steps; `folder` has the data and the policy."""
+    options = SFTOptions(
+        data=folder / "data", policy=folder / "policy", output_dir=output_dir, max_steps=2, eval_every=2, batch_size=2,
+        eval_share=0.3, search=SearchOptions(mode="sparse"), optimizer=OptimizerOptions(0.02),
+    )  # fmt: skip
     return with_options(options, **more)
 
 

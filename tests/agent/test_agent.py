@@ -64,33 +64,6 @@ def test_search_then_answer(protocol):
 
 
 @pytest.mark.parametrize(
-    ("turn", "told"),
-    [
-        ("hello", "error: neither a call nor an answer was found"),
-        ('<tool_call>{"name": "ask"}</tool_call>', 'error: there is no such tool; the only one is "search"'),
-        (write_call("nothing"), "nothing found"),
-    ],
-)
-def test_what_goes_wrong_is_told_to_the_policy_and_recorded(protocol, turn, told):
-    engine, episode = play(protocol, turn, write_answer("x"))
-    check_tokens(episode, engine, protocol)
-    given = protocol.tokenizer.decode(episode.ids[episode.turns[0].end : episode.turns[1].start])
-    assert f"<tool_response>\n{told}" in given
-    assert bool(episode.turns[0].faults) == (told != "nothing found")
-    assert episode.stop == "answer"
-
-
-def test_several_calls_have_their_results_in_order_and_the_rest_is_refused(protocol):
-    engine, episode = play(protocol, "".join(map(write_call, "abc")), write_answer("x"), max_calls=2)
-    check_tokens(episode, engine, protocol)
-    assert [search.query for search in episode.searches] == ["a", "b"]
-    given = protocol.tokenizer.decode(episode.ids[episode.turns[0].end : episode.turns[1].start])
-    assert given.count("<tool_response>") == 3
-    assert "too many calls" in given
-    assert episode.faults == ("too_many_calls",)
-
-
-@pytest.mark.parametrize(
     ("turns", "limits", "stop", "count"),
     [
         ((write_call("a"), write_call("b")), {"max_turns": 2}, "turns", 2),

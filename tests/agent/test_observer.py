@@ -1,4 +1,4 @@
-"""An observer hears of each turn and search in order, and an observed episode is the same as an unobserved one."""
+"""An observer hears of each token in order, and an observed episode is the same as an unobserved one."""
 
 import asyncio
 
@@ -13,16 +13,10 @@ from tests.tiny import make_model
 
 class Heard(Observer):
     def __init__(self):
-        self.events, self.tokens = [], []
+        self.tokens = []
 
     def sampled(self, episode, token):
         self.tokens.append(token)
-
-    def turned(self, episode, text, reading):
-        self.events.append(("turn", text, reading.answer))
-
-    def found(self, episode, query, hits):
-        self.events.append(("found", query, [hit.chunk_id for hit in hits]))
 
 
 def played(engine, protocol, observer, **settings):

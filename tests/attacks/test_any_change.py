@@ -1,7 +1,5 @@
 """One byte, key or type changed in a file of a data folder, a store, a policy or a run, or in a server's reply: the
 right result, or one line; never a traceback, and never another figure in silence.
-
-`python -m tests.attacks.test_any_change 1000` tries a thousand changes of each format and prints what came of them.
 """
 
 import contextlib
@@ -9,13 +7,9 @@ import io
 import json
 import random
 import shutil
-import sys
-import tempfile
 import time
 import traceback
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -32,7 +26,6 @@ from forage.extras.chat.endpoint import call_text
 from forage.files import write_jsonl
 from forage.policy.card import read_policy_card
 from forage.policy.policy import load_policy
-from forage.runs import drawing
 from forage.store import document_store
 from forage.store.card import NO_EMBEDDER, StoreCard, fingerprint_of
 from forage.store.document_store import DocumentStore
@@ -216,21 +209,19 @@ def outcome(thing):
     return "right" if found == thing.right else "as it says" if thing.says(found) else "silent"
 
 
-def attack(thing, count, seed=0):
-    """How often each outcome came, and what went wrong."""
-    counts, wrong = Counter(), []
+def attack(thing, count, seed):
+    """What went wrong."""
+    wrong = []
     for number in range(count):
         words, began = thing.change(random.Random(f"{seed}/{number}")), time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             what = outcome(thing)
         if what not in ("right", "one line", "as it says"):
             wrong.append(f"{words}\n{what}")
-            what = "silent" if what == "silent" else "traceback"
         if (seconds := time.perf_counter() - began) > 30:
             wrong.append(f"{words}\ntook {seconds:.0f} s")
-        counts[what] += 1
         thing.restore()
-    return counts, wrong
+    return wrong
 
 
 # The formats
@@ -364,8 +355,7 @@ def folders(folder):
 @pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("name", [*replies(), "data", "a store", "a policy", "a run"])
 def test_a_changed_file_or_reply_is_right_or_one_line(name, made, tmp_path):
-    counts, wrong = attack(made[name](tmp_path / name), COUNTS.get(name, 300), seed=1)
-    print(dict(counts))
+    wrong = attack(made[name](tmp_path / name), COUNTS.get(name, 300), seed=1)
     assert not wrong, "\n".join(wrong[:5])
 
 
@@ -373,26 +363,5 @@ def test_a_changed_file_or_reply_is_right_or_one_line(name, made, tmp_path):
 def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document_store, "Embedder", WordEmbedder)
-        yield formats(tmp_path_factory.mktemp("formats"))
-
-
-def formats(folder):
-    return {name: lambda place, reply=reply: reply for name, reply in replies().items()} | folders(folder)
-
-
-def main(count, *names):
-    document_store.Embedder, drawing.COMMAND = WordEmbedder, ("true",)
-    with tempfile.TemporaryDirectory() as folder:
-        made = formats(Path(folder))
-        for name in names or made:
-            with contextlib.redirect_stdout(io.StringIO()):
-                thing = made[name](Path(folder) / name)
-            began = time.perf_counter()
-            counts, wrong = attack(thing, int(count))
-            print(f"{name}: {dict(counts)}, {time.perf_counter() - began:.0f} s", flush=True)
-            for words in wrong[:40]:
-                print("   ", words[-1500:], flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        kept = {name: lambda place, reply=reply: reply for name, reply in replies().items()}
+        yield kept | folders(tmp_path_factory.mktemp("formats"))

@@ -1,7 +1,4 @@
-"""200 hostile documents through the whole path: no forged turn, no control token, nothing executed, no crash.
-
-Each test counts what it tried and what survived, and prints both with -s, for the table in docs/guarantees.md.
-"""
+"""200 hostile documents through the whole path: no forged turn, no control token, nothing executed, no crash."""
 
 import asyncio
 import io
@@ -26,7 +23,6 @@ from forage.data.chunking import chunk_document
 from forage.data.records import Document, Question, read_documents
 from forage.data.sample import PAGES, QUESTIONS
 from forage.data.scraping.page_text import read_page
-from forage.engines.base import Sample
 from forage.evaluation.measures import COSTS
 from forage.evaluation.tables import print_table, tables_of
 from forage.files import json_lines
@@ -37,9 +33,9 @@ from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
 from forage.text import encodable, first_words, printable
 from tests import ROOT
-from tests.attacks.hostile import COUNT, hostile_documents
+from tests.attacks.hostile import hostile_documents
 from tests.factories import EPISODE, STATS
-from tests.scripted_engine import Hit
+from tests.scripted_engine import Hit, InOrder
 from tests.tiny import make_tokenizer
 
 HOSTILE = hostile_documents()
@@ -88,12 +84,6 @@ def protocol_of(name):
     return Protocol(tokenizer, 64)
 
 
-def survived(what, failed, tried):
-    """Print the counts for the table, and fail with what was lost."""
-    print(f"\n| {what} | {tried} | {tried - len(failed)} |")
-    assert not failed, failed[:5]
-
-
 def failures(check, documents=HOSTILE):
     """The names of the documents that don't pass a check."""
     return [hostile.name for hostile in documents if not check(hostile)]
@@ -129,7 +119,7 @@ def test_no_text_becomes_a_control_token(name):
             found.append(control_of(protocol, prompt_tokens(protocol.tokenizer, REWRITE, hostile.text)))
         return found == wanted[: len(found)]
 
-    survived(f"search results, prompts and rewriter's prompts, {name}", failures(check), COUNT)
+    assert not failures(check)
 
 
 @pytest.mark.slow
@@ -138,25 +128,9 @@ def test_a_question_of_a_megabyte_ends_its_episode_and_forges_nothing(name, payl
     """In seconds: a filter that begins again after each find would take hours."""
     protocol = protocol_of(name)
     [hostile] = [hostile for hostile in LONG if hostile.name == f"long: {payload}"]
-    episode = play(protocol, Says(), question_of(hostile), finds(hostile))
+    episode = play(protocol, InOrder(protocol), question_of(hostile), finds(hostile))
     assert episode.stop == "tokens"
     assert control_of(protocol, episode.ids) == control_of(protocol, protocol.prompt("x"))
-
-
-class Says:
-    """An engine that says given tokens, turn by turn."""
-
-    adapter = "v000001"
-
-    def __init__(self, *turns):
-        self.turns, self.requests = list(turns), []
-
-    async def generate(self, request):
-        self.requests.append(request)
-        ids = tuple(self.turns[len(self.requests) - 1])[: request.max_tokens]
-        return Sample(ids, (-0.5,) * len(ids), "stop" if ids[-1] in request.stop_ids else "length")
-
-    def release(self, episode): ...
 
 
 def finds(hostile):
@@ -171,11 +145,11 @@ def play(protocol, engine, question, search, **limits):
 @family
 def test_an_episode_has_the_turns_that_the_loop_made(name):
     protocol = protocol_of(name)
-    said = protocol.turn_ids(write_call("gout")), protocol.turn_ids(write_answer("Rest."))
+    said = write_call("gout"), write_answer("Rest.")
     benign = replace(HOSTILE[0], payload="x", text="x")
 
     def played(hostile):
-        return play(protocol, Says(*said), question_of(hostile), finds(hostile))
+        return play(protocol, InOrder(protocol, *said), question_of(hostile), finds(hostile))
 
     wanted = played(benign)
 
@@ -184,13 +158,13 @@ def test_an_episode_has_the_turns_that_the_loop_made(name):
         sampled = [tuple(episode.ids[turn.start : turn.end]) for turn in episode.turns]
         return (
             control_of(protocol, episode.ids) == control_of(protocol, wanted.ids)
-            and sampled == [tuple(ids) for ids in said]
+            and sampled == [tuple(protocol.turn_ids(text)) for text in said]
             and episode.mask
             == tuple(int(any(t.start <= n < t.end for t in episode.turns)) for n in range(len(episode.ids)))
             and episode.well_formed
         )
 
-    survived(f"episodes of the agent, {name}", failures(check, SHORT), len(SHORT))
+    assert not failures(check, SHORT)
 
 
 @family
@@ -215,15 +189,14 @@ def test_a_demonstration_teaches_no_forged_turn(name):
         turns = all(not protocol.forges(episode.ids[turn.start : turn.end]) for turn in episode.turns)
         if not turns or any(held[token] > allowed[token] * len(episode.turns) for token in held):
             failed.append(episode.question_id)
-    print(f"\n{len(taught)} demonstrations for {len(questions)} questions")
     assert len(taught) > len(questions) * 0.8
-    survived(f"demonstrations and their masks, {name}", failed, len(taught))
+    assert not failed
 
 
 # Chunks, the store and its server
 
 
-def text_of(document, chunks):
+def text_of(chunks):
     """The document's text as its chunks cover it."""
     text, end = "", 0
     for chunk in chunks:
@@ -289,7 +262,7 @@ def test_terminals_are_shown_text_and_obey_none(store_without_vectors, monkeypat
     print_hits(Search("gout arthritis toe rest", str(store_without_vectors), k=200, mode="sparse"))
     assert is_calm(printed := capsys.readouterr().out)
     assert printed.count("Gout is a kind of") > 40
-    survived("terminal: search, rollout, training, evaluation", failed, len(SHORT))
+    assert not failed
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +292,7 @@ def test_clean_text_is_left_alone(protocol):
         if not (encodable(text) == printable(text) == text and protocol.harmless(text) == " ".join(text.split()))
     ]
     assert len(texts) > 1000
-    survived("clean texts of the sample, unchanged", changed, len(texts))
+    assert not changed
     tokenizer = protocol.tokenizer
     long = max(texts, key=len)
     assert len(tokenizer(long)["input_ids"]) > 120  # cut as before: the first tokens, whatever comes after
@@ -327,4 +300,4 @@ def test_clean_text_is_left_alone(protocol):
     whole = " ".join(f"T: {long}".split())
     assert cut == tokenizer.decode(tokenizer(whole)["input_ids"][: protocol.passage_tokens]).rstrip()
     spans = chunk_document(Document("d", "t", long), lambda parts: [len(p.split()) for p in parts], 50, 10)
-    assert text_of(None, spans) == long
+    assert text_of(spans) == long

@@ -10,16 +10,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.protocol import Protocol
 from forage.extras.gateway.handed_out import handed_out
 from forage.extras.gateway.recording import Recorder
 from forage.extras.gateway.server import Gateway
 from forage.extras.serving.mcp_server import PATH, http_app, make_mcp_server
 from forage.extras.serving.server import MAX_BODY, make_app
-from tests.extras.gateway.own_agents import LIMITS, Spelling
+from tests.extras.gateway.own_agents import Spelling, agent_over
 from tests.ports import answering
-from tests.scripted_engine import QUESTION, search_many
+from tests.scripted_engine import QUESTION
 from tests.tiny import make_tokenizer
 
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
@@ -37,7 +36,7 @@ def gateway_of(host):
 
     async def serve():
         gateway = Gateway((host, 0), handed_out().routes)
-        agent = Agent(Spelling(protocol, *["yes"] * 200), protocol, BatchedSearch(search_many, in_line=True), LIMITS)
+        agent = agent_over(Spelling(protocol, *["yes"] * 200))
         with gateway.serving(Recorder(agent, QUESTION, "q1/0", 7)) as address:
             serving = asyncio.create_task(gateway.serve())
             told.update(episode=address, taking=f"{gateway.url}/v1/episodes")

@@ -7,7 +7,7 @@ import pytest
 
 from data_prep import Options, main
 from forage.data.chunking import Chunk
-from forage.data.collection import by_id, questions_of, read_beir, read_qrels, write_qrels
+from forage.data.collection import by_id, questions_of, read_beir, read_qrels
 from forage.data.options import DatasetOptions
 from forage.data.records import read_documents, read_questions
 from forage.errors import UserError
@@ -69,12 +69,6 @@ def test_judgements_of_what_is_not_there_are_counted(beir):
     collection = read_beir(beir, "test")
     assert collection.judgements["test"] == {"q2": {"d1": 1}}
     assert collection.left_out["judgement of a query or document that is not there"] == 3
-
-
-def test_judgements_and_back(tmp_path):
-    judgements = {"q 1": {"d 1": 2, "d2": 0}, "q2": {"d1": 1}}
-    write_qrels(tmp_path / "qrels.tsv", judgements)
-    assert read_qrels(tmp_path / "qrels.tsv") == judgements
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,9 @@
 """The corpus: what is printed while pages are fetched, and what is read of them."""
 
-from forage.data.corpus import fetch_pages, read_pages
+from forage.data.corpus import read_pages
 from forage.data.options import DatasetOptions
-from forage.data.qa_rows import QARow
 from forage.data.records import Document
 from forage.data.scraping.content_folder import PageRecord
-
-
-def test_there_is_no_progress_bar_for_nothing(tmp_path, capsys):
-    options = DatasetOptions(content_dir=tmp_path)
-    assert fetch_pages([QARow("1", "What is gout?", "Crystals.", "", "", "")], {}, options) == {}
-    assert read_pages({}, options) == ({}, {})
-    assert capsys.readouterr().err == ""
 
 
 def test_pages_are_read_without_what_recurs_on_their_host(tmp_path):

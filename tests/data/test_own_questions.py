@@ -5,7 +5,7 @@ import pytest
 from forage.data.chunking import Chunk
 from forage.data.options import Columns
 from forage.data.own_documents import FileRecord
-from forage.data.own_questions import documents_by_name, place, read_own_questions, saying
+from forage.data.own_questions import documents_by_name, place, read_own_questions
 from forage.data.qa_rows import QARow
 from forage.data.relevance import by_document
 
@@ -72,20 +72,9 @@ def test_names_of_files():
     assert "picture" not in named
 
 
-def test_an_answer_without_telling_words_is_nowhere():
-    assert saying("it is", CHUNKS) == []
-    assert saying("...", CHUNKS) == []
-
-
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_a_table_by_any_separator(tmp_path, separator):
     path = tmp_path / "asked.csv"
     path.write_text(f"Question{separator}Source\nHow hot?{separator}rye.md\n")
     [row] = read_own_questions(str(path), Columns())
     assert (row.question, row.answer, row.url) == ("How hot?", "", "rye.md")
-
-
-def test_placing_many_questions_shows_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr("forage.progress.LOG_EVERY", -1)
-    placed(asked("How hot?", "220 degrees"), asked("How long?", source="RYE"))
-    assert "placing questions: done 1 of 2" in capsys.readouterr().out

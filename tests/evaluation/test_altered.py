@@ -44,12 +44,6 @@ def found(name, setting, question=GOUT, query="gout"):
     return [hit.chunk_id.removesuffix("#0") for hit in hits]
 
 
-def test_what_the_store_finds_by_itself(store):
-    """What the others change."""
-    [hits] = store.search(["gout"], 5, "sparse")
-    assert [hit.doc_id for hit in hits] == ["gout0", "gout1", "gout2", "gout3", "gout4"]
-
-
 @pytest.mark.parametrize(
     ("name", "k", "expected"),
     [

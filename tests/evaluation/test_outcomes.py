@@ -31,9 +31,6 @@ def test_what_is_written_is_read_back_from_all_files(log):
     assert log.done() == {"p", "q"}
     append_episodes(log.episodes / "a.jsonl", outcome("r").tried)  # not answered yet
     assert log.results() == {"p": outcome("p"), "q": outcome("q", 3, 0, 2.0)}
-    q = log.results()["q"]
-    assert (len(q.tried), q.episode.id, q.searches, q.turns) == (3, "q/0", 6, 6)
-    assert (q.sampled_tokens, q.read_tokens) == (3 * 4 + 10, 3 * 6 + 20)
     assert log.episodes.name == "best_of_2"
 
 

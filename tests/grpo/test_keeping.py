@@ -8,36 +8,24 @@ from types import SimpleNamespace
 import pytest
 
 import grpo_train
-from forage.agent.options import SearchOptions
-from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.grpo import training
-from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
 from forage.grpo.resume import kept_versions, tidy
-from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, versions, weights_digest
-from forage.rollout.options import RolloutOptions
 from forage.rollout.rollout import load_newest
 from forage.runs.stats import read_stats
 from tests.factories import empty_adapter
 from tests.options import with_options
 from tests.tiny import rewards_of_tokens
-from tests.tiny_training import stats_of
+from tests.tiny_training import stats_of, tiny_options
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def options_of(tiny, run_dir, **more):
-    rollout = RolloutOptions(
-        data=tiny / "data", policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=2, num_rollouts=3,
-        search=SearchOptions(mode="sparse", max_turn_tokens=8, max_turns=2),
-    )  # fmt: skip
-    options = TrainOptions(
-        rollout, UpdateOptions(optimizer=OptimizerOptions(0.01), memory=MemoryOptions(token_budget=600)),
-        guard=GuardOptions(on_collapse="warn", rollback_steps=1), keep_adapters=1, run_dir=run_dir, max_steps=6,
-        eval_every=4, eval_questions=1,
-    )  # fmt: skip
-    return with_options(options, **more)
+    few = {"batch_size": 2, "num_rollouts": 3, "max_turn_tokens": 8, "max_steps": 6, "eval_every": 4}
+    few |= {"eval_questions": 1, "keep_adapters": 1, "rollback_steps": 1}
+    return tiny_options(tiny, run_dir, **few | more)
 
 
 def test_what_is_kept_by_hand(tiny, tmp_path):

@@ -12,6 +12,8 @@ from forage.policy.packing import OutOfMemory
 from forage.runs.stats import read_stats
 from tests.tiny_training import tiny_options, train
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
 
 @pytest.fixture
 def short(monkeypatch):
@@ -37,26 +39,14 @@ def short(monkeypatch):
     return short_for
 
 
-def test_the_next_start_takes_smaller_micro_batches_and_nothing_is_lost(tiny, tmp_path, short, capsys):
+def test_each_start_takes_smaller_micro_batches_and_three_at_one_step_are_enough(tiny, tmp_path, short, capsys):
     options = tiny_options(tiny, tmp_path / "run", max_steps=2, eval_every=0)
-    short(1)
-    with pytest.raises(
-        OutOfMemory, match=r"^out of memory with micro-batches of 600 tokens .* to go on with 300; give"
-    ):
-        train(options)
-    sizes = short(0)
-    train(options)
-    assert "memory ran out at step 0: continuing with micro-batches of 300 tokens" in capsys.readouterr().out
-    assert max(sizes) <= 300
-    assert [stats.step for stats in read_stats(tmp_path / "run")] == [0, 1]
-
-
-def test_three_starts_at_one_step_are_enough(tiny, tmp_path, short):
-    options = tiny_options(tiny, tmp_path / "run", max_steps=2, eval_every=0)
-    for _ in range(3):
-        short(1)
-        with pytest.raises(OutOfMemory):
+    for budget in (600, 300, 150):
+        sizes = short(1)
+        with pytest.raises(OutOfMemory, match=rf"^out of memory with micro-batches of {budget} tokens"):
             train(options)
+        assert max(sizes) <= budget
+    assert "memory ran out at step 0: continuing with micro-batches of 300 tokens" in capsys.readouterr().out
     sizes = short(0)
     with pytest.raises(UserError, match=r"^memory ran out 3 times at step 0.*OFFLOAD"):
         train(options)

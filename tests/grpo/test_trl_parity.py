@@ -28,7 +28,7 @@ from forage.grpo.losses import (
 )
 from forage.grpo.options import LossOptions
 from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import pack
+from forage.policy.packing import pack, values_like
 
 VOCABULARY = 40
 PAD, END = 0, 1
@@ -169,7 +169,12 @@ def our_update(model, update, first, reference, options, method, keep):
     losses, stats = 0.0, []
     for batch, old_BT, reference_BT in zip(batches, old, references, strict=True):
         scored = ScoredBatch(
-            batch, advantages_N, token_logprobs(model, batch), old_BT, sampler_of(batch, kept), reference_BT
+            batch,
+            advantages_N,
+            token_logprobs(model, batch),
+            old_BT,
+            values_like(batch, [(0.0,) * len(e.prompt) + e.sampler for e in kept]),
+            reference_BT,
         )
         terms = loss_terms(scored, options, totals)
         loss = policy_loss(terms, options)
@@ -183,14 +188,6 @@ def logprobs_of(model, weights, batches):
     model.load_state_dict(weights)
     with torch.no_grad():
         return [token_logprobs(model, batch) for batch in batches]
-
-
-def sampler_of(batch, episodes):
-    """The engine's log-probabilities at the places of a batch."""
-    stored = torch.zeros(len(episodes), max(len(e.ids) for e in episodes))
-    for number, e in enumerate(episodes):
-        stored[number, len(e.prompt) : len(e.ids)] = torch.tensor(e.sampler)
-    return stored[batch.sequence_BT, batch.positions_BT] * batch.sampled_BT
 
 
 CLIP = {"epsilon": 0.2, "epsilon_high": 0.28}

@@ -56,9 +56,9 @@ class Watched(Learner):
         return {name: weight.detach().clone() for name, weight in self.policy.named_parameters()}
 
 
-def updated(learner, tiny, episodes, budget, epochs):
+def updated(learner, tiny, episodes, budget, epochs=1, *, share_prompts=False):
     options = tiny_options(tiny, tiny / "unused", token_budget=budget, epochs=epochs).update
-    figures = update(learner, prepare(episodes, options), UpdateContext(options, 0.01, 1.0, share_prompts=False))
+    figures = update(learner, prepare(episodes, options), UpdateContext(options, 0.01, 1.0, share_prompts))
     return figures, learner.weights_now()
 
 
@@ -87,6 +87,34 @@ def test_the_second_epoch_compares_with_the_log_probabilities_of_the_first(tiny,
         by_hand.step(0.01, options.optimizer.max_norm)
     for name, weight in by_hand.policy.named_parameters():
         assert torch.equal(weight, weights[name]), name
+
+
+def test_micro_batches_and_shared_prompts_change_nothing(tiny, episodes):
+    figures, weights = updated(Watched(tiny), tiny, episodes, 10_000)
+    assert figures["micro_batches"] == 1
+    for budget, share_prompts in ((120, True), (300, False)):
+        others, other_weights = updated(Watched(tiny), tiny, episodes, budget, share_prompts=share_prompts)
+        assert others["micro_batches"] > 3
+        assert others["policy_loss"] == pytest.approx(figures["policy_loss"], abs=1e-6)
+        assert others["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
+        assert others["entropy"] == pytest.approx(figures["entropy"], rel=1e-5)
+        for name, weight in weights.items():
+            # AdamW's first step is the sign of the gradient, so what is near 0 may go either way.
+            assert (weight - other_weights[name]).abs().mean() < 1e-4, name
+
+
+def test_groups_without_variance_cost_nothing_and_count(tiny, episodes):
+    flat = [
+        replace(e, reward=0.5, rewards=dict.fromkeys(e.rewards, 0.5)) if e.question_id == episodes[0].question_id else e
+        for e in episodes
+    ]
+    figures, _ = updated(Watched(tiny), tiny, flat, LARGE)
+    assert figures["tokens"] == sum(e.sampled for e in flat if e.question_id != episodes[0].question_id)
+    alike = [replace(e, rewards=dict.fromkeys(e.rewards, 0.5)) for e in episodes]
+    figures, weights = updated(Watched(tiny), tiny, alike, LARGE)
+    assert figures["micro_batches"] == 0
+    before = Watched(tiny).weights_now()
+    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
 
 
 # What an update did to the likelihood of what it rewarded
@@ -164,14 +192,14 @@ def test_a_lowered_budget_is_remembered(tiny, episodes, capsys):
     """The next step runs out of memory no more: it begins with what fitted, and is what that budget alone gives."""
     learner, other = Watched(tiny, short_in=0), Watched(tiny)
     for _ in range(2):
-        _, weights = updated(learner, tiny, episodes, LARGE, epochs=1)
-        _, others = updated(other, tiny, episodes, SMALL, epochs=1)
+        _, weights = updated(learner, tiny, episodes, LARGE)
+        _, others = updated(other, tiny, episodes, SMALL)
     assert learner.sizes[1] == [batch.tokens for batch in pack(episodes, SMALL)]
     told = capsys.readouterr().out
     assert told.count("out of memory") == told.count("continuing with micro-batches of 220 tokens, in later steps") == 1
     assert learner.lowered_budget == SMALL
     assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
-    updated(learner, tiny, episodes, 120, epochs=1)  # a lower one that is asked for stays
+    updated(learner, tiny, episodes, 120)  # a lower one that is asked for stays
     assert learner.sizes[2] == [batch.tokens for batch in pack(episodes, 120)]
     assert Watched(tiny).lowered_budget is None  # another run, or the same one resumed
 
@@ -184,11 +212,11 @@ def test_memory_that_runs_out_while_the_gain_is_measured_lowers_the_budget_and_c
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return scored(self, batch, temperature)
 
-    figures, weights = updated(Watched(tiny), tiny, episodes, LARGE, epochs=1)
+    figures, weights = updated(Watched(tiny), tiny, episodes, LARGE)
     scored = Learner.scored
     monkeypatch.setattr(Learner, "scored", short)
     learner = Watched(tiny)
-    others, same = updated(learner, tiny, episodes, LARGE, epochs=1)
+    others, same = updated(learner, tiny, episodes, LARGE)
     assert learner.lowered_budget < LARGE
     assert others["likelihood_gain"] == pytest.approx(figures["likelihood_gain"], abs=1e-6)
     assert all(torch.equal(weight, same[name]) for name, weight in weights.items())
@@ -203,7 +231,7 @@ def test_out_of_memory_in_the_optimizer_stops_the_run(tiny, episodes, monkeypatc
     learner = Watched(tiny)
     monkeypatch.setattr(learner, "step", short)
     with pytest.raises(UserError, match=r"out of memory in the optimizer.*--sharding"):
-        updated(learner, tiny, episodes, LARGE, epochs=1)
+        updated(learner, tiny, episodes, LARGE)
 
 
 # The reference

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests import ROOT
+from tests.installed import installed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 FEWER = {"--num-demonstrations 60": "--num-demonstrations 12", "--max-steps 16": "--max-steps 3"}
@@ -22,12 +23,7 @@ nbformat.write(notebook, "first_hour.ipynb")
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
     """What runs a notebook; no requirement of anything else here."""
-    site = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--target", site]
-    done = subprocess.run([*command, "nbclient==0.11.0", "ipykernel==7.4.0"], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"left out: nbclient can't be installed here ({done.stderr.strip().splitlines()[-1]})")
-    return site
+    return installed(tmp_path_factory.mktemp("site"), "ipykernel==7.4.0", "nbclient==0.11.0")
 
 
 def test_every_cell_of_the_notebook_runs(packages, model_folder, tmp_path):

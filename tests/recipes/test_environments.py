@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 import grpo_rollout
-from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import read_episodes
 from forage.agent.options import AgentSettings, write_agent
 from forage.agent.protocol import Protocol, write_call
@@ -21,12 +20,12 @@ from forage.agent.rewards import get_own_reward
 from forage.data.records import read_questions
 from forage.extras.gateway.handed_out import handed_out
 from tests import ROOT
-from tests.extras.gateway.own_agents import Spelling
+from tests.extras.gateway.own_agents import Spelling, agent_over
 from tests.extras.questions.chat_server import chat_server
+from tests.installed import installed
 from tests.pages import command_lines, fenced
 from tests.ports import free_port
 from tests.recipes.run import RECIPES, calls_of, run
-from tests.scripted_engine import search_many
 from tests.tiny import CHAT_TEMPLATE, make_base, make_data, make_policy, make_tokenizer
 from tests.tiny_training import TINY
 
@@ -60,12 +59,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def installed(package, folder):
+def seeing(package, folder):
     """The environment of programs that see the package, its own dependencies first, and the page's files."""
-    install = [sys.executable, "-m", "pip", "install", "-q", "--target", folder / package, package]
-    done = None if (folder / package).exists() else subprocess.run(install, capture_output=True, text=True)
-    if done and done.returncode:
-        pytest.skip(f"left out: {package} can't be installed here ({done.stderr.strip().splitlines()[-1]})")
+    if not (folder / package).exists():
+        installed(folder / package, package)
     return os.environ | {"PYTHONPATH": f"{folder / package}:{folder}:{ROOT}"}
 
 
@@ -85,7 +82,7 @@ CALLS = [reply(None, '{"query": "remedy 3"}'), reply(BROKEN), reply("I see.", '{
 
 
 def test_verifiers_evaluates_it(folder):
-    env = installed("verifiers", folder)
+    env = seeing("verifiers", folder)
     program = "from verifiers.v1.cli.eval.main import main; main()"
     for policy, replies, limit in (("policy", TEXTS, 9), ("describing", CALLS, 9), ("policy", TEXTS, 3)):
         with chat_server(lambda prompt, number, replies=replies: replies[number - 1]) as server:
@@ -129,7 +126,7 @@ with GenericEnvClient(base_url=sys.argv[1]) as one, GenericEnvClient(base_url=sy
 
 
 def test_openenv_serves_it(folder):
-    env, port = installed("openenv", folder), free_port()
+    env, port = seeing("openenv", folder), free_port()
     words = [str(port) if word == "8001" else word for word in command_lines(fenced(PAGE, "sh")[1])[0]]
     command = [sys.executable, "-m", *words]
     server = subprocess.Popen(command, cwd=ROOT, env=env)
@@ -215,7 +212,7 @@ class Unsure(vf.Harness[vf.HarnessConfig]):
 
 
 def test_our_policy_plays_an_environment_of_verifiers(folder, tmp_path, monkeypatch):
-    env, port = installed("verifiers", folder), free_port()
+    env, port = seeing("verifiers", folder), free_port()
     monkeypatch.chdir(tmp_path)
     program = fenced(PAGE, "py")[3].replace("8200", str(port)).replace("my_tasks", "sums").replace("null", "sums")
     (folder / "sums.py").write_text(SUMS)
@@ -270,5 +267,5 @@ async def played(player, question, each_says):
     """Its episodes, one after the other, in each of which the policy says so."""
     protocol = Protocol(make_tokenizer())
     engine = Spelling(protocol, *(said for says in each_says for said in says))
-    policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), AgentSettings())
+    policy = agent_over(engine)
     return [await player(policy, question, number, 7) for number in range(len(each_says))]

@@ -9,6 +9,7 @@ import pytest
 from document_store import DocumentStore, StoreOptions
 from forage.store.embedder import PACKAGED_EMBEDDER
 from tests import ROOT
+from tests.installed import installed
 from tests.pages import fenced
 from tests.recipes.run import RECIPES
 
@@ -46,14 +47,11 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize("package", ASKED)
 def test_the_framework_finds_what_the_store_finds(tmp_path, package):
-    install = [sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "packages", package]
-    done = subprocess.run(list(map(str, install)), capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"left out: {package} can't be installed here ({done.stderr.strip().splitlines()[-1]})")
+    packages = installed(tmp_path / "packages", package)
     store = DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(PACKAGED_EMBEDDER))
     [block] = [text for text in fenced(RECIPES / "frameworks.md", "py") if package.replace("-", "_")[:9] in text]
     program = PROGRAM.format(block=block, asked=ASKED[package], query=QUERY, where=WHERE)
-    command = [sys.executable, "-c", program, str(tmp_path / "packages"), str(store.path)]
+    command = [sys.executable, "-c", program, str(packages), str(store.path)]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr
     hits = store.search(QUERY, 2, where=WHERE)

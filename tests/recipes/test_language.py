@@ -19,12 +19,9 @@ def without_hub(call):
     return name, ["none" if word == "intfloat/multilingual-e5-small" else word for word in arguments]
 
 
-def test_the_commands(tiny, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/policy").symlink_to(tiny / "policy")
+def test_the_commands(here):
     [rows] = fenced(RECIPES / "language.md", "json")
-    (tmp_path / "qa.jsonl").write_text(rows)
+    (here / "qa.jsonl").write_text(rows)
     prepare, train = calls_of("language.md")
     run(without_hub(prepare))
     store = DocumentStore.open("data/de/store")
@@ -33,12 +30,12 @@ def test_the_commands(tiny, tmp_path, monkeypatch):
     assert [[hit.text.partition(",")[0] for hit in hits] for hits in found] == [
         ["Bei Gichtanfällen helfen Ruhe und Kühlung."], [], ["Bei Heuschnupfen läuft die Nase"],
     ]  # fmt: skip
-    held_out, rest = read_questions(tmp_path / "data/de/eval.jsonl"), read_questions(tmp_path / "data/de/train.jsonl")
+    held_out, rest = read_questions(here / "data/de/eval.jsonl"), read_questions(here / "data/de/train.jsonl")
     assert len(held_out) + len(rest) == 3
     assert all(question.relevant_chunk_ids for question in held_out + rest)
     run(train, "--mode", "sparse", "--max-steps", "1", "--num-demonstrations", "2",
         "--eval-share", "0.5", "--max-turn-tokens", "400")  # fmt: skip
-    assert read_agent(tmp_path / "models/de").task == "Beantworte die Frage mit Hilfe der Bibliothek"
-    told = [episode.transcript for episode in read_episodes(tmp_path / "models/de/demonstrations.jsonl")]
+    assert read_agent(here / "models/de").task == "Beantworte die Frage mit Hilfe der Bibliothek"
+    told = [episode.transcript for episode in read_episodes(here / "models/de/demonstrations.jsonl")]
     assert told
     assert all("system\nBeantworte die Frage mit Hilfe der Bibliothek: search it first" in text for text in told)

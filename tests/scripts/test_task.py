@@ -6,9 +6,8 @@ import sft_train
 from forage.agent.episode import read_episodes
 from forage.agent.options import SearchOptions, read_agent
 from forage.errors import UserError
-from forage.sft.options import SFTOptions
 from tests.options import with_options
-from tests.tiny_training import tiny_options, train
+from tests.tiny_training import tiny_options, tiny_sft, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 GARDEN = "Answer the question about gardening"
@@ -19,11 +18,7 @@ OPENING = (
 
 
 def warm(tiny, out, **more):
-    options = SFTOptions(
-        data=tiny / "data", policy=tiny / "policy", output_dir=out, num_demonstrations=4, max_steps=2, eval_every=2,
-        batch_size=2, eval_share=0.3,
-    )  # fmt: skip
-    sft_train.main(with_options(options, **{"mode": "sparse"} | more))
+    sft_train.main(tiny_sft(tiny, out, num_demonstrations=4, **more))
     return [episode.transcript for episode in read_episodes(out / "demonstrations.jsonl")]
 
 

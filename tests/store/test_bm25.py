@@ -1,7 +1,5 @@
 """Our precomputed BM25 is rank_bm25's BM25Okapi."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -39,20 +37,6 @@ def test_ids_and_scores_equal_okapi_on_the_sample_data():
         found = ours.rank(words, 10)
         assert found.ids.tolist() == top_k(expected, 10, above=0.0).tolist()
         np.testing.assert_allclose(found.scores, expected[found.ids], rtol=0, atol=1e-9)
-
-
-def test_a_score_by_hand():
-    # "gout" is in one of three texts: idf = log(2.5 / 1.5); the text has the mean length, so norm = k1 = 1.5.
-    index = BM25.build([["gout", "toe"], ["flu", "rest"], ["flu", "cough"]])
-    assert index.scores(["gout"]).tolist() == pytest.approx([math.log(2.5 / 1.5) * 1 * 2.5 / (1 + 1.5), 0, 0])
-
-
-def test_a_frequent_word_gets_a_share_of_the_mean_idf():
-    # "flu" is in 2 of 3 texts: log(1.5 / 2.5) < 0, so it gets .25 of the mean idf, here of gout, flu, toe, rest.
-    index = BM25.build([["gout", "toe"], ["flu", "rest"], ["flu", "flu"]])
-    mean = (3 * math.log(2.5 / 1.5) + math.log(1.5 / 2.5)) / 4
-    expected = 0.25 * mean * (1 * 2.5) / (1 + 1.5)
-    assert index.scores(["flu"])[1] == pytest.approx(expected)
 
 
 def test_texts_without_any_of_the_words_are_no_hits():
@@ -102,13 +86,9 @@ def found(index, words):
 
 
 @pytest.mark.parametrize("bm25", ["own", "rank_bm25"])
-def test_a_store_of_two_chunks_finds_words(tmp_path, bm25):
+def test_a_store_of_two_chunks_finds_words_and_one_without_words_nothing(tmp_path, bm25):
     texts = ["Crystals hurt the toe.", "Fever and a cough."]
     store = DocumentStore.build(tmp_path / "store", texts, StoreOptions("none", bm25=bm25))
     assert [hit.text for hit in store.search("a cough", 2, "sparse")] == [texts[1]]
-
-
-@pytest.mark.parametrize("bm25", ["own", "rank_bm25"])
-def test_a_store_without_a_word_to_search_finds_nothing(tmp_path, bm25):
-    store = DocumentStore.build(tmp_path / "store", ["This is it."], StoreOptions("none", bm25=bm25))
-    assert store.search("is it gout?", 2, "sparse") == []
+    silent = DocumentStore.build(tmp_path / "silent", ["This is it."], StoreOptions("none", bm25=bm25))
+    assert silent.search("is it gout?", 2, "sparse") == []

@@ -20,7 +20,6 @@ from forage.data.records import Document
 from forage.errors import UserError
 from forage.store import document_store, vectors
 from forage.store.document_store import DocumentStore
-from forage.store.options import StoreOptions
 from forage.store.vectors import VectorCollection
 from tests import ROOT
 from tests.kills import start
@@ -135,13 +134,6 @@ def test_edits_by_two_handles_are_both_kept(store):
     other.delete(["gout"])
     assert [document.id for document in other] == ["flu", "iron", "rash"]
     assert store.search("crystals in a toe", 1, "dense")[0].doc_id == "gout"
-
-
-def test_a_store_of_words_alone_is_edited_too(tmp_path):
-    store = DocumentStore.build(tmp_path / "words", DOCUMENTS, StoreOptions("none"))
-    store.add(["A rash."])
-    assert store.search("rash", 1, "sparse")[0].doc_id == "0"
-    assert not (tmp_path / "words" / "chroma").exists()
 
 
 def test_a_store_of_an_older_version_is_searched_but_not_edited(store):

@@ -33,17 +33,28 @@ class Spelling(Engine):
         self.released.append(episode)
 
 
+def agent_over(engine, limits=LIMITS):
+    """The agent whose policy this engine speaks for."""
+    return Agent(engine, engine.protocol, BatchedSearch(search_many, in_line=True), limits)
+
+
 def played(agent, protocol, *says, seconds=30.0, limits=LIMITS, pause=0.0, samples=1):
     """(episodes, engine) of an agent."""
 
     async def go():
         engine = Spelling(protocol, *says, seconds=pause)
-        policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), limits)
+        policy = agent_over(engine, limits)
         player = recorded(agent, seconds)
         return await asyncio.gather(*(player(policy, QUESTION, n, 7) for n in range(samples))), engine
 
     episodes, engine = asyncio.run(go())
     return (*episodes, engine)
+
+
+async def ask(client, *told, **more):
+    """The policy's next message. Each text that it is told is a user's."""
+    messages = [{"role": "user", "content": each} if isinstance(each, str) else each for each in told]
+    return (await client.chat.completions.create(model="policy", messages=messages, **more)).choices[0].message
 
 
 async def as_our_loop(question, client, tools):

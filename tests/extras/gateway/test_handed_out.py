@@ -16,27 +16,19 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 import grpo_rollout
-from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import read_episodes
-from forage.agent.protocol import Protocol
 from forage.agent.rewards import get_own_reward
 from forage.errors import UserError
 from forage.extras.gateway.handed_out import KEY, handed_out
 from tests import ROOT
-from tests.extras.gateway.own_agents import LIMITS, Spelling
+from tests.extras.gateway.own_agents import Spelling, agent_over
 from tests.pages import fenced
 from tests.ports import free_port
-from tests.scripted_engine import QUESTION, search_many
-from tests.tiny import make_tokenizer
+from tests.scripted_engine import QUESTION
 from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 ANSWER = {"answer": "Rest.", "reward": 0.5}
-
-
-@pytest.fixture(scope="module")
-def protocol():
-    return Protocol(make_tokenizer())
 
 
 @pytest.fixture
@@ -51,11 +43,16 @@ async def take(web):
     return taken.raise_for_status().json()
 
 
+async def end_next(web, **more):
+    """Take an episode, and end it at once."""
+    await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER | more)
+
+
 def playing(protocol, port, visitor, *says, samples=1, **options):
     """(episodes, what the visitor returned)."""
 
     async def go():
-        policy = Agent(Spelling(protocol, *says), protocol, BatchedSearch(search_many, in_line=True), LIMITS)
+        policy = agent_over(Spelling(protocol, *says))
         player = handed_out(port, **options)
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as web:
             episodes = [player(policy, QUESTION, n, 7) for n in range(samples)]
@@ -109,25 +106,20 @@ def test_search_by_the_model_context_protocol_counts_for_its_episode(protocol, p
     assert not other.searches
 
 
-def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port):
+def test_what_is_taken_and_not_ended_costs_its_own_episode_alone(protocol, port, monkeypatch, capsys):
+    """One that nobody has taken yet waits for longer than a taken one may last, which is said."""
+    monkeypatch.setattr("forage.extras.gateway.handed_out.TOLD", 0.2)
+
     async def visitor(web):
+        await asyncio.sleep(0.6)
         await take(web)
         for cause in ({}, {"cause": "no tokens left"}):
-            await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER | cause)
+            await end_next(web, **cause)
 
     (forgotten, whole, failed), _ = playing(protocol, port, visitor, samples=3, seconds=0.5)
     assert (forgotten.stop, forgotten.cause) == ("agent", "it was taken, and not ended for 0.5 s")
     assert whole.stop == "answer"
     assert (failed.stop, failed.cause) == ("agent", "no tokens left")  # whatever it answered
-
-
-def test_an_untaken_episode_waits_for_longer_than_a_taken_one_may_last(protocol, port):
-    async def visitor(web):
-        await asyncio.sleep(0.6)
-        await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER)
-
-    [episode], _ = playing(protocol, port, visitor, seconds=0.5)
-    assert episode.stop == "answer"
 
 
 def test_who_left_while_nobody_listened_gets_no_episode(protocol, port):
@@ -149,18 +141,6 @@ def test_who_left_while_nobody_listened_gets_no_episode(protocol, port):
 def left_waiting(address):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(address, timeout=0.3)
-
-
-def test_it_is_said_that_episodes_wait(protocol, port, monkeypatch, capsys):
-    monkeypatch.setattr("forage.extras.gateway.handed_out.TOLD", 0.2)
-
-    async def visitor(web):
-        await asyncio.sleep(0.5)
-        for _ in range(2):
-            await web.post((await take(web))["base_url"] + "/end", json=ANSWER)
-
-    playing(protocol, port, visitor, "Hello.", samples=2)
-    assert capsys.readouterr().out.count("episodes wait for agents to come for them: 2\n") == 2
 
 
 def test_who_asks_while_the_run_ends_is_told_so(port, monkeypatch, caplog):
@@ -188,7 +168,7 @@ def test_other_machines_need_the_key(protocol, port, monkeypatch):
         refused = await web.post("/v1/episodes")
         assert (refused.status_code, KEY in refused.json()["error"]["message"]) == (401, True)
         web.headers["authorization"] = "Bearer secret"
-        await web.post(f"{(await take(web))['base_url']}/end", json=ANSWER)
+        await end_next(web)
 
     [episode], _ = playing(protocol, port, visitor, host="0.0.0.0")
     assert episode.stop == "answer"

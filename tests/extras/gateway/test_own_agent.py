@@ -16,9 +16,7 @@ from safetensors.torch import load_file
 
 import grpo_rollout
 from bench.rollout import by_openai
-from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Search, from_json, read_episodes, to_json
-from forage.agent.options import AgentSettings
 from forage.agent.protocol import Protocol
 from forage.agent.rewards import get_format_reward, get_own_reward
 from forage.engines.base import EngineError
@@ -26,17 +24,11 @@ from forage.errors import UserError
 from forage.extras.gateway.own_agent import command, recorded
 from forage.policy.adapters import adapter_path
 from forage.runs.stats import read_stats
-from tests.extras.gateway.own_agents import LIMITS, Spelling, as_our_loop, played
-from tests.scripted_engine import QUESTION, search_many
-from tests.tiny import make_tokenizer
+from tests.extras.gateway.own_agents import Spelling, agent_over, as_our_loop, ask, played
+from tests.scripted_engine import QUESTION
 from tests.tiny_training import tiny_options, train
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-
-
-@pytest.fixture(scope="module")
-def protocol():
-    return Protocol(make_tokenizer())
 
 
 def test_a_training_run_by_the_chat_api_is_that_of_our_own_loop(tiny, tmp_path, monkeypatch):
@@ -91,16 +83,9 @@ def test_calls_come_back_as_the_tokens_that_were_sampled(protocol):
 
 def test_a_changed_history_begins_a_segment_and_both_are_learnt_from(protocol):
     async def forgetful(question, client, tools):
-        messages = [{"role": "user", "content": question}]
-        replies = []
-        for _ in range(2):
-            reply = await client.chat.completions.create(model="policy", messages=messages)
-            replies.append(reply.choices[0].message.content)
-            messages += [{"role": "assistant", "content": replies[-1]}, {"role": "user", "content": "more"}]
-        summary = [{"role": "user", "content": "In short"}, {"role": "assistant", "content": replies[1]}]
-        last = [*summary, {"role": "user", "content": "Well?"}]
-        reply = await client.chat.completions.create(model="policy", messages=last)
-        return reply.choices[0].message.content
+        one = await ask(client, question)
+        two = await ask(client, question, one, "more")
+        return (await ask(client, "In short", two, "Well?")).content
 
     episode, _ = played(forgetful, protocol, "one", "two", "three")
     [earlier] = episode.earlier
@@ -114,10 +99,8 @@ def test_a_changed_history_begins_a_segment_and_both_are_learnt_from(protocol):
 
 def test_what_an_earlier_conversation_broke_counts(protocol):
     async def starts_anew(question, client, tools):
-        for text in (question, "And now?"):
-            messages = [{"role": "user", "content": text}]
-            reply = await client.chat.completions.create(model="policy", messages=messages)
-        return reply.choices[0].message.content
+        await ask(client, question)
+        return (await ask(client, "And now?")).content
 
     episode, _ = played(starts_anew, protocol, "<tool_response>rest</tool_response>", "Rest.")
     assert (episode.faults, [turn.faults for turn in episode.turns]) == (("forged_response",), [()])
@@ -127,45 +110,14 @@ def test_what_an_earlier_conversation_broke_counts(protocol):
 
 def test_several_conversations_at_once_are_segments(protocol):
     async def asks_twice(question, client, tools):
-        ask = client.chat.completions.create
-        both = [ask(model="policy", messages=[{"role": "user", "content": text}]) for text in ("left", "right")]
-        done = await asyncio.gather(*both)
-        left = [{"role": "user", "content": "left"}, done[0].choices[0].message]
-        reply = await ask(model="policy", messages=[*left, {"role": "user", "content": "and?"}])
-        return reply.choices[0].message.content
+        first, _ = await asyncio.gather(ask(client, "left"), ask(client, "right"))
+        return (await ask(client, "left", first, "and?")).content
 
     episode, engine = played(asks_twice, protocol, "a", "a", "b", pause=0.05)
     assert len({request.seed for request in engine.requests}) == 3
     [other] = episode.earlier
     assert ("right" in protocol.tokenizer.decode(other.ids), "left" in episode.transcript) == (True, True)
     assert len(episode.turns) == 2  # the third reply continues "left", though "right" was told the same
-
-
-def test_a_reply_that_never_came_is_told_again_and_not_sampled_anew(protocol):
-    async def retries(question, client, tools):
-        ask = {"model": "policy", "messages": [{"role": "user", "content": question}]}
-        first = await client.chat.completions.create(**ask)
-        again = await client.chat.completions.create(**ask, extra_headers={"x-stainless-retry-count": "1"})
-        other = await client.chat.completions.create(**ask)
-        return "|".join(reply.choices[0].message.content for reply in (first, again, other))
-
-    episode, _ = played(retries, protocol, "one", "two")
-    assert episode.answer == "one|one|two"
-    assert [sum(segment.mask) for segment in episode.segments] == [4, 4]
-
-
-def test_a_client_that_hung_up_taught_nothing(protocol):
-    async def impatient(question, client, tools):
-        ask = {"model": "policy", "messages": [{"role": "user", "content": question}]}
-        with pytest.raises(openai.APITimeoutError):
-            await client.with_options(timeout=0.1).chat.completions.create(**ask)
-        await asyncio.sleep(0.5)
-        return (await client.chat.completions.create(**ask)).choices[0].message.content
-
-    episode, engine = played(impatient, protocol, "lost", "heard", pause=0.3)
-    assert len(engine.requests) == 2
-    assert not episode.earlier
-    assert protocol.text(episode.ids[episode.turns[0].start :]) == "heard"
 
 
 def test_streams_are_read_by_the_openai_package(protocol):
@@ -185,7 +137,6 @@ def test_streams_are_read_by_the_openai_package(protocol):
 
 REFUSED = {
     "n": ({"n": 2}, "n would change how a reply is drawn"),
-    "bias": ({"logit_bias": {"5": 1}}, "logit_bias would change"),
     "temperature": ({"temperature": 0.2}, "temperature 0.2: this run samples at 1"),
     "format": ({"response_format": {"type": "json_object"}}, "response_format would change"),
     "model": ({"model": "gpt-4"}, "there is no model 'gpt-4' here, only 'policy'"),
@@ -215,10 +166,7 @@ def test_what_says_nothing_is_taken(protocol):
     async def asks(question, client, tools):
         usual = {"n": 1, "temperature": 1, "top_p": 1, "frequency_penalty": 0, "user": "me", "max_tokens": 2}
         parts = [{"type": "text", "text": question[:4]}, {"type": "text", "text": question[4:]}]
-        reply = await client.chat.completions.create(
-            model="policy", messages=[{"role": "user", "content": parts}], **usual
-        )
-        return reply.choices[0].message.content
+        return (await ask(client, {"role": "user", "content": parts}, **usual)).content
 
     episode, engine = played(asks, protocol, "yes")
     assert engine.requests[0].max_tokens == 2
@@ -234,13 +182,11 @@ def test_text_that_was_found_begins_no_turn_and_ends_no_result(protocol):
     async def asks(question, client, tools):
         called = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": FORGED})}}]
         forged = [
-            {"role": "user", "content": FORGED}, {"role": "assistant", "content": f"Observation: {FORGED}"},
-            {"role": "user", "content": "So?"}, {"role": "assistant", "tool_calls": called},
-            {"role": "tool", "tool_call_id": "a", "content": FORGED},
+            FORGED, {"role": "assistant", "content": f"Observation: {FORGED}"}, "So?",
+            {"role": "assistant", "tool_calls": called}, {"role": "tool", "tool_call_id": "a", "content": FORGED},
         ]  # fmt: skip
         offered = [{"type": "function", "function": {"name": "f", "description": FORGED, "parameters": {}}}]
-        reply = await client.chat.completions.create(model="policy", messages=forged, tools=offered)
-        return reply.choices[0].message.content
+        return (await ask(client, *forged, tools=offered)).content
 
     episode, engine = played(asks, protocol, "no")
     assert (episode.answer, episode.stop) == ("no", "answer")
@@ -249,22 +195,6 @@ def test_text_that_was_found_begins_no_turn_and_ends_no_result(protocol):
     assert text.count("<|im_end|>") == 6
     _, after = text.split("Observation")  # before it, a user's message may hold results, as those of our own loop do
     assert re.findall("[<＜]\u200b?/?tool_response", after) == ["<tool_response", "</tool_response"]
-
-
-def test_an_agent_that_fails_costs_its_own_episode_alone(protocol, capsys):
-    async def fragile(question, client, tools):
-        reply = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
-        if tools.recorder.book.id == "q1/1":
-            raise KeyError("title")
-        if tools.recorder.book.id == "q1/2":
-            await asyncio.sleep(60)
-        return reply.choices[0].message.content
-
-    whole, crashed, hung, engine = played(fragile, protocol, "a", "b", "c", seconds=2.0, samples=3)
-    assert [episode.stop for episode in (whole, crashed, hung)] == ["answer", "agent", "agent"]
-    assert (crashed.cause, hung.cause) == ("KeyError: 'title'", "it took longer than 2 s")
-    assert "q1/1: the agent failed: KeyError: 'title'" in capsys.readouterr().out
-    assert sorted(engine.released) == ["q1/0", "q1/1", "q1/2"]
 
 
 @pytest.mark.parametrize(
@@ -293,13 +223,9 @@ def test_what_is_no_answer_is_a_failure(protocol, returned):
 
 def test_a_reply_that_stands_twice_in_a_conversation_keeps_all_messages(protocol):
     async def asks(question, client, tools):
-        async def ask(*told):
-            return (await client.chat.completions.create(model="policy", messages=list(told))).choices[0].message
-
-        first = {"role": "user", "content": "Well?"}
-        yes = await ask(first)
-        more = [{"role": "user", "content": "Safe?"}, {"role": "assistant", "content": yes.content}]
-        return (await ask(first, yes, *more, {"role": "user", "content": "For children?"})).content
+        yes = await ask(client, "Well?")
+        again = {"role": "assistant", "content": yes.content}
+        return (await ask(client, "Well?", yes, "Safe?", again, "For children?")).content
 
     episode, engine = played(asks, protocol, "Yes", "No")
     first, second = (request.ids for request in engine.requests)
@@ -340,13 +266,12 @@ def test_nothing_is_sampled_any_more_when_an_episode_has_ended(protocol):
             return sample
 
     async def leaves(question, client, tools):
-        ask = {"model": "policy", "messages": [{"role": "user", "content": question}]}
         with pytest.raises(openai.APITimeoutError):
-            await client.with_options(timeout=0.1).chat.completions.create(**ask)
+            await ask(client.with_options(timeout=0.1), question)
         return "tired"
 
     async def go():
-        policy = Agent(Slow(protocol, "late", seconds=0.5), protocol, BatchedSearch(search_many, in_line=True), LIMITS)
+        policy = agent_over(Slow(protocol, "late", seconds=0.5))
         episode = await recorded(leaves)(policy, QUESTION, 0, 7)
         return episode, list(ended)
 
@@ -365,13 +290,12 @@ def test_what_json_can_say_and_no_client_read_is_told_and_known_again(protocol):
 def test_an_answer_after_a_refusal_is_an_answer_and_a_failure_a_failure(protocol):
     def asks(then):
         async def agent(question, client, tools):
-            long = {"role": "user", "content": "very long " * 2000}
             with pytest.raises(openai.BadRequestError, match="tokens, of"):
-                await client.chat.completions.create(model="policy", messages=[long])
+                await ask(client, "very long " * 2000)
             if then == "fails":
                 raise KeyError("title")
-            short = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hm"}])
-            return short.choices[0].message.content if then == "answers" else None
+            short = await ask(client, "Hm")
+            return short.content if then == "answers" else None
 
         return agent
 
@@ -387,42 +311,15 @@ def test_an_answer_after_a_refusal_is_an_answer_and_a_failure_a_failure(protocol
 )  # fmt: skip
 def test_what_no_agent_can_read_is_faulty(protocol, says, faults):
     async def asks(question, client, tools):
-        messages = [{"role": "user", "content": question}]
-        reply = await client.chat.completions.create(model="policy", messages=messages)
-        return reply.choices[0].message.content
+        return (await ask(client, question)).content
 
     episode, _ = played(asks, protocol, says)
     assert episode.faults == faults
 
 
-def test_an_agent_that_is_no_coroutine_is_told(protocol):
-    episode, _ = played(lambda question, client, tools: "Rest.", protocol)
-    assert (episode.stop, episode.cause[:9]) == ("agent", "TypeError")
-
-
-def test_another_path_says_what_is_there(protocol):
-    async def asks(question, client, tools):
-        with pytest.raises(openai.NotFoundError, match="/responses is not served here; ask /chat/completions"):
-            await client.responses.create(model="policy", input=question)
-        return "well"
-
-    assert played(asks, protocol)[0].answer == "well"
-
-
-def test_failures_in_an_evaluation_do_not_end_the_run(tiny, tmp_path, monkeypatch):
-    async def fails_on_held_out(question, client, tools):
-        if tools.recorder.agent.sampling.temperature == 0:
-            raise RuntimeError("now and then")
-        return await as_our_loop(question, client, tools)
-
-    monkeypatch.setattr(grpo_rollout, "get_agent", lambda: recorded(fails_on_held_out))
-    train(tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=1))
-    assert read_stats(tmp_path / "run")[-1].evaluation
-
-
 def test_the_engine_s_failure_is_not_the_agent_s(protocol):
     async def asks(question, client, tools):
-        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+        await ask(client, question)
 
     episode, _ = played(asks, protocol, EngineError("no server answers"))
     assert (episode.stop, episode.cause) == ("engine", "no server answers")
@@ -431,7 +328,7 @@ def test_the_engine_s_failure_is_not_the_agent_s(protocol):
 def test_what_ends_a_run_ends_it_whatever_the_agent_makes_of_it(protocol):
     async def carefree(question, client, tools):
         with pytest.raises(openai.InternalServerError, match="lower --concurrency"):
-            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+            await ask(client, question)
         return "all is well"
 
     with pytest.raises(UserError, match="out of memory; lower --concurrency"):
@@ -456,7 +353,7 @@ def test_a_call_that_cannot_be_run_is_told_as_to_our_own_policy(protocol):
     assert not episode.searches
 
 
-def test_after_its_end_an_episode_answers_nobody(protocol):
+def test_after_its_end_an_episode_answers_nobody_and_another_path_says_what_is_there(protocol):
     kept = []
 
     async def leaves(question, client, tools):
@@ -466,11 +363,13 @@ def test_after_its_end_an_episode_answers_nobody(protocol):
     async def asks_another(question, client, tools):
         with pytest.raises(openai.NotFoundError, match="it may be over"):
             await kept[0].models.list()
+        with pytest.raises(openai.NotFoundError, match="/responses is not served here; ask /chat/completions"):
+            await client.responses.create(model="policy", input=question)
         return ", ".join(model.id for model in (await client.models.list()).data)
 
     async def go():
         engine = Spelling(protocol)
-        policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), AgentSettings())
+        policy = agent_over(engine)
         player = recorded(leaves)
         await player(policy, QUESTION, 0, 7)
         player.agent = asks_another
@@ -513,38 +412,35 @@ def test_an_agent_that_always_fails_stops_the_run(tiny, tmp_path, monkeypatch):
         train(tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=0))
 
 
-def test_failed_episodes_are_counted_and_not_learnt_from(tiny, tmp_path, monkeypatch):
+def test_failed_episodes_are_counted_and_not_learnt_from_and_end_no_evaluation(tiny, tmp_path, monkeypatch):
     async def fragile(question, client, tools):
-        if tools.recorder.book.id.endswith("/3"):
+        if tools.recorder.book.id.endswith("/3") or tools.recorder.agent.sampling.temperature == 0:
             raise RuntimeError("now and then")
         return await as_our_loop(question, client, tools)
 
     monkeypatch.setattr(grpo_rollout, "get_agent", lambda: recorded(fragile))
-    train(tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=0))
+    train(tiny_options(tiny, tmp_path / "run", max_steps=1, eval_every=1))
     [stats] = read_stats(tmp_path / "run")
+    assert stats.evaluation
     assert (stats.stops["agent"], sum(stats.stops.values()), len(stats.rewards["overall"])) == (3, 12, 9)
 
 
-def test_sixty_four_agents_of_all_kinds_at_once(protocol):
+def test_sixty_four_agents_of_all_kinds_at_once(protocol, capsys):
     """Slow, crashing, hung, repeating, leaving in the middle: each of the others is whole, with its own tokens only."""
 
     async def any_kind(question, client, tools):
         number = int(tools.recorder.book.id.rpartition("/")[2])
-        ask = {"model": "policy", "messages": [{"role": "user", "content": f"I am {number}"}]}
+        said = f"I am {number}"
         await asyncio.sleep(number % 5 / 50)
         if number % 8 == 1:
             raise OSError("crashed")
         if number % 8 == 2:
             await asyncio.sleep(99)
         if number % 8 == 3:  # leaves while a reply is being sampled
-            asyncio.ensure_future(client.chat.completions.create(**ask)).add_done_callback(
-                lambda left: left.exception()
-            )
+            asyncio.ensure_future(ask(client, said)).add_done_callback(lambda left: left.exception())
             await asyncio.sleep(0.01)
             return "left"
-        first = (await client.chat.completions.create(**ask)).choices[0].message
-        second = [*ask["messages"], first, {"role": "user", "content": "and?"}]
-        return (await client.chat.completions.create(model="policy", messages=second)).choices[0].message.content
+        return (await ask(client, said, await ask(client, said), "and?")).content
 
     class Echo(Spelling):
         def __init__(self):
@@ -556,7 +452,7 @@ def test_sixty_four_agents_of_all_kinds_at_once(protocol):
 
     async def go():
         engine = Echo()
-        policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), LIMITS)
+        policy = agent_over(engine)
         player = recorded(any_kind, 5.0)
         return await asyncio.gather(*(player(policy, QUESTION, n, 7) for n in range(64))), engine
 
@@ -564,6 +460,8 @@ def test_sixty_four_agents_of_all_kinds_at_once(protocol):
     for number, episode in enumerate(episodes):
         kind = number % 8
         assert episode.stop == ("agent" if kind in (1, 2) else "answer")
+        if kind in (1, 2):
+            assert episode.cause == ("OSError: crashed" if kind == 1 else "it took longer than 5 s")
         if kind not in (1, 2, 3):
             spoken = [protocol.text(episode.ids[turn.start : turn.end]) for turn in episode.turns]
             assert spoken == [f"q1/{number}:0", f"q1/{number}:1"]
@@ -571,19 +469,18 @@ def test_sixty_four_agents_of_all_kinds_at_once(protocol):
         else:
             assert not episode.sampled
     assert sorted(engine.released) == sorted(f"q1/{n}" for n in range(64))
+    assert ": the agent failed: OSError: crashed\n" in capsys.readouterr().out
 
 
 def test_too_many_requests_are_asked_to_come_again(protocol, monkeypatch):
     monkeypatch.setattr("forage.extras.gateway.server.MOST_WAITING", 2)
 
     async def asks(question, client, tools):
-        ask = {"model": "policy", "messages": [{"role": "user", "content": question}]}
-        three = [client.chat.completions.create(**ask) for _ in range(3)]
-        done = await asyncio.gather(*three, return_exceptions=True)
+        done = await asyncio.gather(*(ask(client, question) for _ in range(3)), return_exceptions=True)
         [busy] = [each for each in done if isinstance(each, openai.RateLimitError)]
         assert busy.response.headers["retry-after"] == "1"
         patient = client.with_options(max_retries=3)
-        again = await asyncio.gather(*(patient.chat.completions.create(**ask) for _ in range(3)))
+        again = await asyncio.gather(*(ask(patient, question) for _ in range(3)))
         return str(len(again))
 
     episode, _ = played(asks, protocol, *"abcde", pause=0.2)

@@ -5,16 +5,15 @@ import asyncio
 import pytest
 
 from bench.rollout import by_openai
-from forage.agent.agent import Agent, BatchedSearch
-from forage.agent.options import AgentSettings
+from forage.agent.agent import Agent
 from forage.agent.protocol import Protocol, write_answer, write_call
 from forage.extras.gateway.chat_api import Called, Message
 from forage.extras.gateway.own_agent import recorded
 from forage.extras.gateway.recording import read_reply
 from tests.agent.conftest import family  # noqa: F401  (a fixture)
 from tests.agent.real_templates import REAL, real
-from tests.extras.gateway.own_agents import Spelling, as_our_loop
-from tests.scripted_engine import QUESTION, search_many
+from tests.extras.gateway.own_agents import Spelling, agent_over, as_our_loop
+from tests.scripted_engine import QUESTION
 
 OURS = ["smollm2", "hermes", "llama3", "no_system"]
 SAYS = ("Hm.", f"I look. {write_call('gout')}", f"{write_call('ice')}\n{write_call('nothing')}", write_answer("Rest."))
@@ -23,7 +22,7 @@ SAYS = ("Hm.", f"I look. {write_call('gout')}", f"{write_call('ice')}\n{write_ca
 def episode_of(player, protocol, *says):
     async def go():
         engine = Spelling(protocol, *says)
-        policy = Agent(engine, protocol, BatchedSearch(search_many, in_line=True), AgentSettings())
+        policy = agent_over(engine)
         return await player(policy, QUESTION, 0, 7)
 
     return asyncio.run(go())

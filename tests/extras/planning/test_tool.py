@@ -1,21 +1,16 @@
 """Plans: what the policy is told of its templates, and how a plan is followed."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
-from forage.agent.agent import Agent, BatchedSearch
 from forage.agent.episode import Search, from_json, to_json
-from forage.agent.options import AgentSettings
-from forage.agent.protocol import Protocol, write_answer, write_call
+from forage.agent.protocol import write_answer, write_call
 from forage.agent.rewards import get_mrr
-from forage.agent.tools import specs_of
 from forage.extras.planning.tool import planner, write_plan
 from forage.files import write_jsonl
 from forage.policy.packing import pack
-from tests.factories import QUESTION
-from tests.scripted_engine import Hit, InOrder, check_tokens
+from tests.scripted_engine import QUESTION, Hit, check_tokens, play_with_tools
 
 ROWS = [{"name": "signs", "query": "[topic] zebra signs"}, {"name": "cure", "query": "zebra cure of [topic]"}]
 FOUND = {"zebra cure of gout": "ab", "gout zebra signs": "bc", "toe": "d", "heel": "a"}
@@ -31,17 +26,9 @@ def tools(tmp_path):
     return {"plan": planner(tmp_path / "library.jsonl")}
 
 
-def played(protocol, tools, *said, in_line=True, **limits):
-    settings = AgentSettings(**{"max_turns": 5, "tools": specs_of(tools)} | limits)
-    protocol = Protocol.playing(protocol.tokenizer, settings)
-    engine = InOrder(protocol, *said)
-    agent = Agent(engine, protocol, BatchedSearch(search, in_line=in_line), settings, tools=tools)
-    return asyncio.run(agent.play(QUESTION)), engine, protocol
-
-
 def test_a_plan_is_trained_on_and_its_queries_are_no_tokens(tiny_protocol, tools):
     said = "I plan. " + write_plan("gout", "cure", "signs"), write_answer("Rest.")
-    episode, engine, protocol = played(tiny_protocol, tools, *said)
+    episode, engine, protocol = play_with_tools(tiny_protocol, tools, *said, search=search)
     check_tokens(episode, engine, protocol)
     # What a training step learns from, as it is packed: the policy's two turns, each with its end, and nothing else.
     [batch] = pack([episode], len(episode.ids))
@@ -57,7 +44,7 @@ def test_a_plan_is_trained_on_and_its_queries_are_no_tokens(tiny_protocol, tools
 @pytest.mark.parametrize("in_line", [True, False])
 def test_a_plans_searches_count_in_the_order_of_the_calls(tiny_protocol, tools, in_line):
     said = write_call("toe") + write_plan("gout", "cure", "signs") + write_call("heel"), write_answer("Rest.")
-    episode, *_ = played(tiny_protocol, tools, *said, in_line=in_line, max_calls=3)
+    episode, *_ = play_with_tools(tiny_protocol, tools, *said, search=search, in_line=in_line, max_calls=3)
     assert episode.searches == (
         Search(0, "toe", ("d",)), Search(0, "zebra cure of gout", ("a", "b")),
         Search(0, "gout zebra signs", ("b", "c")), Search(0, "heel", ("a",)),
@@ -70,7 +57,7 @@ def test_a_plans_searches_count_in_the_order_of_the_calls(tiny_protocol, tools, 
 
 
 def test_an_episode_of_one_turn_may_be_a_plan(tiny_protocol, tools):
-    episode, *_ = played(tiny_protocol, tools, write_plan("gout", "signs"), max_turns=1)
+    episode, *_ = play_with_tools(tiny_protocol, tools, write_plan("gout", "signs"), search=search, max_turns=1)
     assert (episode.stop, episode.hits) == ("search", ("b", "c"))
 
 
@@ -83,6 +70,6 @@ def test_an_episode_of_one_turn_may_be_a_plan(tiny_protocol, tools):
 )
 def test_the_policy_reads_what_is_wrong_and_may_plan_again(tiny_protocol, tools, topic, templates, says):
     said = write_plan(topic, *templates), write_plan("gout", "cure", "cure"), write_answer("Rest.")
-    episode, *_ = played(tiny_protocol, tools, *said, max_turn_tokens=400, max_query=400)
+    episode, *_ = play_with_tools(tiny_protocol, tools, *said, search=search, max_turn_tokens=400, max_query=400)
     assert f"<tool_response>\nerror: {says}" in episode.transcript
     assert episode.searches == (Search(1, "zebra cure of gout", ("a", "b")),)  # named twice, searched for once

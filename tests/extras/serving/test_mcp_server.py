@@ -8,8 +8,6 @@ import time
 import pytest
 from mcp import Client, StdioServerParameters
 
-import data_prep
-from forage.data.options import DatasetOptions
 from forage.extras.serving.mcp_server import PATH, http_app, make_mcp_server
 from forage.store.document_store import DocumentStore
 from forage.store.options import StoreOptions
@@ -22,13 +20,9 @@ QUERY = "sore toe at night"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """The sample data's pages, searched by words."""
-    folder = tmp_path_factory.mktemp("sample")
-    options = data_prep.Options(
-        folder, dataset=DatasetOptions("sample", content_dir=folder / "pages"), store=StoreOptions(embedder="none")
-    )
-    data_prep.main(options)
-    return DocumentStore.open(folder / "store")
+    texts = ("The toe is sore at night.", "A sore toe.", "Rye grows.", "Waves.", "Clouds.", "Craters.")
+    documents = [{"title": f"Page {n}", "text": text} for n, text in enumerate(texts)]
+    return DocumentStore.build(tmp_path_factory.mktemp("served") / "store", documents, StoreOptions("none"))
 
 
 def server_of(store):

@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import contextmanager
-from signal import SIGINT
 from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from unittest import mock
@@ -76,7 +75,7 @@ def test_the_request_and_response_of_search_r1(url, store):
         (b'{"queries": ["toe"], "fusion": {"fusion": "nonsense"}}', "--fusion nonsense is none of weighted, rrf"),
         (b'{"queries": ["toe"], "fusion": {"fusion": []}}', "--fusion [] must be of type str"),
         (b'{"queries": ["toe"], "fusion": {"dense_weight": NaN}}', "--dense-weight nan and --title-weight 0.3 must be"),
-        (b'{"queries": ["toe"], "fusion": {"title_weight": Infinity}}', "--title-weight inf must be"),
+        (b'{"queries": ["toe"], "fusion": {"dense_weight": 0.8}}', "--dense-weight 0.8 and --title-weight 0.3 must be"),
         (b'{"queries": ["toe"], "fusion": {"dense_weight": true}}', "--dense-weight True must be of type float"),
         (b'{"queries": ["toe"], "fusion": {"title_share": 1}}', "--title-share 1 must be of type bool"),
         (b'{"queries": ["toe"], "fusion": {"depth": 2.5}}', "--depth 2.5 must be of type int"),
@@ -153,7 +152,7 @@ def test_a_search_by_metadata_finds_what_the_folder_does(url, store, mode):
 
 
 def test_no_depth_of_conditions_ends_a_connection(url):
-    for depth in range(400, 1100, 9):
+    for depth in range(400, 1100, 45):
         where = '{"$and": [{"a": 1}, ' * depth + '{"a": 1}' + "]}" * depth
         with mock.patch("forage.extras.serving.server.MAX_QUERY", 10**6):
             answer = httpx.post(f"{url}/retrieve", content=f'{{"queries": ["toe"], "where": {where}}}')
@@ -202,13 +201,3 @@ def test_an_edited_store_that_could_not_be_opened_is_tried_again(tmp_path, monke
 def test_a_default_that_every_request_would_be_refused_for_ends_the_start(store, protocol, most):
     with pytest.raises(UserError, match=f"--k {most + 1} is over {most}, the most that --protocol {protocol} finds"):
         serve(Serve(store.path, protocol, k=most + 1))
-
-
-def test_a_server_that_is_stopped_has_nothing_to_resume(tmp_path):
-    DocumentStore.build(tmp_path / "store", DOCUMENTS, StoreOptions(embedder="none"))
-    command = [sys.executable, "document_store.py", "serve", "--store", tmp_path / "store", "--mode", "sparse"]
-    serving = Popen([*command, "--port", "0"], cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True)
-    assert serving.stdout.readline().startswith("serving ")
-    serving.send_signal(SIGINT)
-    assert serving.communicate(timeout=20)[1] == "stopped\n"
-    assert serving.returncode == 128 + SIGINT
