@@ -20,27 +20,27 @@ from tests.road import measure, walk
 
 # folder: (tokens of its Python files, modules directly in it). A folder of forage/ holds those inside it.
 BUDGETS = {
-    "scripts": (9_650, 11),  # those in the root
-    "forage": (13_665, 14),  # the modules of forage/ itself
-    "forage/agent": (15_520, 12),
-    "forage/data": (15_920, 13),
-    "forage/engines": (11_320, 8),
-    "forage/evaluation": (12_730, 13),
-    "forage/extras": (47_750, 12),
-    "forage/grpo": (20_275, 14),
-    "forage/policy": (13_950, 14),
-    "forage/publishing": (3_430, 4),
-    "forage/rollout": (6_870, 7),
-    "forage/runs": (10_070, 11),
-    "forage/sft": (6_440, 6),
-    "forage/store": (15_590, 14),
-    "bench": (25_030, 16),
-    "tests": (263_720, 55),
+    "scripts": (9_870, 11),  # those in the root
+    "forage": (14_220, 14),  # the modules of forage/ itself
+    "forage/agent": (15_810, 12),
+    "forage/data": (16_190, 13),
+    "forage/engines": (11_250, 8),
+    "forage/evaluation": (12_280, 11),
+    "forage/extras": (46_980, 12),
+    "forage/grpo": (20_490, 14),
+    "forage/policy": (10_770, 11),
+    "forage/publishing": (3_240, 4),
+    "forage/rollout": (6_960, 7),
+    "forage/runs": (10_450, 10),
+    "forage/sft": (5_620, 6),
+    "forage/store": (12_510, 12),
+    "bench": (24_950, 16),
+    "tests": (259_830, 55),
 }
-ROAD = {"files": 70, "functions": 495, "lines": 4_465}
+ROAD = {"files": 70, "functions": 495, "lines": 4_475}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_680  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_610  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
