@@ -77,7 +77,7 @@ def main(options: Options) -> None:
 
 
 def play_ours(engine: LocalEngine, adapter: Path, episodes: Sequence[Episode]) -> None:
-    asyncio.run(engine.load_adapter("bench", adapter))  # merging is part of the cost
+    asyncio.run(engine.load_adapter("bench", adapter))  # loading is part of the cost
     asyncio.run(play(engine, episodes))
 
 

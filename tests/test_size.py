@@ -40,7 +40,7 @@ BUDGETS = {
 ROAD = {"files": 70, "functions": 495, "lines": 4_475}
 OPTIONS = {"grpo_train": 60}
 OTHER_SCRIPTS_OPTIONS = 45
-PAGES = 3_610  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
+PAGES = 3_615  # lines of README.md, RESULTS.md, CHANGELOG.md and docs/
 WAY_OUT = "cut, or raise the budget in tests/test_size.py in the same commit and say why in its message"
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

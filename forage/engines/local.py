@@ -96,7 +96,7 @@ class Slot:
 
 
 class LocalEngine(Engine):
-    """Samples with a causal language model with full attention; it owns the model.
+    """Samples with a causal language model, whose layers may have sliding windows; it owns the model.
 
     `frees`: keys and values are given back whenever no episode is being played; without, they are kept for the next.
     Left open, that is so on a GPU, where an update may need the room.

@@ -1,7 +1,7 @@
 """A vLLM server of a run's own: started on this machine where none answers and none is named, and ended with the run.
 
 So one command trains on one card. The server loads the policy's base, or the copy of it that the trainer computes with,
-and gets the share of the card that scripts/cards.txt gives it.
+and gets the share of the card that scripts/cards.txt gives it, or with --vllm-sleep about half.
 """
 
 from __future__ import annotations

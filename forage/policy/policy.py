@@ -57,7 +57,7 @@ def check_length(card: PolicyCard, tokens: int) -> None:
 
 
 def load_base(card: PolicyCard, *, dequantize: bool = False, device: str = "auto") -> Any:
-    """The base that the adapter is trained on. `dequantize` unpacks 4-bit weights, so that an adapter can be merged in.
+    """The base that the adapter is trained on. `dequantize` unpacks 4-bit weights, to sample faster or to serve them.
 
     Device auto: this process's GPU if it has one, else the CPU.
     """
